@@ -1,0 +1,39 @@
+"""Distribution strategies under which plain Keras code gives the numbers of one device.
+
+Each class is a `tf.distribute.Strategy`: build and compile the model inside ``strategy.scope()``, then call ``fit``.
+The classes load TensorFlow when they are first touched, not when this package is imported.
+
+Example:
+    >>> import tfdist
+    >>> strategy = tfdist.strategies.from_environment()      # doctest: +SKIP
+    >>> with strategy.scope():                               # doctest: +SKIP
+    ...     model = keras.Sequential([keras.layers.Dense(1)])
+    ...     model.compile("sgd", "mse")
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfdist.strategies.choose import create, from_environment
+    from tfdist.strategies.mirrored import MirroredStrategy
+    from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "create", "from_environment"]
+
+_MODULES = {
+    "MirroredStrategy": "tfdist.strategies.mirrored",
+    "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
+    "create": "tfdist.strategies.choose",
+    "from_environment": "tfdist.strategies.choose",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

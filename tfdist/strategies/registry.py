@@ -1,0 +1,85 @@
+"""The strategies by name: what each is, where it is, and how many processes it needs. Loads no TensorFlow.
+
+A strategy is one line here. The launcher reads the table to plan processes, the command line to name what exists, the
+equivalence matrix to know what to prove, and `create` to import the class only when it is wanted.
+
+Example:
+    >>> get("multi-worker").processes
+    'workers'
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from tfdist.errors import ConfigError
+
+__all__ = ["Entry", "get", "names"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One registered strategy.
+
+    Attributes:
+        name: what users write after ``--strategy``.
+        target: ``"module:Class"``; imported when the strategy is created.
+        processes: ``"one"`` (one process, its devices are the replicas) or ``"workers"`` (one process per worker).
+        summary: one line for tables and ``--help``.
+    """
+
+    name: str
+    target: str
+    processes: Literal["one", "workers"]
+    summary: str
+
+
+_ENTRIES: Mapping[str, Entry] = MappingProxyType(
+    {
+        entry.name: entry
+        for entry in (
+            Entry(
+                name="mirrored",
+                target="tfdist.strategies.mirrored:MirroredStrategy",
+                processes="one",
+                summary="synchronous data parallelism over the devices of one process",
+            ),
+            Entry(
+                name="multi-worker",
+                target="tfdist.strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",
+                processes="workers",
+                summary="synchronous data parallelism over several processes and hosts",
+            ),
+        )
+    }
+)
+
+
+def names() -> tuple[str, ...]:
+    """Return the registered names, in the order in which they are documented.
+
+    Example:
+        >>> "mirrored" in names()
+        True
+    """
+    return tuple(_ENTRIES)
+
+
+def get(name: str) -> Entry:
+    """Return the entry of a registered strategy.
+
+    Raises:
+        ConfigError: no strategy has that name; the message lists those that exist.
+
+    Example:
+        >>> get("mirrored").processes
+        'one'
+    """
+    try:
+        return _ENTRIES[name]
+    except (KeyError, TypeError):
+        raise ConfigError(
+            f"strategy is {name!r}; it must be one of {', '.join(map(repr, names()))}. "
+            "Choose one of these names, or construct your own strategy class directly."
+        ) from None
