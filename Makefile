@@ -1,0 +1,74 @@
+# Every target does its own set-up: .venv is made and filled when it is missing or setup.py has changed.
+#   make demo       train the digits classifier on two workers and draw its loss curves
+#   make test       ruff, mypy and every test
+#   make test-fast  ruff, mypy, the unit tests and the quick integration tests
+#   make verify     the equivalence matrix on this machine
+#   make lint       ruff and mypy
+#   make clean      remove what builds, tests and runs leave behind, and .venv
+# PYTHON=/path/to/python chooses the interpreter that .venv is made with.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CANDIDATES := python3.11 python3.12 python3.13 python3
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast verify lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(STAMP)
+	@$(BIN)/tfdist run --strategy multi-worker -n 2 strategies/multi_worker_mirrored/train.py --output runs/demo
+
+test: lint
+	$(BIN)/python -m pytest tests
+
+test-fast: lint
+	$(BIN)/python -m pytest tests/unit tests/integration -m "not slow"
+
+verify: $(STAMP)
+	@$(BIN)/tfdist verify
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so an interrupted install is done again. A .venv without a working pip is a half-made one.
+$(STAMP): setup.py
+	@set -e; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  python="$(PYTHON)"; \
+	  if [ -z "$$python" ]; then \
+	    for candidate in $(CANDIDATES); do \
+	      if "$$candidate" -c '$(SUPPORTED)' >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+	    done; \
+	  fi; \
+	  if [ -z "$$python" ]; then \
+	    echo "No Python 3.11, 3.12 or 3.13 was found on PATH (looked for: $(CANDIDATES))." >&2; \
+	    echo "Name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; \
+	  fi; \
+	  if ! "$$python" -c '$(SUPPORTED)'; then \
+	    echo "$$python is $$("$$python" --version 2>&1 || echo 'not a Python'); tfdist needs Python 3.11, 3.12 or 3.13." >&2; \
+	    echo "Name another: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; \
+	  fi; \
+	  if ! "$$python" -c 'import venv, ensurepip' 2>/dev/null; then \
+	    echo "$$python cannot make a virtual environment: its modules venv and ensurepip are missing." >&2; \
+	    echo "Install them (on Debian and Ubuntu the package python3-venv), or name another Python:" >&2; \
+	    echo "  make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; \
+	  fi; \
+	  echo "Making $(VENV) with $$("$$python" --version)"; \
+	  "$$python" -m venv $(VENV); \
+	fi; \
+	echo "Installing tfdist into $(VENV) (the first time about a minute and 2 GB)"; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[demo,test]"; \
+	touch $(STAMP)

@@ -1,0 +1,54 @@
+"""The package tfdist: what it needs, in which versions, and the command that it installs."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tfdist" / "__init__.py").read_text(), re.MULTILINE)[1]
+TENSORFLOW = ">=2.16.2,<2.22"
+
+setup(
+    name="tfdist",
+    version=VERSION,
+    description="Right, fast and fault-tolerant Keras training on every TensorFlow distribution strategy",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["tfdist", "tfdist.*"]),
+    package_data={"tfdist": ["py.typed"]},
+    python_requires=">=3.11,<3.14",  # Keras 3.15 ends with Python 3.10; TensorFlow 2.21 has no wheel for 3.14
+    install_requires=[
+        f"tensorflow{TENSORFLOW}",
+        "keras>=3.15,<3.16",
+        "numpy>=1.26,<3",
+        "click>=8.1,<9",
+        "rich>=13,<16",
+        "psutil>=5.9",
+        "packaging>=23",
+    ],
+    extras_require={
+        # the recipes under strategies/: real data without a download, and the picture of the loss curves
+        "demo": ["scikit-learn>=1.4", "matplotlib>=3.8"],
+        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.15,<0.18", "mypy>=1.16,<3"],
+        # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
+        "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
+        # what a source build of Horovod must find; pip cannot name Horovod itself, whose build needs TensorFlow present
+        "horovod": ["cmake>=3.26,<4", "setuptools<70", "wheel", "cffi>=1.15", "cloudpickle>=2", "pyyaml>=6"],
+        # the last tensorflow-io loads under TensorFlow 2.16 alone (undefined symbols in later ones)
+        "io": ["tensorflow-io==0.37.1", "tensorflow==2.16.2"],
+        "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],
+    },
+    entry_points={"console_scripts": ["tfdist=tfdist.cli.main:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+)
