@@ -1,0 +1,31 @@
+"""Right, fast and fault-tolerant Keras training on every TensorFlow distribution strategy.
+
+Subpackages load when they are first used: ``import tfdist`` loads no TensorFlow, sets no variable, changes nothing.
+
+Example:
+    >>> import tfdist
+    >>> len(tfdist.cluster.ports.free_ports(2))
+    2
+"""
+
+import importlib
+import pkgutil
+from typing import Any
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("_"):
+        qualified = f"{__name__}.{name}"
+        try:
+            return importlib.import_module(qualified)
+        except ModuleNotFoundError as error:
+            if error.name != qualified:  # the subpackage exists, something that it needs does not: say that
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    found = {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
+    return sorted(found | {"__version__"})

@@ -1,0 +1,1 @@
+"""The command ``tfdist``: one file per subcommand, each loaded when it is called."""

@@ -1,0 +1,82 @@
+"""Ports on which local workers can listen.
+
+A worker binds its port seconds after it was chosen (TensorFlow loads first). Ports of the kernel's ephemeral range are
+given to any outgoing connection in between, so ports below that range are preferred.
+
+Example:
+    >>> len(set(free_ports(3)))
+    3
+"""
+
+import contextlib
+import errno
+import random
+import socket
+from pathlib import Path
+
+from tfdist.errors import ConfigError
+from tfdist.validation import integer, text
+
+_LOWEST = 10_000  # below are the well-known services
+_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_ATTEMPTS_PER_PORT = 50
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Return ``count`` distinct TCP ports on which nothing listens at ``host``.
+
+    All are held open together while they are chosen, so they differ from each other and from those of a call that
+    runs at the same time.
+
+    Args:
+        count: how many ports, at least 0.
+        host: name or address of an interface of this machine.
+    Returns:
+        The ports, in no particular order.
+    Raises:
+        ConfigError: ``host`` is no interface of this machine, or not that many ports are free.
+
+    Example:
+        >>> free_ports(0)
+        []
+    """
+    count = integer("count", count, minimum=0, maximum=10_000)
+    family, address = _resolve(text("host", host))
+    with contextlib.ExitStack() as held:
+        return [_hold_one(held, family, address, host) for _ in range(count)]
+
+
+def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"host is {host!r}, which does not resolve ({error}). Use 127.0.0.1.") from error
+    return family, str(address[0])
+
+
+def _hold_one(held: contextlib.ExitStack, family: socket.AddressFamily, address: str, host: str) -> int:
+    upper = _ephemeral_start() - 1
+    preferred = (random.randint(_LOWEST, upper) for _ in range(_ATTEMPTS_PER_PORT)) if upper > _LOWEST else ()
+    for port in (*preferred, 0):  # 0: whatever the kernel gives
+        candidate = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            candidate.bind((address, port))
+        except OSError as error:
+            candidate.close()
+            if error.errno in (errno.EADDRINUSE, errno.EACCES) and port != 0:
+                continue
+            raise ConfigError(
+                f"cannot bind a port at host {host!r}: {error}. It must be an interface of this machine with free ports;"
+                " use 127.0.0.1, or end programs that hold ports."
+            ) from error
+        held.enter_context(candidate)
+        return int(candidate.getsockname()[1])
+    raise AssertionError("the loop ends by return or by raise")
+
+
+def _ephemeral_start() -> int:
+    """First port of the range from which the kernel serves outgoing connections; its usual value if unknown."""
+    try:
+        return int(_RANGE_FILE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32_768

@@ -1,0 +1,39 @@
+"""What tfdist raises: one base class, and one child per kind of cause, each also the built-in exception that fits.
+
+A message says what was received, what is required, and what to do about it.
+
+Example:
+    >>> try:
+    ...     raise ConfigError("workers is 0; it must be at least 1. Pass -n 1 or more.")
+    ... except ValueError as error:
+    ...     print(isinstance(error, TfdistError))
+    True
+"""
+
+
+class TfdistError(Exception):
+    """Base of everything that tfdist raises on purpose; catch it to catch them all."""
+
+
+class ConfigError(TfdistError, ValueError):
+    """An argument, a flag, an environment variable or a file has a value that cannot be used."""
+
+
+class ConfigTypeError(ConfigError, TypeError):
+    """A value has the wrong type; a bool given for an integer is one."""
+
+
+class UnsupportedError(TfdistError, NotImplementedError):
+    """A valid request that tfdist refuses, because doing it would give wrong numbers or is not possible."""
+
+
+class MissingDependencyError(TfdistError, ImportError):
+    """A package is missing, or is present in a version that cannot work."""
+
+
+class DeadlineError(TfdistError, TimeoutError):
+    """A wait ran into its deadline; the message names who was waited for."""
+
+
+class DisagreementError(TfdistError, RuntimeError):
+    """Workers that must agree do not (data, number of steps, shapes); the message names them."""

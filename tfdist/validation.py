@@ -1,0 +1,186 @@
+"""One wording per check, so that every error of tfdist reads alike; a bool is not a number here.
+
+Each function takes the name that the user knows (an argument, a flag, a variable) and the value, and returns the value
+in its proper type.
+
+Example:
+    >>> integer("workers", 2, minimum=1)
+    2
+    >>> integer("workers", True)
+    Traceback (most recent call last):
+    ...
+    tfdist.errors.ConfigTypeError: workers is True (bool); it must be an integer.
+"""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from tfdist.errors import ConfigError, ConfigTypeError
+
+
+def shown(value: object, *, limit: int = 200) -> str:
+    """Return ``value`` as an error message shows it: its repr, shortened in the middle beyond ``limit`` characters.
+
+    Example:
+        >>> shown("x" * 300, limit=20)
+        "'xxxxxxx...xxxxxxxx'"
+    """
+    text = repr(value)
+    if len(text) <= limit:
+        return text
+    head = (limit - 3) // 2
+    return f"{text[:head]}...{text[len(text) - (limit - 3 - head) :]}"
+
+
+def integer(name: str, value: Any, *, minimum: int | None = None, maximum: int | None = None, hint: str = "") -> int:
+    """Return ``value`` as an int within the bounds, both included.
+
+    Args:
+        name: what the user calls the value.
+        value: an int, or anything with ``__index__`` (a NumPy integer); never a bool, a float or text.
+        minimum: smallest value allowed.
+        maximum: largest value allowed.
+        hint: what to do, appended to the message.
+    Returns:
+        The value as a plain int.
+    Raises:
+        ConfigTypeError: not an integer.
+        ConfigError: out of bounds.
+
+    Example:
+        >>> integer("epochs", 3, minimum=1)
+        3
+    """
+    required = "an integer" + _bounds(minimum, maximum)
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise ConfigTypeError(_message(name, value, required, hint, typed=True))
+    try:
+        number = operator.index(value)
+    except TypeError:  # a NumPy bool or an array has the method and refuses
+        raise ConfigTypeError(_message(name, value, required, hint, typed=True)) from None
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        raise ConfigError(_message(name, value, required, hint))
+    return number
+
+
+def parse_integer(
+    name: str, text: str, *, minimum: int | None = None, maximum: int | None = None, hint: str = ""
+) -> int:
+    """Return the int that ``text`` (an environment variable, a flag) spells in decimal digits.
+
+    Raises:
+        ConfigError: not decimal digits with an optional sign, or out of bounds.
+
+    Example:
+        >>> parse_integer("SLURM_PROCID", "3", minimum=0)
+        3
+    """
+    stripped = text.strip()
+    digits = stripped[1:] if stripped[:1] in ("-", "+") else stripped
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 100):
+        raise ConfigError(_message(name, text, "an integer" + _bounds(minimum, maximum), hint))
+    return integer(name, int(stripped), minimum=minimum, maximum=maximum, hint=hint)
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+    hint: str = "",
+) -> float:
+    """Return ``value`` as a finite float within the bounds (``minimum``, ``maximum`` included, ``above`` excluded).
+
+    Raises:
+        ConfigTypeError: a bool, text, or anything else that is no real number.
+        ConfigError: NaN, infinite or out of bounds.
+
+    Example:
+        >>> number("grace_seconds", 5, minimum=0)
+        5.0
+    """
+    required = "a finite number" + _bounds(minimum, maximum, above)
+    if isinstance(value, (bool, str, bytes)) or not (hasattr(type(value), "__float__") or hasattr(value, "__index__")):
+        raise ConfigTypeError(_message(name, value, required, hint, typed=True))
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        raise ConfigTypeError(_message(name, value, required, hint, typed=True)) from None
+    except OverflowError:
+        result = math.inf
+    if (
+        not math.isfinite(result)
+        or (minimum is not None and result < minimum)
+        or (maximum is not None and result > maximum)
+        or (above is not None and result <= above)
+    ):
+        raise ConfigError(_message(name, value, required, hint))
+    return result
+
+
+def boolean(name: str, value: Any, *, hint: str = "") -> bool:
+    """Return ``value`` if it is exactly True or False.
+
+    Raises:
+        ConfigTypeError: anything else; 1 and "yes" are no bool.
+
+    Example:
+        >>> boolean("shuffle", False)
+        False
+    """
+    if not isinstance(value, bool):
+        raise ConfigTypeError(_message(name, value, "True or False", hint, typed=True))
+    return value
+
+
+def text(name: str, value: Any, *, hint: str = "") -> str:
+    """Return ``value`` if it is a str that is not empty.
+
+    Raises:
+        ConfigTypeError: no str.
+        ConfigError: empty, or only white space.
+
+    Example:
+        >>> text("name", "ring")
+        'ring'
+    """
+    if not isinstance(value, str):
+        raise ConfigTypeError(_message(name, value, "a text", hint, typed=True))
+    if not value.strip():
+        raise ConfigError(_message(name, value, "a text that is not empty", hint))
+    return value
+
+
+def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> Any:
+    """Return ``value`` if it equals one of ``allowed``, compared together with its type (True is not 1).
+
+    Raises:
+        ConfigError: any other value; the message lists what is allowed.
+
+    Example:
+        >>> one_of("tail", "pad", ("pad", "drop"))
+        'pad'
+    """
+    choices = list(allowed)
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ConfigError(_message(name, value, "one of " + ", ".join(repr(choice) for choice in choices), hint))
+    return value
+
+
+def _bounds(minimum: float | None, maximum: float | None, above: float | None = None) -> str:
+    if minimum is not None and maximum is not None:
+        return f" from {minimum} to {maximum}"
+    if minimum is not None:
+        return f" of at least {minimum}"
+    low = f" above {above}" if above is not None else ""
+    high = f" of at most {maximum}" if maximum is not None else ""
+    return low + (" and" if low and high else "") + high
+
+
+def _message(name: str, value: object, required: str, hint: str, *, typed: bool = False) -> str:
+    received = shown(value) + (f" ({type(value).__name__})" if typed else "")
+    return f"{name} is {received}; it must be {required}." + (f" {hint}" if hint else "")
