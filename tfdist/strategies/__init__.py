@@ -15,17 +15,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfdist.strategies.choose import create, from_environment
+    from tfdist.strategies.choose import create, from_environment, use_logical_cpus
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 
-__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "create", "from_environment"]
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "create", "from_environment", "use_logical_cpus"]
 
 _MODULES = {
     "MirroredStrategy": "tfdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
     "create": "tfdist.strategies.choose",
     "from_environment": "tfdist.strategies.choose",
+    "use_logical_cpus": "tfdist.strategies.choose",
 }
 
 

@@ -1,0 +1,124 @@
+"""Keras' trainer: finding the model that is training, building it, and its private state.
+
+Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, `keras/src/trainers/trainer.py`):
+
+- A strategy is told of datasets and scopes, never of the model they are for: `TFEpochIterator` passes the dataset alone.
+  `calling_model` looks for the model in the frames that called the strategy. `test_compat` fails when they move.
+- `_maybe_symbolic_build` takes a batch from the input to build the model, and loses it where the input is a generator;
+  `_symbolic_build` needs shapes and dtypes only.
+- `_compile_loss`, `_compile_metrics`, `_loss_tracker`, `_flatten_layers`, `_seed_generators`,
+  `_non_trainable_variables`, `_distribute_strategy`, `_get_metrics_result_or_logs`: state without a public accessor.
+"""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+# From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's own fit.
+_FRAMES_TO_SEARCH = 8
+
+
+def _frames() -> Iterator[FrameType]:
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES_TO_SEARCH):
+        if frame is None or frame.f_back is None:
+            return
+        frame = frame.f_back
+        yield frame
+
+
+def calling_model(strategy: tf.distribute.Strategy) -> keras.Model | None:
+    """Return the Keras model that was created in this strategy's scope and is calling it now, if one is."""
+    for frame in _frames():
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, TensorFlowTrainer) and candidate._distribute_strategy is strategy:
+            return candidate
+    return None
+
+
+def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None:
+    """Return the list of callbacks of the `fit`, `evaluate` or `predict` of this model that is running now."""
+    for frame in _frames():
+        if frame.f_locals.get("self") is model:
+            found = frame.f_locals.get("callbacks")
+            if isinstance(found, keras.callbacks.CallbackList):
+                return found
+    return None
+
+
+def symbolic_build(model: keras.Model, spec: Any) -> None:
+    """Build the model, its loss, its metrics and its optimizer for batches of this spec (a nest of `tf.TensorSpec`)."""
+    with model.distribute_strategy.scope():
+        model._symbolic_build(data_batch=spec)
+
+
+def is_built(model: keras.Model) -> bool:
+    """Return whether nothing is left for `symbolic_build` to do."""
+    parts = [model._compile_metrics, model._compile_loss, model.optimizer]
+    return all(layer.built for layer in model._flatten_layers()) and all(p is None or p.built for p in parts)
+
+
+def layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Return the model and every layer in it, at any depth."""
+    return list(model._flatten_layers())
+
+
+def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
+    """Return every seed generator that the model's layers draw from."""
+    found: list[keras.random.SeedGenerator] = []
+    for layer in layers(model):
+        found.extend(layer._seed_generators)
+    return found
+
+
+def states(model: keras.Model) -> list[keras.Variable]:
+    """Return the float variables that layers update by themselves in a training step: moving statistics and the like.
+
+    Frozen layers are left out, and so are weights that are merely not trained: what a layer declared trainable stays so in
+    this account even when the layer is frozen.
+    """
+    found = []
+    for layer in layers(model):
+        if layer.trainable:
+            found.extend(v for v in layer._non_trainable_variables if tf.as_dtype(v.dtype).is_floating)
+    return found
+
+
+def optimizers(model: keras.Model) -> list[BaseOptimizer]:
+    """Return the optimizers that the model holds as attributes: the compiled one first, then others (as GANs have)."""
+    found = [model.optimizer] if model.optimizer is not None else []
+    held = vars(model).values()
+    return found + [value for value in held if isinstance(value, BaseOptimizer) and value is not model.optimizer]
+
+
+def compiled_losses(model: keras.Model) -> Any:
+    """Return Keras' container of the losses given to `compile`, or None before it is built."""
+    container = model._compile_loss
+    return container if container is not None and container.built else None
+
+
+def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Return every metric that a step of this model may update, containers flattened."""
+    found: list[keras.metrics.Metric] = []
+    pending = list(model.metrics)
+    while pending:
+        metric = pending.pop(0)
+        found.append(metric)
+        pending.extend(getattr(metric, "metrics", None) or metric._metrics)
+    return found
+
+
+def metrics_result(model: keras.Model) -> dict[str, Any]:
+    """Return the model's metrics as `fit` logs them, from the variables' present values."""
+    return dict(model.get_metrics_result())
+
+
+def input_of(epoch_iterator: Any) -> Any:
+    """Return what the strategy made of the dataset of a `TFEpochIterator`."""
+    return epoch_iterator._distributed_dataset

@@ -1,0 +1,55 @@
+"""Keras' optimizers: taking the reduction out of the middle of `apply`.
+
+Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`, `base_optimizer.py`):
+
+- `_all_reduce_sum_gradients`: Keras reduces after it has clipped, decayed and unscaled. It has no switch.
+- `_overwrite_model_variables_with_average_value`: updates through the strategy from inside a condition.
+- `_distribution_strategy`: the strategy in whose scope the optimizer was created.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+
+def created_under(optimizer: BaseOptimizer) -> tf.distribute.Strategy:
+    """Return the strategy in whose scope the optimizer was created."""
+    return optimizer._distribution_strategy
+
+
+def inner_optimizer(optimizer: BaseOptimizer) -> BaseOptimizer | None:
+    """Return what a wrapping optimizer (loss scaling) wraps, or None."""
+    return getattr(optimizer, "inner_optimizer", None)
+
+
+def override(
+    optimizer: BaseOptimizer, *, apply: Callable[..., Any] | None = None, scale_loss: Callable[..., Any] | None = None
+) -> None:
+    """Give one optimizer object its own `apply` and `scale_loss`, and let it apply gradients as they come.
+
+    The object's class, and every other optimizer, stay as they are.
+    """
+    own = vars(optimizer)
+    if apply is not None:
+        own["apply"] = apply
+    if scale_loss is not None:
+        own["scale_loss"] = scale_loss
+    own["_all_reduce_sum_gradients"] = list
+    own["_overwrite_model_variables_with_average_value"] = lambda variables: _overwrite(optimizer, variables)
+
+
+def _overwrite(optimizer: BaseOptimizer, variables: list[Any]) -> None:
+    """Assign each variable its moving average: every replica its own copy, all of them equal."""
+    for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
+        if average is not None:
+            variable.assign(average)
+
+
+def learning_rate_variable(optimizer: BaseOptimizer | None) -> Any:
+    """Return the Keras variable that holds the learning rate, or None where a schedule or a function gives it."""
+    while optimizer is not None and inner_optimizer(optimizer) is not None:
+        optimizer = inner_optimizer(optimizer)
+    rate = getattr(optimizer, "_learning_rate", None)
+    return rate if hasattr(rate, "assign") else None

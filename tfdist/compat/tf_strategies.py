@@ -1,0 +1,143 @@
+"""TensorFlow's mirrored strategies, reduced inside the replicas instead of between them.
+
+Private names, read in TensorFlow 2.21.0:
+
+- `MirroredExtended`, `CollectiveAllReduceExtended`: the classes that do a strategy's work; TensorFlow offers no public
+  way to subclass a strategy and change how its replicas communicate.
+- `_use_merge_call`: chooses between stopping every replica's trace at a reduction ("merge call", illegal inside
+  `tf.cond` and `tf.while_loop`) and a collective op in each replica. TensorFlow takes the second only for GPUs under XLA;
+  it is right everywhere, and gradient accumulation, moving averages and loss scaling need it, because they decide in a
+  condition.
+- `_create_variable`, `_collective_key_base`, `_initialize_local_devices`, `_host_cross_device_ops`: see the methods.
+"""
+
+import itertools
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils, values
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.eager import context
+
+# A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy, so a
+# second strategy in a process reuses names that are already bound to other shapes, and every later collective fails.
+# Plain TensorFlow strategies start at 0; ours take blocks far above them, each its own.
+_KEY_BLOCK = 1000
+_key_blocks = itertools.count(1)
+
+
+def next_collective_key_base() -> int:
+    """Return the start of a block of collective group keys that no other strategy of this process uses.
+
+    Workers construct their strategies in the same order, so they draw the same numbers.
+    """
+    return next(_key_blocks) * _KEY_BLOCK
+
+
+class _ReduceInReplicas:
+    """Mix-in for TensorFlow's extended strategies: collectives inside replicas, also inside conditions and loops."""
+
+    def _use_merge_call(self) -> bool:
+        # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not
+        # started: there the merge call is the only way, and conditions are Python's, which it does not mind.
+        return bool(context.executing_eagerly())
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        # Keras counts iterations in a variable "of the first replica only", whose assignment is a merge call. Every replica
+        # assigns the same value to its copy, so plain copies hold the same numbers and may be assigned in a condition.
+        if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA and (
+            kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and created_by_keras_optimizer()
+        ):
+            kwargs["aggregation"] = tf.VariableAggregation.NONE
+        return super()._create_variable(next_creator, **kwargs)  # type: ignore[misc]
+
+
+class MirroredReplicas(_ReduceInReplicas, MirroredExtended):
+    """`MirroredExtended` whose replicas reduce by collectives."""
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return super()._replica_ctx_all_reduce(reduce_op, _owned(value), options)
+
+
+class MultiWorkerReplicas(_ReduceInReplicas, CollectiveAllReduceExtended):
+    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives."""
+
+    def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
+        self._replicas_per_worker = replicas_per_worker
+        super().__init__(container_strategy, **kwargs)
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        # TensorFlow takes all GPUs, or else exactly one CPU device, although a CPU can be split into logical devices.
+        del cluster_resolver
+        gpus = context.num_gpus()
+        kind = "GPU" if gpus else "CPU"
+        count = self._replicas_per_worker or gpus or 1
+        return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(count)), kind
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return super()._replica_ctx_all_reduce(reduce_op, _owned(value), options)
+
+    def sum_over_workers(self, tensor: tf.Tensor, timeout_seconds: float) -> tf.Tensor:
+        """Return the sum of an eager tensor over the workers (one contribution each, whatever their devices)."""
+        options = tf.distribute.experimental.CommunicationOptions(
+            implementation=tf.distribute.experimental.CommunicationImplementation.RING, timeout_seconds=timeout_seconds
+        )
+        with tf.device(self._worker_device):
+            tensor = tf.identity(tensor)
+            return self._host_cross_device_ops.reduce(tf.distribute.ReduceOp.SUM, tensor, tensor, options=options)
+
+
+def _owned(value: Any) -> Any:
+    """Give a captured function input an op of its own: a collective on a bare input has no device to go to."""
+    return tf.nest.map_structure(
+        lambda v: v if isinstance(v, tf.IndexedSlices) else tf.identity(v), value, expand_composites=False
+    )
+
+
+def created_by_keras_optimizer() -> bool:
+    """Return whether the variable that is being created belongs to a Keras optimizer.
+
+    Keras keeps the objects that are creating variables on a stack of name scopes; `keras.src` is the only way to it.
+    """
+    from keras.src.backend.common import global_state
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+    stack = global_state.get_global_attribute("name_scope_stack", default=[])
+    return bool(stack) and isinstance(stack[-1].caller, BaseOptimizer)
+
+
+def per_replica(replica_values: tuple[Any, ...]) -> Any:
+    """Return one nest whose leaves hold a value per local replica, as `strategy.run` hands them out."""
+    return distribute_utils.regroup(replica_values, values.PerReplica)
+
+
+def local_values(strategy: tf.distribute.Strategy, nest: Any) -> list[Any]:
+    """Return the nest of each local replica from a nest of per-replica values."""
+    count = len(strategy.extended.worker_devices)
+    return [distribute_utils.select_replica(index, nest) for index in range(count)]
+
+
+def replica_index() -> int:
+    """Return the number, in the whole group, of the replica whose step is being traced: a Python int."""
+    replica_context = tf.distribute.get_replica_context()
+    return int(replica_context._replica_id_in_sync_group)
+
+
+def global_seed() -> int | None:
+    """Return the seed set by `tf.random.set_seed`, or None."""
+    return context.global_seed()
+
+
+def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
+    """Return the rows that all replicas computed, in the order of the replicas, on every worker."""
+    replicas = local_values(strategy, nest)
+    if strategy.extended._in_multi_worker_mode():
+        return tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), nest, expand_composites=False)
+    return tf.nest.map_structure(lambda *rows: rows[0] if len(rows) == 1 else _concat(rows), *replicas)
+
+
+def _concat(rows: tuple[Any, ...]) -> Any:
+    if isinstance(rows[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=list(rows))
+    return tf.stack(rows) if rows[0].shape.rank == 0 else tf.concat(rows, axis=0)

@@ -1,0 +1,99 @@
+"""Strategies by name, and the strategy that the environment asks for."""
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist import validation
+from tfdist.errors import ConfigError
+from tfdist.strategies import registry
+
+__all__ = ["create", "from_environment", "use_logical_cpus"]
+
+
+def create(name: str, **options: Any) -> tf.distribute.Strategy:
+    """Return a new strategy by its registered name.
+
+    Args:
+        name: a name from `tfdist.strategies.registry.names()`, such as ``"mirrored"``.
+        options: what the strategy's class takes.
+    Raises:
+        ConfigError: no strategy has that name, or it takes no such option.
+
+    Example:
+        >>> strategy = create("mirrored", devices=["CPU:0"])   # doctest: +SKIP
+    """
+    module, _, attribute = registry.get(name).target.partition(":")
+    strategy_class = getattr(importlib.import_module(module), attribute)
+    try:
+        return strategy_class(**options)
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            raise ConfigError(f"strategy {name!r} was given {options!r}: {error}.") from error
+        raise
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.Strategy:
+    """Return the strategy that `tfdist run` asked for, or else what the cluster implies.
+
+    ``TFDIST_STRATEGY`` names the strategy. Without it, several workers get multi-worker and one process gets mirrored over
+    its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of this process; a machine without GPUs then gets as many
+    logical CPU devices.
+
+    Args:
+        environ: variables to read, `os.environ` by default.
+    Raises:
+        ConfigError: the variables are malformed or contradict each other.
+
+    Example:
+        >>> strategy = from_environment()                      # doctest: +SKIP
+    """
+    environ = os.environ if environ is None else environ
+    cluster = clusters.from_environment(environ)
+    name = environ.get("TFDIST_STRATEGY") or ("multi-worker" if cluster.num_workers > 1 else "mirrored")
+    entry = registry.get(name)
+    if entry.processes == "one" and cluster.num_workers > 1:
+        raise ConfigError(
+            f"strategy {name!r} runs in one process, and {cluster.source} gives {cluster.num_workers} workers. Start one, with "
+            "--replicas-per-worker for its devices, or choose 'multi-worker'."
+        )
+    given = environ.get("TFDIST_REPLICAS_PER_WORKER")
+    replicas = None if given is None else validation.parse_integer("TFDIST_REPLICAS_PER_WORKER", given, minimum=1)
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if replicas is not None and not gpus:
+        use_logical_cpus(replicas)
+    if entry.processes == "one":
+        kind = "GPU" if gpus else "CPU"
+        return create(name, devices=None if replicas is None else [f"{kind}:{index}" for index in range(replicas)])
+    return create(name, cluster=cluster, replicas_per_worker=replicas)
+
+
+def use_logical_cpus(count: int) -> None:
+    """Split the CPU into logical devices ``CPU:0`` .. ``CPU:count-1``, each of which can be a replica.
+
+    For trying a strategy on a machine without GPUs; the devices share the machine's cores and memory.
+
+    Args:
+        count: number of devices, at least 1.
+    Raises:
+        ConfigError: TensorFlow has started in this process with another number; it cannot be changed then.
+
+    Example:
+        >>> use_logical_cpus(2)                                # doctest: +SKIP
+        >>> strategy = tfdist.strategies.MirroredStrategy()    # doctest: +SKIP
+    """
+    count = validation.integer("count", count, minimum=1)
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    except RuntimeError:
+        present = len(tf.config.list_logical_devices("CPU"))
+        if present != count:
+            raise ConfigError(
+                f"use_logical_cpus({count}): TensorFlow has started in this process with {present} CPU device(s), which cannot "
+                "be changed any more. Call it before the first TensorFlow operation."
+            ) from None

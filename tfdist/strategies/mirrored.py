@@ -1,0 +1,66 @@
+"""Synchronous data parallelism over the devices of one process."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.compat import tf_strategies
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.training.strategy import KerasTraining
+from tfdist.training.workers import Workers
+
+__all__ = ["MirroredStrategy"]
+
+
+class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
+    """`tf.distribute.MirroredStrategy` under which Keras' `fit`, `evaluate` and `predict` give the numbers of one device.
+
+    Every replica holds a copy of the model and takes its contiguous rows of each global batch. Gradients are summed over
+    replicas before they are unscaled, checked, clipped and applied, weighted by examples, so that with B examples in the
+    batch and g_i the gradient of example i every replica applies (1/B) * sum_i g_i.
+
+    Args:
+        devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, no name twice. None takes every GPU, or else
+            every logical CPU device.
+
+    Raises:
+        ConfigError: a device does not exist, is named twice, or the devices are of several types.
+
+    Example:
+        >>> strategy = MirroredStrategy()                     # doctest: +SKIP
+        >>> with strategy.scope():                            # doctest: +SKIP
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        ...     model.compile("adam", "mse")
+        >>> model.fit(x, y, batch_size=64)                    # doctest: +SKIP
+
+    Differs from TensorFlow's in that reductions are collectives inside the replicas, which may stand in a condition or a
+    loop; there is no ``cross_device_ops``.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None) -> None:
+        self._workers = Workers()
+        self._collective_key_base = tf_strategies.next_collective_key_base()
+        tf.distribute.Strategy.__init__(self, tf_strategies.MirroredReplicas(self, devices=_resolved(devices)))
+
+
+def _resolved(devices: Sequence[str] | None) -> list[str]:
+    """Return the names of existing devices, as TensorFlow spells them."""
+    present = [device.name for device in tf.config.list_logical_devices() if device.device_type in ("CPU", "GPU")]
+    if devices is None:
+        return [name for name in present if ":GPU:" in name] or present
+    if isinstance(devices, str) or not all(isinstance(device, str) for device in devices):
+        raise ConfigTypeError(f"devices is {devices!r}; it must be a list of names, such as ['GPU:0', 'GPU:1'].")
+    if not devices:
+        raise ConfigError("devices is empty; it must name at least one device. Pass None for all of this machine.")
+    names = ["/device:" + device.upper().replace("/DEVICE:", "").strip("/").split("/")[-1] for device in devices]
+    missing = [given for given, name in zip(devices, names, strict=True) if name not in present]
+    if missing:
+        raise ConfigError(
+            f"devices names {', '.join(missing)}; this process has {', '.join(present)}. Name devices that exist, or split the "
+            "CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus(2)."
+        )
+    if len(set(names)) < len(names):
+        raise ConfigError(f"devices is {list(devices)!r}; each device may be named once.")
+    if len({name.split(":")[1] for name in names}) > 1:
+        raise ConfigError(f"devices is {list(devices)!r}; all must be of one type, CPU or GPU, to reduce among themselves.")
+    return names

@@ -1,0 +1,96 @@
+"""Synchronous data parallelism over several processes and hosts."""
+
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist import validation
+from tfdist.compat import tf_strategies
+from tfdist.errors import ConfigError
+from tfdist.training.strategy import KerasTraining, agree_on_seed
+from tfdist.training.workers import Workers
+
+__all__ = ["MultiWorkerMirroredStrategy"]
+
+
+class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirroredStrategy):
+    """`tf.distribute.MultiWorkerMirroredStrategy` under which Keras' `fit` works, and gives the numbers of one device.
+
+    Every worker runs the same script with the same data; replica r of N takes its contiguous rows of each global batch.
+    Worker 0, the chief, hands its initial weights to all, shows progress and writes files; callbacks decide alike on all
+    workers. Construct it before any other TensorFlow operation.
+
+    Args:
+        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment` (`tfdist run`, TF_CONFIG,
+            Slurm, Kubernetes, MPI, SageMaker), where a process without any of them is alone.
+        replicas_per_worker: replicas in this process, equal on every worker; None takes every GPU, or else one CPU.
+        communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow.
+
+    Raises:
+        ConfigError: there are more replicas than devices, or the cluster's addresses are unknown.
+
+    Example:
+        >>> strategy = MultiWorkerMirroredStrategy()          # doctest: +SKIP
+        >>> with strategy.scope():                            # doctest: +SKIP
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        ...     model.compile("adam", "mse")
+        >>> model.fit(x, y, batch_size=64)                    # the global batch; doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        cluster: "clusters.Cluster | None" = None,
+        *,
+        replicas_per_worker: int | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+    ) -> None:
+        cluster = clusters.from_environment() if cluster is None else cluster
+        if replicas_per_worker is not None:
+            validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
+            _require_devices(replicas_per_worker)
+        self._collective_key_base = tf_strategies.next_collective_key_base()
+        extended = tf_strategies.MultiWorkerReplicas(
+            self,
+            replicas_per_worker=replicas_per_worker,
+            cluster_resolver=_resolver(cluster),
+            communication_options=communication_options or tf.distribute.experimental.CommunicationOptions(),
+        )
+        tf.distribute.Strategy.__init__(self, extended)
+        several = cluster.num_workers > 1
+        self._workers = Workers(
+            count=cluster.num_workers,
+            index=cluster.worker_index,
+            sum_over_workers=extended.sum_over_workers if several else None,
+        )
+        if several:
+            agree_on_seed(self._workers)
+
+
+def _require_devices(replicas: int) -> None:
+    """Raise unless this process has a device for each replica; asks for physical devices, which starts nothing."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if gpus:
+        present, kind = gpus, "GPU"
+    else:
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        present, kind = len(tf.config.get_logical_device_configuration(cpu) or [cpu]), "CPU"
+    if replicas > present:
+        raise ConfigError(
+            f"replicas_per_worker is {replicas}; this process has {present} {kind} device(s). Ask for fewer, or split the CPU "
+            f"before TensorFlow starts: tfdist.strategies.use_logical_cpus({replicas})."
+        )
+
+
+def _resolver(cluster: "clusters.Cluster") -> tf.distribute.cluster_resolver.ClusterResolver:
+    if cluster.num_workers == 1:
+        return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    if len(cluster.addresses) != cluster.num_workers:
+        raise ConfigError(
+            f"the cluster ({cluster.source}) has {cluster.num_workers} workers and {len(cluster.addresses)} addresses; every "
+            "worker needs one, host:port. Start the job with `tfdist run`, or set TFDIST_WORKERS or TF_CONFIG."
+        )
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
+        task_type="worker",
+        task_id=cluster.worker_index,
+        rpc_layer="grpc",
+    )

@@ -1,0 +1,83 @@
+"""Keras callbacks over several workers: the chief alone writes and shows progress, and all decide alike."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat import keras_model, keras_optimizer
+from tfdist.training.workers import Workers, as_float, as_integer
+
+# What writes files or to the screen. Restoring a backup is the chief's too; its state is handed to the others.
+_CHIEF_ONLY = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+
+def adapt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers, *, training: bool) -> None:
+    """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running: once, and only over several workers."""
+    if workers.count == 1:
+        return
+    running = keras_model.calling_callbacks(model)
+    if running is None or any(isinstance(callback, _Agree) for callback in running.callbacks):
+        return
+    if not workers.is_chief:
+        running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, _CHIEF_ONLY)]
+    if training:
+        agree = _Agree(workers, running.callbacks)
+        agree.set_model(model)
+        running.callbacks.append(agree)
+
+
+class _Agree(keras.callbacks.Callback):
+    """Runs behind all others: what they decided on one worker holds on every worker before the next step."""
+
+    def __init__(self, workers: Workers, others: list[keras.callbacks.Callback]) -> None:
+        super().__init__()
+        self._workers = workers
+        # Keras' own callbacks decide from the logs, which are equal; a callback of the user's may decide from anything.
+        self._every_batch = any(_acts_on_batches(callback) for callback in others)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        restored = self.model._initial_epoch or 0
+        seen = self._workers.gather([restored, self._every_batch])
+        self._every_batch = bool(seen[:, 1].any())
+        if seen[0, 0]:
+            self.model._initial_epoch = int(seen[0, 0])
+            for variable in [*self.model.variables, *self.model.optimizer.variables]:
+                variable.assign(self._workers.from_chief(tf.convert_to_tensor(variable.value)))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._every_batch:
+            self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        """Stop if any worker wants to stop; use the chief's learning rate."""
+        rate = keras_optimizer.learning_rate_variable(self.model.optimizer)
+        mine = as_integer(float(rate.numpy())) if rate is not None else 0
+        seen = self._workers.gather([bool(self.model.stop_training), mine])
+        self.model.stop_training = bool(seen[:, 0].any())
+        if rate is not None and seen[0, 1] != mine:
+            rate.assign(as_float(int(seen[0, 1])))
+
+
+def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
+    if type(callback).__module__.split(".")[0] == "keras" and not isinstance(callback, keras.callbacks.LambdaCallback):
+        return False
+    base = keras.callbacks.Callback
+    lambdas = {"on_train_batch_begin", "on_train_batch_end"} & vars(callback).keys()
+    return bool(lambdas) or any(
+        getattr(type(callback), name) is not getattr(base, name)
+        for name in ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    )

@@ -1,0 +1,63 @@
+"""Compiled losses in a tfdist scope: divided by what all replicas saw, not by what one did.
+
+With S_r the sum of a replica's weighted values, D_r what it would divide by (elements, valid mask entries, weights) and p_r
+its share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Replicas are summed with weights p_r
+(see `step`), so a replica returns L_r = S_r / (p_r * sum D_r). For an unmasked mean D_r is proportional to the number
+of examples, L_r is the replica's own mean, and nothing needs to be asked of the other replicas.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import keras_loss
+from tfdist.training import reduction, step
+
+
+def adapt(container: Any) -> None:
+    """Let the losses given to `compile` reduce over all replicas."""
+    keras_loss.replace_compiled(container, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
+
+
+class GlobalLoss:
+    """A loss function that, in a step, reduces over the examples of all replicas; elsewhere it is the one it wraps."""
+
+    def __init__(self, loss: Callable[..., Any]) -> None:
+        self._loss = loss
+
+    def __getattr__(self, name: str) -> Any:  # name, reduction, dtype: Keras reads them
+        return getattr(self._loss, name)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        current = step.current()
+        if current is None or not keras_loss.reduces_by_itself(self._loss):
+            return self._loss(y_true, y_pred, sample_weight)
+        parts = keras_loss.parts(self._loss, y_true, y_pred, sample_weight)
+        if parts.values.shape.rank == 0:  # the function has reduced already: a mean over this replica's examples
+            return parts.values
+        return _reduce(parts, self._loss.reduction, current)
+
+
+def _reduce(parts: keras_loss.Parts, reduction_name: str | None, current: step.Step) -> tf.Tensor:
+    values = parts.values
+    share = tf.cast(current.share, values.dtype)
+    if reduction_name in (None, "none"):
+        # Keras differentiates the sum of what is left, so the gradient is a sum over replicas while the values stay.
+        scaled = tf.math.divide_no_nan(values, share)
+        return scaled + tf.stop_gradient(values - scaled)
+    total = tf.reduce_sum(values)
+    if reduction_name == "sum":
+        return tf.math.divide_no_nan(total, share)
+    elements, mask_size, valid = parts.counts
+    if reduction_name == "mean_with_sample_weight" and parts.weight_sum is not None:
+        divisor = reduction.sum_over_replicas([parts.weight_sum])[0]
+    elif mask_size is not None:
+        elements, mask_size, valid = reduction.sum_over_replicas([elements, mask_size, valid])
+        # Keras scales the valid entries by size/valid of the mask and divides by the elements, which the mask may broadcast to.
+        divisor = tf.math.divide_no_nan(elements * valid, mask_size)
+    elif all(dim is not None for dim in values.shape[1:]):
+        return tf.math.divide_no_nan(total, elements)
+    else:
+        divisor = reduction.sum_over_replicas([elements])[0]
+    return tf.math.divide_no_nan(total, share * divisor)

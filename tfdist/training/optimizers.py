@@ -1,0 +1,72 @@
+"""Optimizers in a tfdist scope: reduce, then unscale, then check, then clip, then apply.
+
+Keras unscales, checks, clips and decays what one replica has, and reduces last. Here the gradients are reduced as they enter
+`apply`, so everything behind it works on the gradient of the global batch, equal on every replica, and no condition (loss
+scaling, accumulation, moving averages) can be decided differently by two replicas.
+"""
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import keras_optimizer
+from tfdist.errors import ConfigError
+from tfdist.training import reduction, step
+
+
+def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Let one optimizer object, created in the strategy's scope, apply the gradient of the global batch.
+
+    Raises:
+        ConfigError: the optimizer was created outside the scope, so each replica would count and update on its own.
+    """
+    if keras_optimizer.created_under(optimizer) is not strategy:
+        raise ConfigError(
+            f"the optimizer {optimizer.name!r} was created outside the scope of {type(strategy).__name__}; it must be created "
+            "inside, so that its variables exist on every replica. Create it and call model.compile() under "
+            "`with strategy.scope():`."
+        )
+    keras_optimizer.override(
+        optimizer,
+        apply=functools.partial(_apply, optimizer, strategy),
+        scale_loss=functools.partial(_scale_loss, optimizer, strategy),
+    )
+    inner = keras_optimizer.inner_optimizer(optimizer)
+    while inner is not None:  # a wrapping optimizer hands on gradients that are reduced already
+        keras_optimizer.override(inner)
+        inner = keras_optimizer.inner_optimizer(inner)
+
+
+def _apply(
+    optimizer: Any, strategy: tf.distribute.Strategy, grads: Any, trainable_variables: Any = None
+) -> None:
+    replica_context = tf.distribute.get_replica_context()
+    if replica_context is not None and replica_context.strategy is strategy:
+        grads = _reduce(optimizer, list(grads))
+    type(optimizer).apply(optimizer, grads, trainable_variables)
+
+
+def _reduce(optimizer: Any, grads: list[Any]) -> list[Any]:
+    """Return the gradients of the global batch; in a step the mean over its examples, else TensorFlow's plain sum."""
+    present = [index for index, grad in enumerate(grads) if grad is not None]
+    values = [grads[index] for index in present]
+    current = step.current()
+    if current is not None:
+        if id(optimizer) in current.weighted:
+            current.weighted.discard(id(optimizer))
+        else:
+            values = [reduction.weighted(value, current.share) for value in values]
+    for index, value in zip(present, reduction.sum_over_replicas(values), strict=True):
+        grads[index] = value
+    return grads
+
+
+def _scale_loss(optimizer: Any, strategy: tf.distribute.Strategy, loss: Any) -> Any:
+    loss = type(optimizer).scale_loss(optimizer, loss)
+    current = step.current()
+    if current is not None:
+        # One multiplication of a scalar instead of one of every gradient.
+        current.weighted.add(id(optimizer))
+        loss = reduction.weighted(loss, current.share)
+    return loss

@@ -1,0 +1,80 @@
+"""The step that a replica is in: how many examples it has, and how many all replicas have together."""
+
+import threading
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training import reduction
+
+_current = threading.local()
+
+
+class Step:
+    """One replica's share of one step; current while the user's `train_step` or `test_step` runs.
+
+    Inside it the code is that of one device: the strategy says that there is one replica, so Keras neither divides losses by
+    the number of replicas nor multiplies them back, and a loss is the mean over the examples this replica has. What
+    replicas contribute is then weighted by `share`, so that the sum over replicas is the mean over all examples.
+
+    Args:
+        data: the replica's batch, a nest of tensors with a leading dimension of examples.
+        global_rows: examples of all replicas in this step, int32 scalar; None to ask the other replicas.
+        replicas: number of replicas.
+    """
+
+    def __init__(self, *, data: Any, global_rows: tf.Tensor | None, replicas: int) -> None:
+        self.replicas = replicas
+        self.rows = rows_of(data)
+        # Asked first thing, so that the answer travels while the forward pass computes.
+        self.global_rows = reduction.sum_over_replicas([self.rows])[0] if global_rows is None else global_rows
+        #: this replica's part of the examples, float32 scalar; the shares of all replicas sum to 1
+        self.share = tf.math.divide_no_nan(tf.cast(self.rows, tf.float32), tf.cast(self.global_rows, tf.float32))
+        #: optimizers whose loss was weighted by `share` before its gradient was taken
+        self.weighted: set[int] = set()
+
+    def __enter__(self) -> "Step":
+        _current.step = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _current.step = None
+
+
+def current() -> Step | None:
+    """Return the step that this thread's replica is in, or None."""
+    return getattr(_current, "step", None)
+
+
+def rows_of(data: Any) -> tf.Tensor:
+    """Return the number of examples in a batch: the leading dimension of its first tensor, int32 scalar."""
+    for leaf in tf.nest.flatten(data, expand_composites=False):
+        if leaf is None:
+            continue
+        if isinstance(leaf, tf.RaggedTensor):
+            return tf.cast(leaf.nrows(), tf.int32)
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.cast(leaf.dense_shape[0], tf.int32)
+        return tf.shape(leaf)[0] if leaf.shape.rank != 0 else tf.constant(1)
+    return tf.constant(0)
+
+
+def slice_rows(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    """Return rows ``begin`` to ``end`` of every tensor in a batch; scalars are left whole."""
+
+    def rows(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        if isinstance(leaf, tf.SparseTensor):
+            shape = tf.unstack(leaf.dense_shape)
+            start = tf.stack([tf.cast(begin, tf.int64)] + [tf.zeros([], tf.int64)] * (len(shape) - 1))
+            return tf.sparse.slice(leaf, start, tf.stack([tf.cast(end - begin, tf.int64), *shape[1:]]))
+        return leaf if leaf.shape.rank == 0 else leaf[begin:end]
+
+    return tf.nest.map_structure(rows, data, expand_composites=False)
+
+
+def bounds(rows: tf.Tensor, part: int, parts: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return begin and end of one of ``parts`` contiguous parts of ``rows`` examples; sizes differ by at most one."""
+    return rows * part // parts, rows * (part + 1) // parts

@@ -1,0 +1,70 @@
+"""What a `tf.distribute.Strategy` needs for Keras' `fit` to be right under it: a mix-in for tfdist's strategies."""
+
+import secrets
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import keras_model, tf_strategies
+from tfdist.training import model as models
+from tfdist.training import step
+from tfdist.training.data import Input
+from tfdist.training.workers import Workers
+
+
+class KerasTraining:
+    """Adopts the Keras models that train under the strategy; to be listed before TensorFlow's strategy class.
+
+    A subclass sets `_workers` before the first model trains.
+    """
+
+    _workers: Workers
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas over all workers; 1 inside a Keras step, which is written and computed as on one device."""
+        return 1 if step.current() is not None else super().num_replicas_in_sync  # type: ignore[misc]
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes files and shows progress."""
+        return self._workers.is_chief
+
+    def scope(self) -> Any:
+        """Return a context in which variables are created on every replica.
+
+        Example:
+            >>> with strategy.scope():                       # doctest: +SKIP
+            ...     model = keras.Sequential([keras.layers.Dense(1)])
+            ...     model.compile("sgd", "mse")
+        """
+        self._adopt_caller()
+        return super().scope()  # type: ignore[misc]
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Return the dataset distributed over the replicas: for Keras its slices, for your own loop as TensorFlow does it."""
+        if self._adopt_caller() is None:
+            return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
+        local_replicas = len(self.extended.worker_devices)  # type: ignore[attr-defined]
+        return Input(dataset, local_replicas=local_replicas, workers=self._workers)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """Reduce a value over replicas as TensorFlow does; from a nest of values (Keras asks for shapes) take the first's."""
+        if isinstance(value, (tuple, list, dict)):
+            return tf_strategies.local_values(self, value)[0]  # type: ignore[arg-type]
+        return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+
+    def _adopt_caller(self) -> Any:
+        caller = keras_model.calling_model(self)  # type: ignore[arg-type]
+        if caller is not None:
+            models.adopt(caller, self, self._workers)  # type: ignore[arg-type]
+        return caller
+
+
+def agree_on_seed(workers: Workers) -> None:
+    """Give workers that have set no seed the chief's, so that unseeded shuffles draw alike on all of them."""
+    mine = tf_strategies.global_seed()
+    drawn = secrets.randbits(48)
+    seen = workers.gather([mine is not None, drawn])
+    if not seen[:, 0].any():
+        tf.random.set_seed(int(seen[0, 1]))
