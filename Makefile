@@ -30,7 +30,7 @@ test: lint
 	$(BIN)/python -m pytest tests
 
 test-fast: lint
-	$(BIN)/python -m pytest tests/unit tests/integration -m "not slow"
+	$(BIN)/python -m pytest tests -m quick
 
 verify: $(STAMP)
 	@$(BIN)/tfdist verify

@@ -1,0 +1,219 @@
+"""Every test starts in an empty directory and leaves nothing behind; one that does fails, and what it left is named.
+
+Watched: environment variables, the working directory and files in it, signal handlers, threads, processes (children,
+and orphans of children, recognised by a variable that they inherit) and ports on which this process listens. What can
+be put back is, so that the next test starts clean. What a fixture of a wider scope holds was there before the test and
+is not its leak; it is looked at when the session ends.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest_plugins = ["pytester"]
+
+UNIT = Path(__file__).parent / "unit"
+MARK = "PYTEST_LEAK_GUARD"
+GRACE_SECONDS = 3.0  # what is about to end may end
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+# set once per process by libraries when they are imported
+FOREIGN_VARIABLES = ("PYTEST_", "TF2_BEHAVIOR", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "KMP_", "TPU_", "CUDA_MODULE_")
+FOREIGN_THREADS = ("pytest_timeout", "tqdm_monitor", "pymp-")
+FOREIGN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What this process had at one moment."""
+
+    directory: str
+    environ: dict[str, str]
+    handlers: dict[int, Any]
+    threads: frozenset[int]
+    pids: frozenset[int]
+    ports: frozenset[tuple[str, int]]
+
+    @classmethod
+    def take(cls) -> "Snapshot":
+        return cls(
+            directory=os.getcwd(),
+            environ=dict(os.environ),
+            handlers={number: signal.getsignal(number) for number in SIGNALS},
+            threads=frozenset(thread.ident or 0 for thread in threading.enumerate()),
+            pids=frozenset(psutil.pids()),
+            ports=frozenset(_listening()),
+        )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ[MARK] = uuid.uuid4().hex
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of tests/unit belongs to `make test-fast`; an integration test says so itself with the mark `quick`."""
+    for item in items:
+        if UNIT in item.path.parents:
+            item.add_marker(pytest.mark.quick)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.environ.pop(MARK, None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _session_leaves_nothing() -> Iterator[None]:
+    before = Snapshot.take()
+    yield
+    _fail_on(_put_back(before), who="the session (a fixture of a wide scope)")
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    home, empty = os.getcwd(), tmp_path_factory.mktemp("cwd")
+    os.chdir(empty)
+    before = Snapshot.take()
+    yield
+    leaks = _put_back(before)
+    leaks += [f"file in the working directory: {path.name}" for path in sorted(empty.iterdir())]
+    os.chdir(home)
+    _fail_on(leaks, who="this test")
+
+
+def _fail_on(leaks: list[str], *, who: str) -> None:
+    if leaks:
+        pytest.fail(f"{who} left behind (put back where that is possible):\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+def _put_back(before: Snapshot) -> list[str]:
+    return [
+        *_restore_directory(before),
+        *_restore_environ(before),
+        *_restore_handlers(before),
+        *_end_processes(before),
+        *_remaining_threads(before),
+        *_remaining_ports(before),
+    ]
+
+
+def _restore_directory(before: Snapshot) -> list[str]:
+    now = os.getcwd() if Path.cwd().exists() else "(deleted)"
+    os.chdir(before.directory)
+    return [] if now == before.directory else [f"working directory: changed to {now}"]
+
+
+def _restore_environ(before: Snapshot) -> list[str]:
+    now, leaks = dict(os.environ), []
+    for name in sorted(now.keys() | before.environ.keys()):
+        if name.startswith(FOREIGN_VARIABLES) or now.get(name) == before.environ.get(name):
+            continue
+        leaks.append(f"environment variable: {name} is {now.get(name)!r}, was {before.environ.get(name)!r}")
+        if name in before.environ:
+            os.environ[name] = before.environ[name]
+        else:
+            del os.environ[name]
+    return leaks
+
+
+def _restore_handlers(before: Snapshot) -> list[str]:
+    leaks = []
+    for number, handler in before.handlers.items():
+        if signal.getsignal(number) is not handler and handler is not None:
+            leaks.append(f"signal handler: {signal.Signals(number).name} is {signal.getsignal(number)!r}")
+            signal.signal(number, handler)
+    return leaks
+
+
+def _end_processes(before: Snapshot) -> list[str]:
+    left = _until_empty(lambda: _processes_of_ours(before))
+    described = [f"process: {process.pid} {_command(process)}" for process in left]
+    for process in left:
+        _end(process)
+    return described
+
+
+def _processes_of_ours(before: Snapshot) -> list[psutil.Process]:
+    """New processes that descend from this one, without those that belong to a process that was there before."""
+    me, found = os.getpid(), []
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    for pid in set(psutil.pids()) - before.pids:
+        try:
+            process = psutil.Process(pid)
+            ours = pid in children or process.environ().get(MARK) == os.environ[MARK]
+            kept = any(parent.pid in before.pids and parent.pid != me for parent in _ancestors_below(process, me))
+            if ours and not kept and not any(name in _command(process) for name in FOREIGN_PROCESSES):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def _ancestors_below(process: psutil.Process, me: int) -> list[psutil.Process]:
+    """The parents of a process as far as this one; none for an orphan."""
+    parents = process.parents()
+    pids = [parent.pid for parent in parents]
+    return parents[: pids.index(me)] if me in pids else []
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return f"{process.name()} (ended, never waited for)"
+        return " ".join(process.cmdline())[:200]
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return "(gone)"
+
+
+def _end(process: psutil.Process) -> None:
+    for act in (process.terminate, process.kill):
+        try:
+            act()
+            process.wait(timeout=GRACE_SECONDS)
+            return
+        except psutil.TimeoutExpired:
+            continue
+        except psutil.NoSuchProcess:
+            return
+
+
+def _remaining_threads(before: Snapshot) -> list[str]:
+    def new() -> list[threading.Thread]:
+        return [
+            thread
+            for thread in threading.enumerate()
+            if (thread.ident or 0) not in before.threads and not thread.name.startswith(FOREIGN_THREADS)
+        ]
+
+    return [f"thread: {thread.name}{' (daemon)' if thread.daemon else ''}" for thread in _until_empty(new)]
+
+
+def _remaining_ports(before: Snapshot) -> list[str]:
+    def new() -> list[tuple[str, int]]:
+        return sorted(_listening() - before.ports)
+
+    return [f"listening port: {host}:{port}" for host, port in _until_empty(new)]
+
+
+def _listening() -> set[tuple[str, int]]:
+    connections = psutil.Process().net_connections(kind="tcp")
+    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def _until_empty(look: Callable[[], list[Any]]) -> list[Any]:
+    """What `look` still finds when the grace time is over; at once when it finds nothing."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while found := look():
+        if time.monotonic() > deadline:
+            return found
+        subprocess._cleanup()  # collects children whose Popen is gone
+        time.sleep(0.02)
+    return []
