@@ -27,7 +27,8 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     path = os.fspath(filepath)
     optimizer = model.optimizer
     steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
-    note = f"tfdist/{name}/{steps}/{path}"
+    state = f"tfdist/{name}/{steps}/{path}"
+    note = f"{state}/{workers.next_number(state)}"
     if workers.is_chief:
         _write_whole(functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
         tf_coordination.leave_note(note)

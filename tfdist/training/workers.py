@@ -1,5 +1,6 @@
 """The worker processes of a strategy, and how they agree: small vectors of integers, seen by all of them."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -24,11 +25,17 @@ class Workers:
         self.count = count
         self.index = index
         self._sum = sum_over_workers
+        self._numbers: Counter[str] = Counter()
 
     @property
     def is_chief(self) -> bool:
         """Whether this worker writes files and shows progress."""
         return self.index == 0
+
+    def next_number(self, name: str) -> int:
+        """Return how often this worker has asked for this name: 1 at first."""
+        self._numbers[name] += 1
+        return self._numbers[name]
 
     def gather(self, values: list[int]) -> np.ndarray:
         """Return the vectors of all workers, shape (workers, len(values)), int64; every worker must call it.
