@@ -1,3 +1,12 @@
-"""Who this process is in a cluster, and ports for local workers; loads no TensorFlow."""
+"""Who this process is in a cluster, and ports for local workers; loads no TensorFlow.
 
-from tfdist.cluster import ports as ports
+Example:
+    >>> from_environment({}).num_workers
+    1
+"""
+
+from tfdist.cluster import ports
+from tfdist.cluster.environment import from_environment
+from tfdist.cluster.values import Cluster, TaskId
+
+__all__ = ["Cluster", "TaskId", "from_environment", "ports"]

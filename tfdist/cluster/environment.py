@@ -1,0 +1,63 @@
+"""Which environment describes this process: the first of an explicit order that knows it.
+
+    1. tfdist run    TFDIST_WORKER_INDEX, TFDIST_WORKERS
+    2. TF_CONFIG     what a person or the Kubernetes training operator wrote for TensorFlow
+    3. Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
+    4. PMI, PMIx     PMI_RANK, PMI_SIZE; PMIX_RANK; not when srun itself provides them
+    5. SageMaker     SM_HOSTS, SM_CURRENT_HOST
+    6. Kubernetes    JOB_COMPLETION_INDEX, or TFDIST_K8S_WORKERS and HOSTNAME
+    7. Slurm         SLURM_PROCID in a job step
+    8. alone
+
+The more deliberate comes first: what was written for tfdist, then what was written for TensorFlow. MPI comes before the
+platforms, because mpirun runs inside a SageMaker job, a Kubernetes pod or a Slurm allocation, whose variables then
+describe the hosts and not the ranks.
+"""
+
+import os
+from collections.abc import Mapping
+
+from tfdist.cluster import kubernetes, mpi, sagemaker, slurm, tf_config, tfdist_run
+from tfdist.cluster.reading import given
+from tfdist.cluster.values import Cluster
+from tfdist.errors import ConfigError
+
+READERS = (
+    tfdist_run.read,
+    tf_config.read,
+    mpi.read_open_mpi,
+    mpi.read_pmi,
+    sagemaker.read,
+    kubernetes.read,
+    slurm.read,
+)
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Cluster:
+    """Return the cluster that the environment variables describe; a process that nothing describes is alone.
+
+    Nothing is contacted and nothing is changed; every worker of a job gets the same cluster, seen from its own index.
+
+    Args:
+        environ: the variables; those of this process by default.
+    Returns:
+        A valid cluster; ``source`` says which environment told it.
+    Raises:
+        ConfigError: an environment is recognised, but what it says is malformed or incomplete.
+
+    Example:
+        >>> from_environment({}).source
+        'alone'
+    """
+    variables = os.environ if environ is None else environ
+    for read in READERS:
+        cluster = read(variables)
+        if cluster is not None:
+            return cluster
+    if given(variables, "TFDIST_WORKERS"):
+        raise ConfigError(
+            f"TFDIST_WORKERS is {variables['TFDIST_WORKERS']!r}, but nothing tells which of these workers this"
+            " process is."
+            " Set TFDIST_WORKER_INDEX, or start with tfdist run or mpirun."
+        )
+    return Cluster()

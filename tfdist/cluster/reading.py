@@ -1,0 +1,84 @@
+"""How the readers of environments take a variable: the message says which was read, what it held, what to set."""
+
+from collections.abc import Mapping
+
+from tfdist.errors import ConfigError
+from tfdist.validation import integer, parse_integer
+
+Environ = Mapping[str, str]
+
+
+def given(environ: Environ, *names: str) -> bool:
+    """Return whether any of the variables is set to something that is not blank.
+
+    Example:
+        >>> given({"A": " "}, "A", "B")
+        False
+    """
+    return any(environ.get(name, "").strip() for name in names)
+
+
+def required(environ: Environ, name: str, *, because: str, hint: str) -> str:
+    """Return the variable's text.
+
+    Args:
+        environ: the variables.
+        name: the one to read.
+        because: which finding makes it necessary, such as "SM_HOSTS is set".
+        hint: what to do when it is missing.
+    Raises:
+        ConfigError: not set, or blank.
+
+    Example:
+        >>> required({"SM_CURRENT_HOST": "algo-1"}, "SM_CURRENT_HOST", because="SM_HOSTS is set", hint="Set it.")
+        'algo-1'
+    """
+    if not given(environ, name):
+        state = "empty" if name in environ else "not set"
+        raise ConfigError(f"{name} is {state} although {because}. {hint}")
+    return environ[name].strip()
+
+
+def required_integer(
+    environ: Environ, name: str, *, because: str, hint: str, minimum: int = 0, maximum: int | None = None
+) -> int:
+    """Return the variable as an int within the bounds, both included.
+
+    Raises:
+        ConfigError: not set, no integer, or out of bounds.
+
+    Example:
+        >>> required_integer({"PMI_RANK": "3"}, "PMI_RANK", because="PMI_SIZE is set", hint="Set it.")
+        3
+    """
+    return parse_integer(
+        name, required(environ, name, because=because, hint=hint), minimum=minimum, maximum=maximum, hint=hint
+    )
+
+
+def optional_integer(environ: Environ, name: str, *, default: int, minimum: int = 0, maximum: int | None = None) -> int:
+    """Return the variable as an int within the bounds, or ``default`` when it is not set.
+
+    Raises:
+        ConfigError: no integer, or out of bounds; a default out of bounds is refused the same way.
+
+    Example:
+        >>> optional_integer({}, "TFDIST_LOCAL_INDEX", default=0)
+        0
+    """
+    if not given(environ, name):
+        return integer(f"{name} (by default)", default, minimum=minimum, maximum=maximum)
+    return parse_integer(name, environ[name], minimum=minimum, maximum=maximum)
+
+
+def port(environ: Environ, *, default: int, count: int = 1) -> int:
+    """Return the first of ``count`` ports in a row: TFDIST_PORT when it is set, else ``default``.
+
+    Raises:
+        ConfigError: TFDIST_PORT is no port, or the row would pass 65535.
+
+    Example:
+        >>> port({"TFDIST_PORT": "7000"}, default=2222)
+        7000
+    """
+    return optional_integer(environ, "TFDIST_PORT", default=default, minimum=1, maximum=65535 - (count - 1))

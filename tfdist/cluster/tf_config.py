@@ -1,0 +1,115 @@
+"""TF_CONFIG: TensorFlow's own description of a cluster, as the Kubernetes training operator and users write it."""
+
+import json
+from typing import Any
+
+from tfdist.cluster.reading import Environ, given
+from tfdist.cluster.values import TASK_TYPES, Cluster, TaskId, distinct_addresses, position_on_host
+from tfdist.errors import ConfigError
+from tfdist.validation import integer, parse_integer, shown
+
+_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+
+
+def read(environ: Environ) -> Cluster | None:
+    """Return the cluster in TF_CONFIG, or None when it is not set or describes none.
+
+    The cluster may have a chief, workers, parameter servers ("ps") and evaluators. A chief is worker 0 and the workers
+    follow it. An evaluator may be absent from the cluster, as the training operator leaves it out.
+
+    Raises:
+        ConfigError: no JSON, or not of the form that TensorFlow reads; the message shows TF_CONFIG as it was read.
+
+    Example:
+        >>> config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}
+        >>> read({"TF_CONFIG": json.dumps(config)}).worker_index
+        1
+    """
+    if not given(environ, "TF_CONFIG"):
+        return None
+    raw = environ["TF_CONFIG"]
+    try:
+        return _cluster(_parsed(raw))
+    except ConfigError as error:
+        raise type(error)(
+            f"TF_CONFIG cannot be used: {error}\n  read: {shown(raw, limit=600)}\n  expected: {_EXAMPLE}"
+        ) from None
+
+
+def _parsed(raw: str) -> dict[str, Any]:
+    try:
+        config = json.loads(raw, object_pairs_hook=_no_repeated_key)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"it is not JSON ({error}). Write it with json.dumps, and quote it in the shell.") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"it is a JSON {type(config).__name__}; it must be an object with the keys cluster and task.")
+    return config
+
+
+def _no_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ConfigError(f"a key stands twice in one object, {sorted(key for key, _ in pairs)}; each may stand once.")
+    return result
+
+
+def _cluster(config: dict[str, Any]) -> Cluster | None:
+    if not config.get("cluster") and not config.get("task"):
+        return None  # "{}", or only what a platform adds for itself: no cluster, as TensorFlow reads it
+    tasks = _tasks(config.get("cluster"))
+    task = _task(config.get("task"), tasks)
+    workers = tasks.get("chief", ()) + tasks.get("worker", ())
+    if not workers:
+        raise ConfigError(f"cluster has {', '.join(tasks)} but nobody who trains. Add worker: [...] or chief: [...].")
+    first_worker = len(tasks.get("chief", ()))
+    index = task.index + (first_worker if task.type == "worker" else 0) if task.is_worker else -1
+    local_index, local_workers = position_on_host(workers, index) if task.is_worker else (0, 1)
+    return Cluster(
+        num_workers=len(workers),
+        worker_index=index,
+        local_index=local_index,
+        local_workers=local_workers,
+        addresses=workers,
+        source="TF_CONFIG",
+        task=task,
+        parameter_servers=tasks.get("ps", ()),
+    )
+
+
+def _tasks(cluster: object) -> dict[str, tuple[str, ...]]:
+    if not isinstance(cluster, dict) or not cluster:
+        raise ConfigError(
+            f"cluster is {shown(cluster)}; it must be an object that maps task types to lists of host:port."
+        )
+    for task_type, addresses in cluster.items():
+        if task_type not in TASK_TYPES:
+            raise ConfigError(f"cluster has the task type {task_type!r}; it must be one of {', '.join(TASK_TYPES)}.")
+        if not isinstance(addresses, list) or not addresses:
+            raise ConfigError(f"cluster.{task_type} is {shown(addresses)}; it must be a list of host:port, not empty.")
+        distinct_addresses(f"cluster.{task_type}", addresses)
+    if len(cluster.get("chief", ())) > 1:
+        raise ConfigError(
+            f"cluster.chief is {shown(cluster['chief'])}; it must have one entry. The others are workers."
+        )
+    distinct_addresses("cluster", [address for task_type in TASK_TYPES for address in cluster.get(task_type, ())])
+    return {task_type: tuple(addresses) for task_type, addresses in cluster.items()}
+
+
+def _task(task: object, tasks: dict[str, tuple[str, ...]]) -> TaskId:
+    if not isinstance(task, dict):
+        raise ConfigError(f"task is {shown(task)}; it must be an object with the keys type and index.")
+    missing = [key for key in ("type", "index") if key not in task]
+    if missing:
+        raise ConfigError(
+            f"task is {shown(task)}, without the key {' and '.join(missing)}; it must have type and index."
+        )
+    known = [*tasks, *(["evaluator"] if "evaluator" not in tasks else [])]
+    if task["type"] not in known:
+        raise ConfigError(
+            f"task.type is {shown(task['type'])}; it must be one of the types in cluster: {', '.join(tasks)}."
+        )
+    count = len(tasks[task["type"]]) if task["type"] in tasks else None  # an evaluator need not be listed
+    hint = f"cluster.{task['type']} has {count} addresses." if count is not None else ""
+    check = parse_integer if isinstance(task["index"], str) else integer  # TensorFlow takes "1" for 1 too
+    index = check("task.index", task["index"], minimum=0, maximum=None if count is None else count - 1, hint=hint)
+    return TaskId(type=task["type"], index=index)

@@ -1,0 +1,57 @@
+"""The environment that ``tfdist run`` gives each of its workers."""
+
+from tfdist.cluster.reading import Environ, given, optional_integer, required, required_integer
+from tfdist.cluster.values import Cluster, distinct_addresses, position_on_host
+
+_HINT = "tfdist run sets TFDIST_WORKERS and TFDIST_WORKER_INDEX together: set both, or neither."
+
+
+def read(environ: Environ) -> Cluster | None:
+    """Return the cluster that ``tfdist run`` described, or None when it did not start this process.
+
+    TFDIST_WORKERS without TFDIST_WORKER_INDEX only supplies addresses to an environment that knows ranks (MPI).
+
+    Raises:
+        ConfigError: TFDIST_* variables that are incomplete or contradict each other.
+
+    Example:
+        >>> read({"TFDIST_WORKERS": "127.0.0.1:40001,127.0.0.1:40002", "TFDIST_WORKER_INDEX": "1"}).worker_index
+        1
+    """
+    if not given(environ, "TFDIST_WORKER_INDEX"):
+        return None
+    listed = required(environ, "TFDIST_WORKERS", because="TFDIST_WORKER_INDEX is set", hint=_HINT)
+    addresses = addresses_from(listed)
+    index = required_integer(
+        environ,
+        "TFDIST_WORKER_INDEX",
+        because="TFDIST_WORKERS is set",
+        maximum=len(addresses) - 1,
+        hint=f"TFDIST_WORKERS has {len(addresses)} addresses, {listed!r}.",
+    )
+    local_index, local_workers = position_on_host(addresses, index)
+    local_workers = optional_integer(
+        environ, "TFDIST_LOCAL_WORKERS", default=local_workers, minimum=1, maximum=len(addresses)
+    )
+    return Cluster(
+        num_workers=len(addresses),
+        worker_index=index,
+        local_index=optional_integer(environ, "TFDIST_LOCAL_INDEX", default=local_index, maximum=local_workers - 1),
+        local_workers=local_workers,
+        addresses=addresses,
+        source="tfdist run",
+        job_id=environ.get("TFDIST_JOB_ID") or None,
+    )
+
+
+def addresses_from(listed: str) -> tuple[str, ...]:
+    """Return the addresses in the text of TFDIST_WORKERS: host:port, separated by commas.
+
+    Raises:
+        ConfigError: an entry that is no host:port, or one that repeats.
+
+    Example:
+        >>> addresses_from("a:1, b:1")
+        ('a:1', 'b:1')
+    """
+    return distinct_addresses("TFDIST_WORKERS", [entry.strip() for entry in listed.split(",")])

@@ -1,0 +1,191 @@
+"""What this process is in its cluster, as frozen values that are valid once they exist."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import cast
+
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.validation import integer, one_of, parse_integer, shown, text
+
+TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskId:
+    """A task as TensorFlow names it: its type and its index among the tasks of that type.
+
+    Attributes:
+        type: "chief", "worker", "ps" or "evaluator".
+        index: at least 0; a chief is always 0.
+
+    Raises:
+        ConfigError: an unknown type, or an index that cannot be.
+
+    Example:
+        >>> str(TaskId(type="worker", index=1))
+        'worker 1'
+    """
+
+    type: str
+    index: int
+
+    def __post_init__(self) -> None:
+        one_of("task type", self.type, TASK_TYPES)
+        integer("task index", self.index, minimum=0, maximum=0 if self.type == "chief" else None)
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.index}"
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether the task trains: a chief is worker 0."""
+        return self.type in ("chief", "worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The cluster as one of its processes sees it.
+
+    Attributes:
+        num_workers: how many workers train together, at least 1; a chief is one of them.
+        worker_index: which of them this process is, from 0; -1 for a task that is no worker (see ``task``).
+        local_index: which of the workers on this host, from 0.
+        local_workers: how many of the workers are on this host.
+        addresses: "host:port" of every worker, by worker index; empty when the environment does not tell them.
+        source: what told it, for messages: "tfdist run", "TF_CONFIG", "Slurm", ..., "alone".
+        job_id: the same text on every worker of one job, or None when the environment has none.
+        task: this process as TensorFlow names it; by default the worker ``worker_index``.
+        parameter_servers: "host:port" of every parameter server.
+
+    Raises:
+        ConfigError: values that do not fit each other.
+
+    Example:
+        >>> Cluster(num_workers=2, worker_index=0, addresses=("a:2222", "b:2222")).is_chief
+        True
+    """
+
+    num_workers: int = 1
+    worker_index: int = 0
+    local_index: int = 0
+    local_workers: int = 1
+    addresses: tuple[str, ...] = ()
+    source: str = "alone"
+    job_id: str | None = None
+    task: TaskId = field(default=None)  # type: ignore[assignment]  # never None once constructed
+    parameter_servers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        integer("num_workers", self.num_workers, minimum=1)
+        if cast("TaskId | None", self.task) is None:
+            object.__setattr__(self, "task", TaskId(type="worker", index=integer("worker_index", self.worker_index)))
+        if self.task.is_worker:
+            integer("worker_index", self.worker_index, minimum=0, maximum=self.num_workers - 1)
+        elif self.worker_index != -1:
+            raise ConfigError(
+                f"worker_index is {self.worker_index!r}; it must be -1 for {self.task}, which is no worker."
+            )
+        integer("local_workers", self.local_workers, minimum=1, maximum=self.num_workers)
+        integer("local_index", self.local_index, minimum=0, maximum=self.local_workers - 1)
+        if self.addresses and len(self.addresses) != self.num_workers:
+            raise ConfigError(
+                f"addresses has {len(self.addresses)} entries, {shown(self.addresses)}; it must have one for each of"
+                " the"
+                f" {self.num_workers} workers, or none."
+            )
+        distinct_addresses("addresses", (*self.addresses, *self.parameter_servers))
+        text("source", self.source)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes files and shows progress: worker 0.
+
+        Example:
+            >>> Cluster(num_workers=2, worker_index=1).is_chief
+            False
+        """
+        return self.task.is_worker and self.worker_index == 0
+
+    def require_addresses(self) -> tuple[str, ...]:
+        """Return ``addresses``, or say how to supply them; for strategies whose workers connect to each other.
+
+        Raises:
+            ConfigError: several workers, and the environment did not tell where they listen.
+
+        Example:
+            >>> Cluster(num_workers=1).require_addresses()
+            ()
+        """
+        if self.num_workers > 1 and not self.addresses:
+            raise ConfigError(
+                f"{self.source} tells that this is worker {self.worker_index} of {self.num_workers}, but not where"
+                " the workers"
+                " listen. Set TFDIST_WORKERS to the same list on every worker, one host:port for each in the order"
+                " of their"
+                " ranks (mpirun -x TFDIST_WORKERS=node1:40001,node2:40001 ...); when all workers are on one host,"
+                " TFDIST_COORDINATOR=127.0.0.1:PORT is enough: worker i listens at PORT + i."
+            )
+        return self.addresses
+
+
+def split_address(name: str, address: object) -> tuple[str, int]:
+    """Return host and port of "host:port"; an IPv6 host stands in brackets, "[::1]:2222", and is returned without.
+
+    Args:
+        name: what the user calls the value; it begins the message.
+        address: the text.
+    Raises:
+        ConfigError: no host, no port, a port outside 1 to 65535, or a URL.
+
+    Example:
+        >>> split_address("TFDIST_COORDINATOR", "node1:2222")
+        ('node1', 2222)
+    """
+    if not isinstance(address, str):
+        raise ConfigTypeError(f"{name} is {shown(address)} ({type(address).__name__}); it must be a text host:port.")
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    if not colon or not bare or "/" in address or any(c.isspace() for c in address) or (":" in bare and not bracketed):
+        raise ConfigError(
+            f"{name} is {shown(address)}; it must be host:port, such as node1:2222 or [::1]:2222, with no scheme and"
+            " no space."
+        )
+    return bare, parse_integer(f"the port of {name} ({shown(address)})", port, minimum=1, maximum=65535)
+
+
+def distinct_addresses(name: str, addresses: Iterable[object]) -> tuple[str, ...]:
+    """Return the addresses as a tuple, each of the form host:port and none twice.
+
+    Raises:
+        ConfigError: a bad or a repeated address; the message says at which positions.
+
+    Example:
+        >>> distinct_addresses("TFDIST_WORKERS", ["a:1", "a:2"])
+        ('a:1', 'a:2')
+    """
+    seen: dict[tuple[str, int], int] = {}
+    result = []
+    for position, address in enumerate(addresses):
+        key = split_address(f"{name}[{position}]", address)
+        if key in seen:
+            raise ConfigError(
+                f"{name}[{position}] is {shown(address)}, the same as {name}[{seen[key]}]; each task must have an"
+                " address of"
+                " its own. Give tasks on one host different ports."
+            )
+        seen[key] = position
+        result.append(str(address))
+    return tuple(result)
+
+
+def position_on_host(addresses: tuple[str, ...], index: int) -> tuple[int, int]:
+    """Return (local_index, local_workers) of worker ``index``: workers with the same host share a machine.
+
+    Example:
+        >>> position_on_host(("a:1", "b:1", "a:2"), 2)
+        (1, 2)
+    """
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    same = [i for i, host in enumerate(hosts) if host == hosts[index]]
+    return same.index(index), len(same)
