@@ -1,0 +1,96 @@
+"""The worker's side of the matrix: makes the strategy, runs a feature, writes its outcome."""
+
+import functools
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.verify.context import Context
+from tfdist.verify.feature import registered
+
+SEED = 20
+
+
+def prepare(*, baseline: bool, one_device: bool) -> dict[str, str]:
+    """Load TensorFlow, make this process's strategy, and return the versions."""
+    import keras
+    import tensorflow as tf
+
+    import tfdist
+
+    if not one_device:
+        _strategy(baseline)
+    return {"TensorFlow": tf.__version__, "Keras": keras.__version__, "tfdist": tfdist.__version__}
+
+
+def probe(*, baseline: bool, one_device: bool) -> bool:
+    """Return whether the replicas still reduce among each other after a feature failed."""
+    import tensorflow as tf
+
+    if one_device:
+        return True
+    strategy = _strategy(baseline)
+
+    def total() -> Any:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([3]))
+
+    sums = strategy.experimental_local_results(tf.function(lambda: strategy.run(total))())
+    return all(np.allclose(value, strategy.num_replicas_in_sync) for value in sums)
+
+
+def run(
+    *,
+    module: str,
+    feature: str,
+    directory: str,
+    output: str,
+    workers: int,
+    replicas: int,
+    baseline: bool,
+    one_device: bool,
+) -> None:
+    """Run one feature and write its outcome.
+
+    Args:
+        module: where it is registered.
+        feature: its name.
+        directory: exists, empty, shared by the workers of the cell.
+        output: ``.npz`` file for this worker's outcome; ``{worker}`` in it stands for the worker's index.
+        workers: of the column.
+        replicas: of the column, over all workers.
+        baseline: whether the strategy is TensorFlow's own.
+        one_device: whether to run the feature's reference instead, without a strategy.
+    """
+    import keras
+
+    strategy = None if one_device else _strategy(baseline)
+    worker = 0 if one_device else int(os.environ.get("TFDIST_WORKER_INDEX", "0"))
+    context = Context(strategy=strategy, workers=workers, worker=worker, replicas=replicas, directory=Path(directory))
+    importlib.import_module(module)
+    entry = registered(feature)
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(SEED)
+    try:
+        outcome = entry.reference(context) if one_device else entry.function(context)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    with Path(output.format(worker=worker)).open("wb") as file:
+        np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in outcome.items()})
+
+
+@functools.cache
+def _strategy(baseline: bool) -> Any:
+    """Return the strategy of this process: there is one, made before any other TensorFlow operation."""
+    if not baseline:
+        return importlib.import_module("tfdist.strategies").from_environment()
+    import tensorflow as tf
+
+    count = int(os.environ["TFDIST_REPLICAS_PER_WORKER"])
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    if "TF_CONFIG" in os.environ:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(count)])

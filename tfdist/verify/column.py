@@ -1,0 +1,74 @@
+"""The columns of the matrix: a strategy in a certain number of processes and replicas. A column is one line."""
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tfdist.errors import ConfigError
+from tfdist.strategies import registry
+from tfdist.validation import integer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One strategy on this machine's CPU.
+
+    Attributes:
+        name: what the table says.
+        strategy: registered name, see `tfdist.strategies.registry`.
+        workers: number of processes, at least 1.
+        replicas_per_worker: replicas in each process, at least 1.
+
+    Example:
+        >>> Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2).replicas
+        2
+    """
+
+    name: str
+    strategy: str
+    workers: int = 1
+    replicas_per_worker: int = 1
+
+    def __post_init__(self) -> None:
+        integer("workers", self.workers, minimum=1)
+        integer("replicas_per_worker", self.replicas_per_worker, minimum=1)
+        if registry.get(self.strategy).processes == "one" and self.workers > 1:
+            raise ConfigError(f"column {self.name!r}: {self.strategy!r} runs in one process, not in {self.workers}.")
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas over all workers."""
+        return self.workers * self.replicas_per_worker
+
+
+COLUMNS = (
+    Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2),
+    Column(name="mirrored-3", strategy="mirrored", replicas_per_worker=3),
+    Column(name="multi-worker-2x1", strategy="multi-worker", workers=2),
+    Column(name="multi-worker-2x2", strategy="multi-worker", workers=2, replicas_per_worker=2),
+)
+
+
+def select(patterns: Iterable[str]) -> tuple[Column, ...]:
+    """Return the columns that a strategy's name, a column's name or a glob names; all of them without patterns.
+
+    Raises:
+        ConfigError: a pattern names no column.
+
+    Example:
+        >>> [column.name for column in select(["mirrored"])]
+        ['mirrored-2', 'mirrored-3']
+    """
+    patterns = tuple(patterns)
+    names = [column.name for column in COLUMNS]
+    for pattern in patterns:
+        if not any(_matches(column, pattern) for column in COLUMNS):
+            raise ConfigError(
+                f"no column is named {pattern!r}; choose a strategy ({', '.join(registry.names())}), a column "
+                f"({', '.join(names)}) or a glob such as 'multi-worker-*'."
+            )
+    return tuple(c for c in COLUMNS if not patterns or any(_matches(c, pattern) for pattern in patterns))
+
+
+def _matches(column: Column, pattern: str) -> bool:
+    return column.strategy == pattern or fnmatch.fnmatchcase(column.name, pattern)

@@ -1,0 +1,174 @@
+"""The rows of the matrix: features of Keras, each a function that trains a small model and returns its numbers.
+
+A feature is a function in a file of `tfdist.verify.features`, marked by `feature`. It runs unchanged on one device and
+under every strategy; the matrix compares what it returns. Features import no TensorFlow at module level
+(`tfdist.verify.lazy` has Keras and TensorFlow), so that listing them costs nothing.
+
+Example:
+    >>> from tfdist.verify.feature import features
+    >>> features()["even"].group
+    'batches'
+"""
+
+import fnmatch
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import ConfigError
+from tfdist.verify.column import Column
+
+if TYPE_CHECKING:
+    from tfdist.verify.context import Context
+
+TOLERANCE = 1e-5
+DEADLINE_SECONDS = 90.0
+
+_PACKAGE = "tfdist.verify.features"
+
+Outcome = Mapping[str, Any]
+Function = Callable[["Context"], Outcome]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One row of the matrix.
+
+    Attributes:
+        name: the function's name.
+        module: where it is registered.
+        summary: one line.
+        function: takes a `Context`, returns a flat dict of arrays, numbers, bools or texts.
+        reference: what to compare with; by default the same function on one device.
+        per_layout: whether the reference depends on the number of workers and replicas, which the context has.
+        tolerance: largest difference that is green, relative to ``max(1, |reference|)``.
+        min_workers: columns with fewer worker processes leave the feature out.
+        may_refuse: whether a clear refusal (`ConfigError`, `UnsupportedError` of tfdist) is as good as equal numbers.
+        deadline_seconds: longer is a hang.
+    """
+
+    name: str
+    module: str
+    summary: str
+    function: Function
+    reference: Function
+    per_layout: bool
+    tolerance: float
+    min_workers: int
+    may_refuse: bool
+    deadline_seconds: float
+
+    @property
+    def group(self) -> str:
+        """The file it stands in, such as ``"batches"``."""
+        return self.module.rpartition(".")[2]
+
+    def applies(self, column: Column) -> bool:
+        """Return whether the feature makes sense under a column."""
+        return column.workers >= self.min_workers
+
+
+_features: dict[str, Feature] = {}
+
+
+def feature(
+    summary: str,
+    *,
+    reference: Function | None = None,
+    per_layout: bool = False,
+    tolerance: float = TOLERANCE,
+    min_workers: int = 1,
+    may_refuse: bool = False,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> Callable[[Function], Function]:
+    """Register the decorated function as a row of the matrix; see `Feature` for the options.
+
+    Raises:
+        ConfigError: another feature has the name.
+
+    Example:
+        >>> @feature("a batch that divides evenly")                    # doctest: +SKIP
+        ... def even(ctx):
+        ...     ...
+    """
+
+    def register(function: Function) -> Function:
+        name = function.__name__
+        if name in _features:
+            raise ConfigError(f"two features are named {name!r}, one of them in {_features[name].group}. Rename one.")
+        _features[name] = Feature(
+            name=name,
+            module=function.__module__,
+            summary=summary,
+            function=function,
+            reference=reference or function,
+            per_layout=per_layout,
+            tolerance=tolerance,
+            min_workers=min_workers,
+            may_refuse=may_refuse,
+            deadline_seconds=deadline_seconds,
+        )
+        return function
+
+    return register
+
+
+def registered(name: str) -> Feature:
+    """Return the feature of this name among the files that have been imported.
+
+    Raises:
+        ConfigError: there is none.
+
+    Example:
+        >>> _ = features()
+        >>> registered("even").group
+        'batches'
+    """
+    try:
+        return _features[name]
+    except KeyError:
+        raise ConfigError(f"no feature is named {name!r}; `tfdist verify --list` shows all.") from None
+
+
+def features() -> dict[str, Feature]:
+    """Return every feature of the matrix by name, in the order of files and of functions in them; loads no TensorFlow.
+
+    Example:
+        >>> next(iter(features()))
+        'even'
+    """
+    package = importlib.import_module(_PACKAGE)
+    modules = [f"{_PACKAGE}.{name}" for name in package.ORDER]
+    for module in modules:
+        importlib.import_module(module)
+    known = [entry for entry in _features.values() if entry.module in modules]
+    return {entry.name: entry for entry in sorted(known, key=lambda entry: modules.index(entry.module))}
+
+
+def select(patterns: Iterable[str], available: Mapping[str, Feature] | None = None) -> tuple[Feature, ...]:
+    """Return the features that names, groups or globs select, in the matrix's order; all of them without patterns.
+
+    Args:
+        patterns: such as ``"even"``, ``"batches"`` (a file) or ``"*norm*"``.
+        available: features to choose from, by default every one.
+    Raises:
+        ConfigError: a pattern selects none.
+
+    Example:
+        >>> [entry.name for entry in select(["even", "clip*"])]
+        ['even', 'clipnorm', 'clipvalue']
+    """
+    patterns = tuple(patterns)
+    every = tuple((features() if available is None else available).values())
+    for pattern in patterns:
+        if not any(_matches(entry, pattern) for entry in every):
+            raise ConfigError(
+                f"no feature is named {pattern!r}; give a name, a glob or a group "
+                f"({', '.join(dict.fromkeys(e.group for e in every))}). `tfdist verify --list` shows all."
+            )
+    return tuple(e for e in every if not patterns or any(_matches(e, pattern) for pattern in patterns))
+
+
+def _matches(entry: Feature, pattern: str) -> bool:
+    return entry.group == pattern or fnmatch.fnmatchcase(entry.name, pattern)

@@ -1,0 +1,3 @@
+"""The matrix's features, one file per subject. `ORDER` is the order of the table; every file is in it."""
+
+ORDER = ("batches", "optimizers")

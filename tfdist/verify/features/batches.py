@@ -1,0 +1,57 @@
+"""How many examples a batch has: full, partial, fewer than replicas, and never the same twice."""
+
+from typing import Any
+
+from tfdist.verify.context import Context
+from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.tasks import dense, regression, sgd, trained
+
+
+def _fit(ctx: Context, rows: int, *, batch_size: int = 8, **compile_options: Any) -> Outcome:
+    with ctx.scope():
+        model = dense()
+        model.compile(sgd(), "mse", metrics=["mae"], **compile_options)
+    x, y = regression(rows)
+    outcome = trained(ctx, model, x, y, batch_size=batch_size)
+    evaluated = model.evaluate(x, y, batch_size=batch_size, verbose=0)
+    return {**outcome, "evaluate": evaluated, "predict": model.predict(x, batch_size=batch_size, verbose=0)}
+
+
+@feature("batches that divide evenly: 36 examples in batches of 12")
+def even(ctx: Context) -> Outcome:
+    return _fit(ctx, 36, batch_size=12)
+
+
+@feature("a last batch with one example: 33 in batches of 8")
+def partial_batch(ctx: Context) -> Outcome:
+    return _fit(ctx, 33)
+
+
+@feature("a last batch with five of eight examples: 37 in batches of 8")
+def partial_batch_five(ctx: Context) -> Outcome:
+    return _fit(ctx, 37)
+
+
+@feature("a last batch with two examples: some replicas are empty when there are more")
+def empty_replicas(ctx: Context) -> Outcome:
+    return _fit(ctx, 26)
+
+
+@feature("batches that no number of replicas divides: 35 examples in batches of 7")
+def odd_batches(ctx: Context) -> Outcome:
+    return _fit(ctx, 35, batch_size=7)
+
+
+@feature("batches of one example: all replicas but one are always empty")
+def batches_of_one(ctx: Context) -> Outcome:
+    return _fit(ctx, 6, batch_size=1)
+
+
+@feature("the first batch is uneven: five examples in all")
+def first_batch_five(ctx: Context) -> Outcome:
+    return _fit(ctx, 5)
+
+
+@feature("the first batch has one example, the only one")
+def first_batch_one(ctx: Context) -> Outcome:
+    return _fit(ctx, 1)

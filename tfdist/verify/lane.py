@@ -1,0 +1,117 @@
+"""One pool of processes and the features that run in it: a column, or one device, which all are compared with."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.cluster import ports
+from tfdist.testing.environment import worker_environments
+from tfdist.testing.pool import Reply, WorkerPool
+from tfdist.verify import judge
+from tfdist.verify.column import Column
+from tfdist.verify.feature import Feature
+from tfdist.verify.judge import Verdict
+
+_CELL = "tfdist.verify.cell"
+_START_SECONDS = 120.0
+_PROBE_SECONDS = 15.0
+
+
+class Lane:
+    """Runs features in processes that it starts when they are needed, and again after a feature has ruined them.
+
+    Args:
+        directory: for outcomes and for what features write; exists.
+        column: the strategy and its size; None for one device without a strategy.
+        baseline: whether the strategy is TensorFlow's own.
+        deadline_seconds: longest time for a cell; None takes each feature's own.
+    """
+
+    def __init__(
+        self, directory: Path, *, column: Column | None, baseline: bool = False, deadline_seconds: float | None = None
+    ) -> None:
+        self.column = column
+        self.baseline = baseline
+        self.versions: dict[str, str] = {}
+        self._directory = directory
+        self._deadline_seconds = deadline_seconds
+        self._mode = {"baseline": baseline, "one_device": column is None}
+        self._pool = WorkerPool(self._environments)
+        self._cannot_start: Verdict | None = None
+        self._calls = 0
+
+    def outcomes(self, entry: Feature, *, workers: int, replicas: int) -> list[Mapping[str, Any]] | Verdict:
+        """Return each worker's outcome of a feature, or the verdict if there is none.
+
+        Args:
+            entry: the feature; on one device its reference runs.
+            workers: of the column that is compared.
+            replicas: of that column, over all workers.
+        """
+        if verdict := self._ready(entry):
+            return verdict
+        self._calls += 1
+        shared = self._directory / f"{self._calls:03d}"
+        shared.mkdir()
+        replies = self._pool.call(
+            f"{_CELL}:run",
+            {
+                "module": entry.module,
+                "feature": entry.name,
+                "directory": str(shared),
+                "output": f"{shared}-{{worker}}.npz",
+                "workers": workers,
+                "replicas": replicas,
+                **self._mode,
+            },
+            timeout_seconds=self._deadline_seconds or entry.deadline_seconds,
+        )
+        try:
+            if verdict := judge.failure(entry, replies):
+                self._keep_only_if_sound(replies)
+                return verdict
+            return [_load(Path(f"{shared}-{reply.worker}.npz")) for reply in replies]
+        finally:
+            shutil.rmtree(shared, ignore_errors=True)
+
+    def close(self) -> None:
+        """End the processes, also while another thread waits for an outcome."""
+        self._pool.close()
+
+    def _environments(self) -> list[dict[str, str]]:
+        workers, replicas = (self.column.workers, self.column.replicas_per_worker) if self.column else (1, 1)
+        return worker_environments(
+            os.environ,
+            strategy=self.column.strategy if self.column else None,
+            ports=ports.free_ports(workers),
+            replicas_per_worker=replicas,
+        )
+
+    def _ready(self, entry: Feature) -> Verdict | None:
+        """Start the processes if there are none; a lane that could not start once does not try for every cell."""
+        if self._cannot_start is None and not self._pool.running:
+            replies = self._pool.call(f"{_CELL}:prepare", self._mode, timeout_seconds=_START_SECONDS)
+            self._cannot_start = judge.failure(entry, replies)
+            if self._cannot_start is None:
+                self.versions = replies[0].value
+        return self._cannot_start
+
+    def _keep_only_if_sound(self, replies: tuple[Reply, ...]) -> None:
+        """End the processes if the failure may have left their collectives out of step."""
+        if not self._pool.running:
+            return
+        alike = len({(reply.status, reply.types[:1]) for reply in replies}) == 1
+        if alike:
+            probes = self._pool.call(f"{_CELL}:probe", self._mode, timeout_seconds=_PROBE_SECONDS)
+            if all(probe.value is True for probe in probes):
+                return
+        self._pool.end()
+
+
+def _load(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file.items())

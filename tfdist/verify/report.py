@@ -1,0 +1,166 @@
+"""What a run of the matrix found: frozen values, and their texts."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from tfdist.verify.column import Column
+from tfdist.verify.feature import Feature
+
+Status = Literal["green", "wrong", "error", "hang", "crash", "refused", "left out"]
+BAD: tuple[Status, ...] = ("wrong", "error", "hang", "crash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One feature under one column.
+
+    Attributes:
+        feature: the feature's name.
+        column: the column's name.
+        baseline: whether this is plain TensorFlow and Keras, without tfdist.
+        status: "green", "wrong" (other numbers than one device), "error", "hang", "crash", "refused" (tfdist says
+            clearly that it does not do this) or "left out" (makes no sense under this column).
+        difference: largest relative difference; None where there is nothing to compare.
+        error: class name of the exception.
+        detail: which entry differs most, or the first lines of what went wrong.
+        seconds: how long the cell took.
+    """
+
+    feature: str
+    column: str
+    baseline: bool = False
+    status: Status
+    difference: float | None = None
+    error: str = ""
+    detail: str = ""
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The cell in a table.
+
+        Example:
+            >>> Cell(feature="even", column="mirrored-2", status="wrong", difference=0.0171).text
+            'WRONG 1.7e-02'
+        """
+        words = {
+            "green": _number(self.difference),
+            "wrong": f"WRONG {_number(self.difference)}",
+            "error": f"ERROR {self.error}",
+            "hang": "HANG",
+            "crash": "CRASH",
+            "left out": "-",
+        }
+        return words.get(self.status, self.status)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the cell is anything but green, rightly refused or left out."""
+        return self.status in BAD
+
+
+def _number(difference: float | None) -> str:
+    if difference is None or difference == 0:
+        return "0"
+    return "differs" if math.isinf(difference) else f"{difference:.0e}" if difference < 1e-5 else f"{difference:.1e}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The cells of a run.
+
+    Attributes:
+        features: name -> summary, in the order of rows.
+        columns: names, in order.
+        cells: what was found, in any order.
+        versions: of TensorFlow, Keras, tfdist and Python.
+        seconds: how long the run took.
+    """
+
+    features: Mapping[str, str]
+    columns: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether plain TensorFlow and Keras ran beside tfdist."""
+        return any(cell.baseline for cell in self.cells)
+
+    @property
+    def is_green(self) -> bool:
+        """Whether every cell of tfdist is green, rightly refused or left out."""
+        return not any(cell.is_bad for cell in self.cells if not cell.baseline)
+
+    def cell(self, feature: str, column: str, *, baseline: bool = False) -> Cell | None:
+        """Return one cell, or None if it has not run."""
+        found = (c for c in self.cells if (c.feature, c.column, c.baseline) == (feature, column, baseline))
+        return next(found, None)
+
+    def lanes(self) -> tuple[tuple[str, bool], ...]:
+        """Return the columns of the table: (name, baseline), plain TensorFlow's before tfdist's."""
+        present = {(cell.column, cell.baseline) for cell in self.cells}
+        return tuple((c, b) for c in self.columns for b in (True, False) if (c, b) in present)
+
+    def summary(self) -> str:
+        """Return one line per kind of cell: how many are green, and what the others are.
+
+        Example:
+            >>> cell = Cell(feature="even", column="mirrored-2", status="green", difference=0.0)
+            >>> Report(features={"even": ""}, columns=("mirrored-2",), cells=(cell,)).summary()
+            'tfdist: 1 of 1 cells green'
+        """
+        lines = [
+            _count("plain Keras and TensorFlow", [c for c in self.cells if c.baseline]),
+            _count("tfdist", [c for c in self.cells if not c.baseline]),
+        ]
+        return "\n".join(line for line in lines if line)
+
+    def to_json(self) -> str:
+        """Return the report as JSON: versions, seconds, features, and a list of cells."""
+        return json.dumps(
+            {
+                "is_green": self.is_green,
+                "seconds": round(self.seconds, 1),
+                "versions": dict(self.versions),
+                "features": dict(self.features),
+                "columns": list(self.columns),
+                "cells": [_plain(cell) for cell in self.cells],
+            },
+            indent=1,
+            allow_nan=False,
+        )
+
+    def to_markdown(self) -> str:
+        """Return the table as it goes into a README, and the summary below it."""
+        lanes = self.lanes()
+        heads = [f"{column} (plain)" if baseline else column for column, baseline in lanes]
+        lines = ["| feature | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+        for name in self.features:
+            cells = [self.cell(name, column, baseline=baseline) for column, baseline in lanes]
+            lines.append(f"| {name} | " + " | ".join("" if c is None else c.text for c in cells) + " |")
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return "\n".join([*lines, "", *self.summary().splitlines(), *([versions] if versions else [])]) + "\n"
+
+
+def _plain(cell: Cell) -> dict[str, Any]:
+    infinite = cell.difference is not None and math.isinf(cell.difference)
+    return asdict(cell) | {"difference": None if infinite else cell.difference, "text": cell.text}
+
+
+def _count(who: str, cells: Iterable[Cell]) -> str:
+    ran = [cell for cell in cells if cell.status != "left out"]
+    if not ran:
+        return ""
+    counts = {status: sum(cell.status == status for cell in ran) for status in ("green", "refused", *BAD)}
+    others = ", ".join(f"{count} {status}" for status, count in counts.items() if count and status != "green")
+    return f"{who}: {counts['green']} of {len(ran)} cells green" + (f", {others}" if others else "")
+
+
+def empty(features: Iterable[Feature], columns: Iterable[Column]) -> Report:
+    """Return a report of these rows and columns in which nothing has run."""
+    return Report(features={f.name: f.summary for f in features}, columns=tuple(c.name for c in columns), cells=())

@@ -1,0 +1,170 @@
+"""Runs the matrix: every feature on one device once, and in every column; compares; reports."""
+
+import contextlib
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tfdist.validation import integer
+from tfdist.verify import judge
+from tfdist.verify.column import COLUMNS, Column
+from tfdist.verify.feature import Feature
+from tfdist.verify.feature import features as all_features
+from tfdist.verify.judge import Verdict
+from tfdist.verify.lane import Lane
+from tfdist.verify.report import Cell, Report
+
+Outcome = Mapping[str, Any]
+_Key = tuple[str, int, int]
+
+
+def run(
+    features: Sequence[Feature] | None = None,
+    columns: Sequence[Column] = COLUMNS,
+    *,
+    baseline: bool = False,
+    jobs: int = 2,
+    deadline_seconds: float | None = None,
+    on_cell: Callable[[Cell], None] | None = None,
+) -> Report:
+    """Run features under strategies and compare each with one device.
+
+    A cell that fails, hangs or kills its processes is reported as such, and the rest goes on. When this returns or
+    raises, every process that it started has ended.
+
+    Args:
+        features: rows, see `tfdist.verify.feature.select`; None takes all.
+        columns: see `tfdist.verify.column.select`.
+        baseline: run plain Keras and TensorFlow's own strategies as well.
+        jobs: how many columns run at the same time; one device counts as a column.
+        deadline_seconds: longest time for a cell; None takes each feature's own.
+        on_cell: called with each cell when it is there, from several threads.
+    Returns:
+        The report, with a cell for every feature, column and, with ``baseline``, kind.
+    Raises:
+        ConfigError: ``jobs`` is less than 1.
+
+    Example:
+        >>> from tfdist.verify import column, feature
+        >>> report = run(feature.select(["even"]), column.select(["mirrored-2"]))     # doctest: +SKIP
+        >>> report.is_green                                                            # doctest: +SKIP
+        True
+    """
+    integer("jobs", jobs, minimum=1)
+    rows = tuple(all_features().values()) if features is None else tuple(features)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as root:
+        matrix = _Matrix(
+            rows, columns, Path(root), baseline=baseline, deadline_seconds=deadline_seconds, on_cell=on_cell
+        )
+        matrix.run(jobs)
+    return Report(
+        features={entry.name: entry.summary for entry in rows},
+        columns=tuple(column.name for column in columns),
+        cells=tuple(matrix.cells),
+        versions={**matrix.one_device.versions, "Python": platform.python_version()},
+        seconds=time.monotonic() - started,
+    )
+
+
+class _Matrix:
+    """The lanes of one run, and what they found so far."""
+
+    def __init__(
+        self,
+        rows: Sequence[Feature],
+        columns: Sequence[Column],
+        root: Path,
+        *,
+        baseline: bool,
+        deadline_seconds: float | None,
+        on_cell: Callable[[Cell], None] | None,
+    ) -> None:
+        def lane(name: str, column: Column | None, plain: bool = False) -> Lane:
+            (root / name).mkdir()
+            return Lane(root / name, column=column, baseline=plain, deadline_seconds=deadline_seconds)
+
+        self.rows = rows
+        self.cells: list[Cell] = []
+        self.one_device = lane("one-device", None)
+        self.lanes = [lane(column.name, column) for column in columns]
+        if baseline:
+            self.lanes += [lane(f"{column.name}-plain", column, plain=True) for column in columns]
+        pairs = [(entry, column) for entry in rows for column in columns if entry.applies(column)]
+        self._references: dict[_Key, Future[Outcome | Verdict]] = {_key(*pair): Future() for pair in pairs}
+        self._entries = {_key(*pair): pair[0] for pair in pairs}
+        self._on_cell = on_cell or (lambda cell: None)
+        self._stopped = threading.Event()
+
+    def run(self, jobs: int) -> None:
+        # One device goes first, so a column that waits for a reference never holds the place of the lane that makes it.
+        with ThreadPoolExecutor(jobs, thread_name_prefix="tfdist-verify") as executor:
+            work = [executor.submit(self._run_one_device), *(executor.submit(self._run_lane, x) for x in self.lanes)]
+            try:
+                for done in as_completed(work):
+                    done.result()
+            except BaseException:
+                self._stop(work)
+                raise
+
+    def _stop(self, work: Sequence[Future[None]]) -> None:
+        self._stopped.set()
+        for lane_work in work:
+            lane_work.cancel()
+        for reference in self._references.values():
+            reference.cancel()
+        for lane in (self.one_device, *self.lanes):
+            lane.close()
+
+    def _run_one_device(self) -> None:
+        with contextlib.closing(self.one_device) as lane:
+            for key, future in self._references.items():
+                if self._stopped.is_set():
+                    return
+                _, workers, replicas = key
+                found = lane.outcomes(self._entries[key], workers=workers, replicas=replicas)
+                if future.set_running_or_notify_cancel():
+                    future.set_result(found if isinstance(found, Verdict) else found[0])
+
+    def _run_lane(self, lane: Lane) -> None:
+        assert lane.column is not None
+        with contextlib.closing(lane):
+            for entry in self.rows:
+                if self._stopped.is_set():
+                    return
+                started = time.monotonic()
+                try:
+                    verdict = self._verdict(lane, lane.column, entry)
+                except CancelledError:
+                    return
+                cell = Cell(
+                    feature=entry.name,
+                    column=lane.column.name,
+                    baseline=lane.baseline,
+                    seconds=round(time.monotonic() - started, 2),
+                    **asdict(verdict),
+                )
+                self.cells.append(cell)
+                self._on_cell(cell)
+
+    def _verdict(self, lane: Lane, column: Column, entry: Feature) -> Verdict:
+        if not entry.applies(column):
+            return Verdict(status="left out")
+        found = lane.outcomes(entry, workers=column.workers, replicas=column.replicas)
+        if isinstance(found, Verdict):
+            return found
+        reference = self._references[_key(entry, column)].result()
+        if isinstance(reference, Verdict):
+            return judge.without_reference(reference)
+        return judge.equality(entry, found, reference)
+
+
+def _key(entry: Feature, column: Column) -> _Key:
+    """Name a reference: columns share it unless it depends on their layout."""
+    return (entry.name, column.workers, column.replicas) if entry.per_layout else (entry.name, 1, 1)

@@ -1,0 +1,107 @@
+"""Small data, models and outcomes that features share."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdist.verify.context import Context
+from tfdist.verify.lazy import keras
+
+WIDTH = 6
+CLASSES = 3
+
+
+def regression(rows: int, *, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs (rows, 6) and targets (rows, 1), float32; rows differ, so a wrong weighting shows.
+
+    Example:
+        >>> [array.shape for array in regression(33)]
+        [(33, 6), (33, 1)]
+    """
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(rows, WIDTH)).astype("float32")
+    y = np.tanh(x[:, :1] - x[:, 1:2]) + 0.05 * np.arange(rows)[:, None] / max(rows, 1)
+    return x, y.astype("float32")
+
+
+def classification(rows: int, *, classes: int = CLASSES, seed: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs (rows, 6), float32, and labels (rows,), int32.
+
+    Example:
+        >>> classification(5)[1].dtype.name
+        'int32'
+    """
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(rows, WIDTH)).astype("float32")
+    return x, (np.abs(x[:, 0] * 3 + x[:, 1]).astype("int32")) % classes
+
+
+def dense(*layers: Any, outputs: int = 1, activation: str | None = None, units: int = 8) -> Any:
+    """Return a model: Dense(units), the given layers, Dense(outputs), built for inputs (batch, 6)."""
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            keras.layers.Dense(units, activation="tanh"),
+            *layers,
+            keras.layers.Dense(outputs, activation=activation),
+        ]
+    )
+
+
+def sgd(**options: Any) -> Any:
+    """Return SGD with momentum: its steps are as large as the gradients, so a wrong gradient shows in the weights."""
+    return keras.optimizers.SGD(**{"learning_rate": 0.1, "momentum": 0.9, **options})
+
+
+def variables(ctx: Context, named: Iterable[Any], prefix: str) -> dict[str, np.ndarray]:
+    """Return variables' values on this worker, and how far its replicas' copies are apart (0 on one device)."""
+    values: dict[str, np.ndarray] = {}
+    spread = 0.0
+    for index, variable in enumerate(named):
+        copies = [copy.astype("float64") for copy in ctx.local_values(variable) if copy.dtype.kind in "biuf"]
+        if copies:
+            values[f"{prefix}/{index:02d} {variable.name}"] = copies[0]
+            spread = max([spread, *(_distance(copies[0], copy) for copy in copies[1:])])
+    return {**values, f"{prefix}/spread over replicas": np.asarray(spread)}
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    with np.errstate(invalid="ignore"):
+        return float(np.max(np.where(one == other, 0.0, np.abs(one - other)), initial=0.0))
+
+
+def history(result: Any) -> dict[str, np.ndarray]:
+    """Return the logs of `fit`: one array per name, a value per epoch."""
+    return logs({name: values for name, values in result.history.items() if name != "learning_rate"}, "history")
+
+
+def logs(values: Mapping[str, Any], prefix: str) -> dict[str, np.ndarray]:
+    """Return logs as entries of an outcome."""
+    return {f"{prefix}/{name}": np.asarray(value, dtype="float64") for name, value in values.items()}
+
+
+def trained(
+    ctx: Context, model: Any, x: Any, y: Any = None, *, batch_size: int | None = 8, epochs: int = 2, **fit: Any
+) -> dict[str, np.ndarray]:
+    """Fit without shuffling and return the history, the weights and the optimizer's variables.
+
+    Args:
+        ctx: where this runs.
+        model: compiled.
+        x: what `fit` takes; datasets bring their own batches, so pass ``batch_size=None`` with them.
+        y: targets.
+        batch_size: the global batch.
+        epochs: passes over the data.
+        fit: more arguments of `fit`.
+    """
+    result = model.fit(x, y, batch_size=batch_size, epochs=epochs, **{"shuffle": False, "verbose": 0, **fit})
+    return {**history(result), **state(ctx, model)}
+
+
+def state(ctx: Context, model: Any) -> dict[str, np.ndarray]:
+    """Return a model's weights and its optimizer's variables."""
+    return {
+        **variables(ctx, model.weights, "weights"),
+        **variables(ctx, model.optimizer.variables, "optimizer"),
+    }
