@@ -1,4 +1,4 @@
-"""tf.data: sharding by files, optional elements, and empty batches.
+"""tf.data: sharding by files, and elements without a value.
 
 Private name, read in TensorFlow 2.21.0: `auto_shard_dataset`, which rewrites a pipeline so that a worker reads its own
 files; `Dataset.shard` cannot reach the files inside a pipeline.
@@ -20,6 +20,15 @@ def without_optionals(spec: Any) -> Any:
     return tf.nest.map_structure(lambda s: None if isinstance(s, tf.OptionalSpec) else s, spec)
 
 
+def without_nones(spec: Any) -> Any:
+    """Return an element spec with a plain None where tf.data has a spec for None."""
+    return tf.nest.map_structure(lambda s: None if _is_none(s) else s, spec)
+
+
+def _is_none(spec: Any) -> bool:
+    return spec is None or type(spec).__name__ == "NoneTensorSpec"
+
+
 def none_for_optionals(data: Any) -> Any:
     """Return an element with None where Keras put an empty optional for "no value"."""
     return tf.nest.map_structure(
@@ -27,24 +36,16 @@ def none_for_optionals(data: Any) -> Any:
     )
 
 
-def empty(spec: Any) -> Any:
-    """Return an element of this spec whose tensors have no rows; unknown inner dimensions become 1."""
+def one_row(spec: Any) -> Any:
+    """Return an element of this spec whose tensors have one row of zeros; unknown inner dimensions become 1."""
 
-    def tensor(leaf: Any) -> Any:
-        if leaf is None or not isinstance(leaf, tf.TensorSpec):
-            return _empty_composite(leaf)
-        if leaf.shape.rank == 0:
-            return tf.zeros([], leaf.dtype)
-        inner = [1 if dim is None else dim for dim in leaf.shape[1:]]
-        return tf.zeros([0, *inner], leaf.dtype) if leaf.dtype != tf.string else tf.constant([], tf.string, [0, *inner])
+    def value(leaf: Any) -> Any:
+        if _is_none(leaf):
+            return None
+        shape = [1 if dim is None else dim for dim in leaf.shape]
+        dense = tf.fill(shape, tf.constant("" if leaf.dtype == tf.string else 0, leaf.dtype))
+        if isinstance(leaf, tf.RaggedTensorSpec):
+            return tf.RaggedTensor.from_tensor(dense, ragged_rank=leaf.ragged_rank)
+        return tf.sparse.from_dense(dense) if isinstance(leaf, tf.SparseTensorSpec) else dense
 
-    return tf.nest.map_structure(tensor, spec, expand_composites=False)
-
-
-def _empty_composite(spec: Any) -> Any:
-    if spec is None or type(spec).__name__ == "NoneTensorSpec":
-        return None
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_row_lengths(tf.zeros([0, *spec.shape[2:]], spec.dtype), tf.constant([], tf.int64))
-    inner = [1 if dim is None else dim for dim in spec.shape[1:]]
-    return tf.SparseTensor(tf.zeros([0, len(inner) + 1], tf.int64), tf.zeros([0], spec.dtype), [0, *inner])
+    return tf.nest.map_structure(value, spec, expand_composites=False)

@@ -124,6 +124,11 @@ def replica_index() -> int:
     return int(replica_context._replica_id_in_sync_group)
 
 
+def replica_count(strategy: tf.distribute.Strategy) -> int:
+    """Return the number of replicas over all workers, also inside a step (where the strategy says 1)."""
+    return int(strategy.extended._num_replicas_in_sync)
+
+
 def global_seed() -> int | None:
     """Return the seed set by `tf.random.set_seed`, or None."""
     return context.global_seed()

@@ -20,23 +20,49 @@ from tfdist.training.workers import Workers
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
+class Layout:
+    """How a step's input is laid out: a step is traced once for a layout, whatever the number of examples.
+
+    Args:
+        spec: a nest of specs per local replica, as a tuple; None stands for "no value".
+    """
+
+    def __init__(self, spec: tuple[Any, ...]) -> None:
+        self._spec = spec
+        self._leaves = tf.nest.flatten(spec)
+        self.signature = [leaf for leaf in self._leaves if isinstance(leaf, tf.TypeSpec)]
+        self.key = repr(spec)
+
+    def flatten(self, slices: tuple[Any, ...]) -> list[Any]:
+        """Return the tensors of a step's input, without structure and without "no value"."""
+        return [leaf for leaf in tf.nest.flatten(slices, expand_composites=False) if leaf is not None]
+
+    def pack(self, tensors: list[Any]) -> Any:
+        """Return a nest of per-replica values from tensors in the order of `flatten`."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, tf.TypeSpec) else None for leaf in self._leaves]
+        return tf_strategies.per_replica(tf.nest.pack_sequence_as(self._spec, leaves))
+
+
 class Batch(NamedTuple):
     """What the replicas of this worker get in one step.
 
     Attributes:
-        data: nest of per-replica tensors.
+        tensors: the slices of the local replicas, flat.
         rows: examples of all replicas, int32 scalar.
+        layout: how to pack the tensors.
     """
 
-    data: Any
+    tensors: list[Any]
     rows: tf.Tensor
+    layout: Layout
 
 
 class _Element(NamedTuple):
     """One step's input of this worker, as it leaves the pipeline."""
 
-    slices: tuple[Any, ...]  # one nest per local replica
-    rows: tf.Tensor  # of the whole batch that was read
+    slices: tuple[tuple[tf.Tensor, Any], ...]  # per local replica: its number of examples, its nest
+    rows: tf.Tensor  # of all replicas, or of this worker's where data is its own
     fingerprint: tf.Tensor  # of the first batch, else 0
 
 
@@ -66,11 +92,15 @@ class Input:
         self.element_spec = tf_data.without_optionals(dataset.element_spec)
         self.cardinality = int(dataset.cardinality())
         self._dataset = _slices(dataset, self.source, local_replicas, workers)
+        self._layout = Layout(tf_data.without_nones(self._dataset.element_spec.slices))
 
     def __iter__(self) -> Iterator[Batch]:
-        elements = iter(self._dataset)
+        for element, rows in self._epoch(iter(self._dataset)):
+            yield Batch(self._layout.flatten(element.slices), rows, self._layout)
+
+    def _epoch(self, elements: Iterator[_Element]) -> Iterator[tuple[_Element, tf.Tensor]]:
         if self.workers.count == 1:
-            return map(_batch, elements)
+            return ((element, element.rows) for element in elements)
         if self.source is Source.SHARED:
             return _shared(elements, self.cardinality, self.workers)
         return _own(elements, self._dataset.element_spec, self.workers)
@@ -82,9 +112,8 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
 
     def cut(data: Any, first: int, parts: int) -> _Element:
         data = tf_data.none_for_optionals(data)
-        rows = step.rows_of(data)
-        slices = tuple(step.slice_rows(data, *step.bounds(rows, part, parts)) for part in range(first, first + local_replicas))
-        return _Element(slices, rows, tf.constant(0, tf.int64))
+        slices = tuple(step.part_of(data, part, parts) for part in range(first, first + local_replicas))
+        return _Element(slices, step.rows_of(data), tf.constant(0, tf.int64))
 
     def shared(index: tf.Tensor, data: Any) -> _Element:
         element = cut(data, workers.index * local_replicas, replicas)
@@ -97,10 +126,10 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
     def own(index: tf.Tensor, data: Any) -> tf.data.Dataset:
         del index
         parts = [cut(data, part * local_replicas, replicas) for part in range(workers.count)]
-        rows = [p._replace(rows=sum(step.rows_of(s) for s in p.slices)) for p in parts]
-        elements = tf.data.Dataset.from_tensors(rows[0])
-        for row in rows[1:]:
-            elements = elements.concatenate(tf.data.Dataset.from_tensors(row))
+        parts = [element._replace(rows=tf.add_n([rows for rows, _ in element.slices])) for element in parts]
+        elements = tf.data.Dataset.from_tensors(parts[0])
+        for element in parts[1:]:
+            elements = elements.concatenate(tf.data.Dataset.from_tensors(element))
         return elements
 
     numbered = dataset.enumerate()
@@ -111,11 +140,7 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
     return numbered.prefetch(2)
 
 
-def _batch(element: _Element, rows: tf.Tensor | None = None) -> Batch:
-    return Batch(tf_strategies.per_replica(element.slices), element.rows if rows is None else rows)
-
-
-def _shared(elements: Iterator[_Element], cardinality: int, workers: Workers) -> Iterator[Batch]:
+def _shared(elements: Iterator[_Element], cardinality: int, workers: Workers) -> Iterator[tuple[_Element, tf.Tensor]]:
     """Yield the batches of data that all workers read alike, and raise on all of them where it is not alike."""
     known = cardinality >= 0 or cardinality == tf.data.INFINITE_CARDINALITY
     position = 0
@@ -128,7 +153,7 @@ def _shared(elements: Iterator[_Element], cardinality: int, workers: Workers) ->
             _require_alike(seen.tolist(), position)
         if element is None:
             return
-        yield _batch(element)
+        yield element, element.rows
         position += 1
 
 
@@ -152,15 +177,19 @@ def _require_alike(seen: list[list[int]], position: int) -> None:
             )
 
 
-def _own(elements: Iterator[_Element], spec: Any, workers: Workers) -> Iterator[Batch]:
-    """Yield batches until every worker's own data has ended; who has none left gets no rows."""
+def _own(elements: Iterator[_Element], spec: Any, workers: Workers) -> Iterator[tuple[_Element, tf.Tensor]]:
+    """Yield batches until every worker's own data has ended; who has none left computes on what it had last, for nothing."""
+    last = None
     while True:
         element = next(elements, None)
         seen = workers.gather([element is not None, 0 if element is None else int(element.rows)])
         if not seen[:, 0].any():
             return
-        rows = tf.constant(int(seen[:, 1].sum()), tf.int32)
-        yield _batch(tf_data.empty(spec) if element is None else element, rows)
+        if element is None:
+            last = last if last is not None else tf_data.one_row(spec)
+            element = last._replace(slices=tuple((tf.zeros_like(rows), data) for rows, data in last.slices))
+        last = element
+        yield element, tf.constant(int(seen[:, 1].sum()), tf.int32)
 
 
 def fingerprint(data: Any) -> tf.Tensor:

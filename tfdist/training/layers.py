@@ -14,9 +14,12 @@ _SEED_STRIDE = 0x9E3779B1
 
 
 def adapt(model: keras.Model) -> None:
-    """Let the model's seed generators draw differently on every replica, reproducibly from their seeds."""
+    """Let seed generators draw differently on every replica, reproducibly, and synchronised statistics count examples."""
     for generator in keras_model.seed_generators(model):
         vars(generator).setdefault("next", functools.partial(_next, generator))
+    for layer in keras_model.layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            vars(layer).setdefault("_moments", functools.partial(_moments, layer))
 
 
 def _next(generator: Any, ordered: bool = True) -> Any:
@@ -26,6 +29,30 @@ def _next(generator: Any, ordered: bool = True) -> Any:
         return seed
     key = (tf_strategies.replica_index() * _SEED_STRIDE) % (1 << 31)
     return seed + tf.constant([key, 0], dtype=tf.as_dtype(seed.dtype)) if key else seed
+
+
+def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return mean and variance of the global batch over the unmasked entries, in one reduction.
+
+    Keras takes three reductions, forgets that the layer is synchronised when there is a mask, and counts a replica's entries
+    whether they are examples or not. Sums are taken around the moving mean, which every replica knows: the variance of
+    values far from zero would cancel otherwise.
+    """
+    current = step.current()
+    if current is None:
+        return type(layer)._moments(layer, inputs, mask)
+    axes = layer._reduction_axes
+    weight = tf.ones_like(inputs) if mask is None else tf.cast(tf.expand_dims(mask, -1), inputs.dtype) * tf.ones_like(inputs)
+    weight *= tf.cast(current.present, inputs.dtype)
+    shape = [1] * inputs.shape.rank
+    shape[layer.axis] = inputs.shape[layer.axis]
+    centre = tf.stop_gradient(tf.reshape(tf.cast(layer.moving_mean.value, inputs.dtype), shape))
+    shifted = tf.math.multiply_no_nan(inputs - centre, weight)
+    sums = [tf.reduce_sum(value, axis=axes) for value in (shifted, tf.square(shifted), weight)]
+    total, squares, count = tf.unstack(reduction.sum_over_replicas([tf.stack(sums)])[0])
+    mean = tf.math.divide_no_nan(total, count)
+    variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
+    return mean + tf.reshape(centre, [-1]), variance
 
 
 def averaged_states(model: keras.Model, current: step.Step) -> tuple[list[keras.Variable], list[tf.Tensor]]:

@@ -50,14 +50,18 @@ def _reduce(parts: keras_loss.Parts, reduction_name: str | None, current: step.S
     if reduction_name == "sum":
         return tf.math.divide_no_nan(total, share)
     elements, mask_size, valid = parts.counts
+
+    def over_replicas(*counts: Any) -> list[tf.Tensor]:
+        return reduction.sum_over_replicas([count * tf.cast(current.present, count.dtype) for count in counts])
+
     if reduction_name == "mean_with_sample_weight" and parts.weight_sum is not None:
-        divisor = reduction.sum_over_replicas([parts.weight_sum])[0]
+        (divisor,) = over_replicas(parts.weight_sum)
     elif mask_size is not None:
-        elements, mask_size, valid = reduction.sum_over_replicas([elements, mask_size, valid])
+        elements, mask_size, valid = over_replicas(elements, mask_size, valid)
         # Keras scales the valid entries by size/valid of the mask and divides by the elements, which the mask may broadcast to.
         divisor = tf.math.divide_no_nan(elements * valid, mask_size)
     elif all(dim is not None for dim in values.shape[1:]):
         return tf.math.divide_no_nan(total, elements)
     else:
-        divisor = reduction.sum_over_replicas([elements])[0]
+        (divisor,) = over_replicas(elements)
     return tf.math.divide_no_nan(total, share * divisor)

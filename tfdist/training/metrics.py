@@ -22,25 +22,31 @@ def _update_mean(metric: keras.metrics.Mean, values: Any, sample_weight: Any = N
     current = step.current()
     if current is not None:
         values = tf.convert_to_tensor(values)
-        if values.shape.rank == 0:
-            values = tf.where(current.rows > 0, values, tf.zeros_like(values))
-            if sample_weight is None:
-                sample_weight = current.share * current.replicas
+        if values.shape.rank == 0 and sample_weight is None:
+            sample_weight = current.share * current.replicas
     type(metric).update_state(metric, values, sample_weight=sample_weight)
 
 
-def synchronise(model: keras.Model, logs: Any, current: step.Step, *, training: bool) -> Any:
+def snapshot(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
+    """Return the variables of the model's metrics with their present values on this replica."""
+    return [(v, tf.identity(v.value)) for metric in model.metrics for v in metric.variables]
+
+
+def synchronise(model: keras.Model, logs: Any, before: list[Any], current: step.Step, *, training: bool) -> Any:
     """Return the logs of a step over all replicas, and make the layers' states equal: one reduction for both.
 
     Args:
         model: the model whose step it was.
         logs: what `train_step` or `test_step` returned on this replica.
+        before: the metrics' `snapshot` from before the step.
         current: the step, which has just ended.
         training: whether layers may have moved their states.
     Returns:
         The model's metrics over all examples so far, where ``logs`` holds exactly these; else ``logs`` with every float
         scalar averaged over the examples of the step.
     """
+    for variable, value in before:  # a replica without examples has counted a copy
+        variable.assign(tf.where(current.rows > 0, variable.value, value))
     variables = [v for metric in model.metrics for v in metric.variables]
     states, parts = layers.averaged_states(model, current) if training else ([], [])
     own, structure = _scalars(logs)

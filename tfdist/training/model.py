@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.compat import keras_model, tf_strategies
 from tfdist.errors import UnsupportedError
 from tfdist.training import callbacks, layers, losses, metrics, optimizers, saving, step
-from tfdist.training.data import Batch, Input
+from tfdist.training.data import Batch, Layout
 from tfdist.training.workers import Workers
 
 _untraced = tf.autograph.experimental.do_not_convert
@@ -71,36 +71,32 @@ def _make_predict_function(model: keras.Model, strategy: Any, workers: Workers, 
 def _function(model: keras.Model, strategy: Any, user_step: Callable[[Any], Any], *, training: bool) -> Any:
     """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
     _refuse_xla(model, strategy)
-    replicas = strategy.extended._num_replicas_in_sync
+    replicas = tf_strategies.replica_count(strategy)
     for optimizer in keras_model.optimizers(model) if training else ():
         optimizers.adapt(optimizer, strategy)
 
     @_untraced
-    def replica_step(data: Any, rows: Any, whole: bool) -> Any:
+    def replica_step(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
         layers.adapt(model)
         metrics.adapt(model)
         container = keras_model.compiled_losses(model)
         if container is not None:
             losses.adapt(container)
-        if whole:
-            rows = step.rows_of(data)
-            data = step.slice_rows(data, *step.bounds(rows, tf_strategies.replica_index(), replicas))
-        with step.Step(data=data, global_rows=rows, replicas=replicas) as current:
+        before = metrics.snapshot(model)
+        with step.Step(rows=rows, global_rows=global_rows, replicas=replicas) as current:
             logs = user_step(data)
-            return metrics.synchronise(model, logs, current, training=training)
+            return metrics.synchronise(model, logs, before, current, training=training)
 
-    @_untraced
-    def one_step(data: Any, rows: Any, whole: bool) -> Any:
-        logs = strategy.run(replica_step, args=(data, rows, whole))
+    def collect(logs: Any) -> Any:
         return tf_strategies.local_values(strategy, logs)[0]
 
-    if not model.run_eagerly:
-        one_step = tf.function(one_step, reduce_retracing=True)
+    run = _Replicated(model, strategy, replica_step, collect)
 
     def function(iterator: Iterator[Any]) -> Any:
         logs = None
+        whole = not isinstance(iterator, tf.distribute.DistributedIterator)
         for _, element in zip(range(model.steps_per_execution), iterator, strict=False):
-            logs = one_step(*_arguments(element, whole=not isinstance(iterator, tf.distribute.DistributedIterator)))
+            logs = run(element, whole=whole)
         if logs is None:
             raise StopIteration
         return logs
@@ -108,11 +104,74 @@ def _function(model: keras.Model, strategy: Any, user_step: Callable[[Any], Any]
     return function
 
 
-def _arguments(element: Any, *, whole: bool) -> tuple[Any, Any, bool]:
-    """Return (data, rows of all replicas or None, whether data is a whole batch) for what an iterator gave."""
-    if isinstance(element, Batch):
-        return element.data, element.rows, False
-    return _tensors(element), None, whole
+def _predict_function(model: keras.Model, strategy: Any) -> Any:
+    """Return the function that Keras calls with a list of batches, and that returns all rows in order."""
+    _refuse_xla(model, strategy)
+
+    @_untraced
+    def replica_step(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
+        del global_rows  # nothing is summed in a prediction
+        with step.Step(rows=rows, global_rows=rows, replicas=tf_strategies.replica_count(strategy)):
+            return step.slice_rows(model.predict_step(data), tf.constant(0), rows)
+
+    run = _Replicated(model, strategy, replica_step, functools.partial(tf_strategies.rows_of_all_replicas, strategy))
+
+    def function(batches: list[Any]) -> Any:
+        outputs = [run(element, whole=True) for element in batches]
+        return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *outputs)
+
+    return function
+
+
+class _Replicated:
+    """A function of one replica's batch, run on every replica, traced once for each layout of the input.
+
+    Args:
+        model: decides whether to trace at all.
+        strategy: runs it.
+        replica_step: takes a replica's data, its number of examples, and that of all replicas (or None).
+        collect: makes of the per-replica results what is returned.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Any, replica_step: Callable[..., Any], collect: Callable[..., Any]) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._replica_step = replica_step
+        self._collect = collect
+        self._traced: dict[str, Any] = {}
+        self._traced_free = self._trace(self._free)
+
+    def __call__(self, element: Any, *, whole: bool) -> Any:
+        """Run one step on a `Batch`, on a whole batch of tensors or arrays, or on per-replica values."""
+        if not isinstance(element, Batch):
+            return self._traced_free(_tensors(element), whole)
+        layout = element.layout
+        function = self._traced.get(layout.key)
+        if function is None:
+            signature = [layout.signature, tf.TensorSpec([], tf.int32)]
+            function = self._trace(functools.partial(self._packed, layout), input_signature=signature)
+            self._traced[layout.key] = function
+        return function(element.tensors, element.rows)
+
+    def _trace(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        return function if self._model.run_eagerly else tf.function(_untraced(function), **options)
+
+    def _packed(self, layout: Layout, tensors: list[Any], global_rows: tf.Tensor) -> Any:
+        rows, data = layout.pack(tensors)
+        return self._collect(self._strategy.run(self._replica_step, args=(data, rows, global_rows)))
+
+    def _free(self, data: Any, whole: bool) -> Any:
+        replica_step = _untraced(self._on_own_part if whole else self._on_own_data)
+        return self._collect(self._strategy.run(replica_step, args=(data,)))
+
+    def _on_own_data(self, data: Any) -> Any:
+        """Run on a batch that was distributed by other means; the others are asked how many examples they have."""
+        return self._replica_step(data, step.rows_of(data), None)
+
+    def _on_own_part(self, data: Any) -> Any:
+        """Run on this replica's part of a batch that every replica was given whole."""
+        rows, part = step.part_of(data, tf_strategies.replica_index(), tf_strategies.replica_count(self._strategy))
+        return self._replica_step(part, rows, step.rows_of(data))
 
 
 def _tensors(element: Any) -> Any:
@@ -121,37 +180,6 @@ def _tensors(element: Any) -> Any:
     return tf.nest.map_structure(
         lambda leaf: leaf if isinstance(leaf, keep) else tf.convert_to_tensor(leaf), element, expand_composites=False
     )
-
-
-def _predict_function(model: keras.Model, strategy: Any) -> Any:
-    """Return the function that Keras calls with a list of batches, and that returns all rows in order."""
-    _refuse_xla(model, strategy)
-    replicas = strategy.extended._num_replicas_in_sync
-
-    @_untraced
-    def replica_step(data: Any, whole: bool) -> Any:
-        if whole:
-            rows = step.rows_of(data)
-            data = step.slice_rows(data, *step.bounds(rows, tf_strategies.replica_index(), replicas))
-        with step.Step(data=data, global_rows=step.rows_of(data), replicas=replicas):
-            return model.predict_step(data)
-
-    @_untraced
-    def one_step(data: Any, whole: bool) -> Any:
-        outputs = strategy.run(replica_step, args=(data, whole))
-        return tf_strategies.rows_of_all_replicas(strategy, outputs)
-
-    if not model.run_eagerly:
-        one_step = tf.function(one_step, reduce_retracing=True)
-
-    def function(batches: list[Any]) -> Any:
-        outputs = []
-        for element in batches:
-            data, _, whole = _arguments(element, whole=True)
-            outputs.append(one_step(data, whole))
-        return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *outputs)
-
-    return function
 
 
 def _refuse_xla(model: keras.Model, strategy: Any) -> None:

@@ -18,19 +18,24 @@ class Step:
     the number of replicas nor multiplies them back, and a loss is the mean over the examples this replica has. What
     replicas contribute is then weighted by `share`, so that the sum over replicas is the mean over all examples.
 
+    A replica without examples (a batch smaller than the number of replicas) computes on a copy of one, because kernels and
+    statistics are not made for none; its share is zero, and whatever it counts is dropped.
+
     Args:
-        data: the replica's batch, a nest of tensors with a leading dimension of examples.
+        rows: examples of this replica, int32 scalar.
         global_rows: examples of all replicas in this step, int32 scalar; None to ask the other replicas.
         replicas: number of replicas.
     """
 
-    def __init__(self, *, data: Any, global_rows: tf.Tensor | None, replicas: int) -> None:
+    def __init__(self, *, rows: tf.Tensor, global_rows: tf.Tensor | None, replicas: int) -> None:
         self.replicas = replicas
-        self.rows = rows_of(data)
+        self.rows = rows
         # Asked first thing, so that the answer travels while the forward pass computes.
         self.global_rows = reduction.sum_over_replicas([self.rows])[0] if global_rows is None else global_rows
         #: this replica's part of the examples, float32 scalar; the shares of all replicas sum to 1
         self.share = tf.math.divide_no_nan(tf.cast(self.rows, tf.float32), tf.cast(self.global_rows, tf.float32))
+        #: 1 where this replica has examples, else 0, float32 scalar
+        self.present = tf.cast(self.rows > 0, tf.float32)
         #: optimizers whose loss was weighted by `share` before its gradient was taken
         self.weighted: set[int] = set()
 
@@ -75,6 +80,12 @@ def slice_rows(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
     return tf.nest.map_structure(rows, data, expand_composites=False)
 
 
-def bounds(rows: tf.Tensor, part: int, parts: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return begin and end of one of ``parts`` contiguous parts of ``rows`` examples; sizes differ by at most one."""
-    return rows * part // parts, rows * (part + 1) // parts
+def part_of(data: Any, part: int, parts: int) -> tuple[tf.Tensor, Any]:
+    """Return one of ``parts`` contiguous parts of a batch, and its number of rows; sizes differ by at most one.
+
+    A part without rows is given as one row, a copy of a neighbour's, with the number 0.
+    """
+    rows = rows_of(data)
+    begin, end = rows * part // parts, rows * (part + 1) // parts
+    first = tf.minimum(begin, tf.maximum(rows - 1, 0))
+    return end - begin, slice_rows(data, first, tf.maximum(end, first + 1))
