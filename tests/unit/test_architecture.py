@@ -36,10 +36,10 @@ LAYERS = {
     "callbacks": 5,
     "planner": 5,
     "testing": 6,
-    "verify": 6,
     "doctor": 6,
-    "cli": 7,
-    "__main__": 8,
+    "verify": 7,
+    "cli": 8,
+    "__main__": 9,
 }
 # The registry is a table of names that anybody may read: it stands as low as what it imports.
 LAYER_OF_MODULE = {"tfdist.strategies.registry": 1}
@@ -112,7 +112,7 @@ def layer(module: str) -> int:
     for name, number in LAYER_OF_MODULE.items():
         if module == name or module.startswith(f"{name}."):
             return number
-    return LAYERS.get(package_of(module), LAYERS[""])  # `from tfdist import __version__` is a name of the package itself
+    return LAYERS.get(package_of(module), LAYERS[""])  # `tfdist.__version__` is a name of the package itself
 
 
 def dotted(node: ast.AST) -> str:
@@ -254,14 +254,21 @@ def public_definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple
                 yield from public_definitions(node.body, f"{prefix}{node.name}.")
 
 
+def _documented_by_decorator(node: ast.AST) -> bool:
+    """An override has its parent's documentation, `@feature("...")` carries its own."""
+    for decorator in getattr(node, "decorator_list", []):
+        call = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if dotted(call).split(".")[-1] in ("override", "overload", "setter", "feature"):
+            return True
+    return False
+
+
 def undocumented(source: Source) -> Iterator[str]:
     if not ast.get_docstring(source.tree):
         yield f"{source.where(source.tree)}: the module"
     private = any(part.startswith("_") and not part.startswith("__") for part in source.module.split("."))
     for name, node in () if private else public_definitions(source.tree.body):
-        decorators = [dotted(d) for d in getattr(node, "decorator_list", [])]
-        inherited = any(d.split(".")[-1] in ("override", "overload", "setter") for d in decorators)
-        if not inherited and not ast.get_docstring(node):  # type: ignore[arg-type]
+        if not _documented_by_decorator(node) and not ast.get_docstring(node):  # type: ignore[arg-type]
             yield f"{source.where(node)}: {name}"
 
 

@@ -1,0 +1,52 @@
+"""``tfdist doctor``: print the findings as a table, or as JSON."""
+
+import json
+import textwrap
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from tfdist import doctor
+from tfdist.doctor import Finding, Level
+
+_STYLE = {Level.OK: "green", Level.NOTE: "blue", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+_WIDTH_OF_CHECK = 14
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/doctor.md describes it).")
+@click.option(
+    "--timeout-seconds",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    show_default=True,
+    help="Deadline for loading TensorFlow in a child process, and for nvidia-smi.",
+)
+def command(as_json: bool, timeout_seconds: float) -> None:
+    """Say what this machine has, what works, what is missing, and the command that cures it.
+
+    Levels: ok; note (worth knowing); warning (works slowly, partly or not always); problem (training fails or hangs).
+    The exit code is 1 when there is a problem.
+    """
+    findings = doctor.examine(doctor.standard_checks(timeout_seconds=timeout_seconds))
+    if as_json:
+        click.echo(json.dumps(doctor.as_report(findings), indent=2))
+    else:
+        _show(findings, Console(highlight=False))
+    if doctor.worst(findings) is Level.PROBLEM:
+        raise SystemExit(1)
+
+
+def _show(findings: list[Finding], console: Console) -> None:
+    indent = max(len(level.name) for level in Level) + _WIDTH_OF_CHECK + 2
+    for finding in findings:
+        style = _STYLE[finding.level]
+        head = Text.assemble((f"{finding.level.name.lower():<7} ", style), f"{finding.check:<{_WIDTH_OF_CHECK}} ")
+        console.print(Text.assemble(head, finding.seen), soft_wrap=True)
+        for line in textwrap.wrap(finding.why, width=max(40, console.width - indent)):
+            console.print(Text(" " * indent + line, style="dim"), soft_wrap=True)
+        if finding.cure:
+            console.print(Text(" " * indent + f"$ {finding.cure}", style="cyan"), soft_wrap=True)
+    count = {level: sum(finding.level is level for finding in findings) for level in Level}
+    console.print(", ".join(f"{count[level]} {level.name.lower()}" for level in reversed(Level)), style="bold")

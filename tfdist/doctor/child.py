@@ -1,0 +1,75 @@
+"""Run a program with a deadline that holds, so that whatever hangs in a driver or a resolver hangs elsewhere.
+
+Example:
+    >>> run(["echo", "hello"], timeout_seconds=10).output
+    'hello'
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_AFTER_KILL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a program ended.
+
+    Attributes:
+        code: its exit code, negative for a signal; None when it could not be started or ran into the deadline.
+        output: what it wrote to standard output, stripped.
+        errors: what it wrote to standard error, stripped; or why it has no exit code.
+    """
+
+    code: int | None
+    output: str = ""
+    errors: str = ""
+
+
+def run(command: Sequence[str], *, timeout_seconds: float, environ: Mapping[str, str] | None = None) -> Outcome:
+    """Return how ``command`` ended; it is killed, with all that it started, when the deadline passes.
+
+    A process that even SIGKILL does not end (one that waits inside a driver) is left to the kernel.
+
+    Args:
+        command: program and arguments.
+        timeout_seconds: deadline for all of it.
+        environ: the environment of the program; this process' own by default.
+    Returns:
+        The outcome. Nothing is raised for a missing program or a passed deadline.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if environ is None else dict(environ),
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return Outcome(code=None, errors=f"{command[0]} could not be started: {error}")
+    try:
+        output, errors = process.communicate(timeout=timeout_seconds)
+        return Outcome(code=process.returncode, output=output.strip(), errors=errors.strip())
+    except subprocess.TimeoutExpired:
+        return Outcome(code=None, errors=f"{command[0]} did not end within {timeout_seconds:g} s")
+    finally:
+        _end(process)
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        try:
+            process.communicate(timeout=_AFTER_KILL_SECONDS)
+        except subprocess.TimeoutExpired:  # not even SIGKILL: nothing more can be done from here
+            return
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -1,0 +1,88 @@
+"""What a check of the doctor says, and the report in which all findings stand.
+
+Example:
+    >>> finding = ok("python", "3.11.7")
+    >>> as_report([finding])["level"]
+    'ok'
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any
+
+import tfdist
+
+SCHEMA = "tfdist.doctor/1"
+
+
+class Level(IntEnum):
+    """How much a finding matters; the worst of a report is its level.
+
+    ``OK``: as it should be. ``NOTE``: worth knowing, nothing to do for most. ``WARNING``: works, but slowly, partly or
+    not always. ``PROBLEM``: training fails or hangs until it is cured.
+    """
+
+    OK = 0
+    NOTE = 1
+    WARNING = 2
+    PROBLEM = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        check: the name of the check, stable between versions.
+        level: how much it matters.
+        seen: what was observed.
+        why: why it matters; empty at level ok.
+        cure: the command that cures it; empty where there is nothing to do.
+    """
+
+    check: str
+    level: Level
+    seen: str
+    why: str = ""
+    cure: str = ""
+
+
+def ok(check: str, seen: str) -> Finding:
+    """Return a finding of level ok."""
+    return Finding(check=check, level=Level.OK, seen=seen)
+
+
+def note(check: str, seen: str, why: str, cure: str = "") -> Finding:
+    """Return a finding of level note."""
+    return Finding(check=check, level=Level.NOTE, seen=seen, why=why, cure=cure)
+
+
+def warning(check: str, seen: str, why: str, cure: str = "") -> Finding:
+    """Return a finding of level warning."""
+    return Finding(check=check, level=Level.WARNING, seen=seen, why=why, cure=cure)
+
+
+def problem(check: str, seen: str, why: str, cure: str = "") -> Finding:
+    """Return a finding of level problem."""
+    return Finding(check=check, level=Level.PROBLEM, seen=seen, why=why, cure=cure)
+
+
+def worst(findings: Sequence[Finding]) -> Level:
+    """Return the highest level among the findings; ok when there are none."""
+    return max((finding.level for finding in findings), default=Level.OK)
+
+
+def as_report(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the findings as the JSON document of ``tfdist doctor --json``; docs/doctor.md describes its fields.
+
+    Example:
+        >>> as_report([])["schema"]
+        'tfdist.doctor/1'
+    """
+    return {
+        "schema": SCHEMA,
+        "tfdist": tfdist.__version__,
+        "level": worst(findings).name.lower(),
+        "findings": [{**asdict(finding), "level": finding.level.name.lower()} for finding in findings],
+    }

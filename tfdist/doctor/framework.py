@@ -1,0 +1,96 @@
+"""What TensorFlow says about itself, asked in a child process: the doctor neither waits for a driver nor opens a GPU.
+
+Example:
+    >>> Framework(error="it did not load").gpus
+    ()
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.doctor import child
+
+_MARK = "tfdist-doctor:"
+
+# Each part is asked for on its own, so that one that fails hides no other.
+_PROGRAM = f"""
+import ctypes, glob, json, os, sys
+import tensorflow as tf
+said = dict(version=tf.__version__, build=dict(tf.sysconfig.get_build_info()))
+said["gpus"] = [device.name for device in tf.config.list_physical_devices("GPU")]
+def keras():
+    import keras
+    return keras.__version__
+def nccl():
+    wheels = [found for root in sys.path for found in glob.glob(root + "/nvidia/nccl/lib/libnccl.so.2")]
+    number = ctypes.c_int()
+    ctypes.CDLL((wheels or ["libnccl.so.2"])[0]).ncclGetVersion(ctypes.byref(number))
+    return number.value
+def horovod():
+    import horovod.tensorflow as hvd
+    return dict(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
+for name, ask in dict(keras=keras, nccl=nccl, horovod=horovod).items():
+    try:
+        said[name] = ask()
+    except Exception as error:
+        said[name + "_error"] = f"{{type(error).__name__}}: {{error}}"
+print("{_MARK}" + json.dumps(said, default=str), flush=True)
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """What a child process saw when it loaded TensorFlow.
+
+    Attributes:
+        error: why it could not be asked; empty when it answered.
+        version: TensorFlow's version.
+        keras: Keras' version; empty when it does not load.
+        keras_error: why Keras does not load.
+        build: TensorFlow's build information (``is_cuda_build``, ``cuda_version``, ``cudnn_version``, ...).
+        gpus: names of the GPUs that TensorFlow can use.
+        nccl: NCCL's version as one number (22703 for 2.27.3); None when it does not load.
+        horovod: how Horovod was built (``gloo``, ``mpi``, ``nccl``); None when it does not load.
+        horovod_error: why Horovod does not load.
+    """
+
+    error: str = ""
+    version: str = ""
+    keras: str = ""
+    keras_error: str = ""
+    build: Mapping[str, Any] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    nccl: int | None = None
+    horovod: Mapping[str, bool] | None = None
+    horovod_error: str = ""
+
+
+def observe(environ: Mapping[str, str], *, timeout_seconds: float) -> Framework:
+    """Return what TensorFlow says in a child process with this environment; its error when the deadline passes."""
+    quiet = {**environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return interpret(child.run([sys.executable, "-P", "-c", _PROGRAM], timeout_seconds=timeout_seconds, environ=quiet))
+
+
+def interpret(outcome: child.Outcome) -> Framework:
+    """Return what the child's output means."""
+    for line in outcome.output.splitlines():
+        if line.startswith(_MARK):
+            said = json.loads(line.removeprefix(_MARK))
+            return Framework(
+                version=said["version"],
+                keras=said.get("keras", ""),
+                keras_error=said.get("keras_error", ""),
+                build=said["build"],
+                gpus=tuple(said["gpus"]),
+                nccl=said.get("nccl"),
+                horovod=said.get("horovod"),
+                horovod_error=said.get("horovod_error", ""),
+            )
+    last = outcome.errors.splitlines()[-1] if outcome.errors else "it said nothing"
+    if outcome.code is not None and outcome.code < 0:
+        last = f"ended by signal {-outcome.code}; {last}"
+    return Framework(error=last)
