@@ -1,0 +1,74 @@
+"""What to start: the request behind ``tfdist run``, valid once it exists."""
+
+import os
+from dataclasses import dataclass
+
+from tfdist.errors import ConfigError
+from tfdist.validation import boolean, integer, number, shown, text
+
+MAX_WORKERS = 1024  # on one host; more is a typing error
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """A script and how many local workers run it.
+
+    Attributes:
+        target: path of a Python script, or the name of a module.
+        is_module: whether ``target`` is a module, started as ``python -m`` does.
+        arguments: what the script gets after its name, untouched.
+        workers: number of processes, at least 1.
+        strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
+        replicas_per_worker: devices that each worker uses, or None for all that it has.
+        grace_seconds: between the request to end and SIGKILL.
+
+    Raises:
+        ConfigError: a value that cannot be.
+
+    Example:
+        >>> LaunchConfig(target="train.py", workers=2).grace_seconds
+        10.0
+    """
+
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    workers: int = 1
+    strategy: str | None = None
+    replicas_per_worker: int | None = None
+    grace_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        text("script", self.target)
+        boolean("is_module", self.is_module)
+        integer("workers", self.workers, minimum=1, maximum=MAX_WORKERS)
+        if self.strategy is not None:
+            text("strategy", self.strategy)
+        if self.replicas_per_worker is not None:
+            integer("replicas_per_worker", self.replicas_per_worker, minimum=1)
+        number("grace_seconds", self.grace_seconds, minimum=0, maximum=86_400)
+
+
+def require_script(config: LaunchConfig) -> None:
+    """Check that the script is a file that can be read; a module is looked up by the workers.
+
+    Raises:
+        ConfigError: there is none, or it is a directory, or reading is not permitted.
+
+    Example:
+        >>> require_script(LaunchConfig(target="json.tool", is_module=True))
+    """
+    path = config.target
+    if config.is_module:
+        return
+    if os.path.isdir(path):
+        raise ConfigError(
+            f"script is {shown(path)}, a directory; it must be a Python file. To run a package: -m package."
+        )
+    if not os.path.exists(path):
+        raise ConfigError(
+            f"script is {shown(path)}, and there is no such file in {os.getcwd()}. Give the path of a Python file, or"
+            " -m package.module."
+        )
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"script is {shown(path)}, which may not be read. Permit it: chmod u+r {path}")

@@ -1,0 +1,169 @@
+"""Which worker failed first, and how to say it. Reading a record is the only effect here.
+
+When one worker fails, the others fail after it, because their collectives break: the first failure by time is the root
+cause. The time of an exception is when the worker recorded it; that of a death without a record is when the agent saw
+it.
+"""
+
+import json
+import math
+import signal
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a worker wrote about its own failure.
+
+    Attributes:
+        clock: time.monotonic() at the failure; all processes of a host share this clock.
+        type: name of the exception's class.
+        message: its text.
+        traceback: as Python prints it.
+        exit_code: with which the process was going to end.
+    """
+
+    clock: float
+    type: str
+    message: str
+    traceback: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A worker that failed.
+
+    Attributes:
+        worker: its index.
+        time: when, on the agent's monotonic clock in seconds.
+        returncode: of its process; negative for a signal.
+        record: what it wrote, or None when it could not.
+    """
+
+    worker: int
+    time: float
+    returncode: int
+    record: Record | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The code that stands for this failure: its own, or 128 + the number of the signal.
+
+        Example:
+            >>> Failure(worker=0, time=0.0, returncode=-9).exit_code
+            137
+        """
+        if self.returncode >= 0:
+            return self.returncode
+        return self.record.exit_code if self.record is not None else 128 - self.returncode
+
+
+def read_record(path: Path) -> Record | None:
+    """Return the record in a file; None when there is none that can be understood.
+
+    Example:
+        >>> read_record(Path("no such file"))
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        clock, exit_code = float(content["clock"]), int(content["exit_code"])
+        texts = [content[key] for key in ("type", "message", "traceback")]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not all(isinstance(text, str) for text in texts) or not math.isfinite(clock) or not 0 < exit_code < 256:
+        return None
+    return Record(clock=clock, type=texts[0], message=texts[1], traceback=texts[2], exit_code=exit_code)
+
+
+def own_failures(ended: Iterable[Failure], *, stopped_at: float, by_signal: bool) -> tuple[Failure, ...]:
+    """Return the workers that failed on their own, the root cause first.
+
+    One that ended well is none; nor is one that died without a record after the agent had asked it to end. When a
+    signal to the agent ended the job, what failed after it was the ending, and only what failed before it counts.
+
+    Args:
+        ended: every worker that ended, in any order.
+        stopped_at: when the agent asked the workers to end; infinity if it never did.
+        by_signal: whether it asked because of a signal.
+
+    Example:
+        >>> late, early = Failure(worker=0, time=9.0, returncode=1), Failure(worker=1, time=2.0, returncode=-9)
+        >>> [failure.worker for failure in own_failures([late, early], stopped_at=2.0, by_signal=False)]
+        [1, 0]
+    """
+    failed = [
+        failure
+        for failure in ended
+        if failure.returncode != 0
+        and (failure.time <= stopped_at or (not by_signal and not _ended_by_request(failure)))
+    ]
+    return tuple(sorted(failed, key=lambda failure: (failure.time, failure.worker)))
+
+
+def _ended_by_request(failure: Failure) -> bool:
+    return failure.record is None and failure.returncode in (-signal.SIGTERM, -signal.SIGKILL)
+
+
+def how_it_ended(returncode: int) -> str:
+    """Return "exit code 3", or the name of the signal.
+
+    Example:
+        >>> how_it_ended(-9)
+        'killed by SIGKILL (signal 9)'
+    """
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = "a signal"
+    return f"killed by {name} (signal {-returncode})"
+
+
+def format_report(root: Failure, others: Sequence[Failure], *, workers: int, started: float) -> str:
+    """Return the report that ends a failed run: the root cause first, with its traceback, then what followed it.
+
+    Args:
+        root: the first failure.
+        others: the later ones, in any order.
+        workers: how many workers the job had.
+        started: when it started, on the clock of the failures.
+
+    Example:
+        >>> print(format_report(Failure(worker=1, time=3.0, returncode=3), [], workers=2, started=1.0))
+        worker 1 of 2 failed first, 2.0 s after the start: exit code 3
+          It left no traceback: look at its last lines of output above.
+    """
+    ended = how_it_ended(root.returncode if root.record is None else root.exit_code)
+    place = f"worker {root.worker} of {workers} failed first" if workers > 1 else "the script failed"
+    lines = [f"{place}, {root.time - started:.1f} s after the start: {ended}"]
+    if root.record is not None and workers > 1:  # with one worker it stands right above
+        lines.append(textwrap.indent(root.record.traceback.rstrip("\n"), "  "))
+    elif root.record is None:
+        lines.append(f"  {_advice(root.returncode)}")
+    later = sorted(others, key=lambda failure: failure.time)
+    lines += [
+        f"  {failure.time - root.time:.1f} s later worker {failure.worker}: {_in_short(failure)}" for failure in later
+    ]
+    return "\n".join(lines)
+
+
+def _in_short(failure: Failure) -> str:
+    if failure.record is None:
+        return how_it_ended(failure.returncode)
+    first_line = failure.record.message.strip().partition("\n")[0]
+    return textwrap.shorten(f"{failure.record.type}: {first_line}", 160, placeholder=" ...")
+
+
+def _advice(returncode: int) -> str:
+    if returncode == -signal.SIGKILL:
+        return (
+            "Nobody can catch SIGKILL. The kernel sends it when memory runs out: look at `dmesg`, or use less memory."
+        )
+    if returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL):
+        return "Native code crashed. To see the Python line: set PYTHONFAULTHANDLER=1 and run again."
+    return "It left no traceback: look at its last lines of output above."

@@ -1,0 +1,66 @@
+"""A process that waits until the agent is gone; if it died without a word, it ends the job and removes its files.
+
+    python guardian.py JOB_ID DIRECTORY
+
+The agent holds the other end of standard input. It writes "done" when everything is in order; the end of input without
+it means that the agent was killed. The job's processes, children and grandchildren of any session, are recognised by
+TFDIST_JOB_ID in their environment.
+"""
+
+import contextlib
+import shutil
+import sys
+import time
+
+DEADLINE_SECONDS = 30.0
+DONE = b"done"
+
+
+def main(job_id: str, directory: str) -> None:
+    """Wait for the end of standard input, then clean up unless it said that this is not needed."""
+    if DONE in sys.stdin.buffer.read():
+        return
+    end_job(job_id)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def end_job(job_id: str) -> None:
+    """Kill every process of the job, until none is left or the deadline has passed."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while (found := members(job_id)) and time.monotonic() < deadline:
+        for pid in found:
+            kill(pid)
+        time.sleep(0.02)
+
+
+def members(job_id: str) -> list[int]:
+    """Return the processes, other than this one, whose environment has the job's id.
+
+    Example:
+        >>> members("a job that nobody started")
+        []
+    """
+    import os
+
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
+            if alive and process.environ().get("TFDIST_JOB_ID") == job_id:
+                found.append(process.pid)
+    return found
+
+
+def kill(pid: int) -> None:
+    """Kill one process; one that ended meanwhile is no error."""
+    import os
+    import signal
+
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,133 @@
+"""Writes the lines of several workers to one terminal or file: whole lines, a coloured prefix, one living line.
+
+The living line is what the chief shows without a line end, such as a progress bar. On a terminal it stands at the
+bottom and moves; elsewhere only its last state is written, when its line ends.
+"""
+
+import os
+import select
+import threading
+from dataclasses import dataclass, field
+
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
+CLEAR_LINE = b"\r\x1b[K"
+
+
+@dataclass(kw_only=True)
+class Screen:
+    """Where the lines go. Calls from several threads are put in order.
+
+    Attributes:
+        descriptors: file descriptors, by stream: 1 is standard output, 2 standard error.
+        terminals: the streams that are a terminal that can move its cursor.
+        prefixes: what begins a worker's line, by worker; none for workers that are not in it.
+        closed: set when a reader of the output has gone away (a closed pipe).
+    """
+
+    descriptors: dict[int, int]
+    terminals: frozenset[int]
+    prefixes: dict[int, dict[int, bytes]]
+    closed: threading.Event = field(default_factory=threading.Event)
+    _living: tuple[int, bytes] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def lines(self, stream: int, worker: int, lines: list[bytes]) -> None:
+        """Write complete lines of a worker."""
+        prefix = self.prefixes[stream].get(worker, b"")
+        self._write(stream, b"".join(prefix + line + b"\n" for line in lines))
+
+    def living(self, stream: int, worker: int, text: bytes) -> None:
+        """Show ``text`` as the line that is not complete; empty text removes it."""
+        if stream not in self.terminals:
+            return
+        shown = _cropped(self.prefixes[stream].get(worker, b"") + text, self.descriptors[stream]) if text else b""
+        with self._lock:
+            if self._living is None and not shown:
+                return
+            self._put(stream, CLEAR_LINE + shown)
+            self._living = (stream, shown) if shown else None
+
+    def message(self, text: str, *, style: str = "") -> None:
+        """Write the agent's own words to standard error; ``style``, for the first line, is rich's and needs a"
+        " terminal."""
+        first, end, rest = text.partition("\n")
+        if style and 2 in self.terminals:
+            first = _styled(first, style)
+        self._write(2, f"{first}{end}{rest}\n".encode("utf-8", "backslashreplace"))
+
+    def _write(self, stream: int, data: bytes) -> None:
+        if not data:
+            return
+        with self._lock:
+            if self._living is None or stream not in self.terminals:
+                self._put(stream, data)
+            else:
+                shown_on, shown = self._living
+                self._put(shown_on, CLEAR_LINE)
+                self._put(stream, data)
+                self._put(shown_on, shown)
+
+    def _put(self, stream: int, data: bytes) -> None:
+        descriptor, view = self.descriptors[stream], memoryview(data)
+        while view and not self.closed.is_set():
+            try:
+                view = view[os.write(descriptor, view) :]
+            except BlockingIOError:  # somebody made it non-blocking: wait until it takes more
+                select.select([], [descriptor], [], 1.0)
+            except OSError:  # nobody reads, or the terminal is gone
+                self.closed.set()
+
+
+def screen(workers: int, *, standard_output: int = 1, standard_error: int = 2) -> Screen:
+    """Return the screen for that many workers; with one worker its lines have no prefix.
+
+    Colour is used on a terminal, unless NO_COLOR is set or TERM is "dumb".
+
+    Args:
+        workers: number of workers.
+        standard_output: file descriptor.
+        standard_error: file descriptor.
+    """
+    descriptors = {1: standard_output, 2: standard_error}
+    movable = frozenset(s for s, fd in descriptors.items() if os.isatty(fd) and os.environ.get("TERM") != "dumb")
+    return Screen(
+        descriptors=descriptors,
+        terminals=movable,
+        prefixes={stream: _prefixes(workers, coloured=stream in movable) for stream in descriptors},
+    )
+
+
+def _prefixes(workers: int, *, coloured: bool) -> dict[int, bytes]:
+    if workers == 1:
+        return {}
+    width = len(str(workers - 1))
+    plain = {worker: f"[worker {worker:>{width}}]" for worker in range(workers)}
+    if coloured:
+        plain = {worker: _styled(text, COLOURS[worker % len(COLOURS)]) for worker, text in plain.items()}
+    return {worker: f"{text} ".encode() for worker, text in plain.items()}
+
+
+def _styled(text: str, style: str) -> str:
+    if os.environ.get("NO_COLOR"):
+        return text
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
+
+
+def _cropped(text: bytes, descriptor: int) -> bytes:
+    """Return ``text`` cut to the width of the terminal: a line that wraps could not be cleared again."""
+    from rich.console import Console
+    from rich.text import Text
+
+    try:
+        width = os.get_terminal_size(descriptor).columns - 1
+    except OSError:
+        width = 79
+    rich_text = Text.from_ansi(text.decode("utf-8", "replace"), no_wrap=True, end="")
+    rich_text.truncate(max(width, 10), overflow="crop")
+    console = Console(force_terminal=True, color_system="truecolor", width=max(width, 10), no_color=False)
+    with console.capture() as captured:
+        console.print(rich_text, end="", soft_wrap=True)
+    return captured.get().encode()

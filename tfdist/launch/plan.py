@@ -1,0 +1,93 @@
+"""From a request to one process per worker, as a pure function: same inputs, same environments and commands."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tfdist.launch.config import LaunchConfig
+
+HOST = "127.0.0.1"
+WORKER_FILE = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """How one worker is started.
+
+    Attributes:
+        index: which worker, from 0.
+        argv: the command.
+        environment: variables that it gets on top of those of the agent.
+        removed: variables of the agent that it does not get.
+        error_file: where it records its failure.
+    """
+
+    index: int
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    error_file: Path
+
+    def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the complete environment, given that of the agent.
+
+        Example:
+            >>> spec = WorkerSpec(index=0, argv=(), environment={"A": "1"}, removed=("B",), error_file=Path("e"))
+            >>> spec.environ({"B": "2", "C": "3"})
+            {'C': '3', 'A': '1'}
+        """
+        kept = {name: value for name, value in inherited.items() if name not in self.removed}
+        return {**kept, **self.environment}
+
+
+def plan(
+    config: LaunchConfig, *, ports: Sequence[int], job_id: str, directory: Path, python: str, agent_pid: int
+) -> tuple[WorkerSpec, ...]:
+    """Return one specification per worker.
+
+    Args:
+        config: the request.
+        ports: one per worker, on the loopback interface.
+        job_id: the same for all workers, and for no other job.
+        directory: where the workers record their failures.
+        python: path of the interpreter.
+        agent_pid: process that the workers do not outlive.
+
+    Example:
+        >>> config = LaunchConfig(target="train.py")
+        >>> [spec] = plan(config, ports=[40001], job_id="a1", directory=Path("/d"), python="python3", agent_pid=7)
+        >>> spec.environment["TFDIST_WORKERS"]
+        '127.0.0.1:40001'
+    """
+    assert len(ports) == config.workers
+    addresses = [f"{HOST}:{port}" for port in ports]
+    kind = "--module" if config.is_module else "--script"
+    argv = (python, str(WORKER_FILE), "--parent", str(agent_pid), kind, config.target, *config.arguments)
+    common = {
+        "TFDIST_JOB_ID": job_id,
+        "TFDIST_WORKERS": ",".join(addresses),
+        "TFDIST_LOCAL_WORKERS": str(config.workers),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if config.strategy is not None:
+        common["TFDIST_STRATEGY"] = config.strategy
+    if config.replicas_per_worker is not None:
+        common["TFDIST_REPLICAS_PER_WORKER"] = str(config.replicas_per_worker)
+    return tuple(_spec(index, argv, common, addresses, directory) for index in range(config.workers))
+
+
+def _spec(
+    index: int, argv: tuple[str, ...], common: Mapping[str, str], addresses: list[str], directory: Path
+) -> WorkerSpec:
+    error_file = directory / f"worker-{index}.json"
+    own = {
+        "TFDIST_WORKER_INDEX": str(index),
+        "TFDIST_LOCAL_INDEX": str(index),
+        "TFDIST_ERROR_FILE": str(error_file),
+    }
+    removed: tuple[str, ...] = ("TF_CONFIG",)  # of an outer cluster: a single worker is in none
+    if len(addresses) > 1:
+        removed = ()
+        own["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+    return WorkerSpec(index=index, argv=argv, environment={**common, **own}, removed=removed, error_file=error_file)
