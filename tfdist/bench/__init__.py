@@ -1,0 +1,1 @@
+"""Benchmarks beside the peers: every figure a ratio of runs that took turns, with quartiles."""

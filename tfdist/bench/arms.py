@@ -1,0 +1,119 @@
+"""What the worker processes of a step benchmark run: the same model and data, trained in one of three ways.
+
+- ``tensorflow loop``: TensorFlow's own strategy, in a hand-written loop;
+- ``tfdist loop``: tfdist's strategy, in the same loop, which has none of what `fit` needs to be right;
+- ``tfdist fit``: tfdist's strategy, Keras' `compile` and `fit`.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist.strategies
+from tfdist.bench.models import MODELS
+
+# arm -> runs that many steps and returns their seconds; a worker process keeps what it has built
+_prepared: dict[str, Callable[[int], float]] = {}
+
+
+def prepare(arm: str, strategy: str, model: str, global_batch_size: int) -> None:
+    """Build the model of an arm and run it until it is traced and warm."""
+    if arm not in _prepared:
+        create = _tensorflow_strategy if arm == "tensorflow loop" else _tfdist_strategy
+        build = _fit if arm == "tfdist fit" else _loop
+        _prepared[arm] = build(create(strategy), model, global_batch_size)
+    _prepared[arm](3)
+
+
+def measure(arm: str, steps: int) -> float:
+    """Return the seconds that this worker needs for so many steps."""
+    return _prepared[arm](steps)
+
+
+@functools.cache
+def _tfdist_strategy(name: str) -> tf.distribute.Strategy:
+    return tfdist.strategies.from_environment({**os.environ, "TFDIST_STRATEGY": name})
+
+
+@functools.cache
+def _tensorflow_strategy(name: str) -> tf.distribute.Strategy:
+    if name == "multi-worker":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    replicas = int(os.environ["TFDIST_REPLICAS_PER_WORKER"])
+    if not tf.config.list_physical_devices("GPU"):
+        tfdist.strategies.use_logical_cpus(replicas)
+        return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    return tf.distribute.MirroredStrategy([f"GPU:{index}" for index in range(replicas)])
+
+
+def _dataset(model: str, global_batch_size: int) -> tf.data.Dataset:
+    shape, classes = MODELS[model].input_shape, MODELS[model].classes
+    draw = np.random.default_rng(7)
+    x = draw.normal(size=(4 * global_batch_size, *shape)).astype(np.float32)
+    y = draw.integers(classes, size=4 * global_batch_size)
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(global_batch_size, drop_remainder=True).cache().repeat()
+
+
+def _loop(strategy: tf.distribute.Strategy, model: str, global_batch_size: int) -> Callable[[int], float]:
+    """Return a runner of the loop that TensorFlow's guide to custom training shows."""
+    with strategy.scope():
+        network = MODELS[model].build()
+        optimizer = keras.optimizers.SGD(0.01)
+        loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        optimizer.build(network.trainable_variables)
+    iterator = iter(strategy.experimental_distribute_dataset(_dataset(model, global_batch_size)))
+
+    def replica_step(batch: Any) -> tf.Tensor:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            losses = loss_function(y, network(x, training=True))
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=global_batch_size)
+        optimizer.apply(tape.gradient(loss, network.trainable_variables), network.trainable_variables)
+        return loss
+
+    @tf.function
+    def step(batch: Any) -> tf.Tensor:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(replica_step, args=(batch,)), axis=None)
+
+    def run(steps: int) -> float:
+        began = time.perf_counter()
+        for _ in range(steps):
+            float(step(next(iterator)))
+        return time.perf_counter() - began
+
+    return run
+
+
+def _fit(strategy: tf.distribute.Strategy, model: str, global_batch_size: int) -> Callable[[int], float]:
+    """Return a runner of plain Keras `fit`; the seconds are those between the first and the last step, and one step more."""
+    with strategy.scope():
+        network = MODELS[model].build()
+        loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        network.compile(keras.optimizers.SGD(0.01), loss_function)
+    dataset = _dataset(model, global_batch_size)
+
+    def run(steps: int) -> float:
+        clock = _Clock()
+        # one step before the clock starts: the call builds an iterator, which a loop builds once
+        network.fit(dataset, steps_per_epoch=steps + 1, epochs=1, verbose=0, callbacks=[clock])
+        return clock.ended - clock.began
+
+    return run
+
+
+class _Clock(keras.callbacks.Callback):
+    """Notes when the first and the last step of an epoch ended."""
+
+    began = ended = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs:
+            float(logs["loss"])  # what a loop that shows its loss waits for
+        self.ended = time.perf_counter()
+        self.began = self.ended if batch == 0 else self.began

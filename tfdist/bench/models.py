@@ -1,0 +1,60 @@
+"""Models for benchmarks, by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import keras
+
+__all__ = ["MODELS", "Model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model to train in a benchmark.
+
+    Attributes:
+        build: returns a new one.
+        input_shape: of one example.
+        classes: number of labels.
+    """
+
+    build: Callable[[], keras.Model]
+    input_shape: tuple[int, ...]
+    classes: int
+
+
+def _perceptron() -> keras.Model:
+    """25 dense layers of 1,000 units with skip connections: 25.0 M parameters, 4 MB and 4 kB tensors in turn."""
+    inputs = hidden = keras.Input((1000,))
+    for _ in range(24):
+        hidden = keras.layers.Add()([hidden, keras.layers.Dense(1000, activation="relu")(hidden)])
+    return keras.Model(inputs, keras.layers.Dense(1000)(hidden))
+
+
+def _convolutional() -> keras.Model:
+    """A small convolutional network, 0.1 M parameters: a step is short, so what it costs beside computing shows."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, activation="relu", padding="same"),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def _resnet50() -> keras.Model:
+    return keras.applications.ResNet50(weights=None, classifier_activation=None)
+
+
+MODELS: Mapping[str, Model] = MappingProxyType(
+    {
+        "perceptron": Model(build=_perceptron, input_shape=(1000,), classes=1000),
+        "convolutional": Model(build=_convolutional, input_shape=(8, 8, 1), classes=10),
+        "resnet50": Model(build=_resnet50, input_shape=(224, 224, 3), classes=1000),
+    }
+)
