@@ -37,6 +37,7 @@ LAYERS = {
     "planner": 5,
     "testing": 6,
     "doctor": 6,
+    "bench": 7,
     "verify": 7,
     "cli": 8,
     "__main__": 9,

@@ -18,8 +18,8 @@ _MODELS = ("perceptron", "convolutional", "resnet50")
 def command() -> None:
     """Measure speed beside the peers, in turns within one run.
 
-    A figure is a ratio of the two sides' times in the same round, given as median [quartiles]; above 1 tfdist is faster.
-    Absolute times depend on the machine and on what else it does; ratios much less.
+    A figure is a ratio of the two sides' times in the same round, given as median [quartiles]; above 1 tfdist is
+    faster. Absolute times depend on the machine and on what else it does; ratios much less.
     """
 
 
@@ -95,11 +95,14 @@ def _print(reports: list[step_bench.StepReport]) -> None:
     for arm in step_bench.ARMS:
         table.add_row(f"{arm}, ms per step", *(f"{1000 * median(report.seconds[arm]):.1f}" for report in reports))
     table.add_row("speed of fit, against the tensorflow loop", *(escape(str(report.speed)) for report in reports))
-    table.add_row("cost of correctness, fit / tfdist loop", *(escape(str(report.correctness_cost)) for report in reports))
+    table.add_row(
+        "cost of correctness, fit / tfdist loop", *(escape(str(report.correctness_cost)) for report in reports)
+    )
     console = Console()
     console.print(table)
     console.print(
-        f"{setups[0].model}, global batch {setups[0].global_batch_size}; {setups[0].rounds} rounds of {setups[0].steps} steps; "
+        f"{setups[0].model}, global batch {setups[0].global_batch_size}; {setups[0].rounds} rounds of "
+        f"{setups[0].steps} steps; "
         f"processes x replicas; ratios as median, lower and upper quartile; {reports[0].machine}",
         highlight=False,
     )

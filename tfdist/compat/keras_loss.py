@@ -1,7 +1,7 @@
 """What a Keras loss computes before it reduces: weighted values per element, and their number.
 
-Private names, read in Keras 3.15.1 (`keras/src/losses/loss.py`): `Loss.__call__` computes values, mask and reduction in one
-go and divides by what its own replica saw, so the parts are taken apart here; `get_keras_mask`, `apply_mask`,
+Private names, read in Keras 3.15.1 (`keras/src/losses/loss.py`): `Loss.__call__` computes values, mask and reduction
+in one go and divides by what its own replica saw, so the parts are taken apart here; `get_keras_mask`, `apply_mask`,
 `squeeze_or_expand_to_same_rank` are its helpers. `CompileLoss._flat_losses` holds what `compile` was given.
 """
 

@@ -2,7 +2,8 @@
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, `keras/src/trainers/trainer.py`):
 
-- A strategy is told of datasets and scopes, never of the model they are for: `TFEpochIterator` passes the dataset alone.
+- A strategy is told of datasets and scopes, never of the model they are for: `TFEpochIterator` passes the dataset
+  alone.
   `calling_model` looks for the model in the frames that called the strategy. `test_compat` fails when they move.
 - `_maybe_symbolic_build` takes a batch from the input to build the model, and loses it where the input is a generator;
   `_symbolic_build` needs shapes and dtypes only.
@@ -20,7 +21,8 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-# From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's own fit.
+# From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's
+# own fit.
 _FRAMES_TO_SEARCH = 8
 
 
@@ -80,10 +82,10 @@ def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
 def states(model: keras.Model) -> list[keras.Variable]:
     """Return the float variables that layers update by themselves in a training step: moving statistics and the like.
 
-    Frozen layers are left out, and so are weights that are merely not trained: what a layer declared trainable stays so in
-    this account even when the layer is frozen.
+    Frozen layers are left out, and so are weights that are merely not trained: what a layer declared trainable stays
+    so in this account even when the layer is frozen.
     """
-    found = []
+    found: list[keras.Variable] = []
     for layer in layers(model):
         if layer.trainable:
             found.extend(v for v in layer._non_trainable_variables if tf.as_dtype(v.dtype).is_floating)

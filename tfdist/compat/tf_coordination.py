@@ -1,8 +1,11 @@
 """Notes between workers, kept by TensorFlow's coordination service.
 
-Private names, read in TensorFlow 2.21.0: `set_config_key_value`, `get_config_key_value` of `tensorflow.python.eager.context`.
-TensorFlow has no public way for one worker to wait for another without a collective that all must join.
+Private names, read in TensorFlow 2.21.0: `set_config_key_value`, `get_config_key_value` of
+`tensorflow.python.eager.context`. TensorFlow has no public way for one worker to wait for another without a
+collective that all must join.
 """
+
+import contextlib
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -12,10 +15,8 @@ from tfdist.errors import DeadlineError
 
 def leave_note(key: str) -> None:
     """Leave a note for whoever waits for it now or later; leaving it again does nothing."""
-    try:
+    with contextlib.suppress(tf.errors.AlreadyExistsError):
         context.context().set_config_key_value(key, "1")
-    except tf.errors.AlreadyExistsError:
-        pass
 
 
 def wait_for_note(key: str, *, timeout_seconds: float, what: str) -> None:
@@ -28,6 +29,7 @@ def wait_for_note(key: str, *, timeout_seconds: float, what: str) -> None:
         context.context().get_config_key_value(key, int(timeout_seconds * 1000))
     except tf.errors.DeadlineExceededError:
         raise DeadlineError(
-            f"waited {timeout_seconds:g} s for {what}, in vain. Save on every worker or on worker 0 alone, and see in worker 0's "
+            f"waited {timeout_seconds:g} s for {what}, in vain. Save on every worker or on worker 0 alone, and see "
+            "in worker 0's "
             "output whether it could."
         ) from None

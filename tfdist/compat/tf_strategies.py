@@ -5,9 +5,9 @@ Private names, read in TensorFlow 2.21.0:
 - `MirroredExtended`, `CollectiveAllReduceExtended`: the classes that do a strategy's work; TensorFlow offers no public
   way to subclass a strategy and change how its replicas communicate.
 - `_use_merge_call`: chooses between stopping every replica's trace at a reduction ("merge call", illegal inside
-  `tf.cond` and `tf.while_loop`) and a collective op in each replica. TensorFlow takes the second only for GPUs under XLA;
-  it is right everywhere, and gradient accumulation, moving averages and loss scaling need it, because they decide in a
-  condition.
+  `tf.cond` and `tf.while_loop`) and a collective op in each replica. TensorFlow takes the second only for GPUs under
+  XLA; it is right everywhere, and gradient accumulation, moving averages and loss scaling need it, because they
+  decide in a condition.
 - `_create_variable`, `_collective_key_base`, `_initialize_local_devices`, `_host_cross_device_ops`: see the methods.
 """
 
@@ -20,13 +20,13 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context
 
-# A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy, so a
-# second strategy in a process reuses names that are already bound to other shapes, and every later collective fails.
-# Plain TensorFlow strategies start at 0; ours take blocks far above them, each its own.
+# A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
+# so a second strategy in a process reuses names that are already bound to other shapes, and every later collective
+# fails. Plain TensorFlow strategies start at 0; ours take blocks far above them, each its own.
 _KEY_BLOCK = 1000
 
-# One buffer for all tensors of a reduction, TensorFlow's default, waits for the last of them and is slow to allocate. Packs of
-# 4 MiB were 1.4 to 2.6 times faster on the gradients of ResNet-50.
+# One buffer for all tensors of a reduction, TensorFlow's default, waits for the last of them and is slow to allocate.
+# Packs of 4 MiB were 1.4 to 2.6 times faster on the gradients of ResNet-50.
 BYTES_PER_PACK = 4 << 20
 _key_blocks = itertools.count(1)
 
@@ -48,8 +48,9 @@ class _ReduceInReplicas:
         return bool(context.executing_eagerly())
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        # Keras counts iterations in a variable "of the first replica only", whose assignment is a merge call. Every replica
-        # assigns the same value to its copy, so plain copies hold the same numbers and may be assigned in a condition.
+        # Keras counts iterations in a variable "of the first replica only", whose assignment is a merge call. Every
+        # replica assigns the same value to its copy, so plain copies hold the same numbers and may be assigned in a
+        # condition.
         if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA and (
             kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and created_by_keras_optimizer()
         ):
@@ -70,6 +71,8 @@ class MultiWorkerReplicas(_ReduceInReplicas, CollectiveAllReduceExtended):
     def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
         self._replicas_per_worker = replicas_per_worker
         super().__init__(container_strategy, **kwargs)
+        # Traced, because eagerly TensorFlow starts a pool of threads for every reduction.
+        self._traced_sum = tf.function(self._host_sum, reduce_retracing=True)
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
         # TensorFlow takes all GPUs, or else exactly one CPU device, although a CPU can be split into logical devices.
@@ -84,6 +87,10 @@ class MultiWorkerReplicas(_ReduceInReplicas, CollectiveAllReduceExtended):
 
     def sum_over_workers(self, tensor: tf.Tensor, timeout_seconds: float) -> tf.Tensor:
         """Return the sum of an eager tensor over the workers (one contribution each, whatever their devices)."""
+        with tf.device(self._worker_device):
+            return self._traced_sum(tf.identity(tensor), timeout_seconds)
+
+    def _host_sum(self, tensor: tf.Tensor, timeout_seconds: float) -> tf.Tensor:
         options = tf.distribute.experimental.CommunicationOptions(
             implementation=tf.distribute.experimental.CommunicationImplementation.RING, timeout_seconds=timeout_seconds
         )

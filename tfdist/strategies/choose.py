@@ -40,9 +40,9 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
 def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.Strategy:
     """Return the strategy that `tfdist run` asked for, or else what the cluster implies.
 
-    ``TFDIST_STRATEGY`` names the strategy. Without it, several workers get multi-worker and one process gets mirrored over
-    its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of this process; a machine without GPUs then gets as many
-    logical CPU devices.
+    ``TFDIST_STRATEGY`` names the strategy. Without it, several workers get multi-worker and one process gets mirrored
+    over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of this process; a machine without GPUs then
+    gets as many logical CPU devices.
 
     Args:
         environ: variables to read, `os.environ` by default.
@@ -58,7 +58,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
     entry = registry.get(name)
     if entry.processes == "one" and cluster.num_workers > 1:
         raise ConfigError(
-            f"strategy {name!r} runs in one process, and {cluster.source} gives {cluster.num_workers} workers. Start one, with "
+            f"strategy {name!r} runs in one process, and {cluster.source} gives {cluster.num_workers} workers. Start "
+            "one, with "
             "--replicas-per-worker for its devices, or choose 'multi-worker'."
         )
     given = environ.get("TFDIST_REPLICAS_PER_WORKER")
@@ -94,6 +95,7 @@ def use_logical_cpus(count: int) -> None:
         present = len(tf.config.list_logical_devices("CPU"))
         if present != count:
             raise ConfigError(
-                f"use_logical_cpus({count}): TensorFlow has started in this process with {present} CPU device(s), which cannot "
+                f"use_logical_cpus({count}): TensorFlow has started in this process with {present} CPU device(s), "
+                "which cannot "
                 "be changed any more. Call it before the first TensorFlow operation."
             ) from None

@@ -13,14 +13,15 @@ __all__ = ["MirroredStrategy"]
 
 
 class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
-    """`tf.distribute.MirroredStrategy` under which Keras' `fit`, `evaluate` and `predict` give the numbers of one device.
+    """`tf.distribute.MirroredStrategy` under which Keras' `fit` gives the numbers of one device.
 
-    Every replica holds a copy of the model and takes its contiguous rows of each global batch. Gradients are summed over
-    replicas before they are unscaled, checked, clipped and applied, weighted by examples, so that with B examples in the
-    batch and g_i the gradient of example i every replica applies (1/B) * sum_i g_i.
+    Every replica holds a copy of the model and takes its contiguous rows of each global batch. Gradients are summed
+    over replicas before they are unscaled, checked, clipped and applied, weighted by examples, so that with B
+    examples in the batch and g_i the gradient of example i every replica applies (1/B) * sum_i g_i.
 
     Args:
-        devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, no name twice. None takes every GPU, or else
+        devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, no name twice. None takes every GPU, or
+            else
             every logical CPU device.
 
     Raises:
@@ -33,8 +34,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         ...     model.compile("adam", "mse")
         >>> model.fit(x, y, batch_size=64)                    # doctest: +SKIP
 
-    Differs from TensorFlow's in that reductions are collectives inside the replicas, which may stand in a condition or a
-    loop; there is no ``cross_device_ops``.
+    Differs from TensorFlow's in that reductions are collectives inside the replicas, which may stand in a condition
+    or a loop; there is no ``cross_device_ops``.
     """
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:
@@ -56,11 +57,14 @@ def _resolved(devices: Sequence[str] | None) -> list[str]:
     missing = [given for given, name in zip(devices, names, strict=True) if name not in present]
     if missing:
         raise ConfigError(
-            f"devices names {', '.join(missing)}; this process has {', '.join(present)}. Name devices that exist, or split the "
+            f"devices names {', '.join(missing)}; this process has {', '.join(present)}. Name devices that exist, or "
+            "split the "
             "CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus(2)."
         )
     if len(set(names)) < len(names):
         raise ConfigError(f"devices is {list(devices)!r}; each device may be named once.")
     if len({name.split(":")[1] for name in names}) > 1:
-        raise ConfigError(f"devices is {list(devices)!r}; all must be of one type, CPU or GPU, to reduce among themselves.")
+        raise ConfigError(
+            f"devices is {list(devices)!r}; all must be of one type, CPU or GPU, to reduce among themselves."
+        )
     return names

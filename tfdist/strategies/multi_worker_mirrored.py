@@ -16,11 +16,12 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
     """`tf.distribute.MultiWorkerMirroredStrategy` under which Keras' `fit` works, and gives the numbers of one device.
 
     Every worker runs the same script with the same data; replica r of N takes its contiguous rows of each global batch.
-    Worker 0, the chief, hands its initial weights to all, shows progress and writes files; callbacks decide alike on all
-    workers. Construct it before any other TensorFlow operation.
+    Worker 0, the chief, hands its initial weights to all, shows progress and writes files; callbacks decide alike on
+    all workers. Construct it before any other TensorFlow operation.
 
     Args:
-        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment` (`tfdist run`, TF_CONFIG,
+        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment` (`tfdist run`,
+            TF_CONFIG,
             Slurm, Kubernetes, MPI, SageMaker), where a process without any of them is alone.
         replicas_per_worker: replicas in this process, equal on every worker; None takes every GPU, or else one CPU.
         communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow.
@@ -75,7 +76,8 @@ def _require_devices(replicas: int) -> None:
         present, kind = len(tf.config.get_logical_device_configuration(cpu) or [cpu]), "CPU"
     if replicas > present:
         raise ConfigError(
-            f"replicas_per_worker is {replicas}; this process has {present} {kind} device(s). Ask for fewer, or split the CPU "
+            f"replicas_per_worker is {replicas}; this process has {present} {kind} device(s). Ask for fewer, or "
+            "split the CPU "
             f"before TensorFlow starts: tfdist.strategies.use_logical_cpus({replicas})."
         )
 
@@ -85,7 +87,8 @@ def _resolver(cluster: "clusters.Cluster") -> tf.distribute.cluster_resolver.Clu
         return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
     if len(cluster.addresses) != cluster.num_workers:
         raise ConfigError(
-            f"the cluster ({cluster.source}) has {cluster.num_workers} workers and {len(cluster.addresses)} addresses; every "
+            f"the cluster ({cluster.source}) has {cluster.num_workers} workers and {len(cluster.addresses)} "
+            "addresses; every "
             "worker needs one, host:port. Start the job with `tfdist run`, or set TFDIST_WORKERS or TF_CONFIG."
         )
     return tf.distribute.cluster_resolver.SimpleClusterResolver(

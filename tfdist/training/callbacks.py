@@ -20,7 +20,7 @@ _CHIEF_ONLY = (
 
 
 def adapt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers, *, training: bool) -> None:
-    """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running: once, and only over several workers."""
+    """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running, once; one worker needs nothing."""
     if workers.count == 1:
         return
     running = keras_model.calling_callbacks(model)

@@ -1,9 +1,9 @@
 """Input of Keras' `fit`, `evaluate` and `predict`: global batches, cut into the replicas' slices.
 
-Every worker reads the same dataset and takes its contiguous rows of each global batch, so N replicas train on the batches
-of one device, in order, whatever N is. With `AutoShardPolicy.OFF` or `FILE` each worker reads a dataset of its own; a step
-then takes one part in (number of workers) of each worker's batch, and workers that run out take part with no examples
-until the last one is done.
+Every worker reads the same dataset and takes its contiguous rows of each global batch, so N replicas train on the
+batches of one device, in order, whatever N is. With `AutoShardPolicy.OFF` or `FILE` each worker reads a dataset of
+its own; a step then takes one part in (number of workers) of each worker's batch, and workers that run out take part
+with no examples until the last one is done.
 """
 
 import enum
@@ -170,15 +170,17 @@ def _require_alike(seen: list[list[int]], position: int) -> None:
         if others:
             who = ", ".join(f"worker {w} has {say(seen[w][field])}" for w in others)
             raise DisagreementError(
-                f"workers read different data: at step {position} of the epoch worker 0 has {say(seen[0][field])}, {who}. "
+                f"workers read different data: at step {position} of the epoch worker 0 has {say(seen[0][field])}, "
+                f"{who}. "
                 "Every worker must be given the same dataset (tfdist gives each its slice of every batch); seed every "
-                "shuffle alike. If each worker is meant to read data of its own, pass a tf.data.Dataset whose options have "
+                "shuffle alike. If each worker is meant to read data of its own, pass a tf.data.Dataset whose "
+                "options have "
                 "experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF."
             )
 
 
 def _own(elements: Iterator[_Element], spec: Any, workers: Workers) -> Iterator[tuple[_Element, tf.Tensor]]:
-    """Yield batches until every worker's own data has ended; who has none left computes on what it had last, for nothing."""
+    """Yield batches until every worker's own data has ended; who has none left repeats its last, without counting."""
     last = None
     while True:
         element = next(elements, None)
@@ -199,7 +201,9 @@ def fingerprint(data: Any) -> tf.Tensor:
         if leaf is None:
             continue
         if leaf.dtype == tf.string:
-            digests.append(tf.strings.reduce_join(tf.strings.as_string(tf.strings.to_hash_bucket_fast(leaf, 2**62)), separator=","))
+            digests.append(
+                tf.strings.reduce_join(tf.strings.as_string(tf.strings.to_hash_bucket_fast(leaf, 2**62)), separator=",")
+            )
         else:
             leaf = tf.cast(leaf, tf.uint8) if leaf.dtype == tf.bool else leaf
             digests.append(tf.io.serialize_tensor(leaf))

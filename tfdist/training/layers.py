@@ -14,7 +14,7 @@ _SEED_STRIDE = 0x9E3779B1
 
 
 def adapt(model: keras.Model) -> None:
-    """Let seed generators draw differently on every replica, reproducibly, and synchronised statistics count examples."""
+    """Let replicas draw different random numbers, reproducibly, and synchronised statistics count examples."""
     for generator in keras_model.seed_generators(model):
         vars(generator).setdefault("next", functools.partial(_next, generator))
     for layer in keras_model.layers(model):
@@ -34,15 +34,17 @@ def _next(generator: Any, ordered: bool = True) -> Any:
 def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Return mean and variance of the global batch over the unmasked entries, in one reduction.
 
-    Keras takes three reductions, forgets that the layer is synchronised when there is a mask, and counts a replica's entries
-    whether they are examples or not. Sums are taken around the moving mean, which every replica knows: the variance of
-    values far from zero would cancel otherwise.
+    Keras takes three reductions, forgets that the layer is synchronised when there is a mask, and counts a replica's
+    entries whether they are examples or not. Sums are taken around the moving mean, which every replica knows: the
+    variance of values far from zero would cancel otherwise.
     """
     current = step.current()
     if current is None:
         return type(layer)._moments(layer, inputs, mask)
     axes = layer._reduction_axes
-    weight = tf.ones_like(inputs) if mask is None else tf.cast(tf.expand_dims(mask, -1), inputs.dtype) * tf.ones_like(inputs)
+    weight = (
+        tf.ones_like(inputs) if mask is None else tf.cast(tf.expand_dims(mask, -1), inputs.dtype) * tf.ones_like(inputs)
+    )
     weight *= tf.cast(current.present, inputs.dtype)
     shape = [1] * inputs.shape.rank
     shape[layer.axis] = inputs.shape[layer.axis]
@@ -58,8 +60,8 @@ def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: An
 def averaged_states(model: keras.Model, current: step.Step) -> tuple[list[keras.Variable], list[tf.Tensor]]:
     """Return the layers' own states (moving statistics) and this replica's weighted part of their average.
 
-    All replicas started the step with equal states and moved them by statistics of their own examples. Moving averages are
-    linear in those, so the average of the states is the state moved by the average statistics.
+    All replicas started the step with equal states and moved them by statistics of their own examples. Moving
+    averages are linear in those, so the average of the states is the state moved by the average statistics.
     """
     variables = keras_model.states(model)
     return variables, [reduction.weighted(tf.convert_to_tensor(v.value), current.share) for v in variables]

@@ -1,12 +1,11 @@
 """Compiled losses in a tfdist scope: divided by what all replicas saw, not by what one did.
 
-With S_r the sum of a replica's weighted values, D_r what it would divide by (elements, valid mask entries, weights) and p_r
-its share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Replicas are summed with weights p_r
-(see `step`), so a replica returns L_r = S_r / (p_r * sum D_r). For an unmasked mean D_r is proportional to the number
-of examples, L_r is the replica's own mean, and nothing needs to be asked of the other replicas.
+With S_r the sum of a replica's weighted values, D_r what it would divide by (elements, valid mask entries, weights)
+and p_r its share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Replicas are summed with
+weights p_r (see `step`), so a replica returns L_r = S_r / (p_r * sum D_r). For an unmasked mean D_r is proportional
+to the number of examples, L_r is the replica's own mean, and nothing needs to be asked of the other replicas.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +22,7 @@ def adapt(container: Any) -> None:
 class GlobalLoss:
     """A loss function that, in a step, reduces over the examples of all replicas; elsewhere it is the one it wraps."""
 
-    def __init__(self, loss: Callable[..., Any]) -> None:
+    def __init__(self, loss: Any) -> None:
         self._loss = loss
 
     def __getattr__(self, name: str) -> Any:  # name, reduction, dtype: Keras reads them
@@ -58,7 +57,8 @@ def _reduce(parts: keras_loss.Parts, reduction_name: str | None, current: step.S
         (divisor,) = over_replicas(parts.weight_sum)
     elif mask_size is not None:
         elements, mask_size, valid = over_replicas(elements, mask_size, valid)
-        # Keras scales the valid entries by size/valid of the mask and divides by the elements, which the mask may broadcast to.
+        # Keras scales the valid entries by size/valid of the mask and divides by the elements, which the mask may
+        # broadcast to.
         divisor = tf.math.divide_no_nan(elements * valid, mask_size)
     elif all(dim is not None for dim in values.shape[1:]):
         return tf.math.divide_no_nan(total, elements)

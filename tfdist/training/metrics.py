@@ -18,7 +18,7 @@ def adapt(model: keras.Model) -> None:
 
 
 def _update_mean(metric: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> None:
-    """Update as Keras does; in a step a lone number stands for the whole batch, and weighs as the replica's share of it."""
+    """Update as Keras does; in a step a lone number stands for a batch, and weighs as the replica's share of it."""
     current = step.current()
     if current is not None:
         values = tf.convert_to_tensor(values)

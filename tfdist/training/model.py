@@ -1,7 +1,7 @@
 """The model that trains in a tfdist scope: its train, test and predict functions, over replicas.
 
-Keras builds these functions in methods that it lets models override (`make_train_function` and its sisters). A model that
-calls the strategy is given its own, as attributes of that one object; its class is not touched.
+Keras builds these functions in methods that it lets models override (`make_train_function` and its sisters). A model
+that calls the strategy is given its own, as attributes of that one object; its class is not touched.
 """
 
 import functools
@@ -118,7 +118,9 @@ def _predict_function(model: keras.Model, strategy: Any) -> Any:
 
     def function(batches: list[Any]) -> Any:
         outputs = [run(element, whole=True) for element in batches]
-        return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *outputs)
+        return (
+            outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *outputs)
+        )
 
     return function
 
@@ -133,7 +135,9 @@ class _Replicated:
         collect: makes of the per-replica results what is returned.
     """
 
-    def __init__(self, model: keras.Model, strategy: Any, replica_step: Callable[..., Any], collect: Callable[..., Any]) -> None:
+    def __init__(
+        self, model: keras.Model, strategy: Any, replica_step: Callable[..., Any], collect: Callable[..., Any]
+    ) -> None:
         self._model = model
         self._strategy = strategy
         self._replica_step = replica_step
@@ -185,6 +189,7 @@ def _tensors(element: Any) -> Any:
 def _refuse_xla(model: keras.Model, strategy: Any) -> None:
     if model.jit_compile:
         raise UnsupportedError(
-            f"jit_compile is True under {type(strategy).__name__}; XLA compiles the program of one device, and a step that "
+            f"jit_compile is True under {type(strategy).__name__}; XLA compiles the program of one device, and a "
+            "step that "
             "reduces over replicas is not one. Pass jit_compile=False or leave it at 'auto' in model.compile()."
         )

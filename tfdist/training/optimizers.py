@@ -1,8 +1,8 @@
 """Optimizers in a tfdist scope: reduce, then unscale, then check, then clip, then apply.
 
-Keras unscales, checks, clips and decays what one replica has, and reduces last. Here the gradients are reduced as they enter
-`apply`, so everything behind it works on the gradient of the global batch, equal on every replica, and no condition (loss
-scaling, accumulation, moving averages) can be decided differently by two replicas.
+Keras unscales, checks, clips and decays what one replica has, and reduces last. Here the gradients are reduced as
+they enter `apply`, so everything behind it works on the gradient of the global batch, equal on every replica, and no
+condition (loss scaling, accumulation, moving averages) can be decided differently by two replicas.
 """
 
 import functools
@@ -23,7 +23,8 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """
     if keras_optimizer.created_under(optimizer) is not strategy:
         raise ConfigError(
-            f"the optimizer {optimizer.name!r} was created outside the scope of {type(strategy).__name__}; it must be created "
+            f"the optimizer {optimizer.name!r} was created outside the scope of {type(strategy).__name__}; it must "
+            "be created "
             "inside, so that its variables exist on every replica. Create it and call model.compile() under "
             "`with strategy.scope():`."
         )
@@ -38,9 +39,7 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         inner = keras_optimizer.inner_optimizer(inner)
 
 
-def _apply(
-    optimizer: Any, strategy: tf.distribute.Strategy, grads: Any, trainable_variables: Any = None
-) -> None:
+def _apply(optimizer: Any, strategy: tf.distribute.Strategy, grads: Any, trainable_variables: Any = None) -> None:
     replica_context = tf.distribute.get_replica_context()
     if replica_context is not None and replica_context.strategy is strategy:
         grads = _reduce(optimizer, list(grads))

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+
 def sum_over_replicas(tensors: list[Any]) -> list[Any]:
     """Return the sums over all replicas of tensors that every replica of the strategy holds.
 

@@ -1,7 +1,8 @@
 """Saving over several workers: the chief writes, whole files only, and the others go on when it is done.
 
-A script may call `model.save` on every worker or on the chief alone. So the chief waits for nobody: it leaves a note with the
-cluster's coordination service when a file stands, and a worker that saves the same state to the same path waits for it.
+A script may call `model.save` on every worker or on the chief alone. So the chief waits for nobody: it leaves a note
+with the cluster's coordination service when a file stands, and a worker that saves the same state to the same path
+waits for it.
 """
 
 import functools
@@ -40,9 +41,11 @@ def _write_whole(write: Any, path: str, *args: Any, **kwargs: Any) -> None:
     """Write beside the file and rename: who opens the path finds the old file or the new one, never a part."""
     folder, base = os.path.split(path)
     if "://" in path or not base.endswith((".keras", ".h5")) or not os.path.isdir(folder or "."):
-        return write(path, *args, **kwargs)
+        write(path, *args, **kwargs)
+        return
     if os.path.exists(path) and kwargs.get("overwrite") is False:
-        return write(path, *args, **kwargs)
+        write(path, *args, **kwargs)  # Keras asks, or refuses
+        return
     with tempfile.TemporaryDirectory(dir=folder or ".", prefix=".tfdist-") as scratch:
         whole = os.path.join(scratch, base)
         write(whole, *args, **kwargs)

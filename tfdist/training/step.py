@@ -14,12 +14,13 @@ _current = threading.local()
 class Step:
     """One replica's share of one step; current while the user's `train_step` or `test_step` runs.
 
-    Inside it the code is that of one device: the strategy says that there is one replica, so Keras neither divides losses by
-    the number of replicas nor multiplies them back, and a loss is the mean over the examples this replica has. What
-    replicas contribute is then weighted by `share`, so that the sum over replicas is the mean over all examples.
+    Inside it the code is that of one device: the strategy says that there is one replica, so Keras neither divides
+    losses by the number of replicas nor multiplies them back, and a loss is the mean over the examples this replica
+    has. What replicas contribute is then weighted by `share`, so that the sum over replicas is the mean over all
+    examples.
 
-    A replica without examples (a batch smaller than the number of replicas) computes on a copy of one, because kernels and
-    statistics are not made for none; its share is zero, and whatever it counts is dropped.
+    A replica without examples (a batch smaller than the number of replicas) computes on a copy of one, because
+    kernels and statistics are not made for none; its share is zero, and whatever it counts is dropped.
 
     Args:
         rows: examples of this replica, int32 scalar.
@@ -43,7 +44,9 @@ class Step:
         _current.step = self
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         _current.step = None
 
 

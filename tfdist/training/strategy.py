@@ -22,7 +22,7 @@ class KerasTraining:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas over all workers; 1 inside a Keras step, which is written and computed as on one device."""
+        """Number of replicas over all workers; 1 inside a Keras step, which is computed as on one device."""
         return 1 if step.current() is not None else super().num_replicas_in_sync  # type: ignore[misc]
 
     @property
@@ -42,22 +42,22 @@ class KerasTraining:
         return super().scope()  # type: ignore[misc]
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Return the dataset distributed over the replicas: for Keras its slices, for your own loop as TensorFlow does it."""
+        """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it."""
         if self._adopt_caller() is None:
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         local_replicas = len(self.extended.worker_devices)  # type: ignore[attr-defined]
         return Input(dataset, local_replicas=local_replicas, workers=self._workers)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Reduce a value over replicas as TensorFlow does; from a nest of values (Keras asks for shapes) take the first's."""
+        """Reduce a value over replicas as TensorFlow does; of a nest (Keras wants shapes) return the first's."""
         if isinstance(value, (tuple, list, dict)):
-            return tf_strategies.local_values(self, value)[0]  # type: ignore[arg-type]
+            return tf_strategies.local_values(self, value)[0]
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
     def _adopt_caller(self) -> Any:
-        caller = keras_model.calling_model(self)  # type: ignore[arg-type]
+        caller = keras_model.calling_model(self)
         if caller is not None:
-            models.adopt(caller, self, self._workers)  # type: ignore[arg-type]
+            models.adopt(caller, self, self._workers)
         return caller
 
 
