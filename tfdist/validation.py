@@ -60,7 +60,7 @@ def integer(name: str, value: Any, *, minimum: int | None = None, maximum: int |
         number = operator.index(value)
     except TypeError:  # a NumPy bool or an array has the method and refuses
         raise ConfigTypeError(_message(name, value, required, hint, typed=True)) from None
-    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+    if _outside(number, minimum, maximum):
         raise ConfigError(_message(name, value, required, hint))
     return number
 
@@ -79,9 +79,10 @@ def parse_integer(
     """
     stripped = text.strip()
     digits = stripped[1:] if stripped[:1] in ("-", "+") else stripped
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 100):
+    readable = digits.isascii() and digits.isdigit() and len(digits) <= 100
+    if not readable or _outside(int(stripped), minimum, maximum):
         raise ConfigError(_message(name, text, "an integer" + _bounds(minimum, maximum), hint))
-    return integer(name, int(stripped), minimum=minimum, maximum=maximum, hint=hint)
+    return int(stripped)
 
 
 def number(
@@ -112,12 +113,7 @@ def number(
         raise ConfigTypeError(_message(name, value, required, hint, typed=True)) from None
     except OverflowError:
         result = math.inf
-    if (
-        not math.isfinite(result)
-        or (minimum is not None and result < minimum)
-        or (maximum is not None and result > maximum)
-        or (above is not None and result <= above)
-    ):
+    if not math.isfinite(result) or _outside(result, minimum, maximum) or (above is not None and result <= above):
         raise ConfigError(_message(name, value, required, hint))
     return result
 
@@ -169,6 +165,10 @@ def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> 
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ConfigError(_message(name, value, "one of " + ", ".join(repr(choice) for choice in choices), hint))
     return value
+
+
+def _outside(number: float, minimum: float | None, maximum: float | None) -> bool:
+    return (minimum is not None and number < minimum) or (maximum is not None and number > maximum)
 
 
 def _bounds(minimum: float | None, maximum: float | None, above: float | None = None) -> str:

@@ -122,7 +122,8 @@ def command(
         context.exit(run(config, verbose=verbose).exit_code)
     require_script(config)
     job_id = secrets.token_hex(8)
-    for spec in planned(config, job_id=job_id, directory=Path(tempfile.gettempdir(), f"tfdist-{job_id}")):
+    directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")
+    for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
 
 
@@ -155,9 +156,9 @@ def described(spec: WorkerSpec) -> str:
     Example:
         >>> print(described(WorkerSpec(index=0, argv=("python", "a b"), environment={"A": "1"}, error_file=Path("e"))))
         # worker 0
-        A=1
+        export A=1
         python 'a b'
     """
-    variables = [f"{name}={shlex.quote(value)}" for name, value in spec.environment.items()]
+    variables = [f"export {name}={shlex.quote(value)}" for name, value in spec.environment.items()]
     removed = [f"unset {name}" for name in spec.removed]
     return "\n".join([f"# worker {spec.index}", *variables, *removed, shlex.join(spec.argv)])

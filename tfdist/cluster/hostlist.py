@@ -18,7 +18,6 @@ MAX_NODES = 100_000  # a typing error such as n[1-999999999] must not eat the me
 _TOKEN = re.compile(r"\[(?P<ranges>[^\[\]]*)\]|(?P<plain>[^\[\],\s]+)")
 _RANGE = re.compile(r"(?P<low>\d{1,18})(?:-(?P<high>\d{1,18}))?", re.ASCII)
 _COUNT = re.compile(r"(?P<count>\d{1,9})(?:\(x(?P<times>\d{1,9})\))?", re.ASCII)
-_TRAILING_DIGITS = re.compile(r"(?P<prefix>.*?)(?P<digits>\d{1,18})", re.ASCII | re.DOTALL)
 
 
 def expand(nodes: str, *, name: str = "node list") -> list[str]:
@@ -40,29 +39,6 @@ def expand(nodes: str, *, name: str = "node list") -> list[str]:
         _check_size(len(result) + math.prod(len(part) for part in parts), nodes, name)
         result.extend("".join(choice) for choice in itertools.product(*parts))
     return result
-
-
-def compress(nodes: list[str]) -> str:
-    """Return the shortest list of one-bracket entries, neighbours joined, that expands to ``nodes`` in this order.
-
-    Args:
-        nodes: names without commas, brackets and white space.
-
-    Example:
-        >>> compress(["n1", "n2", "n3", "m07", "m08"])
-        'n[1-3],m[07-08]'
-    """
-    entries: list[str] = []
-    for prefix, group in itertools.groupby((_split(node) for node in nodes), key=lambda pair: pair[0]):
-        digits = [pair[1] for pair in group]
-        if digits[0] is None:
-            entries.extend(prefix for _ in digits)
-            continue
-        runs = _runs([text for text in digits if text is not None])
-        ranges = [low if low == high else f"{low}-{high}" for low, high in runs]
-        single = len(ranges) == 1 and "-" not in ranges[0]
-        entries.append(prefix + (ranges[0] if single else f"[{','.join(ranges)}]"))
-    return ",".join(entries)
 
 
 def expand_counts(counts: str, *, name: str = "tasks per node") -> list[int]:
@@ -131,24 +107,6 @@ def _numbers(ranges: str, nodes: str, name: str) -> list[str]:
         _check_size(len(numbers) + int(high) - int(low) + 1, nodes, name)
         numbers.extend(str(number).zfill(len(low)) for number in range(int(low), int(high) + 1))
     return numbers
-
-
-def _split(node: str) -> tuple[str, str | None]:
-    found = _TRAILING_DIGITS.fullmatch(node)
-    return (found["prefix"], found["digits"]) if found else (node, None)
-
-
-def _runs(digits: list[str]) -> list[tuple[str, str]]:
-    """Join numbers that follow each other and that expanding from the first would write the same way."""
-    runs: list[tuple[str, str]] = []
-    for text in digits:
-        if runs:
-            low, high = runs[-1]
-            if text == str(int(high) + 1).zfill(len(low)):
-                runs[-1] = (low, text)
-                continue
-        runs.append((text, text))
-    return runs
 
 
 def _check_size(size: int, text: str, name: str) -> None:

@@ -22,7 +22,7 @@ from tfdist.launch.output import Screen, screen
 from tfdist.launch.plan import HOST, WorkerSpec, plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.pump import Pump
-from tfdist.launch.resources import job_directory, signals_into
+from tfdist.launch.resources import Guard, guarded, signals_into
 from tfdist.launch.supervise import Event, Exited, Phase, Received, Recorded, State, Tick, decide
 
 LOOK_SECONDS = 0.2  # how often the agent looks for a recorded failure of a process that has not ended
@@ -51,14 +51,20 @@ class _Course:
     killed: bool
 
 
-def planned(config: LaunchConfig, *, job_id: str, directory: Path) -> tuple[WorkerSpec, ...]:
+def planned(config: LaunchConfig, *, job_id: str, directory: Path, agent_pid: int) -> tuple[WorkerSpec, ...]:
     """Return what `run` would start now, with ports that are free now.
+
+    Args:
+        config: the request.
+        job_id: the same for all workers, and for no other job.
+        directory: where the workers record their failures.
+        agent_pid: process that the workers do not outlive; 0 if there is none.
 
     Raises:
         ConfigError: there are not enough ports.
     """
     ports = free_ports(config.workers, HOST)
-    return plan(config, ports=ports, job_id=job_id, directory=directory, python=sys.executable, agent_pid=os.getpid())
+    return plan(config, ports=ports, job_id=job_id, directory=directory, python=sys.executable, agent_pid=agent_pid)
 
 
 def run(config: LaunchConfig, *, verbose: bool = False) -> Outcome:
@@ -85,9 +91,9 @@ def run(config: LaunchConfig, *, verbose: bool = False) -> Outcome:
     events: SimpleQueue[Event] = SimpleQueue()
     started = time.monotonic()
     out = screen(config.workers)
-    with signals_into(events), job_directory(job_id) as directory:
-        specs = planned(config, job_id=job_id, directory=directory)
-        with _started(specs, job_id, out, events, verbose=verbose) as workers:
+    with signals_into(events), guarded(job_id) as guard:
+        specs = planned(config, job_id=job_id, directory=guard.directory, agent_pid=os.getpid())
+        with _started(specs, guard, out, events, verbose=verbose) as workers:
             course = _supervise(workers, events, out, grace_seconds=config.grace_seconds)
             patience = 0.0 if course.killed else config.grace_seconds
             left = processes.end_leftovers(workers, job_id, grace_seconds=patience)
@@ -98,7 +104,7 @@ def run(config: LaunchConfig, *, verbose: bool = False) -> Outcome:
 
 @contextlib.contextmanager
 def _started(
-    specs: tuple[WorkerSpec, ...], job_id: str, out: Screen, events: "SimpleQueue[Event]", *, verbose: bool
+    specs: tuple[WorkerSpec, ...], guard: Guard, out: Screen, events: "SimpleQueue[Event]", *, verbose: bool
 ) -> Iterator[tuple[Worker, ...]]:
     """Yield the workers, started; after the block none of their processes is left and all their output is written."""
     piped = len(specs) > 1  # a single worker has the terminal for itself
@@ -108,6 +114,7 @@ def _started(
         for spec in specs:
             worker = processes.start(spec, os.environ, events, piped=piped)
             workers += (worker,)
+            guard.watch(worker.process.pid)
             if verbose:
                 out.message(f"tfdist run: worker {spec.index} is process {worker.process.pid}")
             for stream, pipe in ((1, worker.process.stdout), (2, worker.process.stderr)):
@@ -117,7 +124,7 @@ def _started(
     finally:
         for worker in workers:
             processes.send(worker, signal.SIGKILL)  # on the way of an error they still run
-        processes.end_leftovers(workers, job_id, grace_seconds=0.0)
+        processes.end_leftovers(workers, guard.job_id, grace_seconds=0.0)
         if pump is not None:
             pump.finish(give_up=lambda: _interrupted(events))
         processes.reap(workers, timeout_seconds=5.0)
@@ -162,18 +169,26 @@ def _announcement(state: State, event: Event, grace_seconds: float) -> str:
     if state.phase is Phase.LOST:
         return f"workers {sorted(state.running)} did not end after SIGKILL; the kernel holds them. Look with ps."
     if state.phase is Phase.KILLING:
-        return f"killing {len(state.running)} workers"
+        return f"killing {_count(state)}"
     if state.phase is not Phase.STOPPING:
         return ""
     if isinstance(event, Received):
         name = signal.Signals(event.number).name
-        return f"{name}: {len(state.running)} workers have {grace_seconds:g} s to end; Ctrl-C kills them now"
+        return f"{name}: {_have(state)} {grace_seconds:g} s to end; Ctrl-C kills now"
     why = (
         f"worker {event.worker} ended with {how_it_ended(event.returncode)}"
         if isinstance(event, Exited)
         else ("a worker has failed and does not end")
     )
-    return f"{why}; {len(state.running)} workers have {grace_seconds:g} s to end"
+    return f"{why}; {_have(state)} {grace_seconds:g} s to end"
+
+
+def _have(state: State) -> str:
+    return f"{_count(state)} {'has' if len(state.running) == 1 else 'have'}"
+
+
+def _count(state: State) -> str:
+    return f"{len(state.running)} worker{'' if len(state.running) == 1 else 's'}"
 
 
 def _judge(course: _Course, specs: tuple[WorkerSpec, ...], out: Screen, *, started: float) -> Outcome:

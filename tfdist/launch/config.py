@@ -41,12 +41,12 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         text("script", self.target)
         boolean("is_module", self.is_module)
-        integer("workers", self.workers, minimum=1, maximum=MAX_WORKERS)
+        integer("workers (-n)", self.workers, minimum=1, maximum=MAX_WORKERS)
         if self.strategy is not None:
             text("strategy", self.strategy)
         if self.replicas_per_worker is not None:
-            integer("replicas_per_worker", self.replicas_per_worker, minimum=1)
-        number("grace_seconds", self.grace_seconds, minimum=0, maximum=86_400)
+            integer("replicas_per_worker (--replicas-per-worker)", self.replicas_per_worker, minimum=1)
+        number("grace_seconds (--grace-seconds)", self.grace_seconds, minimum=0, maximum=86_400)
 
 
 def require_script(config: LaunchConfig) -> None:

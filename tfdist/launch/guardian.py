@@ -2,15 +2,16 @@
 
     python guardian.py JOB_ID DIRECTORY
 
-The agent holds the other end of standard input. It writes "done" when everything is in order; the end of input without
-it means that the agent was killed. The job's processes, children and grandchildren of any session, are recognised by
-TFDIST_JOB_ID in their environment.
+The agent holds the other end of standard input. It writes a line with the number of each worker's session, and "done"
+when everything is in order; the end of input without it means that the agent was killed. The job's processes, children
+and grandchildren, are recognised by their session, or in another session by TFDIST_JOB_ID in their environment.
 """
 
 import contextlib
 import shutil
 import sys
 import time
+from collections.abc import Collection
 
 DEADLINE_SECONDS = 30.0
 DONE = b"done"
@@ -18,26 +19,27 @@ DONE = b"done"
 
 def main(job_id: str, directory: str) -> None:
     """Wait for the end of standard input, then clean up unless it said that this is not needed."""
-    if DONE in sys.stdin.buffer.read():
+    said = sys.stdin.buffer.read().split()
+    if DONE in said:
         return
-    end_job(job_id)
+    end_job(job_id, sessions=[int(word) for word in said])
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def end_job(job_id: str) -> None:
+def end_job(job_id: str, *, sessions: Collection[int]) -> None:
     """Kill every process of the job, until none is left or the deadline has passed."""
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while (found := members(job_id)) and time.monotonic() < deadline:
+    while (found := members(job_id, sessions=sessions)) and time.monotonic() < deadline:
         for pid in found:
             kill(pid)
         time.sleep(0.02)
 
 
-def members(job_id: str) -> list[int]:
-    """Return the processes, other than this one, whose environment has the job's id.
+def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
+    """Return the processes, other than this one, that are in one of the sessions or have the job's id.
 
     Example:
-        >>> members("a job that nobody started")
+        >>> members("a job that nobody started", sessions=[])
         []
     """
     import os
@@ -48,7 +50,7 @@ def members(job_id: str) -> list[int]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-            if alive and process.environ().get("TFDIST_JOB_ID") == job_id:
+            if alive and (os.getsid(process.pid) in sessions or process.environ().get("TFDIST_JOB_ID") == job_id):
                 found.append(process.pid)
     return found
 

@@ -122,12 +122,13 @@ def _cropped(text: bytes, descriptor: int) -> bytes:
     from rich.text import Text
 
     try:
-        width = os.get_terminal_size(descriptor).columns - 1
+        columns = os.get_terminal_size(descriptor).columns
     except OSError:
-        width = 79
+        columns = 0
+    width = (columns or 80) - 1  # a terminal that does not know its size says 0
     rich_text = Text.from_ansi(text.decode("utf-8", "replace"), no_wrap=True, end="")
-    rich_text.truncate(max(width, 10), overflow="crop")
-    console = Console(force_terminal=True, color_system="truecolor", width=max(width, 10), no_color=False)
+    rich_text.truncate(width, overflow="crop")
+    console = Console(force_terminal=True, color_system="truecolor", width=width, no_color=False)
     with console.capture() as captured:
         console.print(rich_text, end="", soft_wrap=True)
     return captured.get().encode()

@@ -96,16 +96,15 @@ def end_leftovers(workers: tuple[Worker, ...], job_id: str, *, grace_seconds: fl
     Returns:
         How many processes there were.
     """
-    left = guardian.members(job_id)
+    sessions = [worker.process.pid for worker in workers]
+    left = guardian.members(job_id, sessions=sessions)
     for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + (grace_seconds if left else 0.0)
-    while time.monotonic() < deadline and guardian.members(job_id):
+    while time.monotonic() < deadline and guardian.members(job_id, sessions=sessions):
         time.sleep(0.02)
-    for worker in workers:
-        send(worker, signal.SIGKILL)  # also finds children that cleared their environment
-    guardian.end_job(job_id)
+    guardian.end_job(job_id, sessions=sessions)
     return len(left)
 
 

@@ -1,6 +1,7 @@
-"""What a job holds besides its processes, each as a context that gives it back: signal handlers and a directory."""
+"""What a job holds besides its processes, as contexts that give it back: signal handlers and a guarded directory."""
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -40,9 +42,31 @@ def signals_into(events: "SimpleQueue[Event]") -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """A temporary directory, and a process that ends the job and removes the directory if this process is killed.
+
+    Attributes:
+        job_id: of the job.
+        directory: where the workers record their failures.
+        process: the guardian.
+    """
+
+    job_id: str
+    directory: Path
+    process: "subprocess.Popen[bytes]"
+
+    def watch(self, session: int) -> None:
+        """Tell the guardian of a worker: the number of its session, which is that of its process."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed; the job goes on without
+            self.process.stdin.write(f"{session}\n".encode())
+            self.process.stdin.flush()
+
+
 @contextlib.contextmanager
-def job_directory(job_id: str) -> Iterator[Path]:
-    """Yield a temporary directory, watched by a guardian that ends the job and removes it if this process is killed.
+def guarded(job_id: str) -> Iterator[Guard]:
+    """Yield a guard for the job; afterwards its directory and its process are gone.
 
     Raises:
         TfdistError: no temporary directory can be written, or the guardian cannot be started.
@@ -54,14 +78,14 @@ def job_directory(job_id: str) -> Iterator[Path]:
             f"no temporary directory can be made ({error}). Set TMPDIR to one that is writable."
         ) from error
     try:
-        with _guardian(job_id, directory):
-            yield directory
+        with _guardian(job_id, directory) as process:
+            yield Guard(job_id=job_id, directory=directory, process=process)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _guardian(job_id: str, directory: Path) -> Iterator[None]:
+def _guardian(job_id: str, directory: Path) -> "Iterator[subprocess.Popen[bytes]]":
     try:
         process = subprocess.Popen(
             [sys.executable, guardian.__file__, job_id, str(directory)],
@@ -69,12 +93,13 @@ def _guardian(job_id: str, directory: Path) -> Iterator[None]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
+            env={name: value for name, value in os.environ.items() if name != "TFDIST_JOB_ID"},  # of no outer job
             start_new_session=True,  # the keyboard's Ctrl-C is not for it
         )
     except OSError as error:
         raise TfdistError(f"no process can be started ({error}). Free memory or processes.") from error
     try:
-        yield
+        yield process
     finally:
         try:
             process.communicate(guardian.DONE, timeout=guardian.DEADLINE_SECONDS)

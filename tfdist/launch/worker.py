@@ -4,8 +4,8 @@
     python worker.py --parent PID --module package.module [arguments]
 
 The script finds `__main__`, `sys.argv` and `sys.path[0]` as it would without this file. An exception that nobody
-caught, or an exit with a code that is not 0, is written to TFDIST_ERROR_FILE as JSON, under another name first, so that the
-file is complete once it exists. This file imports the standard library only: it is started by its path, and nothing
+caught, or an exit with a code that is not 0, is written to TFDIST_ERROR_FILE as JSON, under another name first, so that
+the file is complete once it exists. This file imports the standard library only: it is started by its path, and nothing
 of tfdist is loaded before the script asks for it.
 """
 
@@ -22,10 +22,12 @@ def main(argv: list[str]) -> None:
     """Run what the arguments name, and end as it ends.
 
     Args:
-        argv: ["--parent", PID, "--script" or "--module", target, the target's own arguments ...].
+        argv: ["--parent", PID, "--script" or "--module", target, the target's own arguments ...]; with the PID 0 the
+            process may outlive anybody.
     """
     _, parent, kind, target, *arguments = argv
-    end_with_parent(int(parent))
+    if int(parent):
+        end_with_parent(int(parent))
     process = os.getpid()
     sys.argv = [target, *arguments]
     if not sys.flags.safe_path:
