@@ -1,0 +1,152 @@
+"""What a recipe leaves: a summary in a few lines, the same as JSON, and a picture of the loss curves.
+
+Example:
+    >>> summary = Summary(strategy="single device", accuracy=0.98, loss=0.07, steps=400, workers=1, replicas=1)
+    >>> summary.lines()[0]
+    'test accuracy        0.9800'
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfdist.errors import MissingDependencyError
+
+_TRAINING, _VALIDATION = "#1f5f9e", "#d1602b"
+
+
+class EpochClock(keras.callbacks.Callback):
+    """Measures how many training examples pass per second, without validation and without the first epoch's tracing.
+
+    Args:
+        examples: training examples per epoch, over all workers.
+
+    Example:
+        >>> EpochClock(1257).examples_per_second is None
+        True
+    """
+
+    def __init__(self, examples: int) -> None:
+        super().__init__()
+        self._examples = examples
+        self._seconds: list[float] = []
+        self._began = self._ended = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Start the clock."""
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Note when the last batch ended; validation comes after it."""
+        self._ended = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Keep what the epoch took."""
+        self._seconds.append(self._ended - self._began)
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """Examples per second in the median epoch after the first; None when there was none."""
+        later = self._seconds[1:]
+        return self._examples / statistics.median(later) if later else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The result of a training.
+
+    Attributes:
+        strategy: what distributed it.
+        accuracy, loss: on the test data, from 0 to 1 and in nats.
+        steps: optimizer steps.
+        workers: processes that trained.
+        replicas: copies of the model, over all workers.
+        examples_per_second: None when only one epoch was trained.
+    """
+
+    strategy: str
+    accuracy: float
+    loss: float
+    steps: int
+    workers: int
+    replicas: int
+    examples_per_second: float | None = None
+
+    def lines(self) -> list[str]:
+        """Return the summary as it is printed, one value a line."""
+        speed = "one epoch: not measured" if self.examples_per_second is None else f"{self.examples_per_second:,.0f}"
+        rows = {
+            "test accuracy": f"{self.accuracy:.4f}",
+            "test loss": f"{self.loss:.4f}",
+            "examples per second": speed,
+            "steps": f"{self.steps:,}",
+            "workers": f"{self.workers}, {self.replicas} replica{'s' if self.replicas > 1 else ''} in all",
+        }
+        return [f"{name:<19}  {value}" for name, value in rows.items()]
+
+
+def leave(summary: Summary, history: Mapping[str, Sequence[float]], folder: Path) -> list[Path]:
+    """Write ``summary.json`` and ``loss.png`` into ``folder``, which is made when it is missing.
+
+    Args:
+        summary: the result.
+        history: ``loss`` and ``val_loss`` per epoch, as Keras' ``History.history`` has them; other metrics are kept.
+        folder: where to write; files of an earlier run are replaced.
+    Returns:
+        The files.
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {name: [float(value) for value in series] for name, series in history.items()}
+    text, picture = folder / "summary.json", folder / "loss.png"
+    text.write_text(json.dumps({**asdict(summary), "history": values}, indent=2) + "\n", encoding="utf-8")
+    draw_loss(summary, values, picture)
+    return [picture, text]
+
+
+def draw_loss(summary: Summary, history: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Draw the loss on the training and the validation data per epoch, as a PNG of 1600 x 1000 pixels.
+
+    The training loss of an epoch is the mean over its steps, so it stands at the middle of the epoch; the validation
+    loss is that of the weights at its end, and stands there.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+    except ImportError as error:
+        raise MissingDependencyError(
+            "matplotlib is not installed; it draws the loss curves. Install it: python -m pip install 'tfdist[demo]'"
+        ) from error
+    figure = Figure(figsize=(8, 5), dpi=200, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    axes = figure.add_subplot()
+    for values, shift, colour, label in (
+        (history["loss"], -0.5, _TRAINING, "training"),
+        (history["val_loss"], 0.0, _VALIDATION, "validation"),
+    ):
+        epochs = [epoch + shift for epoch in range(1, len(values) + 1)]
+        axes.plot(epochs, values, color=colour, linewidth=2, marker="o", markersize=4, label=label)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlim(0, len(history["loss"]) + 0.2)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("cross-entropy loss (nats)")
+    axes.grid(which="major", color="#d8d8d8", linewidth=0.8)
+    axes.grid(which="minor", color="#eeeeee", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=11)
+    replicas = f"{summary.replicas} replica{'s' if summary.replicas > 1 else ''}"
+    workers = f"{summary.workers} worker{'s' if summary.workers > 1 else ''}"
+    told = f"{summary.strategy}: {workers}, {replicas}, {summary.steps:,} steps; test accuracy {summary.accuracy:.2%}"
+    axes.set_title("Loss on the handwritten digits", loc="left", pad=26, fontsize=15, fontweight="bold")
+    axes.text(0, 1.025, told, transform=axes.transAxes, fontsize=10.5, color="#555555")
+    figure.savefig(path)
