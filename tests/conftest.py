@@ -27,7 +27,7 @@ MARK = "PYTEST_LEAK_GUARD"
 GRACE_SECONDS = 3.0  # what is about to end may end
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # set once per process by libraries when they are imported
-FOREIGN_VARIABLES = ("PYTEST_", "TF2_BEHAVIOR", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "KMP_", "TPU_", "CUDA_MODULE_", "HDF5_")
+FOREIGN_VARIABLES = ("PYTEST_", "TF2_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "KMP_", "TPU_", "CUDA_MODULE_", "HDF5_")
 FOREIGN_THREADS = ("pytest_timeout", "tqdm_monitor", "pymp-")
 FOREIGN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
