@@ -11,7 +11,6 @@ from tfdist.cluster.hostlist import expand, expand_counts
 from tfdist.errors import ConfigError
 
 PREFIXES = st.text("abcxyz-_.", min_size=1, max_size=6)
-)
 
 
 @st.composite
