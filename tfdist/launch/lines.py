@@ -55,10 +55,9 @@ def visible(line: bytes) -> bytes:
 
 
 def _from_last_return(rest: bytes) -> bytes:
-    """Drop the frames of a bar that newer ones replaced; the last with content stays, and a return that may end a"
-    " line."""
-    shown = visible(rest)
-    return shown + b"\r" if rest.endswith(b"\r") else b"\r" + shown
+    """Drop the frames of a bar that newer ones replaced: the last with content stays, and what came after it."""
+    before, _, after = rest.rpartition(b"\r")
+    return visible(before) + b"\r" + after
 
 
 def _character_boundary(data: bytes, cut: int) -> int:

@@ -48,8 +48,7 @@ class Screen:
             self._living = (stream, shown) if shown else None
 
     def message(self, text: str, *, style: str = "") -> None:
-        """Write the agent's own words to standard error; ``style``, for the first line, is rich's and needs a"
-        " terminal."""
+        """Write the agent's own words to standard error; on a terminal its first line has rich's ``style``."""
         first, end, rest = text.partition("\n")
         if style and 2 in self.terminals:
             first = _styled(first, style)

@@ -1,6 +1,5 @@
-"""The processes of a job: start, watch, signal, end. Every worker leads a session of its own, so that its children"
-" can be
-reached, and so that Ctrl-C in a terminal reaches the agent alone, which passes it on.
+"""The processes of a job: start, watch, signal, end. Every worker leads a session of its own, so that its children
+can be reached, and so that Ctrl-C in a terminal reaches the agent alone, which passes it on.
 
 A worker that has ended stays a zombie until `reap`: its process group keeps its number, and no signal goes astray.
 """
@@ -81,8 +80,7 @@ def _watch(index: int, pid: int, events: "SimpleQueue[Event]") -> None:
 
 
 def send(worker: Worker, number: int) -> None:
-    """Send a signal: SIGKILL to all processes of the worker's group, any other to the worker, which leads its"
-    " children."""
+    """Send a signal: SIGKILL to all processes of the worker's group, any other to the worker alone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if number == signal.SIGKILL:
             os.killpg(worker.process.pid, number)

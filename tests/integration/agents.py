@@ -1,0 +1,90 @@
+"""What the tests of `tfdist run` share: run the agent, learn what its workers tell, see that nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_SECONDS = 60
+
+# what every script may use: who it is, and how to tell and to wait
+PRELUDE = """
+import os, pathlib, signal, subprocess, sys, time
+ME = int(os.environ["TFDIST_WORKER_INDEX"])
+SHARED = pathlib.Path(os.environ["SHARED"])
+def tell(name, text="x"):
+    temporary = SHARED / f".{name}"
+    temporary.write_text(text)
+    temporary.rename(SHARED / name)
+def wait_for(test):
+    deadline = time.monotonic() + 50
+    while not test():
+        if time.monotonic() > deadline:
+            sys.exit("nobody told")
+        time.sleep(0.01)
+def wait_told(name):
+    wait_for((SHARED / name).exists)
+"""
+
+
+def environment(shared: Path, **more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TFDIST_", "NO_COLOR")) and k != "TF_CONFIG"}
+    return {**kept, "PYTHONPATH": str(ROOT), "SHARED": str(shared), "TMPDIR": str(shared.parent / "tmp"), **more}
+
+
+@contextmanager
+def agent(*arguments: object, shared: Path, **options: object) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run the agent; whatever happens in the block, it is gone afterwards, and no temporary file is left."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(shared), **options}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfdist", "run", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        # a test run in the background of a shell ignores SIGINT, and would hand that on
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **options,  # type: ignore[call-overload]
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=DEADLINE_SECONDS)
+    wait_until(lambda: not list((shared.parent / "tmp").iterdir()), "temporary files are left")
+
+
+def finished(*arguments: object, shared: Path, **options: object) -> tuple[int, str, str]:
+    """Run the agent to its end; return exit code, standard output and standard error."""
+    with agent(*arguments, shared=shared, **options) as process:
+        out, err = process.communicate(timeout=DEADLINE_SECONDS)
+        return process.returncode, (out or b"").decode(), (err or b"").decode()
+
+
+def wait_until(test: Callable[[], object], otherwise: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not test():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def told(shared: Path, name: str) -> str:
+    wait_until((shared / name).exists, f"nobody told {name}")
+    return (shared / name).read_text()
+
+
+def own_lines(text: str, worker: int) -> list[str]:
+    prefix = f"[worker {worker}] "
+    return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]

@@ -1,0 +1,126 @@
+"""What `tfdist run` writes: every line once and whole, prefixes, bars, colour, a reader that goes away."""
+
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.agents import DEADLINE_SECONDS, agent, environment, finished, own_lines
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
+
+
+def test_unicode_and_spaces(script, shared):  # type: ignore[no-untyped-def]
+    path = script("print('größe 日本語 🙂', sys.argv[1])", name="Ordner ü 日本/das Skript ñ.py")
+    code, out, _ = finished("-n", 2, path, "ein Wört", shared=shared)
+    assert code == 0
+    assert own_lines(out, 0) == own_lines(out, 1) == ["größe 日本語 🙂 ein Wört"]
+
+
+def test_bytes_that_are_no_text_pass_through(script, shared):  # type: ignore[no-untyped-def]
+    path = script(r"sys.stdout.buffer.write(b'\xff\xfe\x80 end\n')")
+    with agent("-n", 2, path, shared=shared) as process:
+        out, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert sorted(out.splitlines()) == [b"[worker 0] \xff\xfe\x80 end", b"[worker 1] \xff\xfe\x80 end"]
+
+
+def test_a_last_line_without_end_is_a_line(script, shared):  # type: ignore[no-untyped-def]
+    path = script("print('first'); print('last', ME, end='')")
+    _, out, _ = finished("-n", 2, path, shared=shared)
+    assert out.endswith("\n")
+    assert [own_lines(out, worker) for worker in range(2)] == [["first", "last 0"], ["first", "last 1"]]
+
+
+def test_no_line_is_lost_or_torn(script, shared):  # type: ignore[no-untyped-def]
+    count = 100_000
+    path = script(f"""
+        out = open(1, "w", buffering=4096, closefd=False)
+        for i in range({count}):
+            out.write(f"line {{i}} of {{ME}} " + "ü" * (i % 50) + "\\n")
+        out.flush()
+        print("to standard error", file=sys.stderr)
+    """)
+    code, out, err = finished("-n", 2, path, shared=shared)
+    assert code == 0
+    for worker in range(2):
+        expected = [f"line {i} of {worker} " + "ü" * (i % 50) for i in range(count)]
+        assert own_lines(out, worker) == expected
+    assert out.count("\n") == 2 * count
+    assert sorted(err.splitlines()) == ["[worker 0] to standard error", "[worker 1] to standard error"]
+
+
+def test_a_bar_without_a_terminal_is_its_last_state(script, shared):  # type: ignore[no-untyped-def]
+    path = script(r"""
+        for i in range(0, 101, 10):
+            print("\b" * 20 + "\r" + f"{i}%", end="", flush=True)
+        print()
+        print("after")
+    """)
+    _, out, _ = finished("-n", 2, path, shared=shared)
+    assert own_lines(out, 0) == own_lines(out, 1) == ["100%", "after"]
+
+
+def on_a_terminal(*arguments: object, shared: Path, **variables: str) -> str:
+    """Run the agent with a terminal as its output; return what the terminal received."""
+    master, slave = pty.openpty()
+    received = bytearray()
+    try:
+        env = environment(shared, TERM="xterm-256color", **variables)
+        with agent(*arguments, shared=shared, stdout=slave, stderr=slave, env=env) as process:
+            os.close(slave)
+            while True:
+                try:
+                    data = os.read(master, 65536)
+                except OSError:  # nobody has the other end any more
+                    break
+                received += data
+                if not data:
+                    break
+            process.wait(timeout=DEADLINE_SECONDS)
+    finally:
+        os.close(master)
+    return received.decode()
+
+
+BAR = r"""
+    for i in range(3):
+        print(f"\r{i} of 3 {ME}", end="", flush=True)
+        tell(f"{i} {ME}")
+        wait_told(f"{i} {1 - ME}")
+        time.sleep(0.05)
+    print(f"\rdone {ME}   ", flush=True)
+"""
+
+
+def test_on_a_terminal_the_chiefs_bar_moves(script, shared):  # type: ignore[no-untyped-def]
+    text = on_a_terminal("-n", 2, script(BAR), shared=shared)
+    assert "\x1b[36m[worker 0]\x1b[0m" in text
+    assert "\x1b[35m[worker 1]\x1b[0m done 1" in text
+    assert re.search(r"\r\x1b\[K[^\n]*worker 0[^\n]* [012] of 3 0", text)
+    assert "of 3 1" not in text
+    assert "done 0" in text
+
+
+def test_no_color_is_respected(script, shared):  # type: ignore[no-untyped-def]
+    text = on_a_terminal("-n", 2, script(BAR), shared=shared, NO_COLOR="1")
+    assert "[worker 0] " in text
+    assert not re.search(r"\x1b\[[0-9;]*m", text)
+
+
+def test_a_single_worker_has_the_terminal(script, shared):  # type: ignore[no-untyped-def]
+    text = on_a_terminal(script("print(sys.stdout.isatty(), sys.stderr.isatty())"), shared=shared)
+    assert text == "True True\r\n"
+
+
+def test_the_job_ends_when_nobody_reads_its_output(script, shared):  # type: ignore[no-untyped-def]
+    path = script("while True: print('line ' * 100)")
+    with agent("-n", 2, path, shared=shared, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        process.wait(timeout=DEADLINE_SECONDS)
+        process.stdout = None
+    assert process.returncode == 141

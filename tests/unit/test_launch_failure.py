@@ -1,0 +1,109 @@
+"""The verdict: who failed first, which code that gives, and how it reads."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tfdist.launch.failure import Failure, Record, format_report, how_it_ended, own_failures, read_record
+
+NEVER = math.inf
+
+
+def failure(worker: int, time: float, returncode: int = 1, *, error: str = "", exit_code: int = 1) -> Failure:
+    record = None
+    if error:
+        trace = f"Traceback (most recent call last):\n  File ...\nValueError: {error}\n"
+        record = Record(clock=time, type="ValueError", message=error, traceback=trace, exit_code=exit_code)
+    return Failure(worker=worker, time=time, returncode=returncode, record=record)
+
+
+def who(failures: tuple[Failure, ...]) -> list[int]:
+    return [one.worker for one in failures]
+
+
+def test_the_first_by_time_is_the_root_cause() -> None:
+    late, early = failure(0, 9.0, error="collective failed"), failure(1, 2.0, error="boom")
+    assert who(own_failures([late, early], stopped_at=9.0, by_signal=False)) == [1, 0]
+
+
+def test_a_record_after_the_request_to_end_is_a_later_failure() -> None:
+    killed, cascade = failure(1, 2.0, -9), failure(0, 2.5, error="collective failed")
+    assert who(own_failures([cascade, killed], stopped_at=2.0, by_signal=False)) == [1, 0]
+
+
+def test_who_was_asked_to_end_or_ended_well_did_not_fail() -> None:
+    asked = [failure(0, 3.0, -15), failure(2, 13.0, -9)]
+    assert who(own_failures([*asked, failure(1, 2.0, 3), failure(3, 1.0, 0)], stopped_at=2.0, by_signal=False)) == [1]
+
+
+def test_after_a_signal_to_the_agent_only_earlier_failures_count() -> None:
+    ending = [failure(0, 3.0, 1, error="interrupted"), failure(1, 3.1, -2)]
+    assert own_failures(ending, stopped_at=2.0, by_signal=True) == ()
+    assert who(own_failures([*ending, failure(2, 1.0, -15, error="x")], stopped_at=2.0, by_signal=True)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("one", "code"),
+    [
+        (failure(0, 0.0, 3), 3),
+        (failure(0, 0.0, -11), 139),
+        (failure(0, 0.0, 255), 255),
+        (failure(0, 0.0, 1, error="x"), 1),
+        (failure(0, 0.0, -15, error="ended while it was failing"), 1),
+        (failure(0, 0.0, -2, error="KeyboardInterrupt", exit_code=130), 130),
+    ],
+)
+def test_exit_codes(one: Failure, code: int) -> None:
+    assert one.exit_code == code
+
+
+def test_how_it_ended() -> None:
+    assert how_it_ended(3) == "exit code 3"
+    assert how_it_ended(-11) == "killed by SIGSEGV (signal 11)"
+    assert how_it_ended(-63) == "killed by a signal (signal 63)"
+
+
+def test_the_report() -> None:
+    text = format_report(failure(1, 5.0, error="boom"), [failure(0, 7.0, -6)], workers=2, started=3.0)
+    assert text.splitlines() == [
+        "worker 1 of 2 failed first, 2.0 s after the start: exit code 1",
+        "  Traceback (most recent call last):",
+        "    File ...",
+        "  ValueError: boom",
+        "  2.0 s later worker 0: killed by SIGABRT (signal 6)",
+    ]
+
+
+def test_the_report_of_a_single_worker_does_not_repeat_the_traceback() -> None:
+    text = format_report(failure(0, 5.0, error="boom"), [], workers=1, started=3.0)
+    assert text == "the script failed, 2.0 s after the start: exit code 1"
+
+
+@pytest.mark.parametrize(("returncode", "advice"), [(-9, "memory"), (-11, "PYTHONFAULTHANDLER"), (4, "output above")])
+def test_a_death_without_a_record_comes_with_advice(returncode: int, advice: str) -> None:
+    assert advice in format_report(failure(0, 1.0, returncode), [], workers=2, started=0.0)
+
+
+GOOD = {"time": 1.0, "clock": 2.0, "type": "ValueError", "message": "é", "traceback": "t", "exit_code": 1}
+
+
+def test_a_record_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.json"
+    path.write_text(json.dumps(GOOD))
+    assert read_record(path) == Record(clock=2.0, type="ValueError", message="é", traceback="t", exit_code=1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff", b"[]", b"null", *(json.dumps(change).encode() for change in (
+        {**GOOD, "clock": "x"}, {**GOOD, "clock": math.nan}, {**GOOD, "type": 1}, {**GOOD, "exit_code": 0},
+        {**GOOD, "exit_code": 999}, {k: v for k, v in GOOD.items() if k != "message"},
+    ))],
+)  # fmt: skip
+def test_what_is_no_record_is_none(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.json"
+    path.write_bytes(content)
+    assert read_record(path) is None
+    assert read_record(tmp_path) is None

@@ -1,0 +1,77 @@
+"""Requests and plans: what a request may be, and which environment and command it gives every worker."""
+
+import json
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from tfdist.cluster import from_environment
+from tfdist.errors import ConfigError
+from tfdist.launch import LaunchConfig, WorkerSpec
+from tfdist.launch.plan import WORKER_FILE, plan
+
+COMMON = {"TFDIST_JOB_ID", "TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_INDEX", "TFDIST_LOCAL_WORKERS"}
+COMMON |= {"TFDIST_ERROR_FILE", "PYTHONUNBUFFERED"}
+
+
+def planned(config: LaunchConfig) -> tuple[WorkerSpec, ...]:
+    ports = range(4001, 4001 + config.workers)
+    return plan(config, ports=ports, job_id="f00", directory=Path("/d"), python="/bin/py", agent_pid=7)
+
+
+def test_one_worker() -> None:
+    (spec,) = planned(LaunchConfig(target="a b.py", arguments=("-n", "", "x y")))
+    assert spec.argv == ("/bin/py", str(WORKER_FILE), "--parent", "7", "--script", "a b.py", "-n", "", "x y")
+    assert spec.environment.keys() == COMMON
+    assert spec.environ({"TF_CONFIG": "of somebody", "HOME": "/h"}) == {"HOME": "/h", **spec.environment}
+
+
+def test_three_workers_agree_with_each_other_and_with_the_cluster() -> None:
+    config = LaunchConfig(target="pkg.mod", is_module=True, workers=3, strategy="multi-worker", replicas_per_worker=2)
+    specs = planned(config)
+    assert [spec.index for spec in specs] == [0, 1, 2]
+    assert len({spec.error_file for spec in specs}) == 3
+    addresses = ("127.0.0.1:4001", "127.0.0.1:4002", "127.0.0.1:4003")
+    for index, spec in enumerate(specs):
+        assert spec.argv[-2:] == ("--module", "pkg.mod")
+        assert spec.environment.keys() == COMMON | {"TF_CONFIG", "TFDIST_STRATEGY", "TFDIST_REPLICAS_PER_WORKER"}
+        assert spec.environment["TFDIST_REPLICAS_PER_WORKER"] == "2"
+        assert spec.environment["TFDIST_ERROR_FILE"] == str(spec.error_file)
+        assert json.loads(spec.environment["TF_CONFIG"]) == {
+            "cluster": {"worker": list(addresses)},
+            "task": {"type": "worker", "index": index},
+        }
+        cluster = from_environment(spec.environment)
+        assert (cluster.source, cluster.addresses, cluster.job_id) == ("tfdist run", addresses, "f00")
+        assert (cluster.worker_index, cluster.local_index, cluster.local_workers) == (index, index, 3)
+        plain = from_environment({"TF_CONFIG": spec.environment["TF_CONFIG"]})
+        assert (plain.addresses, plain.worker_index) == (addresses, index)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": ""},
+        {"target": Path("train.py")},
+        {"is_module": 1},
+        {"workers": 0},
+        {"workers": True},
+        {"workers": 1.0},
+        {"workers": 1_000_000},
+        {"strategy": ""},
+        {"replicas_per_worker": 0},
+        {"grace_seconds": -1},
+        {"grace_seconds": float("nan")},
+        {"grace_seconds": True},
+    ],
+)
+def test_requests_that_cannot_be(change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change)).replace("target", "script")):
+        LaunchConfig(**{"target": "train.py", **change})  # type: ignore[arg-type]
+
+
+def test_requests_are_frozen() -> None:
+    config = LaunchConfig(target="train.py")
+    with pytest.raises(FrozenInstanceError):
+        config.workers = 2  # type: ignore[misc]
