@@ -12,13 +12,13 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, 
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 # From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's
@@ -52,6 +52,52 @@ def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None
             if isinstance(found, keras.callbacks.CallbackList):
                 return found
     return None
+
+
+def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
+    """Note that the model trains under the strategy; return whether that is new."""
+    own = vars(model)
+    new = own.get("_tfdist_strategy") is not strategy
+    own["_tfdist_strategy"] = strategy
+    return new
+
+
+def override(model: keras.Model, *, build: Callable[..., None], **make_functions: Callable[..., Any]) -> None:
+    """Give one model object its own way to build itself and to make its train, test and predict functions.
+
+    Its class stays as it is. The logs of a step are taken as they are: Keras would read every metric's variables
+    again, each from all workers.
+    """
+    own = vars(model)
+    own["_maybe_symbolic_build"] = build
+    own.update(make_functions)
+    own["_get_metrics_result_or_logs"] = lambda logs: logs or type(model)._get_metrics_result_or_logs(model, logs)
+
+
+def initial_epoch(model: keras.Model) -> int:
+    """Return the epoch at which a restored backup lets `fit` begin, 0 without one."""
+    return int(model._initial_epoch or 0)
+
+
+def set_initial_epoch(model: keras.Model, epoch: int) -> None:
+    """Let `fit` begin at this epoch."""
+    model._initial_epoch = epoch
+
+
+def set_steps(steps: int | None) -> None:
+    """Let the epoch iterator that is being made run this many steps per epoch; None lets it run until the input ends.
+
+    Keras counts the batches of the dataset that it was given, which are not the steps where workers read data of
+    their own.
+    """
+    for frame in _frames():
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, TFEpochIterator):
+            adapter = candidate.data_adapter
+            count = tf.data.UNKNOWN_CARDINALITY if steps is None else steps
+            adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(count))
+            candidate._num_batches = steps
+            return
 
 
 def symbolic_build(model: keras.Model, spec: Any) -> None:

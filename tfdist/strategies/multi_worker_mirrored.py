@@ -48,7 +48,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if replicas_per_worker is not None:
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             _require_devices(replicas_per_worker)
-        self._collective_key_base = tf_strategies.next_collective_key_base()
+        self._collective_key_base = tf_strategies.next_collective_key_base(within_worker=False)
         extended = tf_strategies.MultiWorkerReplicas(
             self,
             replicas_per_worker=replicas_per_worker,

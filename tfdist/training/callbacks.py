@@ -44,11 +44,11 @@ class _Agree(keras.callbacks.Callback):
         self._every_batch = any(_acts_on_batches(callback) for callback in others)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        restored = self.model._initial_epoch or 0
+        restored = keras_model.initial_epoch(self.model)
         seen = self._workers.gather([restored, self._every_batch])
         self._every_batch = bool(seen[:, 1].any())
         if seen[0, 0]:
-            self.model._initial_epoch = int(seen[0, 0])
+            keras_model.set_initial_epoch(self.model, int(seen[0, 0]))
             for variable in [*self.model.variables, *self.model.optimizer.variables]:
                 variable.assign(self._workers.from_chief(tf.convert_to_tensor(variable.value)))
 

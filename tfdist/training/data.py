@@ -92,6 +92,7 @@ class Input:
         self.element_spec = tf_data.without_optionals(dataset.element_spec)
         self.cardinality = int(dataset.cardinality())
         self._dataset = _slices(dataset, self.source, local_replicas, workers)
+        self.steps = _own_steps(self.cardinality, workers) if own else None
         self._layout = Layout(tf_data.without_nones(self._dataset.element_spec.slices))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -104,6 +105,12 @@ class Input:
         if self.source is Source.SHARED:
             return _shared(elements, self.cardinality, self.workers)
         return _own(elements, self._dataset.element_spec, self.workers)
+
+
+def _own_steps(cardinality: int, workers: Workers) -> int | None:
+    """Return the steps until every worker's own data has ended, or None where one does not know how much it has."""
+    seen = workers.gather([cardinality])[:, 0]
+    return None if (seen < 0).any() else int(seen.max()) * workers.count
 
 
 def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, workers: Workers) -> tf.data.Dataset:

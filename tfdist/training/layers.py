@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat import keras_model, tf_strategies
+from tfdist.compat import keras_layers, keras_model, tf_strategies
 from tfdist.training import reduction, step
 
 # An odd constant near 2^32 / golden ratio: multiples of it by small replica numbers lie far apart in every bit range.
@@ -16,15 +16,15 @@ _SEED_STRIDE = 0x9E3779B1
 def adapt(model: keras.Model) -> None:
     """Let replicas draw different random numbers, reproducibly, and synchronised statistics count examples."""
     for generator in keras_model.seed_generators(model):
-        vars(generator).setdefault("next", functools.partial(_next, generator))
+        keras_layers.override_next(generator, functools.partial(_next, generator))
     for layer in keras_model.layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            vars(layer).setdefault("_moments", functools.partial(_moments, layer))
+            keras_layers.override_moments(layer, functools.partial(_moments, layer))
 
 
 def _next(generator: Any, ordered: bool = True) -> Any:
     """Draw as Keras does, and fold the replica's number into the key; replica 0 draws what one device draws."""
-    seed = type(generator).next(generator, ordered=ordered)
+    seed = keras_layers.own_next(generator, ordered)
     if step.current() is None:
         return seed
     key = (tf_strategies.replica_index() * _SEED_STRIDE) % (1 << 31)
@@ -40,8 +40,8 @@ def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: An
     """
     current = step.current()
     if current is None:
-        return type(layer)._moments(layer, inputs, mask)
-    axes = layer._reduction_axes
+        return keras_layers.own_moments(layer, inputs, mask)
+    axes = keras_layers.reduction_axes(layer)
     weight = (
         tf.ones_like(inputs) if mask is None else tf.cast(tf.expand_dims(mask, -1), inputs.dtype) * tf.ones_like(inputs)
     )

@@ -22,19 +22,15 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers) -> None:
     """Let this model train over the strategy's replicas. Adopting a model again does nothing."""
-    own = vars(model)
-    if own.get("_tfdist_strategy") is strategy:
+    if not keras_model.mark(model, strategy):
         return
-    own["_tfdist_strategy"] = strategy
-    for name, function in (
-        ("_maybe_symbolic_build", functools.partial(_build, model)),
-        ("make_train_function", functools.partial(_make_train_function, model, strategy, workers)),
-        ("make_test_function", functools.partial(_make_test_function, model, strategy, workers)),
-        ("make_predict_function", functools.partial(_make_predict_function, model, strategy, workers)),
-        # The step's logs are those of all replicas already.
-        ("_get_metrics_result_or_logs", lambda logs: logs or type(model)._get_metrics_result_or_logs(model, logs)),
-    ):
-        own[name] = function
+    keras_model.override(
+        model,
+        build=functools.partial(_build, model),
+        make_train_function=functools.partial(_make_train_function, model, strategy, workers),
+        make_test_function=functools.partial(_make_test_function, model, strategy, workers),
+        make_predict_function=functools.partial(_make_predict_function, model, strategy, workers),
+    )
     saving.adopt(model, workers)
 
 

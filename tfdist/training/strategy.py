@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.compat import keras_model, tf_strategies
 from tfdist.training import model as models
 from tfdist.training import step
-from tfdist.training.data import Input
+from tfdist.training.data import Input, Source
 from tfdist.training.workers import Workers
 
 
@@ -46,7 +46,10 @@ class KerasTraining:
         if self._adopt_caller() is None:
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         local_replicas = len(self.extended.worker_devices)  # type: ignore[attr-defined]
-        return Input(dataset, local_replicas=local_replicas, workers=self._workers)
+        distributed = Input(dataset, local_replicas=local_replicas, workers=self._workers)
+        if distributed.source is Source.OWN:
+            keras_model.set_steps(distributed.steps)
+        return distributed
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce a value over replicas as TensorFlow does; of a nest (Keras wants shapes) return the first's."""
