@@ -3,12 +3,13 @@
 import os
 import pty
 import re
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, agent, environment, finished, own_lines
+from tests.integration.agents import DEADLINE_SECONDS, agent, alive, environment, finished, own_lines, told, wait_until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
 
@@ -113,6 +114,23 @@ def test_no_color_is_respected(script, shared):  # type: ignore[no-untyped-def]
 def test_a_single_worker_has_the_terminal(script, shared):  # type: ignore[no-untyped-def]
     text = on_a_terminal(script("print(sys.stdout.isatty(), sys.stderr.isatty())"), shared=shared)
     assert text == "True True\r\n"
+
+
+def test_a_reader_that_stands_still_does_not_stop_supervision(script, shared):  # type: ignore[no-untyped-def]
+    path = script("""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        tell(f"pid {ME}", str(os.getpid()))
+        while True:
+            print("line " * 1000)
+    """)
+    with agent("-n", 2, "--grace-seconds", 0.3, path, shared=shared, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        pids = [int(told(shared, f"pid {worker}")) for worker in range(2)]
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: not any(map(alive, pids)), "the workers are not ended")
+        process.wait(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130
 
 
 def test_the_job_ends_when_nobody_reads_its_output(script, shared):  # type: ignore[no-untyped-def]

@@ -66,7 +66,7 @@ def test_how_it_ended() -> None:
 
 
 def test_the_report() -> None:
-    text = format_report(failure(1, 5.0, error="boom"), [failure(0, 7.0, -6)], workers=2, started=3.0)
+    text = format_report([failure(1, 5.0, error="boom"), failure(0, 7.0, -6)], workers=2, started=3.0)
     assert text.splitlines() == [
         "worker 1 of 2 failed first, 2.0 s after the start: exit code 1",
         "  Traceback (most recent call last):",
@@ -77,13 +77,13 @@ def test_the_report() -> None:
 
 
 def test_the_report_of_a_single_worker_does_not_repeat_the_traceback() -> None:
-    text = format_report(failure(0, 5.0, error="boom"), [], workers=1, started=3.0)
+    text = format_report([failure(0, 5.0, error="boom")], workers=1, started=3.0)
     assert text == "the script failed, 2.0 s after the start: exit code 1"
 
 
 @pytest.mark.parametrize(("returncode", "advice"), [(-9, "memory"), (-11, "PYTHONFAULTHANDLER"), (4, "output above")])
 def test_a_death_without_a_record_comes_with_advice(returncode: int, advice: str) -> None:
-    assert advice in format_report(failure(0, 1.0, returncode), [], workers=2, started=0.0)
+    assert advice in format_report([failure(0, 1.0, returncode)], workers=2, started=0.0)
 
 
 GOOD = {"time": 1.0, "clock": 2.0, "type": "ValueError", "message": "é", "traceback": "t", "exit_code": 1}

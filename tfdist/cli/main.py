@@ -43,9 +43,14 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; an error of tfdist ends as its message, with exit code 2 when the request was wrong."""
+        """Run the subcommand; an error of tfdist ends as its message, with exit code 2 when the request was wrong.
+
+        Ctrl-C ends with 130, as in a shell.
+        """
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(130)
         except TfdistError as error:
             raise (_Refused if isinstance(error, ConfigError) else click.ClickException)(str(error)) from error
 

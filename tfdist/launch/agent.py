@@ -9,7 +9,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -25,6 +25,8 @@ from tfdist.launch.pump import Pump
 from tfdist.launch.resources import Guard, guarded, signals_into
 from tfdist.launch.supervise import Event, Exited, Phase, Received, Recorded, State, Tick, decide
 
+ANNOUNCE_SECONDS = 1.0  # for a line of the agent, while the workers run
+DRAIN_SECONDS = 3.0  # for the last output, when a signal has asked the job to end
 LOOK_SECONDS = 0.2  # how often the agent looks for a recorded failure of a process that has not ended
 
 
@@ -93,20 +95,27 @@ def run(config: LaunchConfig, *, verbose: bool = False) -> Outcome:
     out = screen(config.workers)
     with signals_into(events), guarded(job_id) as guard:
         specs = planned(config, job_id=job_id, directory=guard.directory, agent_pid=os.getpid())
-        with _started(specs, guard, out, events, verbose=verbose) as workers:
+        with _started(specs, guard, out, events, verbose=verbose) as (workers, pump):
             course = _supervise(workers, events, out, grace_seconds=config.grace_seconds)
             patience = 0.0 if course.killed else config.grace_seconds
             left = processes.end_leftovers(workers, job_id, grace_seconds=patience)
             if left and verbose:
-                out.message(f"tfdist run: ended {left} more processes that the workers had started")
-        return _judge(course, specs, out, started=started)
+                _announce(out, f"ended {left} more processes that the workers had started")
+            give_up = _impatience(course.state.received, events)
+            if pump is not None:
+                pump.finish(give_up=give_up)
+        outcome = _judge(course, specs)
+        if outcome.failures:
+            report = format_report(outcome.failures, workers=len(specs), started=started)
+            out.message(report, style="bold red", give_up=give_up)
+        return outcome
 
 
 @contextlib.contextmanager
 def _started(
     specs: tuple[WorkerSpec, ...], guard: Guard, out: Screen, events: "SimpleQueue[Event]", *, verbose: bool
-) -> Iterator[tuple[Worker, ...]]:
-    """Yield the workers, started; after the block none of their processes is left and all their output is written."""
+) -> Iterator[tuple[tuple[Worker, ...], Pump | None]]:
+    """Yield the workers, started, and what moves their output; after the block none of their processes is left."""
     piped = len(specs) > 1  # a single worker has the terminal for itself
     pump = Pump(out, lambda: events.put(Received(number=signal.SIGPIPE))) if piped else None
     workers: tuple[Worker, ...] = ()
@@ -116,17 +125,17 @@ def _started(
             workers += (worker,)
             guard.watch(worker.process.pid)
             if verbose:
-                out.message(f"tfdist run: worker {spec.index} is process {worker.process.pid}")
+                _announce(out, f"worker {spec.index} is process {worker.process.pid}")
             for stream, pipe in ((1, worker.process.stdout), (2, worker.process.stderr)):
                 if pump is not None and pipe is not None:
                     pump.add(pipe.fileno(), stream=stream, worker=spec.index)
-        yield workers
+        yield workers, pump
     finally:
         for worker in workers:
             processes.send(worker, signal.SIGKILL)  # on the way of an error they still run
         processes.end_leftovers(workers, guard.job_id, grace_seconds=0.0)
         if pump is not None:
-            pump.finish(give_up=lambda: _interrupted(events))
+            pump.finish(give_up=lambda: True)  # done already, unless an error leads here
         processes.reap(workers, timeout_seconds=5.0)
 
 
@@ -146,11 +155,11 @@ def _supervise(
         if before is Phase.RUNNING and state.phase is not Phase.RUNNING:
             stopped_at = event.time if isinstance(event, Exited) else now
         killed = killed or state.phase is Phase.KILLING
-        if state.phase is not before and (said := _announcement(state, event, grace_seconds)):
-            out.message(f"tfdist run: {said}")
         for action in actions:
             for index in sorted(action.workers):
                 processes.send(workers[index], action.number)
+        if state.phase is not before and (said := _announcement(state, event, grace_seconds)):
+            _announce(out, said)
     return _Course(state=state, exits=exits, stopped_at=stopped_at, killed=killed)
 
 
@@ -162,6 +171,12 @@ def _next_event(events: "SimpleQueue[Event]", state: State, workers: tuple[Worke
         recorded = (i for i in sorted(state.running) if workers[i].spec.error_file.exists())
         worker = next(recorded, None)
         return Tick() if worker is None else Recorded(worker=worker)
+
+
+def _announce(out: Screen, text: str) -> None:
+    """Tell the user; but do not wait long for a reader that takes nothing, because workers are to be supervised."""
+    deadline = time.monotonic() + ANNOUNCE_SECONDS
+    out.message(f"tfdist run: {text}", give_up=lambda: time.monotonic() > deadline)
 
 
 def _announcement(state: State, event: Event, grace_seconds: float) -> str:
@@ -191,7 +206,7 @@ def _count(state: State) -> str:
     return f"{len(state.running)} worker{'' if len(state.running) == 1 else 's'}"
 
 
-def _judge(course: _Course, specs: tuple[WorkerSpec, ...], out: Screen, *, started: float) -> Outcome:
+def _judge(course: _Course, specs: tuple[WorkerSpec, ...]) -> Outcome:
     candidates = []
     for worker, ended in course.exits.items():
         record = read_record(specs[worker].error_file)
@@ -200,11 +215,16 @@ def _judge(course: _Course, specs: tuple[WorkerSpec, ...], out: Screen, *, start
     by_signal = course.state.received is not None
     failures = own_failures(candidates, stopped_at=course.stopped_at, by_signal=by_signal)
     if failures:
-        out.message(format_report(failures[0], failures[1:], workers=len(specs), started=started), style="bold red")
         return Outcome(exit_code=failures[0].exit_code, failures=failures)
     if course.state.received is not None:
         return Outcome(exit_code=128 + course.state.received)
     return Outcome(exit_code=1 if course.state.phase is Phase.LOST else 0)
+
+
+def _impatience(received: int | None, events: "SimpleQueue[Event]") -> Callable[[], bool]:
+    """Tell when to stop waiting for the reader of the output: at the next signal; soon, if one has ended the job."""
+    deadline = time.monotonic() + (DRAIN_SECONDS if received is not None else float("inf"))
+    return lambda: time.monotonic() > deadline or _interrupted(events)
 
 
 def _interrupted(events: "SimpleQueue[Event]") -> bool:

@@ -124,31 +124,28 @@ def how_it_ended(returncode: int) -> str:
     return f"killed by {name} (signal {-returncode})"
 
 
-def format_report(root: Failure, others: Sequence[Failure], *, workers: int, started: float) -> str:
+def format_report(failures: Sequence[Failure], *, workers: int, started: float) -> str:
     """Return the report that ends a failed run: the root cause first, with its traceback, then what followed it.
 
     Args:
-        root: the first failure.
-        others: the later ones, in any order.
+        failures: the workers that failed, the root cause first.
         workers: how many workers the job had.
         started: when it started, on the clock of the failures.
 
     Example:
-        >>> print(format_report(Failure(worker=1, time=3.0, returncode=3), [], workers=2, started=1.0))
+        >>> print(format_report([Failure(worker=1, time=3.0, returncode=3)], workers=2, started=1.0))
         worker 1 of 2 failed first, 2.0 s after the start: exit code 3
           It left no traceback: look at its last lines of output above.
     """
+    root, *later = failures
     ended = how_it_ended(root.returncode if root.record is None else root.exit_code)
     place = f"worker {root.worker} of {workers} failed first" if workers > 1 else "the script failed"
     lines = [f"{place}, {root.time - started:.1f} s after the start: {ended}"]
-    if root.record is not None and workers > 1:  # with one worker it stands right above
-        lines.append(textwrap.indent(root.record.traceback.rstrip("\n"), "  "))
-    elif root.record is None:
+    if root.record is None:
         lines.append(f"  {_advice(root.returncode)}")
-    later = sorted(others, key=lambda failure: failure.time)
-    lines += [
-        f"  {failure.time - root.time:.1f} s later worker {failure.worker}: {_in_short(failure)}" for failure in later
-    ]
+    elif workers > 1:  # with one worker it stands right above
+        lines.append(textwrap.indent(root.record.traceback.rstrip("\n"), "  "))
+    lines += [f"  {one.time - root.time:.1f} s later worker {one.worker}: {_in_short(one)}" for one in later]
     return "\n".join(lines)
 
 

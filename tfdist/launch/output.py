@@ -7,10 +7,12 @@ bottom and moves; elsewhere only its last state is written, when its line ends.
 import os
 import select
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 CLEAR_LINE = b"\r\x1b[K"
+_PATIENCE_SECONDS = 0.2  # between two questions whether to give up
 
 
 @dataclass(kw_only=True)
@@ -47,12 +49,33 @@ class Screen:
             self._put(stream, CLEAR_LINE + shown)
             self._living = (stream, shown) if shown else None
 
-    def message(self, text: str, *, style: str = "") -> None:
-        """Write the agent's own words to standard error; on a terminal its first line has rich's ``style``."""
+    def message(self, text: str, *, style: str = "", give_up: Callable[[], bool]) -> None:
+        """Write the agent's own words to standard error; while nobody takes them, wait until ``give_up`` says so.
+
+        Args:
+            text: the words; on a terminal, with colour, its first line has ``style``.
+            style: as rich spells it, or empty.
+            give_up: asked several times a second. Supervision must go on when the reader of the output stands still.
+        """
         first, end, rest = text.partition("\n")
         if style and 2 in self.terminals:
             first = _styled(first, style)
-        self._write(2, f"{first}{end}{rest}\n".encode("utf-8", "backslashreplace"))
+        data = f"{first}{end}{rest}\n".encode("utf-8", "backslashreplace")
+        while not self._lock.acquire(timeout=_PATIENCE_SECONDS):  # the pump hangs in a write
+            if give_up():
+                return
+        try:
+            if 2 in self.terminals and self._living is not None:
+                data = CLEAR_LINE + data + self._living[1]
+            for start in range(0, len(data), select.PIPE_BUF):  # so much a pipe takes at once, when it takes anything
+                while not select.select([], [self.descriptors[2]], [], _PATIENCE_SECONDS)[1]:
+                    if give_up():
+                        return
+                self._put(2, data[start : start + select.PIPE_BUF])
+        except (OSError, ValueError):  # standard error is closed
+            return
+        finally:
+            self._lock.release()
 
     def _write(self, stream: int, data: bytes) -> None:
         if not data:

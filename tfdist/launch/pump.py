@@ -35,6 +35,7 @@ class Pump:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._finished = False
         self._thread = threading.Thread(target=self._run, name="pump output", daemon=True)
         self._thread.start()
 
@@ -48,8 +49,11 @@ class Pump:
         """Write all that the workers wrote before now, then stop; call it when they have ended.
 
         A process that still holds a pipe open is not waited for; a slow reader of the output is, as by any program,
-        until ``give_up`` says that the user has had enough.
+        until ``give_up`` says that this is enough. A second call does nothing.
         """
+        if self._finished:
+            return
+        self._finished = True
         os.write(self._wake_write, b".")
         while self._thread.is_alive():
             self._thread.join(timeout=0.2)
