@@ -36,7 +36,7 @@ def main() -> None:
         epochs=options.epochs,
         validation_data=(data.validation_images, data.validation_labels),
         callbacks=[clock],
-        verbose=2 if cluster.is_chief else 0,
+        verbose=2,
     )
     loss, accuracy = model.evaluate(data.test_images, data.test_labels, batch_size=options.batch_size, verbose=0)
 

@@ -18,7 +18,7 @@ from tfdist.doctor.finding import Finding, note, ok, problem, warning
 
 GIB = 1 << 30
 MIB = 1 << 20
-WORKER_BYTES = GIB  # one process with TensorFlow and a small model, measured at 0.6 to 0.8 GiB
+WORKER_BYTES = GIB  # one process with TensorFlow and a small model, measured at 0.7 to 0.8 GiB
 _CONTAINER_SHM_BYTES = 64 * MIB  # what container runtimes give when nobody asks for more
 _FEW_FILES, _TOO_FEW_FILES = 1024, 256
 
