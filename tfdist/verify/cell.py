@@ -68,7 +68,14 @@ def run(
 
     strategy = None if one_device else _strategy(baseline)
     worker = 0 if one_device else int(os.environ.get("TFDIST_WORKER_INDEX", "0"))
-    context = Context(strategy=strategy, workers=workers, worker=worker, replicas=replicas, directory=Path(directory))
+    context = Context(
+        strategy=strategy,
+        workers=workers,
+        worker=worker,
+        replicas=replicas,
+        directory=Path(directory),
+        make_strategy=None if one_device else functools.partial(_make_strategy, baseline),
+    )
     importlib.import_module(module)
     entry = registered(feature)
     keras.utils.clear_session()
@@ -84,13 +91,23 @@ def run(
 @functools.cache
 def _strategy(baseline: bool) -> Any:
     """Return the strategy of this process: there is one, made before any other TensorFlow operation."""
+    if baseline:
+        import tensorflow as tf
+
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * _local_replicas())
+    return _make_strategy(baseline)
+
+
+def _make_strategy(baseline: bool) -> Any:
     if not baseline:
         return importlib.import_module("tfdist.strategies").from_environment()
     import tensorflow as tf
 
-    count = int(os.environ["TFDIST_REPLICAS_PER_WORKER"])
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     if "TF_CONFIG" in os.environ:
         return tf.distribute.MultiWorkerMirroredStrategy()
-    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(count)])
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(_local_replicas())])
+
+
+def _local_replicas() -> int:
+    return int(os.environ["TFDIST_REPLICAS_PER_WORKER"])

@@ -1,9 +1,15 @@
 """What a feature is told about where it runs."""
 
 import contextlib
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from tfdist.errors import DeadlineError
+
+_BARRIER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +22,7 @@ class Context:
         worker: index of this one.
         replicas: number of replicas of the column over all workers.
         directory: an empty directory that all workers of the cell share.
+        make_strategy: makes a further strategy like this one; None on one device.
 
     On one device ``workers`` and ``replicas`` are 1, unless the feature's reference depends on the layout: then they
     are the column's, while ``strategy`` is None.
@@ -26,10 +33,32 @@ class Context:
     worker: int
     replicas: int
     directory: Path
+    make_strategy: Callable[[], Any] | None = None
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Return the strategy's scope; on one device, a context that does nothing."""
         return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
+
+    def another(self) -> "Context":
+        """Return this context with a strategy of its own; on one device, this context."""
+        return self if self.make_strategy is None else replace(self, strategy=self.make_strategy())
+
+    def barrier(self, name: str) -> None:
+        """Wait until every worker of the cell is here: before one reads what another writes.
+
+        Raises:
+            DeadlineError: one has not come in half a minute.
+        """
+        present = self.directory.with_name(f"{self.directory.name}.{name}")
+        if self.strategy is None or self.workers == 1:
+            return
+        present.mkdir(exist_ok=True)
+        (present / str(self.worker)).touch()
+        deadline = time.monotonic() + _BARRIER_SECONDS
+        while (here := len(list(present.iterdir()))) < self.workers:
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"{here} of {self.workers} workers came to {name!r} in {_BARRIER_SECONDS:.0f} s.")
+            time.sleep(0.01)
 
     @property
     def is_chief(self) -> bool:

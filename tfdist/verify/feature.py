@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tfdist.verify.context import Context
 
 TOLERANCE = 1e-5
-DEADLINE_SECONDS = 90.0
+DEADLINE_SECONDS = 60.0
 
 _PACKAGE = "tfdist.verify.features"
 
@@ -73,7 +73,6 @@ _features: dict[str, Feature] = {}
 
 
 def feature(
-    summary: str,
     *,
     reference: Function | None = None,
     per_layout: bool = False,
@@ -82,19 +81,21 @@ def feature(
     may_refuse: bool = False,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Callable[[Function], Function]:
-    """Register the decorated function as a row of the matrix; see `Feature` for the options.
+    """Register the decorated function as a row of the matrix; its docstring is the summary, see `Feature` for options.
 
     Raises:
-        ConfigError: another feature has the name.
+        ConfigError: another feature has the name, or the docstring is missing.
 
     Example:
-        >>> @feature("a batch that divides evenly")                    # doctest: +SKIP
+        >>> @feature(tolerance=1e-3)                    # doctest: +SKIP
         ... def even(ctx):
-        ...     ...
+        ...     "Batches that divide evenly."
     """
 
     def register(function: Function) -> Function:
-        name = function.__name__
+        name, summary = function.__name__, (function.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        if not summary:
+            raise ConfigError(f"feature {name!r} has no docstring; its first line is what the table says about it.")
         if name in _features:
             raise ConfigError(f"two features are named {name!r}, one of them in {_features[name].group}. Rename one.")
         _features[name] = Feature(

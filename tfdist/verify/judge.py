@@ -1,8 +1,11 @@
 """What a cell is, from the workers' replies and the two outcomes: pure functions."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tfdist.testing.pool import Reply
 from tfdist.verify.comparison import compare
@@ -11,6 +14,7 @@ from tfdist.verify.report import Status
 
 _REFUSALS = {"ConfigError", "UnsupportedError"}
 _STACK_LINES = 12
+_VARIABLES = re.compile("(weights|optimizer)/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ def failure(entry: Feature, replies: Sequence[Reply]) -> Verdict | None:
     return Verdict(
         status="refused" if refused else "error",
         error=first.types[0] if first.types else "Exception",
-        detail=f"{who}{first.message}{others}\n{_last_lines(first.detail)}".strip(),
+        detail=f"{who}{first.message}{others}\n{_frames(first.detail)}".strip(),
     )
 
 
@@ -57,11 +61,19 @@ def equality(entry: Feature, outcomes: Sequence[Mapping[str, Any]], reference: M
         >>> equality(features()["even"], [{"a": 1.5}], {"a": 1.0}).status
         'wrong'
     """
+    if name := _not_finite(reference):
+        return Verdict(status="error", error="NaN on one device", detail=f"{name} is not finite: it proves nothing")
     differences = [compare(outcome, reference) for outcome in outcomes]
     worker, worst = max(enumerate(differences), key=lambda pair: pair[1].size)
     who = f"worker {worker}: " if len(outcomes) > 1 and worst.where else ""
     green = worst.size <= entry.tolerance
     return Verdict(status="green" if green else "wrong", difference=worst.size, detail=who + worst.where)
+
+
+def _not_finite(reference: Mapping[str, Any]) -> str:
+    """Return the first weight or optimizer variable that is not finite: everything equals it, so nothing may."""
+    names = (n for n, value in reference.items() if _VARIABLES.search(n) and not np.isfinite(value).all())
+    return next(names, "")
 
 
 def without_reference(verdict: Verdict) -> Verdict:
@@ -76,6 +88,11 @@ def _by_time(reply: Reply) -> tuple[bool, float]:
 
 def _last_lines(text: str) -> str:
     return "\n".join(text.strip().splitlines()[-_STACK_LINES:])
+
+
+def _frames(text: str) -> str:
+    """Return the innermost calls of a traceback, without their source."""
+    return "\n".join([line.strip() for line in text.splitlines() if line.startswith("  File ")][-_STACK_LINES:])
 
 
 def _main_stack(text: str) -> str:

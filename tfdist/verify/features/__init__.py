@@ -1,3 +1,16 @@
 """The matrix's features, one file per subject. `ORDER` is the order of the table; every file is in it."""
 
-ORDER = ("batches", "optimizers")
+ORDER = (
+    "batches",
+    "inputs",
+    "optimizers",
+    "losses",
+    "metrics",
+    "layers",
+    "loops",
+    "precision",
+    "calls",
+    "callbacks",
+    "saving",
+    "workers",
+)

@@ -17,41 +17,49 @@ def _fit(ctx: Context, rows: int, *, batch_size: int = 8, **compile_options: Any
     return {**outcome, "evaluate": evaluated, "predict": model.predict(x, batch_size=batch_size, verbose=0)}
 
 
-@feature("batches that divide evenly: 36 examples in batches of 12")
+@feature()
 def even(ctx: Context) -> Outcome:
+    """Batches that divide evenly: 36 examples in batches of 12."""
     return _fit(ctx, 36, batch_size=12)
 
 
-@feature("a last batch with one example: 33 in batches of 8")
+@feature()
 def partial_batch(ctx: Context) -> Outcome:
+    """A last batch with one example: 33 in batches of 8."""
     return _fit(ctx, 33)
 
 
-@feature("a last batch with five of eight examples: 37 in batches of 8")
+@feature()
 def partial_batch_five(ctx: Context) -> Outcome:
+    """A last batch with five of eight examples: 37 in batches of 8."""
     return _fit(ctx, 37)
 
 
-@feature("a last batch with two examples: some replicas are empty when there are more")
+@feature()
 def empty_replicas(ctx: Context) -> Outcome:
+    """A last batch with two examples: some replicas are empty when there are more."""
     return _fit(ctx, 26)
 
 
-@feature("batches that no number of replicas divides: 35 examples in batches of 7")
+@feature()
 def odd_batches(ctx: Context) -> Outcome:
+    """Batches that no number of replicas divides: 35 examples in batches of 7."""
     return _fit(ctx, 35, batch_size=7)
 
 
-@feature("batches of one example: all replicas but one are always empty")
+@feature()
 def batches_of_one(ctx: Context) -> Outcome:
+    """Batches of one example: all replicas but one are always empty."""
     return _fit(ctx, 6, batch_size=1)
 
 
-@feature("the first batch is uneven: five examples in all")
+@feature()
 def first_batch_five(ctx: Context) -> Outcome:
+    """The first batch is uneven: five examples in all."""
     return _fit(ctx, 5)
 
 
-@feature("the first batch has one example, the only one")
+@feature()
 def first_batch_one(ctx: Context) -> Outcome:
+    """The first batch has one example, the only one."""
     return _fit(ctx, 1)

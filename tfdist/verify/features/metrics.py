@@ -1,0 +1,85 @@
+"""Metrics over batches that replicas share unevenly."""
+
+from typing import Any
+
+from tfdist.verify.context import Context
+from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.lazy import keras
+from tfdist.verify.tasks import BATCH, PARTIAL, classification, dense, logs, regression, sgd, trained
+
+
+def _fit(ctx: Context, model: Any, x: Any, y: Any) -> Outcome:
+    outcome = trained(ctx, model, x, y, validation_data=(x[:11], y[:11]))
+    return {**outcome, **logs(model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True), "evaluate")}
+
+
+@feature()
+def metrics_of_classes(ctx: Context) -> Outcome:
+    """Accuracy and top-2 accuracy of three classes."""
+    with ctx.scope():
+        model = dense(outputs=3, activation="softmax")
+        top = keras.metrics.SparseTopKCategoricalAccuracy(k=2)
+        model.compile(sgd(), "sparse_categorical_crossentropy", metrics=["accuracy", top])
+    return _fit(ctx, model, *classification(PARTIAL))
+
+
+@feature()
+def metrics_of_two_classes(ctx: Context) -> Outcome:
+    """AUC, F1, precision, recall and mean intersection over union."""
+    with ctx.scope():
+        model = dense(activation="sigmoid")
+        metrics = [
+            keras.metrics.AUC(num_thresholds=20),
+            keras.metrics.F1Score(threshold=0.5),
+            keras.metrics.Precision(),
+            keras.metrics.Recall(),
+            keras.metrics.BinaryIoU(),
+        ]
+        model.compile(sgd(), "binary_crossentropy", metrics=metrics)
+    x, labels = classification(PARTIAL, classes=2)
+    return _fit(ctx, model, x, labels[:, None].astype("float32"))
+
+
+@feature()
+def metrics_of_values(ctx: Context) -> Outcome:
+    """R2, root mean squared error and mean absolute error."""
+    with ctx.scope():
+        model = dense()
+        metrics = [keras.metrics.R2Score(), keras.metrics.RootMeanSquaredError(), keras.metrics.MeanAbsoluteError()]
+        model.compile(sgd(), "mse", metrics=metrics)
+    return _fit(ctx, model, *regression(PARTIAL))
+
+
+@feature()
+def mean_iou(ctx: Context) -> Outcome:
+    """MeanIoU, whose state is a confusion matrix."""
+    with ctx.scope():
+        model = dense(outputs=3, activation="softmax")
+        metric = keras.metrics.OneHotMeanIoU(num_classes=3)
+        model.compile(sgd(), "categorical_crossentropy", metrics=[metric])
+    x, labels = classification(PARTIAL)
+    return _fit(ctx, model, x, keras.utils.to_categorical(labels, 3))
+
+
+@feature()
+def own_metric(ctx: Context) -> Outcome:
+    """A metric of one's own: the share of examples that are off by more than a half."""
+
+    class Off(keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="off")
+            self.wrong = self.add_weight(name="wrong", initializer="zeros")
+            self.all = self.add_weight(name="all", initializer="zeros")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            off = keras.ops.cast(keras.ops.abs(y_true - y_pred) > 0.5, "float32")
+            self.wrong.assign_add(keras.ops.sum(off))
+            self.all.assign_add(keras.ops.cast(keras.ops.size(off), "float32"))
+
+        def result(self) -> Any:
+            return self.wrong / self.all
+
+    with ctx.scope():
+        model = dense()
+        model.compile(sgd(), "mse", metrics=[Off()])
+    return _fit(ctx, model, *regression(PARTIAL))

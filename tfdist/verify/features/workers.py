@@ -1,0 +1,125 @@
+"""What only several workers can do differently: seeds, data, decisions."""
+
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.verify.context import Context
+from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.lazy import keras, tf
+from tfdist.verify.tasks import BATCH, PARTIAL, dense, regression, sgd, trained
+
+
+def _model(ctx: Context) -> Any:
+    with ctx.scope():
+        model = dense()
+        model.compile(sgd(), "mse", metrics=["mae"])
+    return model
+
+
+@feature(min_workers=2)
+def seeds_differ(ctx: Context) -> Outcome:
+    """Another seed on every worker: all start from the chief's weights."""
+    keras.utils.set_random_seed(50 + ctx.worker)
+    return trained(ctx, _model(ctx), *regression(PARTIAL))
+
+
+def _refusal(ctx: Context, x: np.ndarray, y: np.ndarray) -> Outcome:
+    """Return the name of tfdist's error with which `fit` ends."""
+    try:
+        _model(ctx).fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    except TfdistError as error:
+        return {"error": type(error).__name__, "names the worker": "worker 1" in str(error)}
+    return {"error": "none", "names the worker": False}
+
+
+def _disagreement(ctx: Context) -> Outcome:
+    """What every worker must raise, one device or not."""
+    return {"error": "DisagreementError", "names the worker": True}
+
+
+@feature(min_workers=2, reference=_disagreement)
+def data_differs(ctx: Context) -> Outcome:
+    """Arrays that differ between workers: an error on all of them that names the worker."""
+    return _refusal(ctx, *regression(PARTIAL, seed=1 + ctx.worker))
+
+
+@feature(min_workers=2, reference=_disagreement)
+def one_target_differs(ctx: Context) -> Outcome:
+    """Arrays that differ in one number of the first batch."""
+    x, y = regression(PARTIAL)
+    y[3] += 0.001 * ctx.worker
+    return _refusal(ctx, x, y)
+
+
+@feature(min_workers=2, reference=_disagreement)
+def sizes_differ(ctx: Context) -> Outcome:
+    """Arrays of different length: an error, not a worker that waits for ever."""
+    return _refusal(ctx, *regression(PARTIAL - 16 * ctx.worker))
+
+
+def _own(worker: int, *, rows: tuple[int, ...] = (40, 24)) -> tuple[np.ndarray, np.ndarray]:
+    """Return a worker's own examples."""
+    return regression(rows[worker], seed=30 + worker)
+
+
+def _unions(ctx: Context) -> Outcome:
+    """Train one device on what the workers read together.
+
+    A step takes one part in W of each worker's batch: with two workers and batches of eight, four rows of each. A
+    worker whose data has ended takes part with none.
+    """
+    sources = [_own(worker) for worker in range(ctx.workers)]
+    size = 8 // ctx.workers
+    steps = max(len(x) for x, _ in sources) // size
+    model = _model(ctx)
+    batches = [
+        tuple(
+            np.concatenate([array[size * step : size * (step + 1)] for array in arrays])
+            for arrays in zip(*sources, strict=True)
+        )
+        for step in range(steps)
+    ]
+    spec = tuple(tf.TensorSpec([None, *array.shape[1:]], tf.float32) for array in batches[0])
+    data = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
+    data = data.apply(tf.data.experimental.assert_cardinality(steps))
+    return trained(ctx, model, data, batch_size=None)
+
+
+@feature(min_workers=2, reference=_unions, per_layout=True)
+def own_data_uneven(ctx: Context) -> Outcome:
+    """AutoShardPolicy.OFF, 40 examples on one worker and 24 on the other: the epoch ends together."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    data = tf.data.Dataset.from_tensor_slices(_own(ctx.worker)).batch(8).with_options(options)
+    return trained(ctx, _model(ctx), data, batch_size=None)
+
+
+@feature(min_workers=2)
+def auto_shard_data(ctx: Context) -> Outcome:
+    """AutoShardPolicy.DATA: the workers share one dataset."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    data = tf.data.Dataset.from_tensor_slices(regression(PARTIAL)).batch(BATCH).with_options(options)
+    return trained(ctx, _model(ctx), data, batch_size=None)
+
+
+@feature(min_workers=2)
+def one_worker_stops(ctx: Context) -> Outcome:
+    """A callback that wants to stop on one worker alone: all stop after the same epoch."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1 and ctx.worker == ctx.workers - 1:
+                self.model.stop_training = True
+
+    return trained(ctx, _model(ctx), *regression(PARTIAL), epochs=4, callbacks=[Stop()])
+
+
+@feature(min_workers=2)
+def rate_of_the_chief(ctx: Context) -> Outcome:
+    """A schedule that gives another learning rate on every worker: the chief's holds."""
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.2 / (1 + epoch + 5 * ctx.worker))
+    outcome = trained(ctx, _model(ctx), *regression(PARTIAL), callbacks=[schedule])
+    return {name: value for name, value in outcome.items() if name != "history/learning_rate"}
