@@ -191,7 +191,7 @@ def _announcement(state: State, event: Event, grace_seconds: float) -> str:
         name = signal.Signals(event.number).name
         return f"{name}: {_have(state)} {grace_seconds:g} s to end; Ctrl-C kills now"
     why = (
-        f"worker {event.worker} ended with {how_it_ended(event.returncode)}"
+        f"worker {event.worker} failed ({how_it_ended(event.returncode)})"
         if isinstance(event, Exited)
         else ("a worker has failed and does not end")
     )
