@@ -44,6 +44,15 @@ def calling_model(strategy: tf.distribute.Strategy) -> keras.Model | None:
     return None
 
 
+def given_callbacks(model: keras.Model) -> list[Any]:
+    """Return the callbacks that the user gave to the `fit` of this model that is running, before Keras has met them."""
+    for frame in _frames():
+        if frame.f_locals.get("self") is model and "callbacks" in frame.f_locals:
+            given = frame.f_locals["callbacks"]
+            return given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given)
+    return []
+
+
 def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None:
     """Return the list of callbacks of the `fit`, `evaluate` or `predict` of this model that is running now."""
     for frame in _frames():
@@ -84,26 +93,45 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
-def set_steps(steps: int | None) -> None:
-    """Let the epoch iterator that is being made run this many steps per epoch; None lets it run until the input ends.
+def calling_epoch_iterator() -> TFEpochIterator | None:
+    """Return the epoch iterator that is being made and has asked the strategy to distribute its dataset."""
+    for frame in _frames():
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, TFEpochIterator):
+            return candidate
+    return None
+
+
+def batches_of(epoch_iterator: TFEpochIterator | None) -> int | None:
+    """Return the number of batches in the input as Keras knows it; of arrays it does, although tf.data does not."""
+    return None if epoch_iterator is None else epoch_iterator._num_batches
+
+
+def set_batches(epoch_iterator: TFEpochIterator | None, batches: int | None) -> None:
+    """Let an epoch have this many batches; None lets it run until the input ends.
 
     Keras counts the batches of the dataset that it was given, which are not the steps where workers read data of
     their own.
     """
-    for frame in _frames():
-        candidate = frame.f_locals.get("self")
-        if isinstance(candidate, TFEpochIterator):
-            adapter = candidate.data_adapter
-            count = tf.data.UNKNOWN_CARDINALITY if steps is None else steps
-            adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(count))
-            candidate._num_batches = steps
-            return
+    if epoch_iterator is not None:
+        adapter = epoch_iterator.data_adapter
+        count = tf.data.UNKNOWN_CARDINALITY if batches is None else batches
+        adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(count))
+        epoch_iterator._num_batches = batches
 
 
 def symbolic_build(model: keras.Model, spec: Any) -> None:
-    """Build the model, its loss, its metrics and its optimizer for batches of this spec (a nest of `tf.TensorSpec`)."""
+    """Build the model, its loss, its metrics and its optimizer for batches of this spec (a nest of `tf.TensorSpec`).
+
+    A model with a `train_step` of its own need not be callable (a GAN is two models); it is then left to its first
+    step.
+    """
     with model.distribute_strategy.scope():
-        model._symbolic_build(data_batch=spec)
+        try:
+            model._symbolic_build(data_batch=spec)
+        except RuntimeError:
+            if type(model).train_step is TensorFlowTrainer.train_step:
+                raise
 
 
 def is_built(model: keras.Model) -> bool:

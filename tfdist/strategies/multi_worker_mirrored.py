@@ -45,6 +45,11 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
     ) -> None:
         cluster = clusters.from_environment() if cluster is None else cluster
+        if not cluster.task.is_worker:
+            raise ConfigError(
+                f"this process is {cluster.task} ({cluster.source}); MultiWorkerMirroredStrategy runs on workers alone. "
+                "Construct it only where cluster.task.is_worker."
+            )
         if replicas_per_worker is not None:
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             _require_devices(replicas_per_worker)
@@ -76,23 +81,16 @@ def _require_devices(replicas: int) -> None:
         present, kind = len(tf.config.get_logical_device_configuration(cpu) or [cpu]), "CPU"
     if replicas > present:
         raise ConfigError(
-            f"replicas_per_worker is {replicas}; this process has {present} {kind} device(s). Ask for fewer, or "
-            "split the CPU "
-            f"before TensorFlow starts: tfdist.strategies.use_logical_cpus({replicas})."
+            f"replicas_per_worker is {replicas}; this process has {present} {kind} device(s). Ask for fewer, or split "
+            f"the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({replicas})."
         )
 
 
 def _resolver(cluster: "clusters.Cluster") -> tf.distribute.cluster_resolver.ClusterResolver:
     if cluster.num_workers == 1:
         return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
-    if len(cluster.addresses) != cluster.num_workers:
-        raise ConfigError(
-            f"the cluster ({cluster.source}) has {cluster.num_workers} workers and {len(cluster.addresses)} "
-            "addresses; every "
-            "worker needs one, host:port. Start the job with `tfdist run`, or set TFDIST_WORKERS or TF_CONFIG."
-        )
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
+        tf.train.ClusterSpec({"worker": list(cluster.require_addresses())}),
         task_type="worker",
         task_id=cluster.worker_index,
         rpc_layer="grpc",

@@ -34,6 +34,16 @@ def adapt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
         running.callbacks.append(agree)
 
 
+def quiet(model: keras.Model, workers: Workers) -> None:
+    """Keep TensorBoard, which writes as soon as it is told of its model, from doing so except on the chief."""
+    if workers.is_chief:
+        return
+    for callback in keras_model.given_callbacks(model):
+        if isinstance(callback, keras.callbacks.TensorBoard):
+            callback.write_graph = False
+            callback.embeddings_freq = 0
+
+
 class _Agree(keras.callbacks.Callback):
     """Runs behind all others: what they decided on one worker holds on every worker before the next step."""
 

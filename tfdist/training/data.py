@@ -78,11 +78,12 @@ class Input:
 
     Args:
         dataset: yields global batches.
+        batches: how many, None if that is not known or they do not end.
         local_replicas: replicas of this worker.
         workers: the workers that take part.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, *, local_replicas: int, workers: Workers) -> None:
+    def __init__(self, dataset: tf.data.Dataset, *, batches: int | None, local_replicas: int, workers: Workers) -> None:
         policy = dataset.options().experimental_distribute.auto_shard_policy
         own = workers.count > 1 and policy in (_Policy.OFF, _Policy.FILE)
         self.source = Source.OWN if own else Source.SHARED
@@ -90,9 +91,9 @@ class Input:
             dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
         self.workers = workers
         self.element_spec = tf_data.without_optionals(dataset.element_spec)
-        self.cardinality = int(dataset.cardinality())
+        self.batches = _own_batches(batches, workers) if own else batches
+        self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
         self._dataset = _slices(dataset, self.source, local_replicas, workers)
-        self.steps = _own_steps(self.cardinality, workers) if own else None
         self._layout = Layout(tf_data.without_nones(self._dataset.element_spec.slices))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -103,13 +104,13 @@ class Input:
         if self.workers.count == 1:
             return ((element, element.rows) for element in elements)
         if self.source is Source.SHARED:
-            return _shared(elements, self.cardinality, self.workers)
+            return _shared(elements, self.batches, self._endless, self.workers)
         return _own(elements, self._dataset.element_spec, self.workers)
 
 
-def _own_steps(cardinality: int, workers: Workers) -> int | None:
+def _own_batches(batches: int | None, workers: Workers) -> int | None:
     """Return the steps until every worker's own data has ended, or None where one does not know how much it has."""
-    seen = workers.gather([cardinality])[:, 0]
+    seen = workers.gather([-1 if batches is None else batches])[:, 0]
     return None if (seen < 0).any() else int(seen.max()) * workers.count
 
 
@@ -147,16 +148,18 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
     return numbered.prefetch(2)
 
 
-def _shared(elements: Iterator[_Element], cardinality: int, workers: Workers) -> Iterator[tuple[_Element, tf.Tensor]]:
+def _shared(
+    elements: Iterator[_Element], batches: int | None, endless: bool, workers: Workers
+) -> Iterator[tuple[_Element, tf.Tensor]]:
     """Yield the batches of data that all workers read alike, and raise on all of them where it is not alike."""
-    known = cardinality >= 0 or cardinality == tf.data.INFINITE_CARDINALITY
+    known = batches is not None or endless
     position = 0
     while True:
         element = next(elements, None)
         if position == 0 or not known:
             mark = 0 if element is None else int(element.fingerprint)
             rows = 0 if element is None else int(element.rows)
-            seen = workers.gather([element is not None, mark, rows, cardinality])
+            seen = workers.gather([element is not None, mark, rows, -1 if batches is None else batches])
             _require_alike(seen.tolist(), position)
         if element is None:
             return
@@ -165,7 +168,7 @@ def _shared(elements: Iterator[_Element], cardinality: int, workers: Workers) ->
 
 
 def _require_alike(seen: list[list[int]], position: int) -> None:
-    """Raise if a worker's report (has a batch, fingerprint, rows, cardinality) differs from the chief's."""
+    """Raise if a worker's report (has a batch, fingerprint, rows, batches) differs from the chief's."""
     words: list[tuple[int, Callable[[int], str]]] = [
         (3, lambda n: f"{n} batches" if n >= 0 else "an unknown number of batches"),
         (0, lambda n: "a further batch" if n else "no further batch"),

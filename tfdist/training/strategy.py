@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import keras_model, tf_strategies
+from tfdist.training import callbacks, step
 from tfdist.training import model as models
-from tfdist.training import step
 from tfdist.training.data import Input, Source
 from tfdist.training.workers import Workers
 
@@ -43,12 +43,16 @@ class KerasTraining:
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it."""
-        if self._adopt_caller() is None:
+        caller = self._adopt_caller()
+        if caller is None:
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
+        callbacks.quiet(caller, self._workers)
         local_replicas = len(self.extended.worker_devices)  # type: ignore[attr-defined]
-        distributed = Input(dataset, local_replicas=local_replicas, workers=self._workers)
+        epoch_iterator = keras_model.calling_epoch_iterator()
+        batches = keras_model.batches_of(epoch_iterator)
+        distributed = Input(dataset, batches=batches, local_replicas=local_replicas, workers=self._workers)
         if distributed.source is Source.OWN:
-            keras_model.set_steps(distributed.steps)
+            keras_model.set_batches(epoch_iterator, distributed.batches)
         return distributed
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:

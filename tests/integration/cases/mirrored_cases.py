@@ -1,0 +1,245 @@
+"""What the tests of mirrored training run in a worker process with two logical CPUs; each returns JSON values."""
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+import tfdist.strategies
+from tfdist import errors
+
+STRATEGY = tfdist.strategies.from_environment()
+X = np.random.RandomState(0).normal(size=(37, 4)).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+
+
+def model(**compile_options: Any) -> keras.Model:
+    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1)])
+    draw = np.random.RandomState(1)
+    network.set_weights([draw.normal(size=w.shape) for w in network.get_weights()])
+    network.compile(**{"optimizer": keras.optimizers.SGD(0.1), "loss": "mse", **compile_options})
+    return network
+
+
+def trained_weights(scope: Any) -> list[float]:
+    with scope:
+        network = model()
+    network.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return np.concatenate([w.ravel() for w in network.get_weights()]).tolist()
+
+
+def plain_keras_before_and_after() -> dict[str, Any]:
+    """Train plainly, under tfdist, plainly again; note every function that tfdist could have patched."""
+
+    def functions() -> list[int]:
+        owners = (TensorFlowTrainer, keras.Model, keras.Layer, keras.Loss, keras.Metric, keras.metrics.Mean)
+        owners += (
+            keras.optimizers.Optimizer,
+            keras.optimizers.SGD,
+            keras.random.SeedGenerator,
+            keras.callbacks.CallbackList,
+        )
+        owners += (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.Strategy)
+        owners += (type(tf.distribute.get_strategy().extended), keras.layers.BatchNormalization)
+        return [
+            id(value) for owner in owners for base in owner.__mro__ for value in vars(base).values() if callable(value)
+        ]
+
+    before, first = functions(), trained_weights(contextlib.nullcontext())
+    under = trained_weights(STRATEGY.scope())
+    return {
+        "patched": functions() != before,
+        "first": first,
+        "under": under,
+        "again": trained_weights(contextlib.nullcontext()),
+    }
+
+
+def models_that_override_fit() -> dict[str, Any]:
+    class Deep(keras.Sequential):
+        def fit(self, *args: Any, **kwargs: Any) -> Any:
+            return self.really(*args, **kwargs)
+
+        def really(self, *args: Any, **kwargs: Any) -> Any:
+            return super().fit(*args, **kwargs)
+
+    with STRATEGY.scope():
+        network = Deep([keras.Input((4,)), keras.layers.Dense(1)])
+        network.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=3)
+    network.fit(X, Y, batch_size=8, verbose=0)
+    return {"steps": int(network.optimizer.iterations.numpy())}
+
+
+def replicas_outside_and_inside() -> dict[str, Any]:
+    seen = []
+
+    class Looks(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            seen.append(tf.distribute.get_strategy().num_replicas_in_sync)
+            return super().train_step(data)
+
+    with STRATEGY.scope():
+        network = Looks([keras.Input((4,)), keras.layers.Dense(1)])
+        network.compile("sgd", "mse")
+    network.fit(X, Y, verbose=0)
+    return {"inside": sorted(set(seen)), "outside": STRATEGY.num_replicas_in_sync}
+
+
+def dropout_masks() -> dict[str, Any]:
+    """Return the masks that each replica drew in two equal runs, and those of one device."""
+
+    class Masks(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = keras.layers.Dropout(0.5, seed=3)
+            self.bias = self.add_weight(shape=(), name="bias")
+
+        def call(self, inputs: Any) -> Any:
+            return inputs
+
+        def train_step(self, data: Any) -> Any:
+            with tf.GradientTape() as tape:
+                mask = self.dropout(tf.ones((1, 64)), training=True)
+                loss = self.bias * tf.reduce_mean(data[0])
+            self.optimizer.apply(tape.gradient(loss, [self.bias.value]), [self.bias])
+            context = tf.distribute.get_replica_context()
+            replicas = tf.distribute.get_strategy().extended._num_replicas_in_sync
+            place = tf.one_hot(context.replica_id_in_sync_group, replicas)[:, None]
+            # a scalar log for each entry: tfdist averages them over examples, so the sum of places is exact
+            return {f"m{i}": value for i, value in enumerate(tf.unstack(tf.reshape(place * mask * replicas, [-1])))}
+
+    def run(scope: Any) -> list[float]:
+        with scope:
+            network = Masks()
+            network.compile("sgd")
+        history = network.fit(np.ones((2, 1), np.float32), np.ones((2, 1)), batch_size=2, verbose=0).history
+        return [history[f"m{i}"][0] for i in range(len(history))]
+
+    return {"one": run(contextlib.nullcontext()), "a": run(STRATEGY.scope()), "b": run(STRATEGY.scope())}
+
+
+def loop_of_ones_own() -> dict[str, Any]:
+    """The loop of TensorFlow's guide: tfdist's strategy is TensorFlow's where Keras does not ask."""
+    s = STRATEGY
+    with s.scope():
+        weight = tf.Variable(tf.zeros((4, 1)))
+    dataset = s.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X[:32], Y[:32])).batch(8))
+
+    @tf.function
+    def epoch() -> tf.Tensor:
+        total = 0.0
+        for x, y in dataset:
+
+            def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum((x @ weight - y) ** 2) / 8
+                (gradient,) = tape.gradient(loss, [weight])
+                gradient = tf.distribute.get_replica_context().all_reduce("SUM", gradient)
+                weight.assign_sub(0.05 * gradient)
+                return loss
+
+            total += s.reduce("SUM", s.run(step, args=(x, y)), axis=None)
+        return total
+
+    expected, loss_sum = np.zeros((4, 1)), 0.0
+    for i in range(0, 32, 8):
+        x, y = X[i : i + 8].astype(np.float64), Y[i : i + 8].astype(np.float64)
+        error = x @ expected - y
+        loss_sum += float((error**2).sum() / 8)
+        expected = expected - 0.05 * 2 * x.T @ error / 8
+    total = float(epoch())
+    return {
+        "distributed": isinstance(dataset, tf.distribute.DistributedDataset),
+        "loss_error": abs(total - loss_sum),
+        "weight_error": float(np.abs(weight.numpy() - expected).max()),
+    }
+
+
+def refusals() -> dict[str, str]:
+    """Return what is said to each wrong use."""
+    said = {}
+
+    def refused(name: str, action: Any) -> None:
+        try:
+            action()
+        except errors.TfdistError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    def fit(network: keras.Model) -> None:
+        network.fit(X, Y, verbose=0)
+
+    with STRATEGY.scope():
+        under_xla = model(jit_compile=True)
+        outside = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    outside.compile("sgd", "mse")
+    refused("jit", lambda: fit(under_xla))
+    refused("outside", lambda: fit(outside))
+    mirrored = tfdist.strategies.MirroredStrategy
+    refused("missing", lambda: mirrored(["CPU:0", "CPU:7"]))
+    refused("twice", lambda: mirrored(["CPU:0", "cpu:0"]))
+    refused("none", lambda: mirrored([]))
+    refused("text", lambda: mirrored("CPU:0"))
+    refused("late", lambda: tfdist.strategies.use_logical_cpus(5))
+    refused("bool", lambda: tfdist.strategies.use_logical_cpus(True))
+    refused("name", lambda: tfdist.strategies.create("mirored"))
+    refused("option", lambda: tfdist.strategies.create("mirrored", replicas=2))
+    refused("environment", lambda: tfdist.strategies.from_environment({"TFDIST_STRATEGY": "ring"}))
+    workers = {"TFDIST_STRATEGY": "mirrored", "TFDIST_WORKERS": "127.0.0.1:1,127.0.0.1:2", "TFDIST_WORKER_INDEX": "0"}
+    refused("workers", lambda: tfdist.strategies.from_environment(workers))
+    refused("replicas", lambda: tfdist.strategies.from_environment({"TFDIST_REPLICAS_PER_WORKER": "two"}))
+    return said
+
+
+def two_models_that_compete() -> dict[str, Any]:
+    """A model without `call` that trains two others with an optimizer each; the same on one device."""
+
+    class Rivals(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = model(), model()
+
+        def compile(self, first: Any, second: Any) -> None:
+            super().compile()
+            self.first_optimizer, self.second_optimizer = first, second
+            self.first_optimizer.build(self.first.trainable_variables)
+            self.second_optimizer.build(self.second.trainable_variables)
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            logs = {}
+            for name in ("first", "second"):
+                network, optimizer = getattr(self, name), getattr(self, f"{name}_optimizer")
+                with tf.GradientTape() as tape:
+                    logs[name] = loss = tf.reduce_mean((network(x) - y) ** 2)
+                optimizer.apply(tape.gradient(loss, network.trainable_variables), network.trainable_variables)
+            return logs
+
+    def run(scope: Any) -> list[float]:
+        with scope:
+            rivals = Rivals()
+            rivals.compile(keras.optimizers.SGD(0.1, clipnorm=0.3), keras.optimizers.Adam(0.01))
+        history = rivals.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history
+        weights = [w.ravel() for w in rivals.first.get_weights() + rivals.second.get_weights()]
+        return np.concatenate([*weights, history["first"], history["second"]]).tolist()
+
+    return {"one": run(contextlib.nullcontext()), "two": run(STRATEGY.scope())}
+
+
+def states_in_memory(epochs: int) -> dict[str, Any]:
+    """A step is traced once, whatever the sizes of the batches."""
+    traces = []
+
+    class Counts(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            traces.append(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            return super().train_step(data)
+
+    with STRATEGY.scope():
+        network = Counts([keras.Input((4,)), keras.layers.Dense(1)])
+        network.compile("sgd", "mse")
+    for rows in (37, 5, 1):
+        network.fit(X[:rows], Y[:rows], batch_size=8, epochs=epochs, verbose=0)
+    return {"traces": len(traces)}

@@ -1,0 +1,187 @@
+"""What the tests of multi-worker training run in every worker at once; each returns JSON values."""
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist.strategies
+from tfdist import errors
+
+STRATEGY = tfdist.strategies.from_environment()
+RANK = int(os.environ["TFDIST_WORKER_INDEX"])
+X = np.random.RandomState(0).normal(size=(40, 4)).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+
+
+def model(seed: int = 0) -> keras.Model:
+    """Return a compiled model whose initial weights come from a seed; unseeded shuffles then draw alike again."""
+    with STRATEGY.scope():
+        keras.utils.set_random_seed(seed)
+        network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1)])
+        keras.utils.set_random_seed(0)
+        network.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    return network
+
+
+def weights(network: keras.Model) -> list[float]:
+    return np.concatenate([w.ravel() for w in network.get_weights()]).tolist()
+
+
+def seeds_that_differ() -> dict[str, Any]:
+    network = model(seed=RANK)
+    began = weights(network)
+    network.fit(X, Y, batch_size=8, verbose=0)
+    return {"began": began, "ended": weights(network)}
+
+
+def data_that_differs(rows: list[int], shift: list[float]) -> str:
+    try:
+        model().fit(X[: rows[RANK]] + shift[RANK], Y[: rows[RANK]], batch_size=8, shuffle=False, verbose=0)
+    except errors.DisagreementError as error:
+        return str(error)
+    return "trained"
+
+
+def generators_that_differ() -> str:
+    def batches() -> Any:
+        for i in range(0, 40 if RANK == 0 else 24, 8):
+            yield X[i : i + 8], Y[i : i + 8]
+
+    try:
+        model().fit(batches(), verbose=0)
+    except errors.DisagreementError as error:
+        return str(error)
+    return "trained"
+
+
+def data_of_their_own(rows: list[int]) -> dict[str, Any]:
+    """Each worker its own rows, of another number; every example must count exactly once."""
+    seen = keras.metrics.Sum(name="seen")
+    mine = (X[: rows[RANK]], np.full((rows[RANK], 1), 1.0 + RANK, np.float32))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    dataset = tf.data.Dataset.from_tensor_slices(mine).batch(6).with_options(options)
+
+    class Counts(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            seen.update_state(data[1])
+            return super().train_step(data) | {"seen": seen.result()}
+
+        @property
+        def metrics(self) -> list[keras.Metric]:
+            return [*super().metrics, seen]
+
+    with STRATEGY.scope():
+        seen = keras.metrics.Sum(name="seen")
+        network = Counts([keras.Input((4,)), keras.layers.Dense(1)])
+        network.compile(keras.optimizers.SGD(0.01), "mse")
+    history = network.fit(dataset, epochs=2, verbose=0)
+    return {
+        "seen": history.history["seen"],
+        "weights": weights(network),
+        "steps": int(network.optimizer.iterations.numpy()),
+    }
+
+
+def callbacks_that_write(folder: str) -> dict[str, Any]:
+    network = model()
+    kinds = keras.callbacks
+    network.fit(
+        X,
+        Y,
+        batch_size=8,
+        epochs=3,
+        verbose=2,
+        validation_split=0.25,
+        callbacks=[
+            kinds.ModelCheckpoint(f"{folder}/whole.keras"),
+            kinds.ModelCheckpoint(f"{folder}/part.weights.h5", save_weights_only=True, save_freq=2),
+            kinds.CSVLogger(f"{folder}/log.csv"),
+            kinds.TensorBoard(f"{folder}/board"),
+        ],
+    )
+    network.save(f"{folder}/last.keras")
+    again = keras.models.load_model(f"{folder}/last.keras")
+    return {"same": all(np.array_equal(a, b) for a, b in zip(network.get_weights(), again.get_weights(), strict=True))}
+
+
+def chief_saves_alone(folder: str) -> list[str]:
+    network = model()
+    network.fit(X, Y, verbose=0)
+    if STRATEGY.is_chief:
+        network.save(f"{folder}/chief.keras")
+    network.fit(X, Y, verbose=0)
+    return sorted(os.listdir(folder))
+
+
+def one_worker_stops(at_batch: int) -> dict[str, Any]:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if RANK == 1 and batch == at_batch:
+                self.model.stop_training = True
+
+    network = model()
+    network.fit(X, Y, batch_size=8, epochs=3, verbose=0, callbacks=[Stop()])
+    return {"steps": int(network.optimizer.iterations.numpy()), "weights": weights(network)}
+
+
+def chief_sets_the_rate() -> dict[str, Any]:
+    class Rate(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if RANK == 0:
+                self.model.optimizer.learning_rate = 0.01
+
+    network = model()
+    network.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[Rate()])
+    return {"rate": float(network.optimizer.learning_rate.numpy()), "weights": weights(network)}
+
+
+def backup_and_restore(folder: str) -> dict[str, Any]:
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                raise RuntimeError("as planned")
+
+    first = model()
+    with contextlib.suppress(RuntimeError):
+        first.fit(X, Y, batch_size=8, epochs=5, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(folder), Fail()])
+    second = model(seed=RANK + 7)
+    history = second.fit(X, Y, batch_size=8, epochs=5, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(folder)])
+    steps = int(second.optimizer.iterations.numpy())
+    return {"epochs": history.epoch, "steps": steps, "weights": weights(second)}
+
+
+def predictions(rows: int) -> dict[str, Any]:
+    network = model()
+    got = network.predict(X[:rows], batch_size=8, verbose=0)
+    here = np.asarray(network.get_weights()[0])
+    hidden = np.tanh(X[:rows] @ here + network.get_weights()[1])
+    want = hidden @ network.get_weights()[2] + network.get_weights()[3]
+    return {"shape": list(got.shape), "error": float(np.abs(got - want).max())}
+
+
+def several_strategies() -> list[bool]:
+    """A second multi-worker strategy and one within each worker, models of different sizes, in turns."""
+    finite = []
+    second = tfdist.strategies.MultiWorkerMirroredStrategy(replicas_per_worker=1)
+    local = tfdist.strategies.MirroredStrategy(["CPU:0"])
+    for scope, units in ((second, 33), (local, 5), (STRATEGY, 8), (second, 2)):
+        with scope.scope():
+            network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dense(1)])
+            network.compile("adam", "mse")
+        finite.append(bool(np.isfinite(network.fit(X, Y, verbose=0).history["loss"]).all()))
+    return finite
+
+
+def killed_at(batch: int) -> None:
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, step: int, logs: Any = None) -> None:
+            if RANK == 1 and step == batch:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    model().fit(X, Y, batch_size=8, epochs=50, verbose=0, callbacks=[Kill()])

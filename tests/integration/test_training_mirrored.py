@@ -1,0 +1,102 @@
+"""Mirrored training beside what the equivalence matrix compares: nothing patched, refusals, loops of one's own."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfdist.testing.environment import worker_environments
+from tfdist.testing.pool import WorkerPool
+
+DEADLINE_SECONDS = 120
+CASES = Path(__file__).parent / "cases"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    (environment,) = worker_environments(os.environ, strategy="mirrored", ports=[0], replicas_per_worker=2)
+    with WorkerPool(lambda: [environment | {"PYTHONPATH": str(CASES)}]) as workers:
+        workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
+        yield workers
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
+    (reply,) = pool.call(f"mirrored_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
+    return reply.value
+
+
+def test_plain_keras_is_left_alone(pool: WorkerPool) -> None:
+    seen = call(pool, "plain_keras_before_and_after")
+    assert not seen["patched"]
+    assert seen["first"] == seen["again"]
+    np.testing.assert_allclose(seen["under"], seen["first"], atol=1e-5)
+
+
+def test_a_model_that_overrides_fit_is_found(pool: WorkerPool) -> None:
+    assert call(pool, "models_that_override_fit") == {"steps": 5}
+
+
+def test_a_step_is_written_for_one_device(pool: WorkerPool) -> None:
+    assert call(pool, "replicas_outside_and_inside") == {"inside": [1], "outside": 2}
+
+
+def test_dropout_differs_between_replicas_and_follows_its_seed(pool: WorkerPool) -> None:
+    seen = call(pool, "dropout_masks")
+    first, second = np.split(np.array(seen["a"]), 2)
+    assert not np.array_equal(first, second)
+    assert seen["a"] == seen["b"]
+    np.testing.assert_allclose(first, seen["one"], atol=1e-6)  # replica 0 draws what one device draws
+    assert 16 < (first > 0).sum() < 48
+    assert 16 < (second > 0).sum() < 48
+
+
+def test_a_model_without_call_trains_two_others(pool: WorkerPool) -> None:
+    seen = call(pool, "two_models_that_compete")
+    np.testing.assert_allclose(seen["two"], seen["one"], atol=1e-5)
+
+
+def test_a_loop_of_ones_own_is_tensorflows(pool: WorkerPool) -> None:
+    seen = call(pool, "loop_of_ones_own")
+    assert seen["distributed"]
+    assert seen["loss_error"] < 1e-4
+    assert seen["weight_error"] < 1e-5
+
+
+def test_a_step_is_traced_once(pool: WorkerPool) -> None:
+    assert call(pool, "states_in_memory", epochs=2) == {"traces": 2}  # one for each replica
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("jit", "UnsupportedError: jit_compile is True"),
+        ("outside", "created outside the scope"),
+        ("missing", "devices names CPU:7; this process has /device:CPU:0, /device:CPU:1"),
+        ("twice", "each device may be named once"),
+        ("none", "devices is empty"),
+        ("text", "it must be a list of names"),
+        ("late", "TensorFlow has started in this process with 2 CPU device(s)"),
+        ("bool", "count is True (bool)"),
+        ("name", "'mirored'; it must be one of 'mirrored', 'multi-worker'"),
+        ("option", "unexpected keyword argument 'replicas'"),
+        ("environment", "strategy is 'ring'"),
+        ("workers", "runs in one process, and tfdist run gives 2 workers"),
+        ("replicas", "TFDIST_REPLICAS_PER_WORKER"),
+    ],
+)
+def test_wrong_use_is_refused_with_the_cure(pool: WorkerPool, wrong: str, says: str) -> None:
+    said = _refusals(pool)
+    assert says in said.get(wrong, "nothing"), said.get(wrong)
+
+
+_SAID: dict[str, str] = {}
+
+
+def _refusals(pool: WorkerPool) -> dict[str, str]:
+    if not _SAID:
+        _SAID.update(call(pool, "refusals"))
+    return _SAID

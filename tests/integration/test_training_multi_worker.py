@@ -1,0 +1,138 @@
+"""Multi-worker training beside what the equivalence matrix compares: agreement, files, data, failure."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.cluster import ports
+from tfdist.testing.environment import worker_environments
+from tfdist.testing.pool import Reply, WorkerPool
+
+DEADLINE_SECONDS = 120
+CASES = Path(__file__).parent / "cases"
+
+
+def start(workers: int) -> WorkerPool:
+    def environments() -> list[dict[str, str]]:
+        free = ports.free_ports(workers)
+        made = worker_environments(os.environ, strategy="multi-worker", ports=free, replicas_per_worker=1)
+        return [environment | {"PYTHONPATH": str(CASES)} for environment in made]
+
+    pool = WorkerPool(environments)
+    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+    return pool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with start(2) as workers:
+        yield workers
+
+
+def replies(pool: WorkerPool, function: str, **arguments: Any) -> tuple[Reply, ...]:
+    return pool.call(f"multi_worker_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
+    answers = replies(pool, function, **arguments)
+    for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
+        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
+    return [reply.value for reply in answers]
+
+
+def test_all_begin_with_the_chiefs_weights(pool: WorkerPool) -> None:
+    chief, other = call(pool, "seeds_that_differ")
+    assert chief == other
+    assert chief["began"] != chief["ended"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "shift", "says"),
+    [
+        ([40, 40], [0.0, 0.5], "worker 1 has a batch with fingerprint"),
+        ([40, 24], [0.0, 0.0], "worker 0 has 5 batches, worker 1 has 3 batches"),
+        ([40, 38], [0.0, 0.0], "trained"),
+    ],
+)
+def test_data_that_differs_is_named(pool: WorkerPool, rows: list[int], shift: list[float], says: str) -> None:
+    for said in call(pool, "data_that_differs", rows=rows, shift=shift):
+        assert says in said
+
+
+def test_generators_of_different_lengths_are_named_when_the_shorter_ends(pool: WorkerPool) -> None:
+    for said in call(pool, "generators_that_differ"):
+        assert "at step 3 of the epoch worker 0 has a further batch, worker 1 has no further batch" in said
+
+
+@pytest.mark.parametrize("rows", [[40, 24], [7, 19], [6, 6]])
+def test_workers_with_data_of_their_own_end_together_and_count_every_example_once(
+    pool: WorkerPool, rows: list[int]
+) -> None:
+    chief, other = call(pool, "data_of_their_own", rows=rows)
+    assert chief == other
+    assert chief["seen"] == [rows[0] + 2.0 * rows[1]] * 2
+
+
+def test_the_chief_alone_writes(pool: WorkerPool, tmp_path: Path) -> None:
+    assert call(pool, "callbacks_that_write", folder=str(tmp_path)) == [{"same": True}] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "board",
+        "last.keras",
+        "log.csv",
+        "part.weights.h5",
+        "whole.keras",
+    ]
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
+    written = (tmp_path / "board" / "train").glob("events*.v2")  # events.out.tfevents.TIME.HOST.PID.NUMBER.v2
+    assert len({path.name.split(".")[-3] for path in written}) == 1
+    keras.models.load_model(tmp_path / "whole.keras").load_weights(tmp_path / "part.weights.h5")
+
+
+def test_the_chief_may_save_alone(pool: WorkerPool, tmp_path: Path) -> None:
+    chief, _ = call(pool, "chief_saves_alone", folder=str(tmp_path))
+    assert chief == ["chief.keras"]
+
+
+def test_one_worker_stops_all(pool: WorkerPool) -> None:
+    chief, other = call(pool, "one_worker_stops", at_batch=2)
+    assert chief == other
+    assert chief["steps"] == 3
+
+
+def test_the_chiefs_learning_rate_holds(pool: WorkerPool) -> None:
+    chief, other = call(pool, "chief_sets_the_rate")
+    assert chief == other
+    assert chief["rate"] == pytest.approx(0.01)
+
+
+def test_a_backup_restores_all_workers(pool: WorkerPool, tmp_path: Path) -> None:
+    chief, other = call(pool, "backup_and_restore", folder=str(tmp_path / "backup"))
+    assert chief == other
+    assert (chief["epochs"], chief["steps"]) == ([3, 4], 25)
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 33])
+def test_every_worker_predicts_all_rows_in_order(pool: WorkerPool, rows: int) -> None:
+    for seen in call(pool, "predictions", rows=rows):
+        assert seen["shape"] == [rows, 1]
+        assert seen["error"] < 1e-5
+
+
+def test_several_strategies_in_a_process(pool: WorkerPool) -> None:
+    assert call(pool, "several_strategies") == [[True] * 4] * 2
+
+
+def test_a_killed_worker_ends_the_others_with_an_error() -> None:
+    with start(3) as workers:
+        answers = replies(workers, "killed_at", batch=3)
+    assert answers[1].status == "exited"
+    assert "SIGKILL" in answers[1].message
+    # TensorFlow notices by heartbeat, after the pool has stopped waiting, or fails at once: never "returned"
+    assert {answers[0].status, answers[2].status} <= {"raised", "silent", "exited"}
+    np.testing.assert_array_less(max(reply.seconds for reply in answers), DEADLINE_SECONDS)
