@@ -75,3 +75,24 @@ def test_requests_are_frozen() -> None:
     config = LaunchConfig(target="train.py")
     with pytest.raises(FrozenInstanceError):
         config.workers = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("inherited", "exceptions"),
+    [
+        ({}, None),
+        ({"HTTP_PROXY": "http://p:1"}, None),  # gRPC reads lower case only
+        ({"http_proxy": ""}, None),
+        ({"https_proxy": "http://p:1"}, "127.0.0.1"),
+        ({"grpc_proxy": "http://p:1", "no_proxy": "a.b", "no_grpc_proxy": "c.d"}, "c.d,127.0.0.1"),
+    ],
+)
+def test_workers_reach_each_other_around_a_proxy(inherited: dict[str, str], exceptions: str | None) -> None:
+    (spec,) = plan(
+        LaunchConfig(target="train.py"), ports=[4001], job_id="a", directory=Path("d"), python="python3", agent_pid=1
+    )
+    environ = spec.environ(inherited)
+    assert environ.get("no_grpc_proxy") == exceptions
+    assert {name: environ[name] for name in inherited if name != "no_grpc_proxy"} == {
+        name: value for name, value in inherited.items() if name != "no_grpc_proxy"
+    }

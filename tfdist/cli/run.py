@@ -41,6 +41,7 @@ What each worker gets:
   TFDIST_ERROR_FILE           where its failure is recorded, as JSON
   TF_CONFIG                   with two or more workers, as plain TensorFlow reads it
   PYTHONUNBUFFERED            1, so that its output appears at once
+  no_grpc_proxy               with 127.0.0.1, where a proxy is set: TensorFlow would send the workers there
 
 \b
 Output: with two or more workers every line begins with [worker I]; progress bars of the chief move on a terminal, and

@@ -10,6 +10,10 @@ from tfdist.launch.config import LaunchConfig
 HOST = "127.0.0.1"
 WORKER_FILE = Path(__file__).with_name("worker.py")
 
+# What gRPC reads, in this order and in lower case only: with a proxy it sends even 127.0.0.1 there, and waits for ever.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
@@ -38,7 +42,22 @@ class WorkerSpec:
             {'C': '3', 'A': '1'}
         """
         kept = {name: value for name, value in inherited.items() if name not in self.removed}
-        return {**kept, **self.environment}
+        return {**kept, **around_the_proxy(kept), **self.environment}
+
+
+def around_the_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that lets workers reach each other directly where a proxy is set; the proxy stays for others.
+
+    Example:
+        >>> around_the_proxy({"http_proxy": "http://proxy:3128", "no_proxy": "intranet"})
+        {'no_grpc_proxy': 'intranet,127.0.0.1'}
+        >>> around_the_proxy({})
+        {}
+    """
+    if not any(environ.get(name) for name in _PROXIES):
+        return {}
+    known = next((environ[name] for name in _EXCEPTIONS if environ.get(name)), "")
+    return {"no_grpc_proxy": ",".join(filter(None, [known, HOST]))}
 
 
 def plan(
