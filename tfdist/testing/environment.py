@@ -1,27 +1,22 @@
-"""The variables with which workers on this machine are started, as `tfdist run` sets them."""
+"""The variables with which workers on this machine are started: those of `tfdist run`, without its agent."""
 
-import json
+import os
+import sys
+import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tfdist.launch.config import LaunchConfig
+from tfdist.launch.plan import plan
 
 # what another launcher, or a run around this one, may have left in the environment
-_FOREIGN = (
-    "TF_CONFIG",
-    "TFDIST_",
-    "SLURM_",
-    "OMPI_",
-    "PMIX_",
-    "PMI_",
-    "SM_",
-    "JOB_COMPLETION_INDEX",
-    "CUDA_VISIBLE_DEVICES",
-)
+_FOREIGN = ("TF_CONFIG", "TFDIST_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "SM_", "JOB_COMPLETION_INDEX")
 _QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "CUDA_VISIBLE_DEVICES": "-1",
     # several workers share the machine: one thread each for a kernel, so that they do not fight over cores
     "TF_NUM_INTRAOP_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    "PYTHONUNBUFFERED": "1",
 }
 
 
@@ -41,21 +36,23 @@ def worker_environments(
         >>> two["TFDIST_WORKERS"], two["TFDIST_WORKER_INDEX"]
         ('127.0.0.1:7001,127.0.0.1:7002', '1')
     """
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    common = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)} | _QUIET
-    common["TFDIST_REPLICAS_PER_WORKER"] = str(replicas_per_worker)
-    if strategy is not None:
-        common["TFDIST_STRATEGY"] = strategy
-    if len(addresses) > 1:
-        common["TFDIST_WORKERS"] = ",".join(addresses)
-        common["TFDIST_LOCAL_WORKERS"] = str(len(addresses))
-    return [common | (_place(addresses, index) if len(addresses) > 1 else {}) for index in range(len(addresses))]
-
-
-def _place(addresses: list[str], index: int) -> dict[str, str]:
-    task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    return {
-        "TFDIST_WORKER_INDEX": str(index),
-        "TFDIST_LOCAL_INDEX": str(index),
-        "TF_CONFIG": json.dumps(task),
-    }
+    config = LaunchConfig(
+        target="tfdist.testing.worker",
+        is_module=True,
+        workers=len(ports),
+        strategy=strategy,
+        replicas_per_worker=replicas_per_worker,
+    )
+    clean = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
+    specs = plan(
+        config,
+        ports=ports,
+        job_id=uuid.uuid4().hex,
+        directory=Path(os.devnull),
+        python=sys.executable,
+        agent_pid=os.getpid(),
+    )
+    environments = [spec.environ({**clean, **_QUIET}) for spec in specs]
+    for environment in environments:
+        del environment["TFDIST_ERROR_FILE"]  # a pool's workers report over their pipes
+    return environments

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from tfdist.launch.failure import how_it_ended
 from tfdist.testing import channel
 
 # When a worker has failed, its peers may wait for it for ever: this long they may still report failures of their own.
@@ -75,12 +76,14 @@ class WorkerPool:
     Args:
         environments: returns the environment of each worker; called at every start, so that ports are fresh.
 
-    Every process is ended by `close`, on leaving the ``with`` block, and by itself when this process dies.
+    The processes have a directory of their own for temporary files, which goes with them: they are ended at once, with
+    no time to tidy up. Each is ended by `close`, on leaving the ``with`` block, and by itself when this process dies.
     """
 
     def __init__(self, environments: Callable[[], Sequence[Mapping[str, str]]]) -> None:
         self._environments = environments
         self._processes: list[_Process] = []
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._closed = False
         # `close` may come from another thread than a call: it kills, the call notices and lets go of the pipes
         self._calling = threading.RLock()
@@ -137,6 +140,9 @@ class WorkerPool:
                     process.popen.wait()
                 os.close(process.replies)
                 process.log.close()
+            if self._scratch is not None:
+                self._scratch.cleanup()
+                self._scratch = None
 
     def close(self) -> None:
         """End the processes for good; a call under way in another thread returns with "exited"."""
@@ -153,8 +159,9 @@ class WorkerPool:
             if self._processes:
                 return
             try:
+                self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-pool-", ignore_cleanup_errors=True)
                 for environment in self._environments():
-                    self._processes.append(_start_process(environment))
+                    self._processes.append(_start_process({**environment, "TMPDIR": self._scratch.name}))
             except BaseException:
                 self.end()
                 raise
@@ -245,6 +252,4 @@ def _ending(popen: subprocess.Popen[bytes]) -> str:
         code = popen.wait(_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         return "the process closed its pipe"
-    return (
-        f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with exit code {code}"
-    )
+    return f"the process ended: {how_it_ended(code)}"

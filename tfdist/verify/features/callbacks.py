@@ -116,7 +116,8 @@ def only_chief_writes(ctx: Context) -> Outcome:
         keras.callbacks.BackupAndRestore(home / "backup"),
     )
     ctx.barrier("written")
-    return {"directories": " ".join(sorted(path.name for path in ctx.directory.iterdir()))}
+    found = [path.relative_to(ctx.directory) for path in ctx.directory.rglob("*")]
+    return {"files and directories": " ".join(sorted(str(path) for path in found if len(path.parts) < 3))}
 
 
 @feature()

@@ -49,9 +49,9 @@ def save_and_load_weights(ctx: Context) -> Outcome:
 def load_outside_and_copy(ctx: Context) -> Outcome:
     """A model from a file, loaded without a scope, whose weights a model in the scope takes over."""
     path = ctx.directory / "model.keras"
+    plain = dense()
+    plain.compile(sgd(), "mse")
     if ctx.is_chief:
-        plain = dense()
-        plain.compile(sgd(), "mse")
         plain.save(path)
     ctx.barrier("saved")
     with ctx.scope():

@@ -1,0 +1,169 @@
+"""Worker pools: every way in which a worker can answer, or not; and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tfdist.testing.pool import Reply, WorkerPool
+
+pytestmark = [pytest.mark.quick, pytest.mark.timeout(60)]
+
+CASES = Path(__file__).parent / "cases"
+
+
+def environments(workers: int = 2) -> list[dict[str, str]]:
+    return [{**os.environ, "PYTHONPATH": str(CASES), "RANK": str(rank)} for rank in range(workers)]
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(environments) as workers:
+        yield workers
+
+
+def call(pool: WorkerPool, function: str, *, timeout_seconds: float = 20, **arguments: Any) -> tuple[Reply, ...]:
+    return pool.call(f"pool_cases:{function}", arguments, timeout_seconds=timeout_seconds)
+
+
+def processes(pool: WorkerPool) -> list[psutil.Process]:
+    return [psutil.Process(reply.value[1]) for reply in call(pool, "echo", value=None)]
+
+
+def gone(found: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(found, timeout=10)[1]
+
+
+def test_every_worker_answers_and_processes_stay(pool: WorkerPool) -> None:
+    assert not pool.running
+    first, second = call(pool, "echo", value={"a": [1, "ü"]}), call(pool, "echo", value=None)
+    assert [reply.status for reply in first] == ["returned", "returned"]
+    assert [reply.value[0] for reply in first] == [0, 1]
+    assert first[1].value[2] == {"a": [1, "ü"]}
+    assert [reply.value[1] for reply in first] == [reply.value[1] for reply in second]
+
+
+def test_an_exception_travels_with_its_bases_and_leaves_the_processes(pool: WorkerPool) -> None:
+    good, bad = call(pool, "fail_on", rank=1)
+    assert (good.status, good.value) == ("returned", "fine")
+    assert (bad.status, bad.types[:2], bad.message) == ("raised", ("KeyError", "LookupError"), "'lost'")
+    assert "pool_cases.py" in bad.detail
+    assert pool.running
+
+
+@pytest.mark.parametrize(
+    ("function", "type_name"),
+    [("no_json", "ValueError"), ("exit_politely", "SystemExit"), ("nothing", "AttributeError")],
+)
+def test_what_cannot_be_answered_is_an_exception(pool: WorkerPool, function: str, type_name: str) -> None:
+    for reply in call(pool, function):
+        assert (reply.status, reply.types[0]) == ("raised", type_name)
+    assert call(pool, "echo", value=1)[0].status == "returned"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [(3, "exit code 3"), (-signal.SIGKILL, "SIGKILL"), (-signal.SIGSEGV, "SIGSEGV")]
+)
+def test_a_worker_that_ends_says_how_and_all_start_anew(pool: WorkerPool, code: int, says: str) -> None:
+    before = processes(pool)
+    good, bad = call(pool, "leave_on", rank=1, code=code)
+    assert good.status == "returned"
+    assert bad.status == "exited"
+    assert says in bad.message
+    assert "last words" in bad.detail
+    assert gone(before)
+    assert [reply.status for reply in call(pool, "echo", value=1)] == ["returned", "returned"]
+
+
+def test_a_worker_that_is_silent_shows_its_stack_and_is_ended(pool: WorkerPool) -> None:
+    before = processes(pool)
+    good, bad = call(pool, "wait_for_ever_on", rank=0, timeout_seconds=1)[::-1]
+    assert good.status == "returned"
+    assert bad.status == "silent"
+    assert "wait_for_ever_on" in bad.detail
+    assert gone(before)
+
+
+def test_workers_that_wait_for_a_failed_one_do_not_cost_the_whole_deadline(pool: WorkerPool) -> None:
+    bad, waiting = call(pool, "fail_and_leave_others_waiting", rank=0, timeout_seconds=1000)
+    assert (bad.status, waiting.status) == ("raised", "silent")
+    assert bad.seconds < waiting.seconds
+
+
+def test_a_worker_that_dies_between_calls_is_noticed(pool: WorkerPool) -> None:
+    victim = processes(pool)[1]
+    victim.kill()
+    psutil.wait_procs([victim], timeout=10)
+    assert [reply.status for reply in call(pool, "echo", value=1)] == ["returned", "exited"]
+    assert [reply.status for reply in call(pool, "echo", value=1)] == ["returned", "returned"]
+
+
+def test_environments_are_asked_for_at_every_start() -> None:
+    asked = []
+
+    def fresh() -> list[dict[str, str]]:
+        asked.append(1)
+        return environments(1)
+
+    with WorkerPool(fresh) as pool:
+        call(pool, "echo", value=1)
+        call(pool, "echo", value=1)
+        pool.end()
+        call(pool, "echo", value=1)
+    assert len(asked) == 2
+
+
+def test_closing_ends_a_call_in_another_thread(tmp_path: Path) -> None:
+    pool, begun = WorkerPool(environments), tmp_path / "begun"
+    found, replies = processes(pool), list[Reply]()
+
+    def wait() -> None:
+        replies.extend(call(pool, "wait_for_ever_after", path=str(begun), timeout_seconds=1000))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not begun.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    pool.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [reply.status for reply in replies] == ["exited", "exited"]
+    assert gone(found)
+    with pytest.raises(RuntimeError, match="closed"):
+        call(pool, "echo", value=1)
+
+
+def test_temporary_files_of_workers_go_with_them(pool: WorkerPool) -> None:
+    (path,) = {Path(reply.value) for reply in call(pool, "leave_a_temporary_file")}
+    assert len(list(path.iterdir())) == 2
+    pool.end()
+    assert not path.exists()
+
+
+ORPHANS = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tfdist.testing.pool import WorkerPool
+environments = lambda: [dict(os.environ, PYTHONPATH={str(CASES)!r}, RANK=str(rank)) for rank in range(2)]
+pool = WorkerPool(environments)
+print(*(reply.value[1] for reply in pool.call("pool_cases:echo", {{"value": 1}}, timeout_seconds=30)), flush=True)
+pool.call("pool_cases:wait_for_ever_on", {{"rank": 0}}, timeout_seconds=1000)
+"""
+
+
+def test_workers_end_when_their_parent_is_killed_in_a_call() -> None:
+    with subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        found = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(found) == 2
+    assert gone(found)

@@ -1,0 +1,163 @@
+"""The matrix through real processes: what is right, what goes wrong in every way, and nothing left behind."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tfdist.verify import Column, feature, run
+from tfdist.verify.report import Cell, Report
+
+pytestmark = pytest.mark.timeout(180)
+
+ROOT = Path(__file__).parents[2]
+CASES = Path(__file__).parent / "cases"
+TWO = Column(name="two", strategy="mirrored", replicas_per_worker=2)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the matrix keeps its outcomes; empty again after every run."""
+    directory = tmp_path / "tmp"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    monkeypatch.setenv("TMPDIR", str(directory))
+    monkeypatch.setenv("PYTHONPATH", str(CASES))
+    monkeypatch.syspath_prepend(str(CASES))
+    return directory
+
+
+def cases(*names: str) -> list[feature.Feature]:
+    importlib.import_module("matrix_cases")
+    return [feature.registered(name) for name in names]
+
+
+def cells(report: Report, *, baseline: bool) -> dict[str, Cell]:
+    return {cell.feature: cell for cell in report.cells if cell.baseline is baseline}
+
+
+def test_every_way_to_go_wrong_is_told_apart_and_the_rest_goes_on(temporary: Path) -> None:
+    names = ["other", "raising", "dying", "hanging", "no_reference", "layout", "several_workers", "same"]
+    seen: list[Cell] = []
+    report = run(cases(*names), [TWO], on_cell=seen.append)
+    found = cells(report, baseline=False)
+    assert [cell.feature for cell in seen] == names
+    assert {name: cell.status for name, cell in found.items()} == {
+        "other": "wrong",
+        "raising": "error",
+        "dying": "crash",
+        "hanging": "hang",
+        "no_reference": "error",
+        "layout": "green",
+        "several_workers": "left out",
+        "same": "green",
+    }
+    assert found["other"].difference == 0.5
+    assert found["other"].detail == "number: 1.5, one device has 1.0"
+    assert found["raising"].text == "ERROR LookupError"
+    assert "SIGKILL" in found["dying"].detail
+    assert "matrix_cases.py" in found["hanging"].detail
+    assert found["no_reference"].error == "LookupError on one device"
+    assert not report.is_green
+    assert report.versions.keys() == {"TensorFlow", "Keras", "tfdist", "Python"}
+    assert list(temporary.iterdir()) == []
+
+
+def verify(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tfdist", "verify", *arguments]
+
+
+def test_the_command_shows_what_is_repaired(temporary: Path) -> None:
+    request = ["--baseline", "--strategy", "mirrored-2", "--feature", "even", "--feature", "partial_batch"]
+    done = subprocess.run(
+        verify(*request, "--feature", "dropout", "--json", "-"), cwd=ROOT, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    read = json.loads(done.stdout)
+    status = {(cell["feature"], cell["baseline"]): cell["status"] for cell in read["cells"]}
+    assert status == {
+        ("even", True): "green",
+        ("partial_batch", True): "wrong",
+        ("dropout", True): "wrong",
+        ("even", False): "green",
+        ("partial_batch", False): "green",
+        ("dropout", False): "green",
+    }
+    assert "mirrored-2 plain partial_batch: WRONG" in done.stderr
+    assert list(temporary.iterdir()) == []
+
+
+def test_plain_tensorflow_fails_at_once_on_several_workers() -> None:
+    column = Column(name="2x1", strategy="multi-worker", workers=2)
+    report = run(feature.select(["even", "clipnorm"]), [column], baseline=True)
+    assert report.is_green
+    for cell in cells(report, baseline=True).values():
+        assert (cell.status, cell.error) == ("error", "ValueError")
+
+
+ONE_CASE = """
+import sys
+sys.path[:0] = [{root!r}, {cases!r}]
+import matrix_cases
+from tfdist.verify import feature
+feature.features = lambda: {{name: feature.registered(name) for name in {names!r}}}
+from tfdist.cli.main import main
+main(prog_name="tfdist")
+"""
+
+
+def start(names: Sequence[str], *arguments: str) -> "subprocess.Popen[str]":
+    """Start the command with the cases of these tests as its features."""
+    code = ONE_CASE.format(root=str(ROOT), cases=str(CASES), names=list(names))
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "verify", "--strategy", "mirrored-2", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_cell_that_is_not_green_ends_with_1_and_is_explained() -> None:
+    with start(["same", "other"]) as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "WRONG 5.0e-01" in output
+    assert "number: 1.5, one device has 1.0" in output
+    assert "tfdist: 1 of 2 cells green, 1 wrong" in output
+
+
+def test_markdown_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with start(["same"], "--markdown", "--json", str(path)) as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert output.splitlines()[:3] == ["| feature | mirrored-2 |", "|---|---|", "| same | 0 |"]
+    assert json.loads(path.read_text())["is_green"] is True
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_nothing(
+    number: signal.Signals, code: int, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "begun"
+    monkeypatch.setenv("MATRIX_BEGUN", str(begun))
+    with start(["never_ending"]) as process:
+        deadline = time.monotonic() + 100
+        while not (begun.exists() and begun.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert int(begun.read_text()) in [worker.pid for worker in workers]
+        os.kill(process.pid, number)
+        process.communicate(timeout=30)
+    assert process.returncode == code
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,110 @@
+"""Rows and columns: what exists, and what a user's words select."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.strategies import registry
+from tfdist.verify import column, feature, features
+from tfdist.verify.column import COLUMNS, Column
+
+
+def test_every_registered_strategy_has_a_column() -> None:
+    assert {entry.strategy for entry in COLUMNS} == set(registry.names())
+    assert len({entry.name for entry in COLUMNS}) == len(COLUMNS)
+
+
+def test_every_file_of_features_is_in_the_order_and_holds_some() -> None:
+    files = {module.name for module in pkgutil.iter_modules(features.__path__)}
+    assert files == set(features.ORDER)
+    assert files == {entry.group for entry in feature.features().values()}
+
+
+def test_features_stand_in_the_order_of_files_and_of_their_lines() -> None:
+    every = list(feature.features().values())
+    assert every[0].name == "even"
+    lines = [(features.ORDER.index(e.group), e.function.__code__.co_firstlineno) for e in every]
+    assert lines == sorted(lines)
+
+
+def test_the_default_reference_is_the_feature_itself() -> None:
+    assert feature.features()["even"].reference is feature.features()["even"].function
+    assert feature.features()["batch_norm"].reference is not feature.features()["batch_norm"].function
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["even"], ["even"]),
+        (["clip*", "even"], ["even", "clipnorm", "clipvalue"]),
+        (["saving"], ["save_and_load", "save_and_load_weights", "load_outside_and_copy"]),
+    ],
+)
+def test_features_by_name_glob_and_group(patterns: list[str], names: list[str]) -> None:
+    assert [entry.name for entry in feature.select(patterns)] == names
+
+
+def test_no_pattern_selects_all() -> None:
+    assert feature.select([]) == tuple(feature.features().values())
+    assert column.select([]) == COLUMNS
+
+
+@pytest.mark.parametrize("pattern", ["evne", "", "EVEN", "*.py"])
+def test_an_unknown_feature_is_named_with_what_exists(pattern: str) -> None:
+    with pytest.raises(ConfigError, match="batches, inputs"):
+        feature.select(["even", pattern])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("mirrored", ["mirrored-2", "mirrored-3"]),
+        ("*2x*", ["multi-worker-2x1", "multi-worker-2x2"]),
+        ("mirrored-3", ["mirrored-3"]),
+    ],
+)
+def test_columns_by_strategy_glob_and_name(pattern: str, names: list[str]) -> None:
+    assert [entry.name for entry in column.select([pattern])] == names
+
+
+def test_an_unknown_column_is_named_with_what_exists() -> None:
+    with pytest.raises(ConfigError, match="multi-worker-2x2"):
+        column.select(["mirrored-4"])
+
+
+def test_columns_are_checked() -> None:
+    assert Column(name="x", strategy="multi-worker", workers=2, replicas_per_worker=3).replicas == 6
+    with pytest.raises(ConfigError, match="one process"):
+        Column(name="x", strategy="mirrored", workers=2)
+    with pytest.raises(ConfigError, match="'multi-worker'"):
+        Column(name="x", strategy="ring-of-fire")
+    with pytest.raises(ConfigTypeError):
+        Column(name="x", strategy="mirrored", replicas_per_worker=True)
+
+
+def test_features_for_several_workers_leave_single_processes_out() -> None:
+    entry = feature.features()["seeds_differ"]
+    assert [entry.applies(one) for one in COLUMNS] == [False, False, True, True]
+
+
+def test_a_name_is_taken_once_and_a_feature_says_what_it_trains() -> None:
+    def even(ctx: object) -> dict[str, float]:
+        """Another one."""
+        return {}
+
+    def silent(ctx: object) -> dict[str, float]:
+        return {}
+
+    with pytest.raises(ConfigError, match="two features are named 'even'"):
+        feature.feature()(even)
+    with pytest.raises(ConfigError, match="'silent' has no docstring"):
+        feature.feature()(silent)
+    with pytest.raises(ConfigError, match="no feature is named 'silent'"):
+        feature.registered("silent")
+
+
+def test_a_feature_is_found_again_where_it_is_registered() -> None:
+    for entry in feature.features().values():
+        assert getattr(importlib.import_module(entry.module), entry.name) is entry.function
