@@ -55,9 +55,8 @@ def step(
     convolutional   0.1 M parameters: what a step costs beside computing shows
     resnet50        25.6 M parameters, 224 x 224 images: slow on a CPU
 
-    "cost of correctness" is the time of a step of `fit` over that of a bare loop under tfdist's own strategy, which"
-    " neither
-    weighs examples nor reduces metrics nor calls callbacks.
+    "cost of correctness" is the time of a step of `fit` over that of a bare loop under tfdist's own strategy, which
+    neither weighs examples nor reduces metrics nor calls callbacks. Runs on the CPU.
     """
     console = Console(stderr=True)
     reports = []
@@ -102,7 +101,7 @@ def _print(reports: list[step_bench.StepReport]) -> None:
     console.print(table)
     console.print(
         f"{setups[0].model}, global batch {setups[0].global_batch_size}; {setups[0].rounds} rounds of "
-        f"{setups[0].steps} steps; "
-        f"processes x replicas; ratios as median, lower and upper quartile; {reports[0].machine}",
+        f"{setups[0].steps} steps; processes x replicas; ratios as median, lower and upper quartile; "
+        f"{reports[0].machine}",
         highlight=False,
     )

@@ -144,10 +144,9 @@ def check_strategy(config: LaunchConfig) -> None:
     entry = registry.get(config.strategy)
     if entry.processes == "one" and config.workers > 1:
         raise ConfigError(
-            f"-n is {config.workers}, but the strategy {entry.name!r} runs in one process: its replicas are the"
-            " devices of that"
-            f" process. For {config.workers} replicas: tfdist run --strategy {entry.name} --replicas-per-worker"
-            f" {config.workers} {config.target}"
+            f"-n is {config.workers}, but the strategy {entry.name!r} runs in one process: its replicas are the "
+            f"devices of that process. For {config.workers} replicas: tfdist run --strategy {entry.name} "
+            f"--replicas-per-worker {config.workers} {config.target}"
         )
 
 

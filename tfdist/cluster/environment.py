@@ -56,8 +56,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Cluster:
             return cluster
     if given(variables, "TFDIST_WORKERS"):
         raise ConfigError(
-            f"TFDIST_WORKERS is {variables['TFDIST_WORKERS']!r}, but nothing tells which of these workers this"
-            " process is."
-            " Set TFDIST_WORKER_INDEX, or start with tfdist run or mpirun."
+            f"TFDIST_WORKERS is {variables['TFDIST_WORKERS']!r}, but nothing tells which of these workers this process "
+            "is. Set TFDIST_WORKER_INDEX, or start with tfdist run or mpirun."
         )
     return Cluster()

@@ -49,9 +49,8 @@ def read(environ: Environ) -> Cluster | None:
         )
         if index != ordinal:
             raise ConfigError(
-                f"JOB_COMPLETION_INDEX is {index}, but HOSTNAME is {environ['HOSTNAME']!r}; the pod of an indexed"
-                " Job is named"
-                " job-index. Leave the pod's hostname as Kubernetes sets it."
+                f"JOB_COMPLETION_INDEX is {index}, but HOSTNAME is {environ['HOSTNAME']!r}; the pod of an indexed Job "
+                "is named job-index. Leave the pod's hostname as Kubernetes sets it."
             )
     elif index >= workers:
         raise ConfigError(

@@ -90,9 +90,8 @@ def _addresses(environ: Environ, workers: int, *, one_host: bool) -> tuple[str, 
         addresses = addresses_from(environ["TFDIST_WORKERS"])
         if len(addresses) != workers:
             raise ConfigError(
-                f"TFDIST_WORKERS is {environ['TFDIST_WORKERS']!r}, {len(addresses)} addresses, but there are"
-                f" {workers} ranks; give"
-                " one address per rank, in the order of the ranks."
+                f"TFDIST_WORKERS is {environ['TFDIST_WORKERS']!r}, {len(addresses)} addresses, but there are {workers} "
+                "ranks; give one address per rank, in the order of the ranks."
             )
         return addresses
     if not given(environ, "TFDIST_COORDINATOR") or workers == 1:
@@ -101,9 +100,8 @@ def _addresses(environ: Environ, workers: int, *, one_host: bool) -> tuple[str, 
     host, first = split_address("TFDIST_COORDINATOR", coordinator)
     if not one_host:
         raise ConfigError(
-            f"TFDIST_COORDINATOR is {coordinator!r}, but the {workers} ranks are on several hosts; it tells one host"
-            " only. Set"
-            " TFDIST_WORKERS to the host:port of every rank, in the order of the ranks."
+            f"TFDIST_COORDINATOR is {coordinator!r}, but the {workers} ranks are on several hosts; it tells one host "
+            "only. Set TFDIST_WORKERS to the host:port of every rank, in the order of the ranks."
         )
     if first + workers - 1 > 65535:
         raise ConfigError(

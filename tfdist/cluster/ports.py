@@ -66,9 +66,8 @@ def _hold_one(held: contextlib.ExitStack, family: socket.AddressFamily, address:
             if error.errno in (errno.EADDRINUSE, errno.EACCES) and port != 0:
                 continue
             raise ConfigError(
-                f"cannot bind a port at host {host!r}: {error}. It must be an interface of this machine with free"
-                " ports;"
-                " use 127.0.0.1, or end programs that hold ports."
+                f"cannot bind a port at host {host!r}: {error}. It must be an interface of this machine with free "
+                "ports; use 127.0.0.1, or end programs that hold ports."
             ) from error
         held.enter_context(candidate)
         return int(candidate.getsockname()[1])

@@ -90,12 +90,10 @@ def _places(environ: Environ, nodes: list[str], counts: list[int], tasks: int) -
     """Return (node, position on the node) of every task, in the order in which the step hands tasks out."""
     if len(counts) != len(nodes) or sum(counts) != tasks:
         raise ConfigError(
-            f"Slurm tells of {len(nodes)} nodes ({', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}), but of"
-            f" {len(counts)} counts of tasks on them ({counts[:20]}, together {sum(counts)}), and of {tasks} tasks."
-            " There must be"
-            " one count per node, and their sum must be the number of tasks. Start with srun in the allocation"
-            " itself, and"
-            " unset SLURM_* variables copied from elsewhere."
+            f"Slurm tells of {len(nodes)} nodes ({', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}), but of "
+            f"{len(counts)} counts of tasks on them ({counts[:20]}, together {sum(counts)}), and of {tasks} tasks. "
+            "There must be one count per node, and their sum must be the number of tasks. Start with srun in the "
+            "allocation itself, and unset SLURM_* variables copied from elsewhere."
         )
     blocks = [[(node, local) for local in range(count)] for node, count in enumerate(counts)]
     if environ.get("SLURM_DISTRIBUTION", "").strip().partition(":")[0].partition(",")[0] == "cyclic":

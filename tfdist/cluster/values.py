@@ -89,9 +89,8 @@ class Cluster:
         integer("local_index", self.local_index, minimum=0, maximum=self.local_workers - 1)
         if self.addresses and len(self.addresses) != self.num_workers:
             raise ConfigError(
-                f"addresses has {len(self.addresses)} entries, {shown(self.addresses)}; it must have one for each of"
-                " the"
-                f" {self.num_workers} workers, or none."
+                f"addresses has {len(self.addresses)} entries, {shown(self.addresses)}; it must have one for each of "
+                f"the {self.num_workers} workers, or none."
             )
         distinct_addresses("addresses", (*self.addresses, *self.parameter_servers))
         text("source", self.source)
@@ -118,12 +117,10 @@ class Cluster:
         """
         if self.num_workers > 1 and not self.addresses:
             raise ConfigError(
-                f"{self.source} tells that this is worker {self.worker_index} of {self.num_workers}, but not where"
-                " the workers"
-                " listen. Set TFDIST_WORKERS to the same list on every worker, one host:port for each in the order"
-                " of their"
-                " ranks (mpirun -x TFDIST_WORKERS=node1:40001,node2:40001 ...); when all workers are on one host,"
-                " TFDIST_COORDINATOR=127.0.0.1:PORT is enough: worker i listens at PORT + i."
+                f"{self.source} tells that this is worker {self.worker_index} of {self.num_workers}, but not where the "
+                "workers listen. Set TFDIST_WORKERS to the same list on every worker, one host:port for each in the "
+                "order of their ranks (mpirun -x TFDIST_WORKERS=node1:40001,node2:40001 ...); when all workers are on "
+                "one host, TFDIST_COORDINATOR=127.0.0.1:PORT is enough: worker i listens at PORT + i."
             )
         return self.addresses
 
@@ -170,9 +167,8 @@ def distinct_addresses(name: str, addresses: Iterable[object]) -> tuple[str, ...
         key = split_address(f"{name}[{position}]", address)
         if key in seen:
             raise ConfigError(
-                f"{name}[{position}] is {shown(address)}, the same as {name}[{seen[key]}]; each task must have an"
-                " address of"
-                " its own. Give tasks on one host different ports."
+                f"{name}[{position}] is {shown(address)}, the same as {name}[{seen[key]}]; each task must have an "
+                "address of its own. Give tasks on one host different ports."
             )
         seen[key] = position
         result.append(str(address))

@@ -29,7 +29,6 @@ def wait_for_note(key: str, *, timeout_seconds: float, what: str) -> None:
         context.context().get_config_key_value(key, int(timeout_seconds * 1000))
     except tf.errors.DeadlineExceededError:
         raise DeadlineError(
-            f"waited {timeout_seconds:g} s for {what}, in vain. Save on every worker or on worker 0 alone, and see "
-            "in worker 0's "
-            "output whether it could."
+            f"waited {timeout_seconds:g} s for {what}, in vain. Save on every worker or on worker 0 alone, and see in "
+            "worker 0's output whether it could."
         ) from None

@@ -59,8 +59,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
     if entry.processes == "one" and cluster.num_workers > 1:
         raise ConfigError(
             f"strategy {name!r} runs in one process, and {cluster.source} gives {cluster.num_workers} workers. Start "
-            "one, with "
-            "--replicas-per-worker for its devices, or choose 'multi-worker'."
+            "one, with --replicas-per-worker for its devices, or choose 'multi-worker'."
         )
     given = environ.get("TFDIST_REPLICAS_PER_WORKER")
     replicas = None if given is None else validation.parse_integer("TFDIST_REPLICAS_PER_WORKER", given, minimum=1)
@@ -96,6 +95,5 @@ def use_logical_cpus(count: int) -> None:
         if present != count:
             raise ConfigError(
                 f"use_logical_cpus({count}): TensorFlow has started in this process with {present} CPU device(s), "
-                "which cannot "
-                "be changed any more. Call it before the first TensorFlow operation."
+                "which cannot be changed any more. Call it before the first TensorFlow operation."
             ) from None

@@ -60,8 +60,7 @@ def _resolved(devices: Sequence[str] | None) -> list[str]:
     if missing:
         raise ConfigError(
             f"devices names {', '.join(missing)}; this process has {', '.join(present)}. Name devices that exist, or "
-            "split the "
-            "CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus(2)."
+            "split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus(2)."
         )
     if len(set(names)) < len(names):
         raise ConfigError(f"devices is {list(devices)!r}; each device may be named once.")

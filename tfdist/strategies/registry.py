@@ -80,6 +80,6 @@ def get(name: str) -> Entry:
         return _ENTRIES[name]
     except (KeyError, TypeError):
         raise ConfigError(
-            f"strategy is {name!r}; it must be one of {', '.join(map(repr, names()))}. "
-            "Choose one of these names, or construct your own strategy class directly."
+            f"strategy is {name!r}; it must be one of {', '.join(map(repr, names()))}. Choose one of these names, or "
+            "construct your own strategy class directly."
         ) from None

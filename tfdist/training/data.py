@@ -181,11 +181,10 @@ def _require_alike(seen: list[list[int]], position: int) -> None:
             who = ", ".join(f"worker {w} has {say(seen[w][field])}" for w in others)
             raise DisagreementError(
                 f"workers read different data: at step {position} of the epoch worker 0 has {say(seen[0][field])}, "
-                f"{who}. "
-                "Every worker must be given the same dataset (tfdist gives each its slice of every batch); seed every "
-                "shuffle alike. If each worker is meant to read data of its own, pass a tf.data.Dataset whose "
-                "options have "
-                "experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF."
+                f"{who}. Every worker must be given the same dataset (tfdist gives each its slice of every batch); "
+                "seed every shuffle alike. If each worker is meant to read data of its own, pass a tf.data.Dataset "
+                "whose options have experimental_distribute.auto_shard_policy = "
+                "tf.data.experimental.AutoShardPolicy.OFF."
             )
 
 

@@ -185,7 +185,6 @@ def _tensors(element: Any) -> Any:
 def _refuse_xla(model: keras.Model, strategy: Any) -> None:
     if model.jit_compile:
         raise UnsupportedError(
-            f"jit_compile is True under {type(strategy).__name__}; XLA compiles the program of one device, and a "
-            "step that "
-            "reduces over replicas is not one. Pass jit_compile=False or leave it at 'auto' in model.compile()."
+            f"jit_compile is True under {type(strategy).__name__}; XLA compiles the program of one device, and a step "
+            "that reduces over replicas is not one. Pass jit_compile=False or leave it at 'auto' in model.compile()."
         )

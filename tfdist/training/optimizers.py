@@ -23,9 +23,8 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """
     if keras_optimizer.created_under(optimizer) is not strategy:
         raise ConfigError(
-            f"the optimizer {optimizer.name!r} was created outside the scope of {type(strategy).__name__}; it must "
-            "be created "
-            "inside, so that its variables exist on every replica. Create it and call model.compile() under "
+            f"the optimizer {optimizer.name!r} was created outside the scope of {type(strategy).__name__}; it must be "
+            "created inside, so that its variables exist on every replica. Create it and call model.compile() under "
             "`with strategy.scope():`."
         )
     keras_optimizer.override(
