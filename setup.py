@@ -31,7 +31,14 @@ setup(
     extras_require={
         # the recipes under strategies/: real data without a download, and the picture of the loss curves
         "demo": ["scikit-learn>=1.4", "matplotlib>=3.8"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.15,<0.18", "mypy>=1.16,<3"],
+        "test": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "hypothesis>=6.100",
+            "ruff>=0.15,<0.18",
+            "mypy>=1.16,<3",
+            "tensorboard>=2.16",  # the matrix trains with its callback
+        ],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         # what a source build of Horovod must find; pip cannot name Horovod itself, whose build needs TensorFlow present
