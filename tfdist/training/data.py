@@ -97,8 +97,10 @@ class Input:
         self._layout = Layout(tf_data.without_nones(self._dataset.element_spec.slices))
 
     def __iter__(self) -> Iterator[Batch]:
-        for element, rows in self._epoch(iter(self._dataset)):
-            yield Batch(self._layout.flatten(element.slices), rows, self._layout)
+        # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
+        # that is made, and Keras makes some that it does not use.
+        epoch = self._epoch(iter(self._dataset))
+        return (Batch(self._layout.flatten(element.slices), rows, self._layout) for element, rows in epoch)
 
     def _epoch(self, elements: Iterator[_Element]) -> Iterator[tuple[_Element, tf.Tensor]]:
         if self.workers.count == 1:

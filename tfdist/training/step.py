@@ -31,8 +31,12 @@ class Step:
     def __init__(self, *, rows: tf.Tensor, global_rows: tf.Tensor | None, replicas: int) -> None:
         self.replicas = replicas
         self.rows = rows
-        # Asked first thing, so that the answer travels while the forward pass computes.
-        self.global_rows = reduction.sum_over_replicas([self.rows])[0] if global_rows is None else global_rows
+        if global_rows is None:
+            # Asked first thing, so that the answer travels while the forward pass computes; as a float, because an
+            # integer on a GPU lies in the host's memory, which NCCL does not reach.
+            (total,) = reduction.sum_over_replicas([tf.cast(rows, tf.float32)])
+            global_rows = tf.cast(total, tf.int32)
+        self.global_rows = global_rows
         #: this replica's part of the examples, float32 scalar; the shares of all replicas sum to 1
         self.share = tf.math.divide_no_nan(tf.cast(self.rows, tf.float32), tf.cast(self.global_rows, tf.float32))
         #: 1 where this replica has examples, else 0, float32 scalar
