@@ -1,5 +1,6 @@
 """What only several workers can do differently: seeds, data, decisions."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from tfdist.errors import TfdistError
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
 from tfdist.verify.lazy import keras, tf
-from tfdist.verify.tasks import BATCH, PARTIAL, dense, regression, sgd, trained
+from tfdist.verify.tasks import BATCH, PARTIAL, WIDTH, dense, regression, sgd, trained
 
 
 def _model(ctx: Context) -> Any:
@@ -25,10 +26,10 @@ def seeds_differ(ctx: Context) -> Outcome:
     return trained(ctx, _model(ctx), *regression(PARTIAL))
 
 
-def _refusal(ctx: Context, x: np.ndarray, y: np.ndarray) -> Outcome:
+def _refusal(ctx: Context, x: Any, y: Any) -> Outcome:
     """Return the name of tfdist's error with which `fit` ends."""
     try:
-        _model(ctx).fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        _model(ctx).fit(x, y, batch_size=None if y is None else BATCH, shuffle=False, verbose=0)
     except TfdistError as error:
         return {"error": type(error).__name__, "names the worker": "worker 1" in str(error)}
     return {"error": "none", "names the worker": False}
@@ -59,9 +60,21 @@ def sizes_differ(ctx: Context) -> Outcome:
     return _refusal(ctx, *regression(PARTIAL - 16 * ctx.worker))
 
 
-def _own(worker: int, *, rows: tuple[int, ...] = (40, 24)) -> tuple[np.ndarray, np.ndarray]:
-    """Return a worker's own examples."""
-    return regression(rows[worker], seed=30 + worker)
+@feature(min_workers=2, reference=_disagreement)
+def generators_differ(ctx: Context) -> Outcome:
+    """Generators of which one ends earlier: an error, not a worker that waits for ever."""
+    x, y = regression(48)
+
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for begin in range(0, 48 - 2 * BATCH * ctx.worker, BATCH):
+            yield x[begin : begin + BATCH], y[begin : begin + BATCH]
+
+    return _refusal(ctx, batches(), None)
+
+
+def _own(worker: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a worker's own examples: 40 of the first, 24 of the second, and so on in turn."""
+    return regression((40, 24)[worker % 2], seed=30 + worker)
 
 
 def _unions(ctx: Context) -> Outcome:
@@ -83,26 +96,45 @@ def _unions(ctx: Context) -> Outcome:
     ]
     spec = tuple(tf.TensorSpec([None, *array.shape[1:]], tf.float32) for array in batches[0])
     data = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
-    data = data.apply(tf.data.experimental.assert_cardinality(steps))
-    return trained(ctx, model, data, batch_size=None)
+    return trained(ctx, model, data.apply(tf.data.experimental.assert_cardinality(steps)), batch_size=None)
 
 
 @feature(min_workers=2, reference=_unions, per_layout=True)
 def own_data_uneven(ctx: Context) -> Outcome:
     """AutoShardPolicy.OFF, 40 examples on one worker and 24 on the other: the epoch ends together."""
+    data = tf.data.Dataset.from_tensor_slices(_own(ctx.worker)).batch(8)
+    return trained(ctx, _model(ctx), _sharded(data, "OFF"), batch_size=None)
+
+
+@feature(min_workers=2, reference=_unions, per_layout=True)
+def auto_shard_file(ctx: Context) -> Outcome:
+    """AutoShardPolicy.FILE: every worker reads files of its own, with 40 and 24 lines."""
+    pattern = f"{ctx.directory}/{{}}.csv"
+    if ctx.is_chief:
+        for worker in range(ctx.workers):
+            np.savetxt(pattern.format(worker), np.hstack(_own(worker)), delimiter=",", fmt="%.9e")
+    ctx.barrier("written")
+    files = tf.data.Dataset.from_tensor_slices([pattern.format(worker) for worker in range(ctx.workers)])
+    lines = files.flat_map(tf.data.TextLineDataset).map(_parsed).batch(8)
+    return trained(ctx, _model(ctx), _sharded(lines, "FILE"), batch_size=None)
+
+
+def _parsed(line: Any) -> tuple[Any, Any]:
+    row = tf.stack(tf.io.decode_csv(line, [0.0] * (WIDTH + 1)))
+    return row[:WIDTH], row[WIDTH:]
+
+
+def _sharded(data: Any, policy: str) -> Any:
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    data = tf.data.Dataset.from_tensor_slices(_own(ctx.worker)).batch(8).with_options(options)
-    return trained(ctx, _model(ctx), data, batch_size=None)
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+    return data.with_options(options)
 
 
 @feature(min_workers=2)
 def auto_shard_data(ctx: Context) -> Outcome:
     """AutoShardPolicy.DATA: the workers share one dataset."""
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    data = tf.data.Dataset.from_tensor_slices(regression(PARTIAL)).batch(BATCH).with_options(options)
-    return trained(ctx, _model(ctx), data, batch_size=None)
+    data = tf.data.Dataset.from_tensor_slices(regression(PARTIAL)).batch(BATCH)
+    return trained(ctx, _model(ctx), _sharded(data, "DATA"), batch_size=None)
 
 
 @feature(min_workers=2)
