@@ -33,6 +33,15 @@ BYTES_PER_PACK = 4 << 20
 _key_blocks = itertools.count(1)
 
 
+def cluster_of_this_process() -> list[str] | None:
+    """Return the addresses of the workers among which this process's collectives run, or None before there are any."""
+    server = context.context()._collective_ops_server_def
+    if server is None:
+        return None
+    tasks = {task: address for job in server.cluster.job for task, address in job.tasks.items()}
+    return [tasks[index] for index in sorted(tasks)]
+
+
 def next_collective_key_base(*, within_worker: bool) -> int:
     """Return the start of a block of collective group keys that no other strategy uses.
 
@@ -81,6 +90,11 @@ class MultiWorkerReplicas(_ReduceInReplicas, CollectiveAllReduceExtended):
 
     def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
         self._replicas_per_worker = replicas_per_worker
+        # TensorFlow starts a server for every strategy, on the same port; starting it again under a running one is a
+        # race between workers that can end in a hang. Its health is watched by the coordination service from the
+        # first one on.
+        self._std_server_started = context.context()._collective_ops_server_def is not None
+        self._enable_check_health = not self._std_server_started
         super().__init__(container_strategy, **kwargs)
         # Traced, because eagerly TensorFlow starts a pool of threads for every reduction.
         self._traced_sum = tf.function(self._host_sum, reduce_retracing=True)

@@ -89,8 +89,15 @@ def _require_devices(replicas: int) -> None:
 def _resolver(cluster: "clusters.Cluster") -> tf.distribute.cluster_resolver.ClusterResolver:
     if cluster.num_workers == 1:
         return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    addresses = list(cluster.require_addresses())
+    present = tf_strategies.cluster_of_this_process()
+    if present is not None and present != addresses:
+        raise ConfigError(
+            f"the cluster ({cluster.source}) has the workers {', '.join(addresses)}, but this process already works "
+            f"among {', '.join(present)}; a process belongs to one cluster. Use another process."
+        )
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": list(cluster.require_addresses())}),
+        tf.train.ClusterSpec({"worker": addresses}),
         task_type="worker",
         task_id=cluster.worker_index,
         rpc_layer="grpc",
