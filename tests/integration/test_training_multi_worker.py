@@ -56,7 +56,7 @@ def test_all_begin_with_the_chiefs_weights(pool: WorkerPool) -> None:
     [
         ([40, 40], [0.0, 0.5], "worker 1 has a batch with fingerprint"),
         ([40, 24], [0.0, 0.0], "worker 0 has 5 batches, worker 1 has 3 batches"),
-        ([40, 38], [0.0, 0.0], "trained"),
+        ([40, 38], [0.0, 0.0], "at step 4 of the epoch worker 0 has a batch of 8 examples, worker 1 has a batch of 6"),
     ],
 )
 def test_data_that_differs_is_named(pool: WorkerPool, rows: list[int], shift: list[float], says: str) -> None:

@@ -33,6 +33,12 @@ def reduces_by_itself(loss: Any) -> bool:
     return isinstance(loss, keras.losses.Loss) and type(loss).__call__ is keras.losses.Loss.__call__
 
 
+def keeps_examples(loss: keras.losses.Loss) -> bool:
+    """Return whether the loss has a value for every example: Keras' own do, a function of the user's may drop some."""
+    function = getattr(loss, "fn", loss)
+    return getattr(function, "__module__", "").split(".")[0] == "keras"
+
+
 def parts(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> Parts:
     """Return values, counts and weights of a loss on one replica's examples."""
     in_mask = get_keras_mask(y_pred)

@@ -18,8 +18,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random import seed_generator
 
 # From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's
 # own fit.
@@ -39,9 +41,15 @@ def calling_model(strategy: tf.distribute.Strategy) -> keras.Model | None:
     """Return the Keras model that was created in this strategy's scope and is calling it now, if one is."""
     for frame in _frames():
         candidate = frame.f_locals.get("self")
-        if isinstance(candidate, TensorFlowTrainer) and candidate._distribute_strategy is strategy:
+        # its own dictionary: in a model's __init__ the attribute may not be there yet
+        if isinstance(candidate, TensorFlowTrainer) and vars(candidate).get("_distribute_strategy") is strategy:
             return candidate
     return None
+
+
+def asks_for_shapes() -> bool:
+    """Return whether Keras is building a model from the shapes of a batch."""
+    return any(frame.f_code.co_name == "_maybe_symbolic_build" for frame in _frames())
 
 
 def given_callbacks(model: keras.Model) -> list[Any]:
@@ -68,19 +76,63 @@ def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
     own = vars(model)
     new = own.get("_tfdist_strategy") is not strategy
     own["_tfdist_strategy"] = strategy
+    if new:  # what was made for one device, or for another strategy, is made again
+        model.train_function = model.test_function = model.predict_function = None
     return new
 
 
-def override(model: keras.Model, *, build: Callable[..., None], **make_functions: Callable[..., Any]) -> None:
+def override(
+    model: keras.Model,
+    *,
+    build: Callable[..., None],
+    make_function: Callable[[Callable[..., Any]], Any],
+    make_predict_function: Callable[[], Any],
+    before: Callable[[bool], None],
+) -> None:
     """Give one model object its own way to build itself and to make its train, test and predict functions.
 
-    Its class stays as it is. The logs of a step are taken as they are: Keras would read every metric's variables
-    again, each from all workers.
+    Its class stays as it is, and a subclass's own `make_train_function` is called as before. The logs of a step are
+    taken as they are: Keras would read every metric's variables again, each from all workers.
+
+    Args:
+        model: the model.
+        build: takes the place of `_maybe_symbolic_build`.
+        make_function: makes a function over replicas of a `train_step` or `test_step`.
+        make_predict_function: makes the one of `predict`.
+        before: called when Keras is about to train (True), or to test or predict (False).
     """
     own = vars(model)
+    kind = type(model)
+
+    def make_train(force: bool = False) -> Any:
+        before(True)
+        return kind.make_train_function(model, force)
+
+    def make_test(force: bool = False) -> Any:
+        before(False)
+        return kind.make_test_function(model, force)
+
+    def make_predict(force: bool = False) -> Any:
+        before(False)
+        if kind.make_predict_function is not TensorFlowTrainer.make_predict_function:
+            return kind.make_predict_function(model, force)
+        if model.predict_function is None or force:
+            model.predict_function = make_predict_function()
+        return model.predict_function
+
     own["_maybe_symbolic_build"] = build
-    own.update(make_functions)
-    own["_get_metrics_result_or_logs"] = lambda logs: logs or type(model)._get_metrics_result_or_logs(model, logs)
+    own["_make_function"] = make_function
+    own["make_train_function"] = make_train
+    own["make_test_function"] = make_test
+    own["make_predict_function"] = make_predict
+    own["_get_metrics_result_or_logs"] = lambda logs: (
+        logs if own.get("_tfdist_logs_are_metrics") else kind._get_metrics_result_or_logs(model, logs)
+    )
+
+
+def note_logs(model: keras.Model, *, are_metrics: bool) -> None:
+    """Note whether the logs of the step that is being traced are the model's metrics over all replicas."""
+    vars(model)["_tfdist_logs_are_metrics"] = are_metrics
 
 
 def initial_epoch(model: keras.Model) -> int:
@@ -102,22 +154,21 @@ def calling_epoch_iterator() -> TFEpochIterator | None:
     return None
 
 
-def batches_of(epoch_iterator: TFEpochIterator | None) -> int | None:
+def batches_of(epoch_iterator: TFEpochIterator) -> int | None:
     """Return the number of batches in the input as Keras knows it; of arrays it does, although tf.data does not."""
-    return None if epoch_iterator is None else epoch_iterator._num_batches
+    return epoch_iterator._num_batches
 
 
-def set_batches(epoch_iterator: TFEpochIterator | None, batches: int | None) -> None:
+def set_batches(epoch_iterator: TFEpochIterator, batches: int | None) -> None:
     """Let an epoch have this many batches; None lets it run until the input ends.
 
     Keras counts the batches of the dataset that it was given, which are not the steps where workers read data of
     their own.
     """
-    if epoch_iterator is not None:
-        adapter = epoch_iterator.data_adapter
-        count = tf.data.UNKNOWN_CARDINALITY if batches is None else batches
-        adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(count))
-        epoch_iterator._num_batches = batches
+    adapter = epoch_iterator.data_adapter
+    count = tf.data.UNKNOWN_CARDINALITY if batches is None else batches
+    adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(count))
+    epoch_iterator._num_batches = batches
 
 
 def symbolic_build(model: keras.Model, spec: Any) -> None:
@@ -154,23 +205,42 @@ def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
 
 
 def states(model: keras.Model) -> list[keras.Variable]:
-    """Return the float variables that layers update by themselves in a training step: moving statistics and the like.
+    """Return the float variables that layers may update by themselves in a training step, as moving statistics are.
 
-    Frozen layers are left out, and so are weights that are merely not trained: what a layer declared trainable stays
-    so in this account even when the layer is frozen.
+    Weights that are merely not trained are left out: what a layer declared trainable stays so in this account even when
+    the layer is frozen. So are variables that declare an aggregation, which TensorFlow takes at every assignment.
     """
     found: list[keras.Variable] = []
     for layer in layers(model):
-        if layer.trainable:
-            found.extend(v for v in layer._non_trainable_variables if tf.as_dtype(v.dtype).is_floating)
+        own = layer._non_trainable_variables
+        found.extend(v for v in own if tf.as_dtype(v.dtype).is_floating and v.aggregation == "none")
     return found
 
 
+def persistent_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return what training goes on from: weights, the states of seed generators, and the optimizers' variables."""
+    seeds = [generator.state for generator in seed_generators(model)]
+    slots = [variable for optimizer in optimizers(model) for variable in optimizer.variables]
+    unique = {id(variable): variable for variable in [*model.weights, *seeds, *slots]}
+    return list(unique.values())
+
+
 def optimizers(model: keras.Model) -> list[BaseOptimizer]:
-    """Return the optimizers that the model holds as attributes: the compiled one first, then others (as GANs have)."""
-    found = [model.optimizer] if model.optimizer is not None else []
-    held = vars(model).values()
-    return found + [value for value in held if isinstance(value, BaseOptimizer) and value is not model.optimizer]
+    """Return the optimizers that the model and its layers hold, also in lists and dictionaries (as GANs do)."""
+    found: dict[int, BaseOptimizer] = {}
+
+    def collect(value: Any) -> None:
+        if isinstance(value, BaseOptimizer):
+            found.setdefault(id(value), value)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                collect(item)
+        elif isinstance(value, dict):
+            collect(list(value.values()))
+
+    for layer in layers(model):
+        collect([getattr(layer, "optimizer", None), *vars(layer).values()])
+    return list(found.values())
 
 
 def compiled_losses(model: keras.Model) -> Any:
@@ -188,6 +258,21 @@ def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
         found.append(metric)
         pending.extend(getattr(metric, "metrics", None) or metric._metrics)
     return found
+
+
+def global_seed_generator() -> keras.random.SeedGenerator:
+    """Return the generator behind random numbers without a seed; it must be there before a step is traced."""
+    return seed_generator.global_seed_generator()
+
+
+def use_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
+    """Let this thread draw from the generator: Keras keeps one per thread, and a replica is traced in its own."""
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+
+
+def has_own_train_step(model: keras.Model) -> bool:
+    """Return whether the model trains by another `train_step` than Keras'."""
+    return getattr(model.train_step, "__func__", None) is not TensorFlowTrainer.train_step
 
 
 def metrics_result(model: keras.Model) -> dict[str, Any]:

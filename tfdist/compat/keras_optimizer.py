@@ -4,6 +4,7 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`
 
 - `_all_reduce_sum_gradients`: Keras reduces after it has clipped, decayed and unscaled. It has no switch.
 - `_overwrite_model_variables_with_average_value`: updates through the strategy from inside a condition.
+- `global_state`'s stack of name scopes: which object is creating a variable.
 - `_distribution_strategy`: the strategy in whose scope the optimizer was created.
 """
 
@@ -11,7 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+
+def creating_variable() -> bool:
+    """Return whether the variable that is being created belongs to a Keras optimizer.
+
+    Keras keeps the objects that are creating variables on a stack of name scopes; `keras.src` is the only way to it.
+    """
+    stack = global_state.get_global_attribute("name_scope_stack", default=[])
+    return bool(stack) and isinstance(stack[-1].caller, BaseOptimizer)
 
 
 def created_under(optimizer: BaseOptimizer) -> tf.distribute.Strategy:

@@ -10,25 +10,17 @@ import contextlib
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfdist.errors import DeadlineError
 
-
-def leave_note(key: str) -> None:
+def leave_note(key: str, text: str) -> None:
     """Leave a note for whoever waits for it now or later; leaving it again does nothing."""
     with contextlib.suppress(tf.errors.AlreadyExistsError):
-        context.context().set_config_key_value(key, "1")
+        context.context().set_config_key_value(key, f"note:{text}")
 
 
-def wait_for_note(key: str, *, timeout_seconds: float, what: str) -> None:
-    """Wait until another worker has left this note.
-
-    Raises:
-        DeadlineError: it was not left in time.
-    """
+def wait_for_note(key: str, timeout_seconds: float) -> str | None:
+    """Wait until another worker has left this note, and return its text; None if it was not left in time."""
     try:
-        context.context().get_config_key_value(key, int(timeout_seconds * 1000))
-    except tf.errors.DeadlineExceededError:
-        raise DeadlineError(
-            f"waited {timeout_seconds:g} s for {what}, in vain. Save on every worker or on worker 0 alone, and see in "
-            "worker 0's output whether it could."
-        ) from None
+        note = context.context().get_config_key_value(key, int(timeout_seconds * 1000))
+    except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError, tf.errors.CancelledError):
+        return None
+    return str(note).removeprefix("note:")

@@ -20,17 +20,38 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context
 
+from tfdist.compat import keras_optimizer
+from tfdist.errors import UnsupportedError
+
 # A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
 # so a second strategy in a process reuses names that are already bound to other shapes, and every later collective
 # fails. Plain TensorFlow strategies start at 0; ours take blocks far above them, each its own.
 _KEYS_PER_STRATEGY = 1_000_000
 _KEYS_PER_WORKER = 1_000
-_key_blocks = itertools.count(1)
+
+# What collectives carry on every kind of device.
+_TRAVELS = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 # One buffer for all tensors of a reduction, TensorFlow's default, waits for the last of them and is slow to allocate.
 # Packs of 4 MiB were 1.4 to 2.6 times faster on the gradients of ResNet-50.
 BYTES_PER_PACK = 4 << 20
 _key_blocks = itertools.count(1)
+
+
+def local_devices(kinds: tuple[str, ...]) -> list[str]:
+    """Return the names of this process's devices of these kinds, such as ``/device:CPU:0``, in order.
+
+    In a process that is a worker of a cluster TensorFlow lists the devices of every worker.
+    """
+    specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
+    mine = [spec for spec in specs if spec.device_type in kinds and (spec.task or 0) == this_task()]
+    ordered = sorted(mine, key=lambda spec: (kinds.index(spec.device_type), spec.device_index))
+    return [f"/device:{spec.device_type}:{spec.device_index}" for spec in ordered]
+
+
+def abort_collectives(message: str) -> None:
+    """Break off every collective of this process; whoever waits in one gets the message."""
+    context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
 
 
 def cluster_of_this_process() -> list[str] | None:
@@ -42,21 +63,26 @@ def cluster_of_this_process() -> list[str] | None:
     return [tasks[index] for index in sorted(tasks)]
 
 
-def next_collective_key_base(*, within_worker: bool) -> int:
-    """Return the start of a block of collective group keys that no other strategy uses.
+def claim_collective_keys(strategy: tf.distribute.Strategy, *, within_worker: bool) -> None:
+    """Give a strategy that is being constructed a block of collective group keys that no other strategy uses.
 
     Workers construct their strategies in the same order, so they draw the same numbers.
 
     Args:
+        strategy: before its extended part is made.
         within_worker: the strategy's replicas are all in this process; if the process is a worker of a cluster, its
             peers may
             have such a strategy too, which is another group.
     """
     base = next(_key_blocks) * _KEYS_PER_STRATEGY
-    if not within_worker:
-        return base
-    task = tf.DeviceSpec.from_string(device_util.canonicalize("/device:CPU:0")).task or 0
-    return base + (1 + task) * _KEYS_PER_WORKER
+    if within_worker:
+        base += (1 + this_task()) * _KEYS_PER_WORKER
+    strategy._collective_key_base = base
+
+
+def this_task() -> int:
+    """Return the index of this process in its cluster, 0 without one."""
+    return tf.DeviceSpec.from_string(device_util.canonicalize("/device:CPU:0")).task or 0
 
 
 class _ReduceInReplicas:
@@ -72,7 +98,7 @@ class _ReduceInReplicas:
         # replica assigns the same value to its copy, so plain copies hold the same numbers and may be assigned in a
         # condition.
         if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA and (
-            kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and created_by_keras_optimizer()
+            kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and keras_optimizer.creating_variable()
         ):
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         return super()._create_variable(next_creator, **kwargs)  # type: ignore[misc]
@@ -108,17 +134,18 @@ class MultiWorkerReplicas(_ReduceInReplicas, CollectiveAllReduceExtended):
         return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(count)), kind
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
+        options = self._communication_options.merge(options)
         return super()._replica_ctx_all_reduce(reduce_op, _owned(value), _packed(options))
 
-    def sum_over_workers(self, tensor: tf.Tensor, timeout_seconds: float) -> tf.Tensor:
+    def sum_over_workers(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the sum of an eager tensor over the workers (one contribution each, whatever their devices)."""
         with tf.device(self._worker_device):
-            return self._traced_sum(tf.identity(tensor), timeout_seconds)
+            return self._traced_sum(tf.identity(tensor))
 
-    def _host_sum(self, tensor: tf.Tensor, timeout_seconds: float) -> tf.Tensor:
-        options = tf.distribute.experimental.CommunicationOptions(
-            implementation=tf.distribute.experimental.CommunicationImplementation.RING, timeout_seconds=timeout_seconds
-        )
+    def _host_sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        ring = tf.distribute.experimental.CommunicationImplementation.RING
+        options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
         with tf.device(self._worker_device):
             tensor = tf.identity(tensor)
             return self._host_cross_device_ops.reduce(tf.distribute.ReduceOp.SUM, tensor, tensor, options=options)
@@ -140,21 +167,34 @@ def _owned(value: Any) -> Any:
     )
 
 
-def created_by_keras_optimizer() -> bool:
-    """Return whether the variable that is being created belongs to a Keras optimizer.
-
-    Keras keeps the objects that are creating variables on a stack of name scopes; `keras.src` is the only way to it.
-    """
-    from keras.src.backend.common import global_state
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
-
-    stack = global_state.get_global_attribute("name_scope_stack", default=[])
-    return bool(stack) and isinstance(stack[-1].caller, BaseOptimizer)
-
-
 def per_replica(replica_values: tuple[Any, ...]) -> Any:
     """Return one nest whose leaves hold a value per local replica, as `strategy.run` hands them out."""
     return distribute_utils.regroup(replica_values, values.PerReplica)
+
+
+def first_local_value(nest: Any) -> Any:
+    """Return the nest of the first local replica from a nest of per-replica values."""
+    return distribute_utils.select_replica(0, nest)
+
+
+def created_under(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
+    """Return whether a variable has a copy on every replica of this strategy."""
+    return getattr(variable, "_distribute_strategy", None) is strategy
+
+
+def assigned(variables: list[Any]) -> list[Any]:
+    """Return those Keras variables that the function being traced does more with than read; all of them eagerly."""
+    if tf.executing_eagerly():
+        return variables
+    graph = tf.compat.v1.get_default_graph()
+    captured = {id(external): internal for external, internal in graph.captures}
+
+    def is_assigned(variable: Any) -> bool:
+        copy = variable.value._get_on_device_or_primary()
+        internal = captured.get(id(copy.handle))
+        return internal is not None and any(op.type != "ReadVariableOp" for op in internal.consumers())
+
+    return [variable for variable in variables if is_assigned(variable)]
 
 
 def local_values(strategy: tf.distribute.Strategy, nest: Any) -> list[Any]:
@@ -183,8 +223,25 @@ def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
     """Return the rows that all replicas computed, in the order of the replicas, on every worker."""
     replicas = local_values(strategy, nest)
     if strategy.extended._in_multi_worker_mode():
-        return tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), nest, expand_composites=False)
+        return tf.nest.map_structure(lambda value: _gathered(strategy, value), nest, expand_composites=False)
     return tf.nest.map_structure(lambda *rows: rows[0] if len(rows) == 1 else _concat(rows), *replicas)
+
+
+def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    first = first_local_value(value)
+    if not isinstance(first, tf.Tensor) or not (
+        first.dtype.is_floating or first.dtype.is_integer or first.dtype.is_bool
+    ):
+        raise UnsupportedError(
+            f"predict gave {getattr(first, 'dtype', type(first).__name__)!r} values of type {type(first).__name__}; "
+            "over several workers rows can be gathered of numbers and bools in dense tensors. Let the model return "
+            "those."
+        )
+    if first.dtype in _TRAVELS:
+        return strategy.gather(value, axis=0)
+    carrier = tf.float32 if first.dtype.is_floating else tf.int64
+    carried = per_replica(tuple(tf.cast(v, carrier) for v in local_values(strategy, value)))
+    return tf.cast(strategy.gather(carried, axis=0), first.dtype)
 
 
 def _concat(rows: tuple[Any, ...]) -> Any:

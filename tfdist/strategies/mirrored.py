@@ -40,15 +40,13 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         self._workers = Workers()
-        self._collective_key_base = tf_strategies.next_collective_key_base(within_worker=True)
+        tf_strategies.claim_collective_keys(self, within_worker=True)
         tf.distribute.Strategy.__init__(self, tf_strategies.MirroredReplicas(self, devices=_resolved(devices)))
 
 
 def _resolved(devices: Sequence[str] | None) -> list[str]:
     """Return the names of existing devices, as TensorFlow spells them."""
-    # In a process that is also a worker of a cluster the list has every worker's devices, under the same local names.
-    devices_seen = [device for device in tf.config.list_logical_devices() if device.device_type in ("CPU", "GPU")]
-    present = sorted({"/device:" + device.name.split("/device:")[1] for device in devices_seen})
+    present = tf_strategies.local_devices(("CPU", "GPU"))
     if devices is None:
         return [name for name in present if ":GPU:" in name] or present
     if isinstance(devices, str) or not all(isinstance(device, str) for device in devices):

@@ -24,6 +24,8 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             TF_CONFIG,
             Slurm, Kubernetes, MPI, SageMaker), where a process without any of them is alone.
         replicas_per_worker: replicas in this process, equal on every worker; None takes every GPU, or else one CPU.
+        timeout_seconds: how long a worker waits in a step or an agreement for the others, which may be tracing a large
+            model or saving it, before it ends with a `DeadlineError`.
         communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow.
 
     Raises:
@@ -42,6 +44,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         cluster: "clusters.Cluster | None" = None,
         *,
         replicas_per_worker: int | None = None,
+        timeout_seconds: float = 1800.0,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
     ) -> None:
         cluster = clusters.from_environment() if cluster is None else cluster
@@ -53,7 +56,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if replicas_per_worker is not None:
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             _require_devices(replicas_per_worker)
-        self._collective_key_base = tf_strategies.next_collective_key_base(within_worker=False)
+        tf_strategies.claim_collective_keys(self, within_worker=False)
         extended = tf_strategies.MultiWorkerReplicas(
             self,
             replicas_per_worker=replicas_per_worker,
@@ -65,7 +68,9 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         self._workers = Workers(
             count=cluster.num_workers,
             index=cluster.worker_index,
+            timeout_seconds=validation.number("timeout_seconds", timeout_seconds, above=0),
             sum_over_workers=extended.sum_over_workers if several else None,
+            abort=tf_strategies.abort_collectives if several else None,
         )
         if several:
             agree_on_seed(self._workers)

@@ -19,7 +19,7 @@ _CHIEF_ONLY = (
 )
 
 
-def adapt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers, *, training: bool) -> None:
+def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
     """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running, once; one worker needs nothing."""
     if workers.count == 1:
         return
@@ -52,14 +52,15 @@ class _Agree(keras.callbacks.Callback):
         self._workers = workers
         # Keras' own callbacks decide from the logs, which are equal; a callback of the user's may decide from anything.
         self._every_batch = any(_acts_on_batches(callback) for callback in others)
+        self._restores = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in others)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        restored = keras_model.initial_epoch(self.model)
-        seen = self._workers.gather([restored, self._every_batch])
-        self._every_batch = bool(seen[:, 1].any())
-        if seen[0, 0]:
-            keras_model.set_initial_epoch(self.model, int(seen[0, 0]))
-            for variable in [*self.model.variables, *self.model.optimizer.variables]:
+        seen = self._workers.gather([self._every_batch, self._restores, keras_model.initial_epoch(self.model)])
+        self._every_batch = bool(seen[:, 0].any())
+        chief_restores, chief_epoch = seen[0, 1:]
+        if chief_restores:
+            keras_model.set_initial_epoch(self.model, int(chief_epoch))
+            for variable in keras_model.persistent_variables(self.model):
                 variable.assign(self._workers.from_chief(tf.convert_to_tensor(variable.value)))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -158,7 +158,7 @@ def _shared(
     position = 0
     while True:
         element = next(elements, None)
-        if position == 0 or not known:
+        if not known or position in (0, batches - 1 if batches else 0):
             mark = 0 if element is None else int(element.fingerprint)
             rows = 0 if element is None else int(element.rows)
             seen = workers.gather([element is not None, mark, rows, -1 if batches is None else batches])

@@ -13,9 +13,9 @@ from tfdist.training import reduction, step
 _SEED_STRIDE = 0x9E3779B1
 
 
-def adapt(model: keras.Model) -> None:
+def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
     """Let replicas draw different random numbers, reproducibly, and synchronised statistics count examples."""
-    for generator in keras_model.seed_generators(model):
+    for generator in [*keras_model.seed_generators(model), unseeded]:
         keras_layers.override_next(generator, functools.partial(_next, generator))
     for layer in keras_model.layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
@@ -32,29 +32,35 @@ def _next(generator: Any, ordered: bool = True) -> Any:
 
 
 def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return mean and variance of the global batch over the unmasked entries, in one reduction.
+    """Return mean and variance of the global batch over the unmasked entries.
 
-    Keras takes three reductions, forgets that the layer is synchronised when there is a mask, and counts a replica's
-    entries whether they are examples or not. Sums are taken around the moving mean, which every replica knows: the
-    variance of values far from zero would cancel otherwise.
+    First the mean is reduced, then the squared distances from it: their sum loses nothing where values lie far from
+    zero, as the difference E(x^2) - E(x)^2, which Keras takes, does. Keras also forgets that the layer is
+    synchronised when there is a mask, and counts a replica's entries whether they are examples or not.
     """
     current = step.current()
     if current is None:
         return keras_layers.own_moments(layer, inputs, mask)
     axes = keras_layers.reduction_axes(layer)
-    weight = (
-        tf.ones_like(inputs) if mask is None else tf.cast(tf.expand_dims(mask, -1), inputs.dtype) * tf.ones_like(inputs)
-    )
-    weight *= tf.cast(current.present, inputs.dtype)
+    present = tf.cast(current.present, inputs.dtype)
+    channels = inputs.shape[layer.axis]
     shape = [1] * inputs.shape.rank
-    shape[layer.axis] = inputs.shape[layer.axis]
-    centre = tf.stop_gradient(tf.reshape(tf.cast(layer.moving_mean.value, inputs.dtype), shape))
-    shifted = tf.math.multiply_no_nan(inputs - centre, weight)
-    sums = [tf.reduce_sum(value, axis=axes) for value in (shifted, tf.square(shifted), weight)]
-    total, squares, count = tf.unstack(reduction.sum_over_replicas([tf.stack(sums)])[0])
-    mean = tf.math.divide_no_nan(total, count)
-    variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
-    return mean + tf.reshape(centre, [-1]), variance
+    shape[layer.axis] = channels
+    if mask is None:
+        weight = None
+        local_count = tf.cast(tf.size(inputs) // channels, inputs.dtype)
+    else:
+        weight = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), inputs.dtype), tf.shape(inputs))
+        local_count = tf.reduce_sum(weight) / channels
+
+    def total(values: tf.Tensor) -> tf.Tensor:
+        values = values if weight is None else tf.math.multiply_no_nan(values, weight)
+        return tf.math.multiply_no_nan(tf.reduce_sum(values, axis=axes), present)
+
+    sums, count = reduction.sum_over_replicas([total(inputs), local_count * present])
+    mean = tf.math.divide_no_nan(sums, count)
+    (squares,) = reduction.sum_over_replicas([total(tf.square(inputs - tf.reshape(mean, shape)))])
+    return mean, tf.math.divide_no_nan(squares, count)
 
 
 def averaged_states(model: keras.Model, current: step.Step) -> tuple[list[keras.Variable], list[tf.Tensor]]:
@@ -63,5 +69,5 @@ def averaged_states(model: keras.Model, current: step.Step) -> tuple[list[keras.
     All replicas started the step with equal states and moved them by statistics of their own examples. Moving
     averages are linear in those, so the average of the states is the state moved by the average statistics.
     """
-    variables = keras_model.states(model)
+    variables = tf_strategies.assigned(keras_model.states(model))
     return variables, [reduction.weighted(tf.convert_to_tensor(v.value), current.share) for v in variables]

@@ -4,6 +4,9 @@ With S_r the sum of a replica's weighted values, D_r what it would divide by (el
 and p_r its share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Replicas are summed with
 weights p_r (see `step`), so a replica returns L_r = S_r / (p_r * sum D_r). For an unmasked mean D_r is proportional
 to the number of examples, L_r is the replica's own mean, and nothing needs to be asked of the other replicas.
+
+A function of the user's own that returns one number has reduced already, and is taken for a mean over examples: a sum
+cannot be told from it. A loss that sums is a `keras.losses.Loss` with ``reduction="sum"``.
 """
 
 from typing import Any
@@ -26,6 +29,8 @@ class GlobalLoss:
         self._loss = loss
 
     def __getattr__(self, name: str) -> Any:  # name, reduction, dtype: Keras reads them
+        if name == "_loss":  # a copy that is being made has none yet
+            raise AttributeError(name)
         return getattr(self._loss, name)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -35,10 +40,10 @@ class GlobalLoss:
         parts = keras_loss.parts(self._loss, y_true, y_pred, sample_weight)
         if parts.values.shape.rank == 0:  # the function has reduced already: a mean over this replica's examples
             return parts.values
-        return _reduce(parts, self._loss.reduction, current)
+        return _reduce(parts, self._loss.reduction, current, keras_loss.keeps_examples(self._loss))
 
 
-def _reduce(parts: keras_loss.Parts, reduction_name: str | None, current: step.Step) -> tf.Tensor:
+def _reduce(parts: keras_loss.Parts, reduction_name: str | None, current: step.Step, keeps_examples: bool) -> tf.Tensor:
     values = parts.values
     share = tf.cast(current.share, values.dtype)
     if reduction_name in (None, "none"):
@@ -60,7 +65,7 @@ def _reduce(parts: keras_loss.Parts, reduction_name: str | None, current: step.S
         # Keras scales the valid entries by size/valid of the mask and divides by the elements, which the mask may
         # broadcast to.
         divisor = tf.math.divide_no_nan(elements * valid, mask_size)
-    elif all(dim is not None for dim in values.shape[1:]):
+    elif keeps_examples and all(dim is not None for dim in values.shape[1:]):
         return tf.math.divide_no_nan(total, elements)
     else:
         (divisor,) = over_replicas(elements)

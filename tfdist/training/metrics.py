@@ -1,30 +1,42 @@
 """Metrics in a tfdist scope: batch logs and epoch logs over the examples of all replicas."""
 
-import functools
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.compat import keras_model
+from tfdist.compat import keras_metrics, keras_model, tf_strategies
+from tfdist.errors import ConfigError
 from tfdist.training import layers, reduction, step
 
 
-def adapt(model: keras.Model) -> None:
-    """Let trackers of the loss weigh a replica's value by its share of the examples."""
+def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Raise if a metric was made outside the strategy's scope, where the replicas would share its variables.
+
+    Raises:
+        ConfigError: it was; so was the tracker of the loss if `compile` was called outside.
+    """
     for metric in keras_model.metrics(model):
-        if type(metric) is keras.metrics.Mean:
-            vars(metric).setdefault("update_state", functools.partial(_update_mean, metric))
+        if not all(tf_strategies.created_under(variable.value, strategy) for variable in metric.variables):
+            raise ConfigError(
+                f"the metric {metric.name!r} was created outside the scope of {type(strategy).__name__}; it must be "
+                "created inside, so that it exists on every replica. Create metrics and call model.compile() under "
+                "`with strategy.scope():`."
+            )
 
 
-def _update_mean(metric: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> None:
-    """Update as Keras does; in a step a lone number stands for a batch, and weighs as the replica's share of it."""
+def adapt(model: keras.Model) -> None:
+    """Let a lone number given to a mean or a sum stand for a whole batch, and weigh as the replica's share of it.
+
+    A metric of a class of the user's own is left as it is: it must be fed with values per example, or sums over them.
+    """
+    for metric in keras_model.metrics(model):
+        keras_metrics.weigh_lone_numbers(metric, _share)
+
+
+def _share() -> tf.Tensor | None:
     current = step.current()
-    if current is not None:
-        values = tf.convert_to_tensor(values)
-        if values.shape.rank == 0 and sample_weight is None:
-            sample_weight = current.share * current.replicas
-    type(metric).update_state(metric, values, sample_weight=sample_weight)
+    return None if current is None else current.share
 
 
 def snapshot(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -50,29 +62,45 @@ def synchronise(model: keras.Model, logs: Any, before: list[Any], current: step.
     variables = [v for metric in model.metrics for v in metric.variables]
     states, parts = layers.averaged_states(model, current) if training else ([], [])
     own, structure = _scalars(logs)
-    sent = [tf.convert_to_tensor(v.value) for v in variables] + parts
+    sent = [_part(v) for v in variables] + parts
     sent += [reduction.weighted(value, current.share) for value in own]
     sums = reduction.sum_over_replicas(sent) if sent else []
     for variable, value in zip(states, sums[len(variables) :], strict=False):
         variable.assign(value)
     means = sums[len(variables) + len(parts) :]
-    return _metric_logs(model, logs, variables, sums) or structure(means)
+    results = _metric_logs(model, logs, variables, sums)
+    keras_model.note_logs(model, are_metrics=results is not None)
+    return structure(means) if results is None else results
+
+
+def _part(variable: keras.Variable) -> tf.Tensor:
+    """Return what this replica adds to a metric's variable over all replicas, by its declared aggregation."""
+    value = tf.convert_to_tensor(variable.value)
+    if variable.aggregation == "sum":
+        return value
+    if variable.aggregation == "mean":
+        return value / tf.cast(tf_strategies.replica_count(tf.distribute.get_strategy()), value.dtype)
+    return value if tf_strategies.replica_index() == 0 else tf.zeros_like(value)
 
 
 def _metric_logs(model: keras.Model, logs: Any, variables: list[Any], sums: list[Any]) -> dict[str, Any] | None:
-    """Return the metrics of the model evaluated on summed variables, if that is what the logs are."""
+    """Return the metrics of the model evaluated on summed variables, if that is what the logs are.
+
+    They are not where they only share a name with a metric that the step has not touched.
+    """
     if not isinstance(logs, dict):
         return None
+    untouched = {m.name for m in model.metrics if m.variables and not tf_strategies.assigned(m.variables)}
     with keras.StatelessScope(state_mapping=list(zip(variables, sums, strict=False))):
         results = keras_model.metrics_result(model)
-    return results if set(results) == set(logs) else None
+    return results if set(results) == set(logs) and not untouched & set(logs) else None
 
 
 def _scalars(logs: Any) -> tuple[list[tf.Tensor], Any]:
     """Return the float scalars in the logs and a function that puts others in their place."""
     flat = tf.nest.flatten(logs)
-    tensors = [tf.convert_to_tensor(value) for value in flat if value is not None]
-    index = [i for i, value in enumerate(tensors) if value.shape.rank == 0 and value.dtype.is_floating]
+    tensors = [None if value is None else tf.convert_to_tensor(value) for value in flat]
+    index = [i for i, v in enumerate(tensors) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]
 
     def put(values: list[tf.Tensor]) -> Any:
         for i, value in zip(index, values, strict=True):

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat import keras_model, tf_strategies
-from tfdist.errors import UnsupportedError
+from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.training import callbacks, layers, losses, metrics, optimizers, saving, step
 from tfdist.training.data import Batch, Layout
 from tfdist.training.workers import Workers
@@ -27,9 +27,9 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
     keras_model.override(
         model,
         build=functools.partial(_build, model),
-        make_train_function=functools.partial(_make_train_function, model, strategy, workers),
-        make_test_function=functools.partial(_make_test_function, model, strategy, workers),
-        make_predict_function=functools.partial(_make_predict_function, model, strategy, workers),
+        make_function=functools.partial(_function, model, strategy, workers),
+        make_predict_function=functools.partial(_predict_function, model, strategy, workers),
+        before=functools.partial(callbacks.adapt, model, workers),
     )
     saving.adopt(model, workers)
 
@@ -43,50 +43,35 @@ def _build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> 
     keras_model.symbolic_build(model, data_batch)
 
 
-def _make_train_function(model: keras.Model, strategy: Any, workers: Workers, force: bool = False) -> Any:
-    callbacks.adapt(model, strategy, workers, training=True)
-    if model.train_function is None or force:
-        model.train_function = _function(model, strategy, model.train_step, training=True)
-    return model.train_function
-
-
-def _make_test_function(model: keras.Model, strategy: Any, workers: Workers, force: bool = False) -> Any:
-    callbacks.adapt(model, strategy, workers, training=False)
-    if model.test_function is None or force:
-        model.test_function = _function(model, strategy, model.test_step, training=False)
-    return model.test_function
-
-
-def _make_predict_function(model: keras.Model, strategy: Any, workers: Workers, force: bool = False) -> Any:
-    callbacks.adapt(model, strategy, workers, training=False)
-    if model.predict_function is None or force:
-        model.predict_function = _predict_function(model, strategy)
-    return model.predict_function
-
-
-def _function(model: keras.Model, strategy: Any, user_step: Callable[[Any], Any], *, training: bool) -> Any:
+def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
     """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
     _refuse_xla(model, strategy)
-    replicas = tf_strategies.replica_count(strategy)
+    metrics.require_scope(model, strategy)
+    training = user_step == model.train_step
+    weighs_loss = training and not keras_model.has_own_train_step(model)
+    unseeded = keras_model.global_seed_generator()
+    if training:
+        _require_scope(model, strategy)
     for optimizer in keras_model.optimizers(model) if training else ():
         optimizers.adapt(optimizer, strategy)
 
     @_untraced
     def replica_step(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
-        layers.adapt(model)
+        keras_model.use_global_seed_generator(unseeded)
+        layers.adapt(model, unseeded)
         metrics.adapt(model)
         container = keras_model.compiled_losses(model)
         if container is not None:
             losses.adapt(container)
         before = metrics.snapshot(model)
-        with step.Step(rows=rows, global_rows=global_rows, replicas=replicas) as current:
+        with step.Step(rows=rows, global_rows=global_rows, weighs_loss=weighs_loss) as current:
             logs = user_step(data)
             return metrics.synchronise(model, logs, before, current, training=training)
 
     def collect(logs: Any) -> Any:
-        return tf_strategies.local_values(strategy, logs)[0]
+        return tf_strategies.first_local_value(logs)
 
-    run = _Replicated(model, strategy, replica_step, collect)
+    run = _Replicated(model, strategy, workers, replica_step, collect)
 
     def function(iterator: Iterator[Any]) -> Any:
         logs = None
@@ -100,17 +85,20 @@ def _function(model: keras.Model, strategy: Any, user_step: Callable[[Any], Any]
     return function
 
 
-def _predict_function(model: keras.Model, strategy: Any) -> Any:
+def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
     """Return the function that Keras calls with a list of batches, and that returns all rows in order."""
     _refuse_xla(model, strategy)
 
     @_untraced
     def replica_step(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
         del global_rows  # nothing is summed in a prediction
-        with step.Step(rows=rows, global_rows=rows, replicas=tf_strategies.replica_count(strategy)):
-            return step.slice_rows(model.predict_step(data), tf.constant(0), rows)
+        with step.Step(rows=rows, global_rows=rows):
+            outputs = model.predict_step(data)
+            # Rows that were computed for nothing are dropped; how many rows an example gives is the model's affair.
+            return step.slice_rows(outputs, tf.constant(0), tf.where(rows > 0, tf.int32.max, 0))
 
-    run = _Replicated(model, strategy, replica_step, functools.partial(tf_strategies.rows_of_all_replicas, strategy))
+    collect = functools.partial(tf_strategies.rows_of_all_replicas, strategy)
+    run = _Replicated(model, strategy, workers, replica_step, collect)
 
     def function(batches: list[Any]) -> Any:
         outputs = [run(element, whole=True) for element in batches]
@@ -127,31 +115,41 @@ class _Replicated:
     Args:
         model: decides whether to trace at all.
         strategy: runs it.
+        workers: how long they may wait for each other.
         replica_step: takes a replica's data, its number of examples, and that of all replicas (or None).
         collect: makes of the per-replica results what is returned.
     """
 
     def __init__(
-        self, model: keras.Model, strategy: Any, replica_step: Callable[..., Any], collect: Callable[..., Any]
+        self,
+        model: keras.Model,
+        strategy: Any,
+        workers: Workers,
+        replica_step: Callable[..., Any],
+        collect: Callable[..., Any],
     ) -> None:
+        self._workers = workers
         self._model = model
         self._strategy = strategy
         self._replica_step = replica_step
         self._collect = collect
         self._traced: dict[str, Any] = {}
-        self._traced_free = self._trace(self._free)
+        self._traced_free = self._trace(self._free, reduce_retracing=True)
 
     def __call__(self, element: Any, *, whole: bool) -> Any:
         """Run one step on a `Batch`, on a whole batch of tensors or arrays, or on per-replica values."""
-        if not isinstance(element, Batch):
-            return self._traced_free(_tensors(element), whole)
-        layout = element.layout
-        function = self._traced.get(layout.key)
-        if function is None:
+        with self._workers.waiting("a step"):
+            if not isinstance(element, Batch):
+                return self._traced_free(_tensors(element), whole)
+            return self._of(element.layout)(element.tensors, element.rows)
+
+    def _of(self, layout: Layout) -> Callable[..., Any]:
+        """Return the function for this layout, which is traced when it is called first."""
+        if layout.key not in self._traced:
             signature = [layout.signature, tf.TensorSpec([], tf.int32)]
-            function = self._trace(functools.partial(self._packed, layout), input_signature=signature)
-            self._traced[layout.key] = function
-        return function(element.tensors, element.rows)
+            packed = functools.partial(self._packed, layout)
+            self._traced[layout.key] = self._trace(packed, input_signature=signature)
+        return self._traced[layout.key]
 
     def _trace(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         return function if self._model.run_eagerly else tf.function(_untraced(function), **options)
@@ -180,6 +178,17 @@ def _tensors(element: Any) -> Any:
     return tf.nest.map_structure(
         lambda leaf: leaf if isinstance(leaf, keep) else tf.convert_to_tensor(leaf), element, expand_composites=False
     )
+
+
+def _require_scope(model: keras.Model, strategy: Any) -> None:
+    """Raise if a weight that is trained was created outside the scope: replicas would wait for each other."""
+    for variable in model.trainable_weights:
+        if not tf_strategies.created_under(variable.value, strategy):
+            raise ConfigError(
+                f"the weight {variable.path!r} was created outside the scope of {type(strategy).__name__}; it must be "
+                "created inside, so that it exists on every replica. Build every layer that trains under "
+                "`with strategy.scope():`, or freeze it (trainable=False)."
+            )
 
 
 def _refuse_xla(model: keras.Model, strategy: Any) -> None:

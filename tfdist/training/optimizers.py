@@ -30,7 +30,7 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     keras_optimizer.override(
         optimizer,
         apply=functools.partial(_apply, optimizer, strategy),
-        scale_loss=functools.partial(_scale_loss, optimizer, strategy),
+        scale_loss=functools.partial(_scale_loss, optimizer),
     )
     inner = keras_optimizer.inner_optimizer(optimizer)
     while inner is not None:  # a wrapping optimizer hands on gradients that are reduced already
@@ -50,21 +50,19 @@ def _reduce(optimizer: Any, grads: list[Any]) -> list[Any]:
     present = [index for index, grad in enumerate(grads) if grad is not None]
     values = [grads[index] for index in present]
     current = step.current()
-    if current is not None:
-        if id(optimizer) in current.weighted:
-            current.weighted.discard(id(optimizer))
-        else:
-            values = [reduction.weighted(value, current.share) for value in values]
+    if current is not None and id(optimizer) not in current.weighted:
+        values = [reduction.weighted(value, current.share) for value in values]
     for index, value in zip(present, reduction.sum_over_replicas(values), strict=True):
         grads[index] = value
     return grads
 
 
-def _scale_loss(optimizer: Any, strategy: tf.distribute.Strategy, loss: Any) -> Any:
+def _scale_loss(optimizer: Any, loss: Any) -> Any:
     loss = type(optimizer).scale_loss(optimizer, loss)
     current = step.current()
-    if current is not None:
-        # One multiplication of a scalar instead of one of every gradient.
+    if current is not None and current.weighs_loss:
+        # One multiplication of a scalar instead of one of every gradient. In a step of the user's own, what is scaled
+        # and what is applied need not belong together.
         current.weighted.add(id(optimizer))
         loss = reduction.weighted(loss, current.share)
     return loss

@@ -13,7 +13,11 @@ from typing import Any
 import keras
 
 from tfdist.compat import tf_coordination
-from tfdist.training.workers import DEADLINE_SECONDS, Workers
+from tfdist.errors import DisagreementError
+from tfdist.training.workers import Workers
+
+# A worker that saves where the chief does not waits in vain, and then writes itself.
+_PATIENCE_SECONDS = 30.0
 
 
 def adopt(model: keras.Model, workers: Workers) -> None:
@@ -30,11 +34,22 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
     state = f"tfdist/{name}/{steps}/{path}"
     note = f"{state}/{workers.next_number(state)}"
-    if workers.is_chief:
-        _write_whole(functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
-        tf_coordination.leave_note(note)
-    else:
-        tf_coordination.wait_for_note(note, timeout_seconds=DEADLINE_SECONDS, what=f"worker 0 to write {path}")
+    write = functools.partial(_write_whole, functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
+    if not workers.is_chief:
+        failure = tf_coordination.wait_for_note(note, _PATIENCE_SECONDS)
+        if failure is None:
+            # To a path of its own, as TensorFlow's guide has it. Were it the chief's after all, the same whole file
+            # twice.
+            write()
+        elif failure:
+            raise DisagreementError(f"worker 0 could not write {path}: {failure}")
+        return
+    try:
+        write()
+    except Exception as error:
+        tf_coordination.leave_note(note, f"{type(error).__name__}: {error}")
+        raise
+    tf_coordination.leave_note(note, "")
 
 
 def _write_whole(write: Any, path: str, *args: Any, **kwargs: Any) -> None:

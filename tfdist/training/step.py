@@ -25,20 +25,20 @@ class Step:
     Args:
         rows: examples of this replica, int32 scalar.
         global_rows: examples of all replicas in this step, int32 scalar; None to ask the other replicas.
-        replicas: number of replicas.
+        weighs_loss: whether the loss is weighted by `share` where the optimizer scales it; else its gradients are.
     """
 
-    def __init__(self, *, rows: tf.Tensor, global_rows: tf.Tensor | None, replicas: int) -> None:
-        self.replicas = replicas
+    def __init__(self, *, rows: tf.Tensor, global_rows: tf.Tensor | None, weighs_loss: bool = False) -> None:
         self.rows = rows
+        self.weighs_loss = weighs_loss
         if global_rows is None:
             # Asked first thing, so that the answer travels while the forward pass computes; as a float, because an
             # integer on a GPU lies in the host's memory, which NCCL does not reach.
             (total,) = reduction.sum_over_replicas([tf.cast(rows, tf.float32)])
             global_rows = tf.cast(total, tf.int32)
         self.global_rows = global_rows
-        #: this replica's part of the examples, float32 scalar; the shares of all replicas sum to 1
-        self.share = tf.math.divide_no_nan(tf.cast(self.rows, tf.float32), tf.cast(self.global_rows, tf.float32))
+        #: this replica's part of the examples, float64 scalar; the shares of all replicas sum to 1
+        self.share = tf.math.divide_no_nan(tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64))
         #: 1 where this replica has examples, else 0, float32 scalar
         self.present = tf.cast(self.rows > 0, tf.float32)
         #: optimizers whose loss was weighted by `share` before its gradient was taken
@@ -60,7 +60,7 @@ def current() -> Step | None:
 
 
 def rows_of(data: Any) -> tf.Tensor:
-    """Return the number of examples in a batch: the leading dimension of its first tensor, int32 scalar."""
+    """Return the number of examples in a batch: the leading dimension of its first tensor that has one."""
     for leaf in tf.nest.flatten(data, expand_composites=False):
         if leaf is None:
             continue
@@ -68,8 +68,9 @@ def rows_of(data: Any) -> tf.Tensor:
             return tf.cast(leaf.nrows(), tf.int32)
         if isinstance(leaf, tf.SparseTensor):
             return tf.cast(leaf.dense_shape[0], tf.int32)
-        return tf.shape(leaf)[0] if leaf.shape.rank != 0 else tf.constant(1)
-    return tf.constant(0)
+        if leaf.shape.rank != 0:
+            return tf.shape(leaf)[0]
+    return tf.constant(1)
 
 
 def slice_rows(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:

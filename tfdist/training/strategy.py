@@ -43,12 +43,12 @@ class KerasTraining:
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it."""
-        caller = self._adopt_caller()
-        if caller is None:
+        epoch_iterator = keras_model.calling_epoch_iterator()
+        caller = None if epoch_iterator is None else self._adopt_caller()
+        if epoch_iterator is None or caller is None:
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         callbacks.quiet(caller, self._workers)
         local_replicas = len(self.extended.worker_devices)  # type: ignore[attr-defined]
-        epoch_iterator = keras_model.calling_epoch_iterator()
         batches = keras_model.batches_of(epoch_iterator)
         distributed = Input(dataset, batches=batches, local_replicas=local_replicas, workers=self._workers)
         if distributed.source is Source.OWN:
@@ -56,9 +56,14 @@ class KerasTraining:
         return distributed
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Reduce a value over replicas as TensorFlow does; of a nest (Keras wants shapes) return the first's."""
-        if isinstance(value, (tuple, list, dict)):
-            return tf_strategies.local_values(self, value)[0]
+        """Reduce a value over replicas, as TensorFlow does.
+
+        Example:
+            >>> strategy.reduce("SUM", strategy.run(step), axis=None)    # doctest: +SKIP
+        """
+        # Keras takes the mean of a nest of per-replica batches to see their shapes, which may differ.
+        if isinstance(value, (tuple, list, dict)) and keras_model.asks_for_shapes():
+            return tf_strategies.first_local_value(value)
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
     def _adopt_caller(self) -> Any:

@@ -1,13 +1,15 @@
 """The worker processes of a strategy, and how they agree: small vectors of integers, seen by all of them."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import tensorflow as tf
 
-# Workers may wait for one that traces a large model or saves a checkpoint; beyond this it is taken for lost.
-DEADLINE_SECONDS = 1800.0
+from tfdist.errors import DisagreementError
+from tfdist.training.watchdog import Watchdog
 
 
 class Workers:
@@ -16,21 +18,35 @@ class Workers:
     Args:
         count: number of workers.
         index: this worker's, 0 is the chief.
-        sum_over_workers: sums an eager int64 tensor over the workers; None with a single worker.
+        timeout_seconds: how long a worker waits for the others before it takes them for lost.
+        sum_over_workers: sums an eager tensor over the workers; None with a single worker.
+        abort: breaks off this process's collectives, with a message.
     """
 
     def __init__(
-        self, *, count: int = 1, index: int = 0, sum_over_workers: Callable[[tf.Tensor, float], tf.Tensor] | None = None
+        self,
+        *,
+        count: int = 1,
+        index: int = 0,
+        timeout_seconds: float = 0.0,
+        sum_over_workers: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        abort: Callable[[str], None] | None = None,
     ) -> None:
         self.count = count
         self.index = index
+        self.timeout_seconds = timeout_seconds
         self._sum = sum_over_workers
+        self._watchdog = None if abort is None else Watchdog(timeout_seconds=timeout_seconds, abort=abort)
         self._numbers: Counter[str] = Counter()
 
     @property
     def is_chief(self) -> bool:
         """Whether this worker writes files and shows progress."""
         return self.index == 0
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Return a context for code that may wait for the other workers; it ends with a `DeadlineError` in time."""
+        return contextlib.nullcontext() if self._watchdog is None else self._watchdog.waiting(what)
 
     def next_number(self, name: str) -> int:
         """Return how often this worker has asked for this name: 1 at first."""
@@ -48,13 +64,22 @@ class Workers:
         table[self.index] = values
         if self._sum is None:
             return table
-        return np.asarray(self._sum(tf.constant(table), DEADLINE_SECONDS))
+        with self.waiting("an agreement between workers"):
+            try:
+                return np.asarray(self._sum(tf.constant(table)))
+            except (tf.errors.InternalError, tf.errors.InvalidArgumentError) as error:
+                raise DisagreementError(
+                    f"worker {self.index} wanted to agree with the others, which are in another call. Every worker "
+                    "must call fit, evaluate and predict in the same order; let the chief alone do only what involves "
+                    "no model."
+                ) from error
 
     def from_chief(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the chief's value of a tensor that has the same shape and dtype on every worker; all must call it."""
         if self._sum is None:
             return tensor
-        return self._sum(tensor if self.is_chief else tf.zeros_like(tensor), DEADLINE_SECONDS)
+        with self.waiting("the chief's values"):
+            return self._sum(tensor if self.is_chief else tf.zeros_like(tensor))
 
 
 def as_integer(value: float) -> int:

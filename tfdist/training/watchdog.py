@@ -1,0 +1,70 @@
+"""An end to waits for other workers: one thread that looks at the clock, for all waits of a strategy.
+
+TensorFlow notices workers that have died, not workers that live and do something else; and its own timeout for a
+collective starts a thread for each, which sleeps until the time is up.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from tfdist.errors import DeadlineError
+
+_TICK_SECONDS = 1.0
+
+
+class Watchdog:
+    """Ends a wait that lasts too long, by breaking off this process's collectives.
+
+    Args:
+        timeout_seconds: how long a wait may last.
+        abort: breaks off every collective of this process, with a message; none can be run afterwards.
+    """
+
+    def __init__(self, *, timeout_seconds: float, abort: Callable[[str], None]) -> None:
+        self._timeout = timeout_seconds
+        self._abort = abort
+        self._lock = threading.Lock()
+        self._deadline: float | None = None
+        self._what = ""
+        self._expired = ""
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Watch the code inside, which may wait for other workers.
+
+        Raises:
+            DeadlineError: it took longer than the time allowed.
+        """
+        with self._lock:
+            self._deadline, self._what = time.monotonic() + self._timeout, what
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="tfdist-watchdog", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if self._expired:
+                raise DeadlineError(self._expired) from error
+            raise
+        finally:
+            with self._lock:
+                self._deadline = None
+
+    def _watch(self) -> None:
+        while not self._expired:
+            time.sleep(min(_TICK_SECONDS, self._timeout / 4))
+            with self._lock:
+                late = self._deadline is not None and time.monotonic() > self._deadline
+                if late:
+                    self._expired = (
+                        f"this worker has waited {self._timeout:g} s in {self._what} for the others. Every worker must "
+                        "call fit, evaluate and predict alike; see in the others' output what they do. If steps take "
+                        "that long, pass a larger timeout_seconds to the strategy."
+                    )
+            if late:
+                self._abort(self._expired)
