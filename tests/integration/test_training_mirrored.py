@@ -18,7 +18,9 @@ CASES = Path(__file__).parent / "cases"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    (environment,) = worker_environments(os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=2)
+    (environment,) = worker_environments(
+        os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=2
+    )
     with WorkerPool(lambda: [environment | {"PYTHONPATH": str(CASES)}]) as workers:
         workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
         yield workers
@@ -71,11 +73,61 @@ def test_a_step_is_traced_once(pool: WorkerPool) -> None:
     assert call(pool, "states_in_memory", epochs=2) == {"traces": 2}  # one for each replica
 
 
+CORNERS = (
+    "optimizers_in_a_dictionary_and_a_list",
+    "the_optimizer_of_a_model_inside",
+    "one_scaled_loss_and_one_that_is_not",
+    "a_loss_that_drops_examples",
+    "a_scalar_beside_the_examples",
+    "metrics_that_are_given_one_number",
+    "logs_named_like_a_metric_that_was_not_updated",
+    "a_frozen_layer_that_keeps_a_state",
+    "statistics_far_from_zero",
+    "predictions_with_several_rows_for_an_example",
+    "predict_on_batch_before_all_else",
+    "a_train_function_of_ones_own",
+)
+
+
+def corner(pool: WorkerPool, function: str, **arguments: Any) -> Any:
+    (reply,) = pool.call(f"corner_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
+    return reply.value
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_corners_give_the_numbers_of_one_device(pool: WorkerPool, name: str) -> None:
+    seen = corner(pool, "both", name=name)
+    np.testing.assert_allclose(seen["two"], seen["one"], rtol=1e-5, atol=1e-5)
+
+
+def test_every_corner_is_in_the_table(pool: WorkerPool) -> None:
+    assert sorted(corner(pool, "names")) == sorted(CORNERS)
+
+
+def test_noise_without_a_seed_trains(pool: WorkerPool) -> None:
+    assert np.isfinite(corner(pool, "noise_without_a_seed"))
+
+
+def test_a_nest_is_reduced_as_tensorflow_does(pool: WorkerPool) -> None:
+    assert corner(pool, "nested_sums") == [2.0, 20.0]
+
+
+def test_a_loop_inside_a_model_gets_tensorflows_dataset(pool: WorkerPool) -> None:
+    assert corner(pool, "loop_inside_a_model")
+
+
+def test_batches_of_many_sizes_are_not_traced_one_by_one(pool: WorkerPool) -> None:
+    assert corner(pool, "traces_of_train_on_batch") <= 2 * 2  # two replicas, and one relaxation of the shapes
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
         ("jit", "UnsupportedError: jit_compile is True"),
-        ("outside", "created outside the scope"),
+        ("outside", "the metric 'loss' was created outside the scope"),
+        ("layer", "was created outside the scope of MirroredStrategy; it must be created inside"),
+        ("metric", "the metric 'mae' was created outside the scope"),
         ("missing", "devices names CPU:7; this process has /device:CPU:0, /device:CPU:1"),
         ("twice", "each device may be named once"),
         ("none", "devices is empty"),

@@ -2,7 +2,8 @@
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, `keras/src/trainers/trainer.py`):
 
-- A strategy is told of datasets and scopes, never of the model they are for: `TFEpochIterator` passes the dataset
+- A strategy is told of variables, datasets and scopes, never of the model they are for: `TFEpochIterator` passes the
+  dataset
   alone.
   `calling_model` looks for the model in the frames that called the strategy. `test_compat` fails when they move.
 - `_maybe_symbolic_build` takes a batch from the input to build the model, and loses it where the input is a generator;
@@ -26,11 +27,14 @@ from keras.src.random import seed_generator
 # From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's
 # own fit.
 _FRAMES_TO_SEARCH = 8
+# From the creation of a variable up, through TensorFlow's stack of creators, to `compile`, which makes the loss's
+# tracker.
+_FRAMES_OF_A_VARIABLE = 40
 
 
-def _frames() -> Iterator[FrameType]:
+def _frames(count: int = _FRAMES_TO_SEARCH) -> Iterator[FrameType]:
     frame = sys._getframe(2)
-    for _ in range(_FRAMES_TO_SEARCH):
+    for _ in range(count):
         if frame is None or frame.f_back is None:
             return
         frame = frame.f_back
@@ -68,6 +72,15 @@ def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None
             found = frame.f_locals.get("callbacks")
             if isinstance(found, keras.callbacks.CallbackList):
                 return found
+    return None
+
+
+def compiling_model(strategy: tf.distribute.Strategy) -> keras.Model | None:
+    """Return the model of this strategy whose `compile` is making a variable now, if one is."""
+    for frame in _frames(_FRAMES_OF_A_VARIABLE):
+        candidate = frame.f_locals.get("self") if frame.f_code.co_name == "compile" else None
+        if isinstance(candidate, TensorFlowTrainer) and vars(candidate).get("_distribute_strategy") is strategy:
+            return candidate
     return None
 
 

@@ -101,6 +101,7 @@ class _ReduceInReplicas:
             kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and keras_optimizer.creating_variable()
         ):
             kwargs["aggregation"] = tf.VariableAggregation.NONE
+        self._container_strategy().on_variable()  # type: ignore[attr-defined]
         return super()._create_variable(next_creator, **kwargs)  # type: ignore[misc]
 
 

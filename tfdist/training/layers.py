@@ -59,7 +59,9 @@ def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: An
 
     sums, count = reduction.sum_over_replicas([total(inputs), local_count * present])
     mean = tf.math.divide_no_nan(sums, count)
-    (squares,) = reduction.sum_over_replicas([total(tf.square(inputs - tf.reshape(mean, shape)))])
+    # The distances sum to zero, so the variance does not change with the mean: its gradient need not travel.
+    centre = tf.stop_gradient(tf.reshape(mean, shape))
+    (squares,) = reduction.sum_over_replicas([total(tf.square(inputs - centre))])
     return mean, tf.math.divide_no_nan(squares, count)
 
 

@@ -16,7 +16,7 @@ def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     Raises:
         ConfigError: it was; so was the tracker of the loss if `compile` was called outside.
     """
-    for metric in keras_model.metrics(model):
+    for metric in reversed(keras_model.metrics(model)):  # a container stands before what it contains
         if not all(tf_strategies.created_under(variable.value, strategy) for variable in metric.variables):
             raise ConfigError(
                 f"the metric {metric.name!r} was created outside the scope of {type(strategy).__name__}; it must be "
@@ -57,6 +57,7 @@ def synchronise(model: keras.Model, logs: Any, before: list[Any], current: step.
         The model's metrics over all examples so far, where ``logs`` holds exactly these; else ``logs`` with every float
         scalar averaged over the examples of the step.
     """
+    touched = {m.name for m in model.metrics if not m.variables or tf_strategies.assigned(m.variables)}
     for variable, value in before:  # a replica without examples has counted a copy
         variable.assign(tf.where(current.rows > 0, variable.value, value))
     variables = [v for metric in model.metrics for v in metric.variables]
@@ -68,7 +69,7 @@ def synchronise(model: keras.Model, logs: Any, before: list[Any], current: step.
     for variable, value in zip(states, sums[len(variables) :], strict=False):
         variable.assign(value)
     means = sums[len(variables) + len(parts) :]
-    results = _metric_logs(model, logs, variables, sums)
+    results = _metric_logs(model, logs, touched, variables, sums)
     keras_model.note_logs(model, are_metrics=results is not None)
     return structure(means) if results is None else results
 
@@ -83,14 +84,16 @@ def _part(variable: keras.Variable) -> tf.Tensor:
     return value if tf_strategies.replica_index() == 0 else tf.zeros_like(value)
 
 
-def _metric_logs(model: keras.Model, logs: Any, variables: list[Any], sums: list[Any]) -> dict[str, Any] | None:
+def _metric_logs(
+    model: keras.Model, logs: Any, touched: set[str], variables: list[Any], sums: list[Any]
+) -> dict[str, Any] | None:
     """Return the metrics of the model evaluated on summed variables, if that is what the logs are.
 
     They are not where they only share a name with a metric that the step has not touched.
     """
     if not isinstance(logs, dict):
         return None
-    untouched = {m.name for m in model.metrics if m.variables and not tf_strategies.assigned(m.variables)}
+    untouched = {metric.name for metric in model.metrics} - touched
     with keras.StatelessScope(state_mapping=list(zip(variables, sums, strict=False))):
         results = keras_model.metrics_result(model)
     return results if set(results) == set(logs) and not untouched & set(logs) else None

@@ -66,6 +66,12 @@ class KerasTraining:
             return tf_strategies.first_local_value(value)
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
+    def on_variable(self) -> None:
+        """Adopt the model whose `compile` is creating a variable, if one is: it may save before it trains."""
+        compiling = keras_model.compiling_model(self)
+        if compiling is not None:
+            models.adopt(compiling, self, self._workers)
+
     def _adopt_caller(self) -> Any:
         caller = keras_model.calling_model(self)
         if caller is not None:

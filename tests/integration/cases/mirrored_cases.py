@@ -175,6 +175,14 @@ def refusals() -> dict[str, str]:
         under_xla = model(jit_compile=True)
         outside = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     outside.compile("sgd", "mse")
+    layer, metric = keras.layers.Dense(1), keras.metrics.MeanAbsoluteError(name="mae")
+    layer.build((None, 4))
+    with STRATEGY.scope():
+        built_outside = keras.Sequential([keras.Input((4,)), layer])
+        built_outside.compile(keras.optimizers.SGD(0.1), "mse")
+        measured_outside = model(metrics=[metric])
+    refused("layer", lambda: fit(built_outside))
+    refused("metric", lambda: fit(measured_outside))
     refused("jit", lambda: fit(under_xla))
     refused("outside", lambda: fit(outside))
     mirrored = tfdist.strategies.MirroredStrategy
