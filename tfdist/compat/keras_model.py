@@ -12,6 +12,7 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, 
   `_non_trainable_variables`, `_distribute_strategy`, `_get_metrics_result_or_logs`: state without a public accessor.
 """
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -274,8 +275,15 @@ def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def global_seed_generator() -> keras.random.SeedGenerator:
-    """Return the generator behind random numbers without a seed; it must be there before a step is traced."""
-    return seed_generator.global_seed_generator()
+    """Return the generator behind random numbers without a seed; it must be there before a step is traced.
+
+    Making it draws its seed from Python's generator, from which layers that are made later draw theirs: that is put back.
+    """
+    before = random.getstate()
+    try:
+        return seed_generator.global_seed_generator()
+    finally:
+        random.setstate(before)
 
 
 def use_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
