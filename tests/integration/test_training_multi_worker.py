@@ -124,6 +124,20 @@ def test_every_worker_predicts_all_rows_in_order(pool: WorkerPool, rows: int) ->
         assert seen["error"] < 1e-5
 
 
+def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) -> None:
+    for seen in call(pool, "predictions_of_kinds"):
+        assert seen["bool"] is True
+        assert seen["uint8"] is True
+        assert "Let the model return those" in seen["string"]
+
+
+def test_a_worker_that_waits_in_vain_is_told() -> None:
+    with start(2) as workers:
+        waiting, left = call(workers, "waits_for_one_who_left", seconds=5.0)
+    assert left == "left"
+    assert "this worker has waited 5 s in" in waiting
+
+
 def test_several_strategies_in_a_process(pool: WorkerPool) -> None:
     assert call(pool, "several_strategies") == [[True] * 4] * 2
 

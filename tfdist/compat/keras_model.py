@@ -277,7 +277,7 @@ def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 def global_seed_generator() -> keras.random.SeedGenerator:
     """Return the generator behind random numbers without a seed; it must be there before a step is traced.
 
-    Making it draws its seed from Python's generator, from which layers that are made later draw theirs: that is put back.
+    Making it draws its seed from Python's generator, as layers that are made later do: that is put back.
     """
     before = random.getstate()
     try:
@@ -287,7 +287,7 @@ def global_seed_generator() -> keras.random.SeedGenerator:
 
 
 def use_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
-    """Let this thread draw from the generator: Keras keeps one per thread, and a replica is traced in its own."""
+    """Let this thread draw from the generator: Keras has one for each thread, and so has TensorFlow each replica."""
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
 
 

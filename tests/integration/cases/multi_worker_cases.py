@@ -165,6 +165,45 @@ def predictions(rows: int) -> dict[str, Any]:
     return {"shape": list(got.shape), "error": float(np.abs(got - want).max())}
 
 
+def predictions_of_kinds() -> dict[str, Any]:
+    """Return what predict gives for outputs that collectives do not carry, and what it says to those it refuses."""
+    seen: dict[str, Any] = {}
+    for name, function in {
+        "bool": lambda v: v[:, :1] > 0.0,
+        "uint8": lambda v: tf.cast(tf.abs(v[:, :1]) * 100.0, tf.uint8),
+        "string": lambda v: tf.strings.as_string(v[:, 0]),
+    }.items():
+
+        class Output(keras.Model):
+            def call(self, inputs: Any, function: Any = function) -> Any:
+                return function(inputs)
+
+        with STRATEGY.scope():
+            network = Output()
+        try:
+            got = network.predict(X[:5], verbose=0)
+            seen[name] = bool(np.array_equal(got, np.asarray(function(tf.constant(X[:5])))))
+        except errors.UnsupportedError as error:
+            seen[name] = str(error)
+    return seen
+
+
+def waits_for_one_who_left(seconds: float) -> str:
+    """Worker 1 leaves before the last epoch; return what worker 0 is told."""
+    patient = tfdist.strategies.MultiWorkerMirroredStrategy(replicas_per_worker=1, timeout_seconds=seconds)
+    with patient.scope():
+        network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        network.compile("sgd", "mse")
+    network.fit(X, Y, verbose=0)
+    if RANK == 1:
+        return "left"
+    try:
+        network.fit(X, Y, verbose=0)
+    except errors.DeadlineError as error:
+        return str(error)
+    return "trained alone"
+
+
 def several_strategies() -> list[bool]:
     """A second multi-worker strategy and one within each worker, models of different sizes, in turns."""
     finite = []
