@@ -1,12 +1,13 @@
 """Multi-worker training beside what the equivalence matrix compares: agreement, files, data, failure."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 
 from tfdist.cluster import ports
@@ -142,11 +143,43 @@ def test_several_strategies_in_a_process(pool: WorkerPool) -> None:
     assert call(pool, "several_strategies") == [[True] * 4] * 2
 
 
-def test_a_killed_worker_ends_the_others_with_an_error() -> None:
-    with start(3) as workers:
-        answers = replies(workers, "killed_at", batch=3)
-    assert answers[1].status == "exited"
-    assert "SIGKILL" in answers[1].message
-    # TensorFlow notices by heartbeat, after the pool has stopped waiting, or fails at once: never "returned"
-    assert {answers[0].status, answers[2].status} <= {"raised", "silent", "exited"}
-    np.testing.assert_array_less(max(reply.seconds for reply in answers), DEADLINE_SECONDS)
+KILLED_AT_STEP_3 = """
+import os, signal
+import keras, numpy as np, tfdist
+
+strategy = tfdist.strategies.from_environment()
+rank = tfdist.cluster.from_environment().worker_index
+
+class Kill(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        print("step", batch, flush=True)
+        if rank == 1 and batch == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.zeros((80, 4)), np.zeros((80, 1)), batch_size=8, epochs=1000, verbose=0, callbacks=[Kill()])
+"""
+
+
+def test_a_killed_worker_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(KILLED_AT_STEP_3)
+    (environment, *_) = worker_environments(os.environ, strategy=None, ports=ports.free_ports(1), replicas_per_worker=1)
+    quiet = {name: value for name, value in environment.items() if not name.startswith("TFDIST_")}
+    command = [sys.executable, "-m", "tfdist", "run", "--strategy", "multi-worker", "-n", "3", "--grace-seconds", "2"]
+    done = subprocess.run(
+        [*command, str(script)],
+        env=quiet,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 128 + 9, done.stderr[-2000:]
+    assert "[worker 2] step 3" in done.stdout
+    assert "step 9" not in done.stdout  # nobody trained on alone
+    assert "worker 1" in done.stderr
+    assert "SIGKILL" in done.stderr

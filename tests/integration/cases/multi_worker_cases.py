@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 from typing import Any
 
 import keras
@@ -215,12 +214,3 @@ def several_strategies() -> list[bool]:
             network.compile("adam", "mse")
         finite.append(bool(np.isfinite(network.fit(X, Y, verbose=0).history["loss"]).all()))
     return finite
-
-
-def killed_at(batch: int) -> None:
-    class Kill(keras.callbacks.Callback):
-        def on_train_batch_end(self, step: int, logs: Any = None) -> None:
-            if RANK == 1 and step == batch:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    model().fit(X, Y, batch_size=8, epochs=50, verbose=0, callbacks=[Kill()])
