@@ -46,7 +46,7 @@ def test_options_on_a_page_exist(page: Path) -> None:
             if not found:
                 continue
             command = main.get_command(context, found[1])
-            if isinstance(command, click.Group):  # the next word is its subcommand
+            if isinstance(command, click.Group) and found[2].strip():  # the next word is its subcommand
                 command = command.get_command(context, (found[2].split() or [""])[0])
                 assert command is not None, f"{line!r} names no subcommand of `tfdist {found[1]}`"
             known = {"--help"}.union(*(parameter.opts for parameter in command.params)) if command else set()
