@@ -179,7 +179,7 @@ def test_a_killed_worker_ends_the_job_and_is_named(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 128 + 9, done.stderr[-2000:]
-    assert "[worker 2] step 3" in done.stdout
+    assert "[worker 2] step 2" in done.stdout  # all agree after every batch, so nobody is a step behind
     assert "step 9" not in done.stdout  # nobody trained on alone
     assert "worker 1" in done.stderr
     assert "SIGKILL" in done.stderr
