@@ -35,6 +35,7 @@ LAYERS = {
     "parallel": 4,
     "callbacks": 5,
     "planner": 5,
+    "build": 5,
     "testing": 6,
     "doctor": 6,
     "bench": 7,
@@ -45,7 +46,7 @@ LAYERS = {
 # The registry is a table of names that anybody may read: it stands as low as what it imports.
 LAYER_OF_MODULE = {"tfdist.strategies.registry": 1}
 
-LOADS_NO_TENSORFLOW = ("", "errors", "validation", "cluster", "monitor", "launch", "cli", "doctor", "__main__")
+LOADS_NO_TENSORFLOW = ("", "errors", "validation", "cluster", "monitor", "launch", "cli", "build", "doctor", "__main__")
 FRAMEWORKS = ("tensorflow", "keras", "horovod")
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "keras.src", "horovod._", "horovod.tensorflow.mpi_ops")
 

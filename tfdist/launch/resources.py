@@ -65,14 +65,17 @@ class Guard:
 
 
 @contextlib.contextmanager
-def guarded(job_id: str) -> Iterator[Guard]:
+def guarded(job_id: str, *, parent: Path | None = None) -> Iterator[Guard]:
     """Yield a guard for the job; afterwards its directory and its process are gone.
 
+    Args:
+        job_id: of the job.
+        parent: where the directory is made; where temporary files belong by default.
     Raises:
         TfdistError: no temporary directory can be written, or the guardian cannot be started.
     """
     try:
-        directory = Path(tempfile.mkdtemp(prefix="tfdist-"))
+        directory = Path(tempfile.mkdtemp(prefix="tfdist-", dir=parent))
     except OSError as error:
         raise TfdistError(
             f"no temporary directory can be made ({error}). Set TMPDIR to one that is writable."

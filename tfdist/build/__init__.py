@@ -1,0 +1,12 @@
+"""Build Horovod for the TensorFlow that is installed, and keep the wheel; loads no TensorFlow itself.
+
+Each file has one part: what is built (`recipe`, `edits`) and for what (`target`), the steps to a wheel (`compiling`,
+`wheels`), where it is kept (`cache`), how programs run (`program`) and what their failure means (`cause`), what is
+installed and whether it works (`installed`), and the order of it all (`horovod`).
+"""
+
+from tfdist.build.horovod import Outcome, install
+from tfdist.build.installed import Installed, Record, installed
+from tfdist.build.recipe import Options
+
+__all__ = ["Installed", "Options", "Outcome", "Record", "install", "installed"]

@@ -1,0 +1,162 @@
+"""From the package index to a wheel that works: fetch, prepare, configure, compile, check; all in one temporary folder.
+
+Example:
+    >>> progress_of("[ 42%] Building CXX object horovod/tensorflow/CMakeFiles/tensorflow.dir/mpi_ops.cc.o")
+    0.42
+"""
+
+import re
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.build import edits, installed, recipe, wheels
+from tfdist.build.edits import Edit
+from tfdist.build.installed import Record
+from tfdist.build.program import ProgramError, Runner
+from tfdist.build.recipe import Extra, Folders, Options
+from tfdist.build.target import Target
+from tfdist.errors import UnsupportedError
+
+_FETCH_SECONDS = 1800.0
+_BUILD_SECONDS = 7200.0
+_CHECK_SECONDS = 300.0
+
+OnProgress = Callable[[str, float | None], None]
+"""Called with the name of a stage and, where it is known, the part of it that is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """One build.
+
+    Attributes:
+        target: what for.
+        options: what is built in.
+        jobs: how many files are compiled at once.
+        inherited: this process' environment.
+        runner: runs the programs, and owns the temporary folder.
+        on_progress: told of every stage.
+    """
+
+    target: Target
+    options: Options
+    jobs: int
+    inherited: Mapping[str, str]
+    runner: Runner
+    on_progress: OnProgress
+
+    def wheel(self) -> Path:
+        """Return a new wheel in the temporary folder; the library in it was loaded and has reduced a tensor.
+
+        Raises:
+            ProgramError: a program failed; the log has what it said.
+            DeadlineError: a program took too long.
+            UnsupportedError: Horovod's sources are others than the recipe was written for.
+        """
+        folders = self._folders()
+        environ = recipe.environment(self.inherited, folders, self.options, jobs=self.jobs)
+        self.on_progress("fetching", None)
+        self._fetch_packages(recipe.TOOLS, folders.tools, environ)
+        sources = self._fetch_sources(environ)
+        self.on_progress("preparing", None)
+        edits.apply(self._edits(), sources)
+        made = self._compile(sources, environ, ())
+        self.on_progress("checking", None)
+        wheel = self._root / recipe.wheel_name(self.target)
+        record = Record.of(self.target, self.options)
+        wheels.add_to_metadata(made, installed.RECORD, record.to_json(), destination=wheel)
+        self._check(wheel, environ)
+        return wheel
+
+    @property
+    def _root(self) -> Path:
+        return self.runner.guard.directory
+
+    def _edits(self) -> Iterable[Edit]:
+        return edits.FOR_TENSORFLOW
+
+    def _folders(self) -> Folders:
+        folders = Folders(
+            tools=self._root / "tools", libraries=self._root / "libraries", temporary=self._root / "temporary"
+        )
+        folders.tools.mkdir()
+        folders.temporary.mkdir()
+        folders.libraries.symlink_to(self.target.root, target_is_directory=True)
+        return folders
+
+    def _python(
+        self, arguments: Sequence[str], environ: Mapping[str, str], *, cwd: Path, timeout_seconds: float
+    ) -> None:
+        self.runner.run([self.target.python, *arguments], environ=environ, cwd=cwd, timeout_seconds=timeout_seconds)
+
+    def _fetch_packages(self, requirements: Iterable[str], folder: Path, environ: Mapping[str, str]) -> None:
+        arguments = ["-m", "pip", "install", "--target", str(folder), "--only-binary", ":all:", *requirements]
+        # What is installed here does not count: the tools must be complete in their folder.
+        self._python(arguments, environ, cwd=self._root, timeout_seconds=_FETCH_SECONDS)
+
+    def _fetch_sources(self, environ: Mapping[str, str]) -> Path:
+        archives = self._root / "archives"
+        wanted = self._root / "requirements.txt"
+        wanted.write_text(f"horovod=={recipe.VERSION} --hash=sha256:{recipe.SHA256}\n", encoding="utf-8")
+        arguments = ["-m", "pip", "download", "--no-deps", "--no-build-isolation", "--no-binary", "horovod"]
+        arguments += ["--require-hashes", "--requirement", str(wanted), "--dest", str(archives)]
+        self._python(arguments, environ, cwd=self._root, timeout_seconds=_FETCH_SECONDS)
+        (archive,) = archives.iterdir()
+        with tarfile.open(archive) as packed:
+            packed.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+            packed.extractall(self._root / "sources")
+        return self._root / "sources" / f"horovod-{recipe.VERSION}"
+
+    def _compile(self, sources: Path, environ: Mapping[str, str], extras: Iterable[Extra]) -> Path:
+        self.on_progress("configuring", None)
+        done = 0.0
+
+        def follow(line: str) -> None:
+            nonlocal done
+            part = progress_of(line)
+            if part is not None and part >= done:  # several makes run one after the other
+                done = part
+                self.on_progress("compiling", done)
+
+        self.runner.run(
+            [self.target.python, "setup.py", "bdist_wheel", "--dist-dir", str(self._root / "made")],
+            environ=environ,
+            cwd=sources,
+            timeout_seconds=_BUILD_SECONDS,
+            on_line=follow,
+        )
+        made = list((self._root / "made").glob("*.whl"))
+        if [wheel.name for wheel in made] != [recipe.wheel_name(self.target)]:
+            raise UnsupportedError(
+                f"the build made {[wheel.name for wheel in made]}, and was to make {recipe.wheel_name(self.target)}."
+            )
+        return made[0]
+
+    def _check(self, wheel: Path, environ: Mapping[str, str]) -> None:
+        unpacked = self._root / "unpacked"
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(unpacked)
+        path = f"{unpacked}:{environ['PYTHONPATH']}"
+        lines: list[str] = []
+        self.runner.run(
+            installed.proof_command(),
+            environ=installed.proof_environment({**environ, "PYTHONPATH": path}),
+            cwd=self._root,
+            timeout_seconds=_CHECK_SECONDS,
+            on_line=lines.append,
+        )
+        proof = installed.interpret(lines, 0)
+        if proof.error or set(proof.built_in) != set(self.options.built_in):
+            raise ProgramError(
+                f"the library has {', '.join(proof.built_in) or proof.error}, "
+                f"and was to have {', '.join(self.options.built_in)}"
+            )
+
+
+def progress_of(line: str) -> float | None:
+    """Return how much of the compilation a line of make says is done; None when it says nothing about it."""
+    found = re.match(r"\[\s*(\d{1,3})%\]", line)
+    return int(found[1]) / 100 if found else None

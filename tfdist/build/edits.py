@@ -1,0 +1,88 @@
+"""The changes to Horovod's sources, each the exact text that goes and the text that comes.
+
+A text that is not found exactly once means other sources than this recipe was written for, and stops the build.
+
+Example:
+    >>> Edit("a.txt", "old", "new", why="an example").applied("an old text")
+    'an new text'
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One replacement in one file.
+
+    Attributes:
+        path: the file, relative to the root of the sources.
+        old: what stands there once.
+        new: what takes its place.
+        why: the reason.
+    """
+
+    path: str
+    old: str
+    new: str
+    why: str
+
+    def applied(self, text: str) -> str:
+        """Return the text with the replacement.
+
+        Raises:
+            UnsupportedError: the old text is not there exactly once.
+        """
+        found = text.count(self.old)
+        if found != 1:
+            raise UnsupportedError(
+                f"{self.path} has the text {self.old!r} {found} times, not once: these are other sources than "
+                "the recipe was written for. Fetch them again with --force; if that does not help, update tfdist."
+            )
+        return text.replace(self.old, self.new)
+
+
+FOR_TENSORFLOW = (
+    Edit(
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        "",
+        why="XLA's headers moved; on the CPU the file registers nothing, on GPUs only what HOROVOD_ENABLE_XLA_OPS uses",
+    ),
+    Edit(
+        "setup.py",
+        "else 'RelWithDebInfo'",
+        "else 'Release'",
+        why="debug information is three quarters of the library and a good part of the time",
+    ),
+    Edit(
+        "CMakeLists.txt",
+        "    add_subdirectory(third_party/gloo)\n    include_directories",
+        "    add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)\n    include_directories",
+        why="TensorFlow links the copy of gloo in C++17; the one in C++11 would be compiled for nobody",
+    ),
+)
+
+
+def apply(edits: Iterable[Edit], root: Path) -> None:
+    """Apply the edits to the sources under ``root``; either all of them or none.
+
+    Raises:
+        UnsupportedError: a file is missing or looks different.
+    """
+    changed: dict[Path, str] = {}
+    for edit in edits:
+        path = root / edit.path
+        try:
+            text = changed.get(path) or path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UnsupportedError(
+                f"Horovod's sources have no readable {edit.path} ({error}): these are other sources than the recipe "
+                "was written for. Fetch them again with --force; if that does not help, update tfdist."
+            ) from error
+        changed[path] = edit.applied(text)
+    for path, text in changed.items():
+        path.write_text(text, encoding="utf-8")

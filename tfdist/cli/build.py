@@ -1,0 +1,110 @@
+"""`tfdist build`: parse, call `tfdist.build`, show how far it is, print what was done."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from tfdist.build import Outcome, install
+from tfdist.cli.interrupts import unwinding
+
+_STEP = 0.1  # of the compilation, for a line where there is no terminal
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def command() -> None:
+    """Build native parts for the TensorFlow that is installed, and keep them."""
+
+
+@command.command(epilog="Exit code: 0 when Horovod works, 1 when it was not built, 2 when the request makes no sense.")
+@click.option("--force", is_flag=True, help="Build anew, whatever is installed or kept.")
+@click.option("--no-install", "only_cache", is_flag=True, help="Make and keep the wheel, install nothing.")
+@click.option(
+    "--jobs", type=click.IntRange(1), metavar="N", help="Files compiled at once; as memory allows by default."
+)
+@click.option(
+    "--log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write here what the programs of the build say; without it the log is kept when the build fails.",
+)
+def horovod(force: bool, only_cache: bool, jobs: int | None, log: Path | None) -> None:
+    """Install Horovod 0.28.1, built for the TensorFlow of this Python environment.
+
+    pip cannot: Horovod has no wheels, and its sources do not compile under today's TensorFlow, setuptools and CMake.
+    This builds them from the archive in the package index, checked by its SHA-256, in a temporary folder with tools of
+    its own; this environment gets the finished wheel and what it needs at run time. Then a child process imports it and
+    reduces a tensor.
+
+    \b
+    tfdist build horovod                 minutes the first time, seconds from the cache, nothing when it is installed
+    tfdist build horovod --no-install    fill the cache, for instance while an image is made
+    tfdist build horovod --force         build anew
+
+    It needs a C++ compiler (g++) and make on PATH, and the package index; neither root nor packages of the system.
+
+    The wheel is kept per versions of Horovod, TensorFlow, Python, C library and options in TFDIST_CACHE_DIR, else
+    $XDG_CACHE_HOME/tfdist, else ~/.cache/tfdist. Of two builds of the same at once the second waits for the first.
+    An installed Horovod that was built for another TensorFlow is replaced; one with more built in than was asked for
+    stays, and so does one of another source that works.
+    """
+    started = time.monotonic()
+    with unwinding(), _Watch() as watch:
+        outcome = install(force=force, only_cache=only_cache, jobs=jobs, log=log, on_progress=watch.show)
+    click.echo(described(outcome, seconds=time.monotonic() - started))
+
+
+def described(outcome: Outcome, *, seconds: float) -> str:
+    """Return what was done, in a line or two.
+
+    Example:
+        >>> outcome = Outcome(version="0.28.1", tensorflow="2.21.0", built_in=("gloo",), was="installed")
+        >>> described(outcome, seconds=0.1)
+        'Horovod 0.28.1 for TensorFlow 2.21.0 is installed, built with gloo.'
+    """
+    words = {"installed": "is installed", "cached": "came from the cache", "built": "was built"}[outcome.was]
+    line = f"Horovod {outcome.version} for TensorFlow {outcome.tensorflow} {words}, built with "
+    line += ", ".join(outcome.built_in)
+    if outcome.was == "installed":
+        return f"{line}."
+    verb = "installed and works" if outcome.is_installed else "kept"
+    return f"{line}; {verb}, in {seconds:.0f} s.\nThe wheel: {outcome.wheel}"
+
+
+class _Watch:
+    """Shows on standard error how far the build is: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=None)
+        self._stage, self._shown = "", 0.0
+
+    def __enter__(self) -> "_Watch":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, stage: str, part: float | None) -> None:
+        """Show a stage, and the part of it that is done where it is known."""
+        self._progress.update(self._task, description=stage, total=None if part is None else 1.0, completed=part or 0.0)
+        is_new = stage != self._stage
+        if not self._console.is_terminal and (is_new or (part or 0.0) >= self._shown + _STEP):
+            self._shown = part or 0.0
+            click.echo(stage if part is None else f"{stage} {part:.0%}", err=True)
+        self._stage = stage
