@@ -3,6 +3,7 @@
 #   make test       ruff, mypy and every test
 #   make test-fast  ruff, mypy, the unit tests and the quick integration tests
 #   make verify     the equivalence matrix on this machine
+#   make horovod    Horovod for the TensorFlow in .venv, which the tests need
 #   make lint       ruff and mypy
 #   make clean      remove what builds, tests and runs leave behind, and .venv
 # PYTHON=/path/to/python chooses the interpreter that .venv is made with.
@@ -17,7 +18,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast verify lint clean
+.PHONY: help demo test test-fast verify horovod lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,13 +27,17 @@ help:
 demo: $(STAMP)
 	@$(BIN)/tfdist run --strategy multi-worker -n 2 strategies/multi_worker_mirrored/train.py --output runs/demo
 
-test: lint
+# Installed already: nothing; kept from another .venv: seconds; else a build of minutes.
+horovod: $(STAMP)
+	@$(BIN)/tfdist build horovod
+
+test: lint horovod
 	$(BIN)/python -m pytest tests
 
-test-fast: lint
+test-fast: lint horovod
 	$(BIN)/python -m pytest tests -m quick
 
-verify: $(STAMP)
+verify: horovod
 	@$(BIN)/tfdist verify
 
 lint: $(STAMP)

@@ -41,8 +41,7 @@ setup(
         ],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
-        # what a source build of Horovod must find; pip cannot name Horovod itself, whose build needs TensorFlow present
-        "horovod": ["cmake>=3.26,<4", "setuptools<70", "wheel", "cffi>=1.15", "cloudpickle>=2", "pyyaml>=6"],
+        # no extra for Horovod: pip cannot build it for this TensorFlow, `tfdist build horovod` can
         # the last tensorflow-io loads under TensorFlow 2.16 alone (undefined symbols in later ones)
         "io": ["tensorflow-io==0.37.1", "tensorflow==2.16.2"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],

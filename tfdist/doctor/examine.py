@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from tfdist.build.installed import installed
+from tfdist.build.target import version_of_tensorflow
 from tfdist.doctor import (
     cgroup,
     clock,
     cluster_environment,
     devices,
     framework,
+    horovod,
     network,
     proxies,
     resources,
@@ -71,7 +74,7 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
         Check("keras-backend", lambda: versions.judge_keras_backend(environ, versions.keras_config(environ))),
         Check("numpy", lambda: versions.judge_numpy(packages())),
         Check("tensorflow-io", lambda: versions.judge_tensorflow_io(packages())),
-        Check("horovod", lambda: versions.judge_horovod(asked(), packages())),
+        Check("horovod", lambda: _horovod(asked())),
         Check("gpus", lambda: _gpus(asked(), timeout_seconds, environ)),
         Check("nccl", lambda: devices.judge_nccl(asked(), packages())),
         Check("compiler", lambda: toolchain.judge(toolchain.observe(environ))),
@@ -85,6 +88,10 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
         Check("cluster", lambda: cluster_environment.judge(environ)),
         Check("clock", lambda: clock.judge(clock.observe())),
     )
+
+
+def _horovod(asked: framework.Framework) -> list[Finding]:
+    return horovod.judge(asked, installed(), tensorflow=version_of_tensorflow())
 
 
 def _gpus(asked: framework.Framework, timeout_seconds: float, environ: Mapping[str, str]) -> list[Finding]:

@@ -37,7 +37,7 @@ for name, ask in dict(keras=keras, nccl=nccl, horovod=horovod).items():
         said[name] = ask()
     except Exception as error:
         said[name + "_error"] = f"{{type(error).__name__}}: {{error}}"
-print("{_MARK}" + json.dumps(said, default=str), flush=True)
+    print("{_MARK}" + json.dumps(said, default=str), flush=True)  # each time: what comes next may crash
 os._exit(0)
 """
 
@@ -77,20 +77,23 @@ def observe(environ: Mapping[str, str], *, timeout_seconds: float) -> Framework:
 
 def interpret(outcome: child.Outcome) -> Framework:
     """Return what the child's output means."""
-    for line in outcome.output.splitlines():
-        if line.startswith(_MARK):
-            said = json.loads(line.removeprefix(_MARK))
-            return Framework(
-                version=said["version"],
-                keras=said.get("keras", ""),
-                keras_error=said.get("keras_error", ""),
-                build=said["build"],
-                gpus=tuple(said["gpus"]),
-                nccl=said.get("nccl"),
-                horovod=said.get("horovod"),
-                horovod_error=said.get("horovod_error", ""),
-            )
+    lines = [line for line in outcome.output.splitlines() if line.startswith(_MARK)]
+    if not lines:
+        return Framework(error=_how_it_ended(outcome))
+    said = json.loads(lines[-1].removeprefix(_MARK))
+    crash = "" if outcome.code == 0 or "horovod" in said else _how_it_ended(outcome)
+    return Framework(
+        version=said["version"],
+        keras=said.get("keras", ""),
+        keras_error=said.get("keras_error", ""),
+        build=said["build"],
+        gpus=tuple(said["gpus"]),
+        nccl=said.get("nccl"),
+        horovod=said.get("horovod"),
+        horovod_error=said.get("horovod_error", crash),
+    )
+
+
+def _how_it_ended(outcome: child.Outcome) -> str:
     last = outcome.errors.splitlines()[-1] if outcome.errors else "it said nothing"
-    if outcome.code is not None and outcome.code < 0:
-        last = f"ended by signal {-outcome.code}; {last}"
-    return Framework(error=last)
+    return f"ended by signal {-outcome.code}; {last}" if outcome.code is not None and outcome.code < 0 else last

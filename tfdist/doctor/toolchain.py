@@ -1,12 +1,11 @@
-"""Compiler, make and cmake: what only a build from source needs.
+"""Compiler and make: what only a build from source needs.
 
 Example:
-    >>> judge(Toolchain(compiler="g++ 12.2.0", make="GNU Make 4.3", cmake="3.25.1"))[0].level.name
+    >>> judge(Toolchain(compiler="g++ 12.2.0", make="GNU Make 4.3"))[0].level.name
     'OK'
 """
 
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,15 +22,12 @@ class Toolchain:
 
     compiler: str = ""
     make: str = ""
-    cmake: str = ""
 
 
 def observe(environ: Mapping[str, str] = os.environ) -> Toolchain:
     """Ask each tool for its version."""
     compilers = [environ["CXX"]] if environ.get("CXX") else ["c++", "g++", "clang++"]
-    return Toolchain(
-        compiler=next(filter(None, map(_version, compilers)), ""), make=_version("make"), cmake=_version("cmake")
-    )
+    return Toolchain(compiler=next(filter(None, map(_version, compilers)), ""), make=_version("make"))
 
 
 def _version(tool: str) -> str:
@@ -44,21 +40,11 @@ def _version(tool: str) -> str:
 
 def judge(tools: Toolchain) -> list[Finding]:
     """Say which builds from source are possible; training needs none."""
-    needs = "training needs it not; a build from source does (Horovod)"
+    needs = "training needs it not; `tfdist build horovod` does"
     findings = []
     for name, version, package in (("compiler", tools.compiler, "g++"), ("make", tools.make, "make")):
         if version:
             findings.append(ok(name, version))
         else:
             findings.append(note(name, "not found", needs, f"apt-get install {package}"))
-    return [*findings, *_judge_cmake(tools.cmake)]
-
-
-def _judge_cmake(version: str) -> list[Finding]:
-    cure = "python -m pip install 'cmake<4'"
-    if not version:
-        return [note("cmake", "not found", "training needs it not; a source build of Horovod does", cure)]
-    number = re.search(r"(\d+)\.", version)
-    if number and int(number[1]) >= 4:
-        return [note("cmake", version, "a source build of Horovod 0.28 needs a cmake below 4", cure)]
-    return [ok("cmake", version)]
+    return findings

@@ -172,17 +172,3 @@ def judge_tensorflow_io(packages: Mapping[str, str]) -> list[Finding]:
         why = "it loads under TensorFlow 2.16 alone (undefined symbols); pyarrow, h5py and fsspec read the same formats"
         return [warning("tensorflow-io", seen, why, "python -m pip uninstall -y tensorflow-io")]
     return [ok("tensorflow-io", version)]
-
-
-def judge_horovod(framework: Framework, packages: Mapping[str, str]) -> list[Finding]:
-    """Say whether Horovod is installed, loads, and what it was built with."""
-    version = packages.get("horovod")
-    if version is None:
-        return [note("horovod", "not installed", "an option: nothing that tfdist trains with by default needs it")]
-    if framework.horovod is None:
-        seen = f"{version} does not load: {framework.horovod_error or framework.error}"
-        why = "it was built for another TensorFlow, or without TensorFlow"
-        cure = f"HOROVOD_WITH_TENSORFLOW=1 python -m pip install --no-cache-dir --no-build-isolation horovod=={version}"
-        return [warning("horovod", seen, why, cure)]
-    built = ", ".join(name for name, has in framework.horovod.items() if has) or "no transport"
-    return [ok("horovod", f"{version}, built with {built}")]

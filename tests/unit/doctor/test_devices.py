@@ -106,6 +106,14 @@ def test_a_child_that_fails(outcome: Outcome, error: str) -> None:
     assert framework.interpret(outcome) == Framework(error=error)
 
 
+def test_horovod_may_crash_the_child_and_hides_nothing() -> None:
+    said = 'tfdist-doctor:{"version": "2.21.0", "build": {}, "gpus": [], "keras": "3.15.1"'
+    outcome = Outcome(code=-11, output=f'{said}}}\n{said}, "nccl": 22707}}', errors="Fatal Python error")
+    asked = framework.interpret(outcome)
+    assert (asked.error, asked.keras, asked.nccl) == ("", "3.15.1", 22707)
+    assert (asked.horovod, asked.horovod_error) == (None, "ended by signal 11; Fatal Python error")
+
+
 def test_what_the_child_says_is_read() -> None:
     said = 'tfdist-doctor:{"version": "2.21.0", "build": {"is_cuda_build": true}, "gpus": ["GPU:0"], "keras": "3.15.1",'
     said += ' "nccl": 22707, "horovod_error": "ImportError: x"}'

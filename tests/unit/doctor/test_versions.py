@@ -134,18 +134,6 @@ def test_tensorflow_io() -> None:
     assert finding.level is Level.OK
 
 
-def test_horovod() -> None:
-    (finding,) = versions.judge_horovod(GOOD, {})
-    assert (finding.level, finding.seen) == (Level.NOTE, "not installed")
-    broken = Framework(version="2.21.0", horovod_error="undefined symbol")
-    (finding,) = versions.judge_horovod(broken, {"horovod": "0.28.1"})
-    assert (finding.level, finding.seen) == (Level.WARNING, "0.28.1 does not load: undefined symbol")
-    assert "horovod==0.28.1" in finding.cure
-    works = Framework(version="2.21.0", horovod={"gloo": True, "mpi": False, "nccl": False})
-    (finding,) = versions.judge_horovod(works, {"horovod": "0.28.1"})
-    assert (finding.level, finding.seen) == (Level.OK, "0.28.1, built with gloo")
-
-
 def test_what_is_installed_here() -> None:
     packages = versions.installed_packages()
     needs = versions.declared_needs()

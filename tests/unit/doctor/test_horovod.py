@@ -1,0 +1,34 @@
+"""What the doctor says of Horovod."""
+
+from tfdist.build.installed import Installed, Record
+from tfdist.doctor import horovod
+from tfdist.doctor.finding import Level
+from tfdist.doctor.framework import Framework
+
+WORKS = Framework(version="2.21.0", horovod={"gloo": True, "mpi": False, "nccl": False})
+BROKEN = Framework(version="2.21.0", horovod_error="undefined symbol: _ZN")
+RECORD = Record(tensorflow="2.21.0", python_tag="cp311", built_in=("gloo",), revision=1)
+
+
+def test_it_is_an_option_that_one_command_installs() -> None:
+    (finding,) = horovod.judge(BROKEN, None, tensorflow="2.21.0")
+    assert (finding.level, finding.seen, finding.cure) == (Level.NOTE, "not installed", "tfdist build horovod")
+
+
+def test_it_says_what_is_built_in_and_what_not() -> None:
+    for record in (None, RECORD):
+        (finding,) = horovod.judge(WORKS, Installed(version="0.28.1", record=record), tensorflow="2.21.0")
+        assert (finding.level, finding.seen) == (Level.OK, "0.28.1, built with gloo; without mpi, nccl")
+
+
+def test_built_for_another_tensorflow() -> None:
+    (finding,) = horovod.judge(WORKS, Installed(version="0.28.1", record=RECORD), tensorflow="2.20.0")
+    assert finding.level is Level.WARNING
+    assert finding.seen == "0.28.1 was built for TensorFlow 2.21.0, and 2.20.0 is installed"
+    assert finding.cure == "tfdist build horovod"
+
+
+def test_one_that_does_not_load() -> None:
+    (finding,) = horovod.judge(BROKEN, Installed(version="0.28.1"), tensorflow="2.21.0")
+    assert (finding.level, finding.cure) == (Level.WARNING, "tfdist build horovod --force")
+    assert finding.seen == "0.28.1 does not load: undefined symbol: _ZN"
