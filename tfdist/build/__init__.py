@@ -6,7 +6,6 @@ installed and whether it works (`installed`), and the order of it all (`horovod`
 """
 
 from tfdist.build.horovod import Outcome, install
-from tfdist.build.installed import Installed, Record, installed
 from tfdist.build.recipe import Options
 
-__all__ = ["Installed", "Options", "Outcome", "Record", "install", "installed"]
+__all__ = ["Options", "Outcome", "install"]

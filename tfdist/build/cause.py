@@ -58,9 +58,11 @@ _SIGNS: Sequence[_Sign] = (
         _NETWORK,
     ),
     _Sign(r"ERROR: No matching distribution found for ([^\n]+)", r"the package index has no \1", _NETWORK),
-    _Sign(r"ERROR: externally-managed-environment", "this Python belongs to the system", "use a virtual environment"),
+    _Sign(
+        r"(?i:error): externally-managed-environment", "this Python belongs to the system", "use a virtual environment"
+    ),
     _Sign(r"^\s*(\S[^\n]*?):(\d+)(?::\d+)?: (?:fatal )?error: ([^\n]+)", r"\1:\2: \3"),
-    _Sign(r"(The CXX? compiler)\s+(\"[^\"]+\")\s+(is not able to compile a simple test program)", r"\1 \2 \3"),
+    _Sign(r"(The C(?:XX|\+\+)? compiler)\s+(\"[^\"]+\")\s+(is not able to compile a simple test program)", r"\1 \2 \3"),
     _Sign(r"^(nvcc fatal\s+: [^\n]+)", r"\1"),
     _Sign(r"^(ptxas fatal\s+: [^\n]+)", r"\1"),
     _Sign(r"([^\n]*undefined reference to [^\n]+)", r"\1"),

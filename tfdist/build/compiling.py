@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.build import edits, installed, recipe, wheels
-from tfdist.build.edits import Edit
+from tfdist.build import edits, gpu, installed, recipe, wheels
 from tfdist.build.installed import Record
 from tfdist.build.program import ProgramError, Runner
-from tfdist.build.recipe import Extra, Folders, Options
+from tfdist.build.recipe import Extra, Folders, Options, Toolkit
 from tfdist.build.target import Target
 from tfdist.errors import UnsupportedError
 
@@ -57,13 +56,18 @@ class Build:
             UnsupportedError: Horovod's sources are others than the recipe was written for.
         """
         folders = self._folders()
-        environ = recipe.environment(self.inherited, folders, self.options, jobs=self.jobs)
+        environ = recipe.environment(self.inherited, folders, jobs=self.jobs)
         self.on_progress("fetching", None)
         self._fetch_packages(recipe.TOOLS, folders.tools, environ)
         sources = self._fetch_sources(environ)
+        changes, extras = list(edits.FOR_TENSORFLOW), []
+        if self.options.cuda:
+            changes += gpu.EDITS
+            extras.append(self._fetch_cuda(self.options.cuda, environ))
         self.on_progress("preparing", None)
-        edits.apply(self._edits(), sources)
-        made = self._compile(sources, environ, ())
+        edits.apply(changes, sources)
+        environ = recipe.environment(self.inherited, folders, jobs=self.jobs, extras=extras)
+        made = self._compile(sources, environ)
         self.on_progress("checking", None)
         wheel = self._root / recipe.wheel_name(self.target)
         record = Record.of(self.target, self.options)
@@ -74,9 +78,6 @@ class Build:
     @property
     def _root(self) -> Path:
         return self.runner.guard.directory
-
-    def _edits(self) -> Iterable[Edit]:
-        return edits.FOR_TENSORFLOW
 
     def _folders(self) -> Folders:
         folders = Folders(
@@ -94,7 +95,6 @@ class Build:
 
     def _fetch_packages(self, requirements: Iterable[str], folder: Path, environ: Mapping[str, str]) -> None:
         arguments = ["-m", "pip", "install", "--target", str(folder), "--only-binary", ":all:", *requirements]
-        # What is installed here does not count: the tools must be complete in their folder.
         self._python(arguments, environ, cwd=self._root, timeout_seconds=_FETCH_SECONDS)
 
     def _fetch_sources(self, environ: Mapping[str, str]) -> Path:
@@ -110,7 +110,22 @@ class Build:
             packed.extractall(self._root / "sources")
         return self._root / "sources" / f"horovod-{recipe.VERSION}"
 
-    def _compile(self, sources: Path, environ: Mapping[str, str], extras: Iterable[Extra]) -> Path:
+    def _fetch_cuda(self, cuda: Toolkit, environ: Mapping[str, str]) -> Extra:
+        """NCCL is taken from where it is installed, so that a build in an environment for GPUs fetches it not again."""
+        packages = self._root / "cuda"
+        here = (self.target.root / gpu.NCCL / "lib" / "libnccl.so.2").exists()
+        wanted = [*(() if cuda.home else gpu.COMPILER), *(() if here else (gpu.nccl_of(self.target.package),))]
+        if wanted:
+            self._fetch_packages(["--no-deps", *wanted], packages, environ)
+        home = cuda.home or gpu.link_toolkit(packages)
+        nccl = (self.target.root if here else packages) / gpu.NCCL
+        return gpu.extra(home, gpu.link_nccl(nccl, self._unpacked / gpu.NCCL))  # where the check will look for it
+
+    @property
+    def _unpacked(self) -> Path:
+        return self._root / "unpacked"
+
+    def _compile(self, sources: Path, environ: Mapping[str, str]) -> Path:
         self.on_progress("configuring", None)
         done = 0.0
 
@@ -136,10 +151,9 @@ class Build:
         return made[0]
 
     def _check(self, wheel: Path, environ: Mapping[str, str]) -> None:
-        unpacked = self._root / "unpacked"
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(unpacked)
-        path = f"{unpacked}:{environ['PYTHONPATH']}"
+            archive.extractall(self._unpacked)
+        path = f"{self._unpacked}:{environ['PYTHONPATH']}"
         lines: list[str] = []
         self.runner.run(
             installed.proof_command(),

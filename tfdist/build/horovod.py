@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from packaging.requirements import Requirement
 
-from tfdist.build import recipe, target
+from tfdist.build import gpu, recipe, target
 from tfdist.build.cache import Cache, locked, open_cache
 from tfdist.build.cause import Cause, find_cause
 from tfdist.build.compiling import Build, OnProgress
-from tfdist.build.installed import Installed, Proof, installed, misfit, prove
+from tfdist.build.installed import Installed, Proof, find_installed, misfit, prove
 from tfdist.build.program import ProgramError, Runner
 from tfdist.build.recipe import Options
 from tfdist.build.target import Target
@@ -93,7 +94,7 @@ def install(
     options = options or Options()
     environ = os.environ if environ is None else environ
     here = target.observe()
-    found = installed()
+    found = find_installed()
     if not force and not only_cache:
         kept = _kept(found, here, options, environ, on_progress)
         if kept:
@@ -214,7 +215,8 @@ def _install_wheel(
         }
         replace = [*pip, "--force-reinstall", "--no-deps", "--no-index", str(wheel)]
         runner.run(replace, environ=quiet, cwd=runner.guard.directory, timeout_seconds=_INSTALL_SECONDS)
-        missing = [name for name in recipe.RUNTIME if not _is_installed(name)]
+        needed = [*recipe.RUNTIME, *((gpu.nccl_of(here.package),) if options.cuda else ())]
+        missing = [need for need in needed if not _is_installed(Requirement(need).name)]
         if missing:
             runner.run([*pip, *missing], environ=quiet, cwd=runner.guard.directory, timeout_seconds=_INSTALL_SECONDS)
         on_progress("checking", None)

@@ -47,12 +47,14 @@ class Record:
         python_tag: the Python, ``cp311``.
         built_in: the transports.
         revision: that of the recipe.
+        cuda: the release of the CUDA toolkit that compiled it; empty without GPUs.
     """
 
     tensorflow: str
     python_tag: str
     built_in: tuple[str, ...]
     revision: int
+    cuda: str = ""
 
     @classmethod
     def of(cls, target: Target, options: Options) -> "Record":
@@ -62,6 +64,7 @@ class Record:
             python_tag=target.python_tag,
             built_in=options.built_in,
             revision=recipe.REVISION,
+            cuda=options.cuda.version if options.cuda else "",
         )
 
     def to_json(self) -> str:
@@ -82,6 +85,7 @@ def read_record(text: str | None) -> Record | None:
             python_tag=str(said["python_tag"]),
             built_in=tuple(map(str, said["built_in"])),
             revision=int(said["revision"]),
+            cuda=str(said.get("cuda", "")),
         )
     except (ValueError, KeyError, TypeError):
         return None
@@ -102,7 +106,7 @@ class Installed:
     is_whole: bool = True
 
 
-def installed() -> Installed | None:
+def find_installed() -> Installed | None:
     """Return what is installed in this Python; nothing is loaded. None when there is none."""
     importlib.invalidate_caches()
     try:
@@ -139,7 +143,11 @@ def misfit(found: Installed, target: Target, options: Options) -> str:
         return f"it was built for Python {record.python_tag}"
     if record.revision != recipe.REVISION:
         return "it was built by another revision of the recipe"
-    return f"it was built without {' and '.join(missing)}" if missing else ""
+    if missing:
+        return f"it was built without {' and '.join(missing)}"
+    if options.cuda and record.cuda != options.cuda.version:
+        return f"it was built with CUDA {record.cuda}"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,18 +22,24 @@ RUNTIME = ("cloudpickle", "psutil", "pyyaml", "packaging")
 
 # Ours to decide: a variable of these names would change what is built behind the back of the key.
 _OURS = (
-    "HOROVOD_",
-    "CMAKE_",
-    "PIP_TARGET",
-    "PIP_PREFIX",
-    "PIP_USER",
-    "PIP_REQUIRE_HASHES",
-    "MAKE",
-    "MFLAGS",
-    "DESTDIR",
+    *("HOROVOD_", "CMAKE_", "CUDA", "CCL_", "MAKE", "MFLAGS", "DESTDIR"),
+    *("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_HASHES"),
 )
 _HEADERS = ("external/highwayhash", "external/farmhash_archive/src")  # TensorFlow includes them as if they stood on top
 _BYTES_PER_JOB = 1_500_000_000  # what the compiler takes for a file that includes TensorFlow's headers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolkit:
+    """A CUDA toolkit.
+
+    Attributes:
+        version: its release, ``13.0``.
+        home: the folder of one that is installed; None for the wheels.
+    """
+
+    version: str
+    home: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +47,15 @@ class Options:
     """What is built into Horovod besides gloo.
 
     Attributes:
-        gpu: NCCL, and buffers on GPUs.
-        mpi: MPI, that of ``mpicxx`` on PATH.
+        cuda: the toolkit that compiles the parts for GPUs; with one NCCL is built in, too.
     """
 
-    gpu: bool = False
-    mpi: bool = False
+    cuda: Toolkit | None = None
 
     @property
     def built_in(self) -> tuple[str, ...]:
         """The transports, as ``hvd.gloo_built()`` and its like will name them."""
-        return ("gloo", *(("mpi",) if self.mpi else ()), *(("nccl",) if self.gpu else ()))
+        return ("gloo", "nccl") if self.cuda else ("gloo",)
 
 
 def key(target: Target, options: Options) -> str:
@@ -68,6 +72,7 @@ def key(target: Target, options: Options) -> str:
         target.platform,
         target.libc,
         "-".join(options.built_in),
+        f"cuda{options.cuda.version}" if options.cuda else "",
         f"r{REVISION}",
     )
     return "-".join(part for part in parts if part)
@@ -132,14 +137,13 @@ def clean(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment(
-    inherited: Mapping[str, str], folders: Folders, options: Options, *, jobs: int, extras: Iterable[Extra] = ()
+    inherited: Mapping[str, str], folders: Folders, *, jobs: int, extras: Iterable[Extra] = ()
 ) -> dict[str, str]:
     """Return the environment in which Horovod is fetched and built.
 
     Args:
         inherited: this process' environment.
         folders: the folders of the build.
-        options: what is built in.
         jobs: how many files are compiled at once.
         extras: what the options add.
     """
@@ -148,9 +152,10 @@ def environment(
     switches = {
         "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITH_GLOO": "1",
-        "HOROVOD_WITH_MPI" if options.mpi else "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITHOUT_MPI": "1",
         "HOROVOD_WITHOUT_PYTORCH": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITHOUT_NVTX": "1",
     }
     ours = {
         **switches,

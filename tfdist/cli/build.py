@@ -8,10 +8,11 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from tfdist.build import Outcome, install
+from tfdist.build import Options, Outcome, install
+from tfdist.build.gpu import toolkit
 from tfdist.cli.interrupts import unwinding
 
-_STEP = 0.1  # of the compilation, for a line where there is no terminal
+_STEP_PERCENT = 10  # of the compilation, for a line where there is no terminal
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -20,6 +21,13 @@ def command() -> None:
 
 
 @command.command(epilog="Exit code: 0 when Horovod works, 1 when it was not built, 2 when the request makes no sense.")
+@click.option("--gpu", is_flag=True, help="Build NCCL in; CUDA's compiler and NCCL come as wheels.")
+@click.option(
+    "--cuda-home",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    metavar="FOLDER",
+    help="With --gpu: compile with the CUDA toolkit in this folder.",
+)
 @click.option("--force", is_flag=True, help="Build anew, whatever is installed or kept.")
 @click.option("--no-install", "only_cache", is_flag=True, help="Make and keep the wheel, install nothing.")
 @click.option(
@@ -31,7 +39,9 @@ def command() -> None:
     metavar="FILE",
     help="Write here what the programs of the build say; without it the log is kept when the build fails.",
 )
-def horovod(force: bool, only_cache: bool, jobs: int | None, log: Path | None) -> None:
+def horovod(
+    gpu: bool, cuda_home: Path | None, force: bool, only_cache: bool, jobs: int | None, log: Path | None
+) -> None:
     """Install Horovod 0.28.1, built for the TensorFlow of this Python environment.
 
     pip cannot: Horovod has no wheels, and its sources do not compile under today's TensorFlow, setuptools and CMake.
@@ -41,6 +51,7 @@ def horovod(force: bool, only_cache: bool, jobs: int | None, log: Path | None) -
 
     \b
     tfdist build horovod                 minutes the first time, seconds from the cache, nothing when it is installed
+    tfdist build horovod --gpu           with NCCL, for drivers of CUDA 13 (580 and later)
     tfdist build horovod --no-install    fill the cache, for instance while an image is made
     tfdist build horovod --force         build anew
 
@@ -51,9 +62,18 @@ def horovod(force: bool, only_cache: bool, jobs: int | None, log: Path | None) -
     An installed Horovod that was built for another TensorFlow is replaced; one with more built in than was asked for
     stays, and so does one of another source that works.
     """
+    if cuda_home and not gpu:
+        raise click.UsageError("--cuda-home is a part of --gpu, which was not given.")
     started = time.monotonic()
     with unwinding(), _Watch() as watch:
-        outcome = install(force=force, only_cache=only_cache, jobs=jobs, log=log, on_progress=watch.show)
+        outcome = install(
+            Options(cuda=toolkit(cuda_home) if gpu else None),
+            force=force,
+            only_cache=only_cache,
+            jobs=jobs,
+            log=log,
+            on_progress=watch.show,
+        )
     click.echo(described(outcome, seconds=time.monotonic() - started))
 
 
@@ -89,7 +109,7 @@ class _Watch:
             transient=True,
         )
         self._task = self._progress.add_task("starting", total=None)
-        self._stage, self._shown = "", 0.0
+        self._stage, self._step = "", 0
 
     def __enter__(self) -> "_Watch":
         self._progress.start()
@@ -103,8 +123,7 @@ class _Watch:
     def show(self, stage: str, part: float | None) -> None:
         """Show a stage, and the part of it that is done where it is known."""
         self._progress.update(self._task, description=stage, total=None if part is None else 1.0, completed=part or 0.0)
-        is_new = stage != self._stage
-        if not self._console.is_terminal and (is_new or (part or 0.0) >= self._shown + _STEP):
-            self._shown = part or 0.0
+        step = round(100 * (part or 0.0)) // _STEP_PERCENT
+        if not self._console.is_terminal and (stage, step) != (self._stage, self._step):
             click.echo(stage if part is None else f"{stage} {part:.0%}", err=True)
-        self._stage = stage
+        self._stage, self._step = stage, step

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from tfdist.build.installed import installed
+from tfdist.build.installed import find_installed
 from tfdist.build.target import version_of_tensorflow
 from tfdist.doctor import (
     cgroup,
@@ -91,7 +91,7 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
 
 
 def _horovod(asked: framework.Framework) -> list[Finding]:
-    return horovod.judge(asked, installed(), tensorflow=version_of_tensorflow())
+    return horovod.judge(asked, find_installed(), tensorflow=version_of_tensorflow())
 
 
 def _gpus(asked: framework.Framework, timeout_seconds: float, environ: Mapping[str, str]) -> list[Finding]:

@@ -1,0 +1,97 @@
+"""What is installed and whether it does: judged from its record, and from what a child process said."""
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tfdist.build import installed, recipe, wheels
+from tfdist.build.installed import Installed, Record, misfit, read_record
+from tfdist.build.recipe import Options, Toolkit
+from tfdist.build.target import Target
+
+TARGET = Target.example()
+RECORD = Record.of(TARGET, Options())
+GPU = Options(cuda=Toolkit(version="13.0"))
+OURS = Installed(version=recipe.VERSION, record=RECORD)
+
+
+def test_a_record_survives_its_file() -> None:
+    for options in (Options(), GPU):
+        record = Record.of(TARGET, options)
+        assert read_record(record.to_json()) == record
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "3", "{}", '{"tensorflow": "2.21.0"}'])
+def test_what_is_no_record(text: str | None) -> None:
+    assert read_record(text) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (replace(OURS, record=None), "not known what it was built for"),
+        (replace(OURS, is_whole=False), "its library is missing"),
+        (replace(OURS, version="0.27.0"), "its version is 0.27.0"),
+        (replace(OURS, record=replace(RECORD, tensorflow="2.20.0")), "built for TensorFlow 2.20.0"),
+        (replace(OURS, record=replace(RECORD, python_tag="cp312")), "built for Python cp312"),
+        (replace(OURS, record=replace(RECORD, revision=recipe.REVISION + 1)), "another revision"),
+        (replace(OURS, record=replace(RECORD, built_in=("mpi",))), "built without gloo"),
+    ],
+)
+def test_what_does_not_do(found: Installed, why: str) -> None:
+    assert why in misfit(found, TARGET, Options())
+
+
+def test_what_does() -> None:
+    assert misfit(OURS, TARGET, Options()) == ""
+    more = replace(OURS, record=replace(RECORD, built_in=("gloo", "mpi", "nccl")))
+    assert misfit(more, TARGET, Options()) == ""
+    assert misfit(OURS, TARGET, GPU) == "it was built without nccl"
+    with_cuda = replace(OURS, record=Record.of(TARGET, GPU))
+    assert misfit(with_cuda, TARGET, GPU) == ""
+    assert misfit(with_cuda, TARGET, Options(cuda=Toolkit(version="12.4"))) == "it was built with CUDA 13.0"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "built_in", "error"),
+    [
+        (["noise", 'tfdist-build:["gloo", "mpi"]'], 0, ("gloo", "mpi"), ""),
+        (["Traceback", "ImportError: no symbol", ""], 1, (), "ImportError: no symbol"),
+        (["noise"], -11, (), "it ended by SIGSEGV"),
+        ([], 3, (), "it ended with code 3 without a word"),
+    ],
+)
+def test_what_the_child_says(lines: list[str], code: int, built_in: tuple[str, ...], error: str) -> None:
+    proof = installed.interpret(lines, code)
+    assert (proof.built_in, proof.error) == (built_in, error)
+
+
+def test_the_child_believes_to_be_alone() -> None:
+    inherited = {
+        "HOROVOD_RANK": "1",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "TF_CONFIG": "{}",
+        "SLURM_PROCID": "1",
+        "PATH": "/bin",
+    }
+    assert not set(installed.proof_environment(inherited)) & (inherited.keys() - {"PATH"})
+    assert installed.proof_environment(inherited)["PATH"] == "/bin"
+
+
+def test_a_file_is_added_to_a_wheel_and_to_its_list(tmp_path: Path) -> None:
+    listing = "horovod/a.py,sha256=x,1\nhorovod-0.28.1.dist-info/RECORD,,\n"
+    with zipfile.ZipFile(tmp_path / "old.whl", "w") as archive:
+        archive.writestr("horovod/a.py", "a")
+        archive.writestr("horovod-0.28.1.dist-info/RECORD", listing)
+    wheels.add_to_metadata(tmp_path / "old.whl", installed.RECORD, RECORD.to_json(), destination=tmp_path / "new.whl")
+    with zipfile.ZipFile(tmp_path / "new.whl") as archive:
+        assert archive.read("horovod/a.py") == b"a"
+        added = f"horovod-0.28.1.dist-info/{installed.RECORD}"
+        assert json.loads(archive.read(added))["tensorflow"] == "2.21.0"
+        lines = archive.read("horovod-0.28.1.dist-info/RECORD").decode().splitlines()
+    assert lines[:2] == listing.splitlines()
+    assert lines[2].startswith(f"{added},sha256=")
+    assert lines[2].endswith(f",{len(RECORD.to_json())}")

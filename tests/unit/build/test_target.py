@@ -1,0 +1,60 @@
+"""What a build is for, and the tools that it asks the machine for."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.build import target
+from tfdist.errors import MissingDependencyError
+
+
+def program(folder: Path, name: str) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_this_environment() -> None:
+    seen = target.observe()
+    assert seen.python == sys.executable
+    assert seen.version == target.version_of_tensorflow()
+    assert (seen.root / "tensorflow" / "include").is_dir()
+    assert seen.python_tag == f"cp3{sys.version_info.minor}"
+    assert "-" not in seen.platform + seen.python_tag
+    assert "tensorflow" not in sys.modules
+
+
+def test_tools_are_found_on_the_path_that_is_asked(tmp_path: Path) -> None:
+    made = {name: program(tmp_path / "bin", name) for name in ("g++", "gcc", "make")}
+    tools = target.find_tools({"PATH": str(tmp_path / "bin")})
+    assert (tools["compiler"], tools["C compiler"], tools["make"]) == (made["g++"], made["gcc"], made["make"])
+    assert target.missing_tools(tools) == ()
+
+
+def test_a_chosen_compiler_counts_alone(tmp_path: Path) -> None:
+    for name in ("g++", "gcc", "make"):
+        program(tmp_path / "bin", name)
+    assert target.find_tools({"PATH": str(tmp_path / "bin"), "CXX": "g++-99 -v"})["compiler"] is None
+    chosen = program(tmp_path / "bin", "g++-99")
+    assert target.find_tools({"PATH": str(tmp_path / "bin"), "CXX": "g++-99 -v"})["compiler"] == chosen
+
+
+def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(MissingDependencyError) as caught:
+        target.require_tools(target.find_tools({"PATH": str(tmp_path)}))
+    said = str(caught.value)
+    for cure in ("apt-get install g++", "apt-get install gcc", "apt-get install make", "conda install"):
+        assert cure in said
+
+
+def test_a_python_without_pip_is_told_how_to_get_it() -> None:
+    assert "-m ensurepip" in target.missing_tools({"pip": None})[0]
+
+
+def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="pip install tensorflow"):
+        target.observe()

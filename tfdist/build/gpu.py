@@ -1,0 +1,139 @@
+"""CUDA and NCCL for a build, out of wheels: what is fetched, and the folder of links in which CMake finds it.
+
+CUDA's compiler is in the wheels of CUDA 13 alone (those of CUDA 12 hold an assembler and no compiler), so Horovod's
+three small kernels are compiled by CUDA 13, and its runtime is linked statically. TensorFlow keeps its own CUDA; both
+share the driver, streams and memory. NCCL is the library that TensorFlow's extra `and-cuda` names.
+
+Example:
+    >>> nccl_requirement(['nvidia-nccl-cu12<3.0,>=2.27.7; extra == "and-cuda"'])
+    'nvidia-nccl-cu12<3.0,>=2.27.7'
+"""
+
+import importlib.metadata
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tfdist.build.edits import Edit
+from tfdist.build.recipe import Extra, Toolkit
+from tfdist.errors import ConfigError, UnsupportedError
+
+_RELEASE = "13.0"
+FROM_WHEELS = Toolkit(version=_RELEASE)
+COMPILER = tuple(
+    f"{name}=={_RELEASE}.*"
+    for name in ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+)
+_WHEELS_HOME = "nvidia/cu13"
+NCCL = "nvidia/nccl"  # in the folder of packages, beside `horovod`
+_ASK_SECONDS = 20.0
+
+EDITS = (
+    Edit(
+        "horovod/tensorflow/CMakeLists.txt",
+        'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n',
+        'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n'
+        "set_target_properties(${TF_TARGET_LIB} PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE "
+        f'INSTALL_RPATH "$ORIGIN/../../{NCCL}/lib")\n',
+        why="NCCL's wheel lies beside Horovod wherever both are installed, and not where the build found it",
+    ),
+    Edit(
+        "horovod/common/ops/cuda/CMakeLists.txt",
+        "set(CMAKE_CUDA_STANDARD 11)",
+        "set(CMAKE_CUDA_STANDARD 17)",
+        why="CUDA 13's headers are C++17",
+    ),
+    Edit(
+        "horovod/common/ops/cuda/CMakeLists.txt",
+        "add_library(compatible_horovod_cuda_kernels cuda_kernels.cu)",
+        "add_library(compatible_horovod_cuda_kernels EXCLUDE_FROM_ALL cuda_kernels.cu)",
+        why="it is for a TensorFlow of the old C++ ABI",
+    ),
+)
+
+
+def toolkit(home: Path | None) -> Toolkit:
+    """Return the CUDA toolkit to compile with: that of a folder, or that of the wheels.
+
+    Args:
+        home: a folder with ``bin/nvcc``; None for the wheels.
+    Raises:
+        ConfigError: there is no compiler in the folder, or it does not say its version.
+    """
+    if home is None:
+        return FROM_WHEELS
+    nvcc = home.expanduser().absolute() / "bin" / "nvcc"
+    try:
+        done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
+        said = done.stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(
+            f"{nvcc} cannot be asked for its version ({error}). Name the folder of a CUDA toolkit, with bin/nvcc in "
+            "it, or leave --cuda-home out: then the compiler comes as a wheel."
+        ) from error
+    found = re.search(r"release (\d+\.\d+)", said)
+    if found is None:
+        raise ConfigError(f"{nvcc} --version names no release: {said.strip()[:200]!r}. Name a CUDA toolkit's folder.")
+    return Toolkit(version=found[1], home=nvcc.parents[1])
+
+
+def nccl_requirement(declared: Iterable[str]) -> str:
+    """Return the requirement of NCCL that TensorFlow declares for GPUs.
+
+    Raises:
+        UnsupportedError: it declares none; it was built without CUDA.
+    """
+    for requirement in map(Requirement, declared):
+        if requirement.name.startswith("nvidia-nccl-"):
+            return f"{requirement.name}{requirement.specifier}"
+    raise UnsupportedError(
+        "this TensorFlow names no NCCL among what it can use, so it has no CUDA in it and Horovod would have no GPU to "
+        "work for. Leave --gpu out, or install the package tensorflow."
+    )
+
+
+def nccl_of(package: str) -> str:
+    """Return the requirement of NCCL of an installed TensorFlow."""
+    return nccl_requirement(importlib.metadata.requires(package) or ())
+
+
+def link_toolkit(packages: Path) -> Path:
+    """Give the wheels of CUDA the names under which CMake looks; return the toolkit's folder.
+
+    Args:
+        packages: where the wheels were unpacked.
+    """
+    home = packages / _WHEELS_HOME
+    (home / "lib64").symlink_to("lib")
+    (runtime,) = (home / "lib").glob("libcudart.so.*")
+    (home / "lib" / "libcudart.so").symlink_to(runtime.name)
+    return home
+
+
+def link_nccl(installed: Path, folder: Path) -> Path:
+    """Make a folder of NCCL with the name that a linker looks for; return it.
+
+    Args:
+        installed: where the wheel's files are.
+        folder: what is made, outside of them.
+    """
+    (folder / "lib").mkdir(parents=True)
+    (folder / "include").symlink_to((installed / "include").absolute())
+    for name in ("libnccl.so", "libnccl.so.2"):
+        (folder / "lib" / name).symlink_to((installed / "lib" / "libnccl.so.2").absolute())
+    return folder
+
+
+def extra(cuda: Path, nccl: Path) -> Extra:
+    """Return what GPUs add to the environment of a build."""
+    variables = {
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_CUDA_HOME": str(cuda),
+        "CUDAToolkit_ROOT": str(cuda),
+        "HOROVOD_NCCL_HOME": str(nccl),
+        "HOROVOD_NCCL_LINK": "shared",
+    }
+    return Extra(variables=variables, path=(cuda / "bin",))
