@@ -37,3 +37,7 @@ class DeadlineError(TfdistError, TimeoutError):
 
 class DisagreementError(TfdistError, RuntimeError):
     """Workers that must agree do not (data, number of steps, shapes); the message names them."""
+
+
+class WorkerLostError(TfdistError, ConnectionError):
+    """A worker that others need has ended, or does not answer; the message names it."""

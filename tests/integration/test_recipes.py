@@ -21,11 +21,13 @@ COMMANDS = {
     "single_device": [sys.executable],
     "mirrored": [*RUN, "--strategy", "mirrored", "--replicas-per-worker", "2"],
     "multi_worker_mirrored": [*RUN, "--strategy", "multi-worker", "-n", "2"],
+    "ring_all_reduce": [*RUN, "--strategy", "ring", "-n", "2"],
 }
 WORKERS = {
     "single_device": "1, 1 replica in all",
     "mirrored": "1, 2 replicas in all",
     "multi_worker_mirrored": "2, 2 replicas in all",
+    "ring_all_reduce": "2, 2 replicas in all",
 }
 DEADLINE_SECONDS = 280
 TRAINING, VALIDATION = (0x1F, 0x5F, 0x9E), (0xD1, 0x60, 0x2B)  # the colours of the curves
@@ -95,7 +97,7 @@ def test_the_picture_shows_both_curves(recipe: str, trained: Callable[[str], Res
         assert columns.max() - columns.min() > 1000, "the curve does not cross the picture"
 
 
-@pytest.mark.parametrize("recipe", ["mirrored", "multi_worker_mirrored"])
+@pytest.mark.parametrize("recipe", ["mirrored", "multi_worker_mirrored", "ring_all_reduce"])
 def test_a_strategy_trains_to_the_numbers_of_one_device(recipe: str, trained: Callable[[str], Result]) -> None:
     one, several = trained("single_device").summary, trained(recipe).summary
     # The sums of a step are rounded in another order; the first 80 steps have not amplified that yet.

@@ -52,7 +52,7 @@ PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "keras.src", "horovod
 
 LONGEST_FILE = 500
 LONGEST_RECIPE = 120
-FOLDER_OF_STRATEGY = {"mirrored": "mirrored", "multi-worker": "multi_worker_mirrored"}
+FOLDER_OF_STRATEGY = {"mirrored": "mirrored", "multi-worker": "multi_worker_mirrored", "ring": "ring_all_reduce"}
 
 
 def package_of(module: str) -> str:

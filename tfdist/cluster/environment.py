@@ -2,22 +2,23 @@
 
     1. tfdist run    TFDIST_WORKER_INDEX, TFDIST_WORKERS
     2. TF_CONFIG     what a person or the Kubernetes training operator wrote for TensorFlow
-    3. Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
-    4. PMI, PMIx     PMI_RANK, PMI_SIZE; PMIX_RANK; not when srun itself provides them
-    5. SageMaker     SM_HOSTS, SM_CURRENT_HOST
-    6. Kubernetes    JOB_COMPLETION_INDEX, or TFDIST_K8S_WORKERS and HOSTNAME
-    7. Slurm         SLURM_PROCID in a job step
-    8. alone
+    3. horovodrun    HOROVOD_RANK, HOROVOD_SIZE
+    4. Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
+    5. PMI, PMIx     PMI_RANK, PMI_SIZE; PMIX_RANK; not when srun itself provides them
+    6. SageMaker     SM_HOSTS, SM_CURRENT_HOST
+    7. Kubernetes    JOB_COMPLETION_INDEX, or TFDIST_K8S_WORKERS and HOSTNAME
+    8. Slurm         SLURM_PROCID in a job step
+    9. alone
 
-The more deliberate comes first: what was written for tfdist, then what was written for TensorFlow. MPI comes before the
-platforms, because mpirun runs inside a SageMaker job, a Kubernetes pod or a Slurm allocation, whose variables then
-describe the hosts and not the ranks.
+The more deliberate comes first: what was written for tfdist, then what was written for TensorFlow. horovodrun and
+MPI come before the platforms, because they run inside a SageMaker job, a Kubernetes pod or a Slurm allocation, whose
+variables then describe the hosts and not the ranks.
 """
 
 import os
 from collections.abc import Mapping
 
-from tfdist.cluster import kubernetes, mpi, sagemaker, slurm, tf_config, tfdist_run
+from tfdist.cluster import horovodrun, kubernetes, mpi, sagemaker, slurm, tf_config, tfdist_run
 from tfdist.cluster.reading import given
 from tfdist.cluster.values import Cluster
 from tfdist.errors import ConfigError
@@ -25,6 +26,7 @@ from tfdist.errors import ConfigError
 READERS = (
     tfdist_run.read,
     tf_config.read,
+    horovodrun.read,
     mpi.read_open_mpi,
     mpi.read_pmi,
     sagemaker.read,

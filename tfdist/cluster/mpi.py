@@ -71,7 +71,7 @@ def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[s
     local_told = given(environ, *local)
     local_workers = optional_integer(environ, local[1], default=1, minimum=1, maximum=workers)
     local_index = optional_integer(environ, local[0], default=0, maximum=local_workers - 1)
-    addresses = _addresses(environ, workers, one_host=local_workers == workers or not local_told)
+    addresses = addresses_of_ranks(environ, workers, one_host=local_workers == workers or not local_told)
     if addresses and not local_told:
         local_index, local_workers = position_on_host(addresses, index)
     return Cluster(
@@ -85,7 +85,16 @@ def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[s
     )
 
 
-def _addresses(environ: Environ, workers: int, *, one_host: bool) -> tuple[str, ...]:
+def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tuple[str, ...]:
+    """Return the addresses that TFDIST_WORKERS or TFDIST_COORDINATOR give to a launcher's ranks, or none.
+
+    Raises:
+        ConfigError: they do not fit the ranks.
+
+    Example:
+        >>> addresses_of_ranks({"TFDIST_COORDINATOR": "127.0.0.1:7000"}, 2, one_host=True)
+        ('127.0.0.1:7000', '127.0.0.1:7001')
+    """
     if given(environ, "TFDIST_WORKERS"):
         addresses = addresses_from(environ["TFDIST_WORKERS"])
         if len(addresses) != workers:

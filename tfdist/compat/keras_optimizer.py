@@ -6,6 +6,8 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`
 - `_overwrite_model_variables_with_average_value`: updates through the strategy from inside a condition.
 - `global_state`'s stack of name scopes: which object is creating a variable.
 - `_distribution_strategy`: the strategy in whose scope the optimizer was created.
+
+Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time; its module, `horovod._keras`, is all that tells it.
 """
 
 from collections.abc import Callable
@@ -33,6 +35,20 @@ def created_under(optimizer: BaseOptimizer) -> tf.distribute.Strategy:
 def inner_optimizer(optimizer: BaseOptimizer) -> BaseOptimizer | None:
     """Return what a wrapping optimizer (loss scaling) wraps, or None."""
     return getattr(optimizer, "inner_optimizer", None)
+
+
+def clips(optimizer: BaseOptimizer | None) -> bool:
+    """Return whether an optimizer, or one that it wraps, clips gradients."""
+    while optimizer is not None:
+        if any(getattr(optimizer, name, None) is not None for name in ("clipnorm", "clipvalue", "global_clipnorm")):
+            return True
+        optimizer = inner_optimizer(optimizer)
+    return False
+
+
+def is_horovods(optimizer: Any) -> bool:
+    """Return whether an optimizer is one that Horovod's `DistributedOptimizer` returned."""
+    return type(optimizer).__module__.split(".")[0] == "horovod"
 
 
 def override(

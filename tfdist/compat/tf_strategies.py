@@ -85,7 +85,7 @@ def this_task() -> int:
     return tf.DeviceSpec.from_string(device_util.canonicalize("/device:CPU:0")).task or 0
 
 
-class _ReduceInReplicas:
+class ReduceInReplicas:
     """Mix-in for TensorFlow's extended strategies: collectives inside replicas, also inside conditions and loops."""
 
     def _use_merge_call(self) -> bool:
@@ -105,14 +105,14 @@ class _ReduceInReplicas:
         return super()._create_variable(next_creator, **kwargs)  # type: ignore[misc]
 
 
-class MirroredReplicas(_ReduceInReplicas, MirroredExtended):
+class MirroredReplicas(ReduceInReplicas, MirroredExtended):
     """`MirroredExtended` whose replicas reduce by collectives."""
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        return super()._replica_ctx_all_reduce(reduce_op, _owned(value), _packed(options))
+        return super()._replica_ctx_all_reduce(reduce_op, owned(value), packed(options))
 
 
-class MultiWorkerReplicas(_ReduceInReplicas, CollectiveAllReduceExtended):
+class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
     """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives."""
 
     def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
@@ -137,7 +137,7 @@ class MultiWorkerReplicas(_ReduceInReplicas, CollectiveAllReduceExtended):
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
         options = self._communication_options.merge(options)
-        return super()._replica_ctx_all_reduce(reduce_op, _owned(value), _packed(options))
+        return super()._replica_ctx_all_reduce(reduce_op, owned(value), packed(options))
 
     def sum_over_workers(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the sum of an eager tensor over the workers (one contribution each, whatever their devices)."""
@@ -152,7 +152,7 @@ class MultiWorkerReplicas(_ReduceInReplicas, CollectiveAllReduceExtended):
             return self._host_cross_device_ops.reduce(tf.distribute.ReduceOp.SUM, tensor, tensor, options=options)
 
 
-def _packed(options: Any) -> Any:
+def packed(options: Any) -> Any:
     """Return communication options with a size for packs, which TensorFlow leaves at "all in one" unless told."""
     if options is not None and options.bytes_per_pack:
         return options
@@ -161,7 +161,7 @@ def _packed(options: Any) -> Any:
     )
 
 
-def _owned(value: Any) -> Any:
+def owned(value: Any) -> Any:
     """Give a captured function input an op of its own: a collective on a bare input has no device to go to."""
     return tf.nest.map_structure(
         lambda v: v if isinstance(v, tf.IndexedSlices) else tf.identity(v), value, expand_composites=False

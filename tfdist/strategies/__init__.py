@@ -18,12 +18,21 @@ if TYPE_CHECKING:
     from tfdist.strategies.choose import create, from_environment, use_logical_cpus
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+    from tfdist.strategies.ring import RingStrategy
 
-__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "create", "from_environment", "use_logical_cpus"]
+__all__ = [
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "RingStrategy",
+    "create",
+    "from_environment",
+    "use_logical_cpus",
+]
 
 _MODULES = {
     "MirroredStrategy": "tfdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
+    "RingStrategy": "tfdist.strategies.ring",
     "create": "tfdist.strategies.choose",
     "from_environment": "tfdist.strategies.choose",
     "use_logical_cpus": "tfdist.strategies.choose",

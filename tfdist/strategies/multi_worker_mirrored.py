@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.compat import tf_strategies
+from tfdist.compat import tf_coordination, tf_strategies
 from tfdist.errors import ConfigError
 from tfdist.training.strategy import KerasTraining, agree_on_seed
 from tfdist.training.workers import Workers
@@ -71,6 +71,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             timeout_seconds=validation.number("timeout_seconds", timeout_seconds, above=0),
             sum_over_workers=extended.sum_over_workers if several else None,
             abort=tf_strategies.abort_collectives if several else None,
+            notes=tf_coordination if several else None,
         )
         if several:
             agree_on_seed(self._workers)

@@ -51,6 +51,12 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 processes="workers",
                 summary="synchronous data parallelism over several processes and hosts",
             ),
+            Entry(
+                name="ring",
+                target="tfdist.strategies.ring:RingStrategy",
+                processes="workers",
+                summary="synchronous data parallelism on Horovod's ring (gloo, MPI or NCCL)",
+            ),
         )
     }
 )

@@ -10,7 +10,7 @@ from tfdist.launch.config import LaunchConfig
 from tfdist.launch.plan import plan
 
 # what another launcher, or a run around this one, may have left in the environment
-_FOREIGN = ("TF_CONFIG", "TFDIST_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "SM_", "JOB_COMPLETION_INDEX")
+_FOREIGN = ("TF_CONFIG", "TFDIST_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "HOROVOD_", "SM_", "JOB_COMPLETION_INDEX")
 _QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "CUDA_VISIBLE_DEVICES": "-1",

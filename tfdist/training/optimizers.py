@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import keras_optimizer
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.training import reduction, step
 
 
@@ -19,8 +19,15 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Let one optimizer object, created in the strategy's scope, apply the gradient of the global batch.
 
     Raises:
+        UnsupportedError: Horovod has wrapped it.
         ConfigError: the optimizer was created outside the scope, so each replica would count and update on its own.
     """
+    if keras_optimizer.is_horovods(optimizer):
+        raise UnsupportedError(
+            f"the optimizer {type(optimizer).__name__!r} is wrapped in Horovod's DistributedOptimizer. Under Keras 3 "
+            "it averages nothing, because Keras no longer calls the methods that it overrides, and the strategy "
+            "reduces gradients by itself. Pass the plain Keras optimizer to compile()."
+        )
     if keras_optimizer.created_under(optimizer) is not strategy:
         raise ConfigError(
             f"the optimizer {optimizer.name!r} was created outside the scope of {type(strategy).__name__}; it must be "
@@ -41,18 +48,26 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
 def _apply(optimizer: Any, strategy: tf.distribute.Strategy, grads: Any, trainable_variables: Any = None) -> None:
     replica_context = tf.distribute.get_replica_context()
     if replica_context is not None and replica_context.strategy is strategy:
-        grads = _reduce(optimizer, list(grads))
+        grads = _reduce(optimizer, list(grads), _labels(grads, trainable_variables))
     type(optimizer).apply(optimizer, grads, trainable_variables)
 
 
-def _reduce(optimizer: Any, grads: list[Any]) -> list[Any]:
+def _labels(grads: Any, variables: Any) -> list[str]:
+    """Return what each gradient is of, for messages."""
+    paths = [getattr(variable, "path", "a variable") for variable in variables or ()]
+    return [f"gradient of {path}" for path in paths] if len(paths) == len(grads) else ["gradient"] * len(grads)
+
+
+def _reduce(optimizer: Any, grads: list[Any], labels: list[str]) -> list[Any]:
     """Return the gradients of the global batch; in a step the mean over its examples, else TensorFlow's plain sum."""
     present = [index for index, grad in enumerate(grads) if grad is not None]
     values = [grads[index] for index in present]
     current = step.current()
     if current is not None and id(optimizer) not in current.weighted:
         values = [reduction.weighted(value, current.share) for value in values]
-    for index, value in zip(present, reduction.sum_over_replicas(values), strict=True):
+    names = [labels[index] for index in present]
+    sums = reduction.sum_over_replicas(values, labels=names, rows_matter=keras_optimizer.clips(optimizer))
+    for index, value in zip(present, sums, strict=True):
         grads[index] = value
     return grads
 

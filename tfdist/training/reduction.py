@@ -1,12 +1,15 @@
 """Sums over replicas, from inside a replica."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training import agreement
 
-def sum_over_replicas(tensors: list[Any]) -> list[Any]:
+
+def sum_over_replicas(tensors: list[Any], *, labels: Sequence[str] = (), rows_matter: bool = True) -> list[Any]:
     """Return the sums over all replicas of tensors that every replica of the strategy holds.
 
     To be called in a replica context, by all replicas, in the same order. Tensors of one dtype travel
@@ -14,6 +17,8 @@ def sum_over_replicas(tensors: list[Any]) -> list[Any]:
 
     Args:
         tensors: tensors of equal shape and dtype on every replica, or `tf.IndexedSlices`, whose rows are gathered.
+        labels: what the tensors are, for messages.
+        rows_matter: whether rows of `tf.IndexedSlices` must stay apart, see `agreement.reducing`.
     Returns:
         The sums, in the order of ``tensors``, equal bit for bit on every replica.
     """
@@ -23,7 +28,9 @@ def sum_over_replicas(tensors: list[Any]) -> list[Any]:
         groups[tensor.dtype].append(index)
     sums: list[Any] = [None] * len(tensors)
     for indices in groups.values():
-        reduced = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[index] for index in indices])
+        names = [labels[index] for index in indices] if labels else [""] * len(indices)
+        with agreement.reducing(names, rows_matter=rows_matter):
+            reduced = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[index] for index in indices])
         for index, value in zip(indices, reduced, strict=True):
             sums[index] = value
     return sums

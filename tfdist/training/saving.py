@@ -1,8 +1,7 @@
 """Saving over several workers: the chief writes, whole files only, and the others go on when it is done.
 
 A script may call `model.save` on every worker or on the chief alone. So the chief waits for nobody: it leaves a note
-with the cluster's coordination service when a file stands, and a worker that saves the same state to the same path
-waits for it.
+when a file stands, and a worker that saves the same state to the same path waits for it.
 """
 
 import functools
@@ -12,7 +11,6 @@ from typing import Any
 
 import keras
 
-from tfdist.compat import tf_coordination
 from tfdist.errors import DisagreementError
 from tfdist.training.workers import Workers
 
@@ -29,6 +27,7 @@ def adopt(model: keras.Model, workers: Workers) -> None:
 
 
 def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    assert workers.notes is not None
     path = os.fspath(filepath)
     optimizer = model.optimizer
     steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
@@ -36,7 +35,7 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     note = f"{state}/{workers.next_number(state)}"
     write = functools.partial(_write_whole, functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
     if not workers.is_chief:
-        failure = tf_coordination.wait_for_note(note, _PATIENCE_SECONDS)
+        failure = workers.notes.wait_for_note(note, _PATIENCE_SECONDS)
         if failure is None:
             # To a path of its own, as TensorFlow's guide has it. Were it the chief's after all, the same whole file
             # twice.
@@ -47,9 +46,9 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     try:
         write()
     except Exception as error:
-        tf_coordination.leave_note(note, f"{type(error).__name__}: {error}")
+        workers.notes.leave_note(note, f"{type(error).__name__}: {error}")
         raise
-    tf_coordination.leave_note(note, "")
+    workers.notes.leave_note(note, "")
 
 
 def _write_whole(write: Any, path: str, *args: Any, **kwargs: Any) -> None:

@@ -22,11 +22,19 @@ class Watchdog:
     Args:
         timeout_seconds: how long a wait may last.
         abort: breaks off every collective of this process, with a message; none can be run afterwards.
+        explain: returns what an error of TensorFlow's means, given the error and what was being done, or None.
     """
 
-    def __init__(self, *, timeout_seconds: float, abort: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float,
+        abort: Callable[[str], None],
+        explain: Callable[[BaseException, str], Exception | None] | None = None,
+    ) -> None:
         self._timeout = timeout_seconds
         self._abort = abort
+        self._explain = explain
         self._lock = threading.Lock()
         self._deadline: float | None = None
         self._what = ""
@@ -41,6 +49,7 @@ class Watchdog:
             DeadlineError: it took longer than the time allowed.
         """
         with self._lock:
+            around = self._deadline, self._what
             self._deadline, self._what = time.monotonic() + self._timeout, what
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="tfdist-watchdog", daemon=True)
@@ -50,10 +59,13 @@ class Watchdog:
         except tf.errors.OpError as error:
             if self._expired:
                 raise DeadlineError(self._expired) from error
+            explained = None if self._explain is None else self._explain(error, what)
+            if explained is not None:
+                raise explained from error
             raise
         finally:
             with self._lock:
-                self._deadline = None
+                self._deadline, self._what = around
 
     def _watch(self) -> None:
         while not self._expired:

@@ -4,12 +4,23 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DisagreementError
 from tfdist.training.watchdog import Watchdog
+
+
+class Notes(Protocol):
+    """What workers can tell each other without a collective that all must join."""
+
+    def leave_note(self, key: str, text: str) -> None:
+        """Leave a note for whoever waits for it now or later."""
+
+    def wait_for_note(self, key: str, timeout_seconds: float) -> str | None:
+        """Return the note's text once it was left; None if it was not left in time."""
 
 
 class Workers:
@@ -21,6 +32,8 @@ class Workers:
         timeout_seconds: how long a worker waits for the others before it takes them for lost.
         sum_over_workers: sums an eager tensor over the workers; None with a single worker.
         abort: breaks off this process's collectives, with a message.
+        explain: returns what an error of TensorFlow's means, given the error and what was being done, or None.
+        notes: how a worker tells the others of what it alone has done; None with a single worker.
     """
 
     def __init__(
@@ -31,12 +44,17 @@ class Workers:
         timeout_seconds: float = 0.0,
         sum_over_workers: Callable[[tf.Tensor], tf.Tensor] | None = None,
         abort: Callable[[str], None] | None = None,
+        explain: Callable[[BaseException, str], Exception | None] | None = None,
+        notes: Notes | None = None,
     ) -> None:
         self.count = count
         self.index = index
         self.timeout_seconds = timeout_seconds
         self._sum = sum_over_workers
-        self._watchdog = None if abort is None else Watchdog(timeout_seconds=timeout_seconds, abort=abort)
+        self.notes = notes
+        self._watchdog = (
+            None if abort is None else Watchdog(timeout_seconds=timeout_seconds, abort=abort, explain=explain)
+        )
         self._numbers: Counter[str] = Counter()
 
     @property

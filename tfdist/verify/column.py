@@ -46,6 +46,9 @@ COLUMNS = (
     Column(name="mirrored-3", strategy="mirrored", replicas_per_worker=3),
     Column(name="multi-worker-2x1", strategy="multi-worker", workers=2),
     Column(name="multi-worker-2x2", strategy="multi-worker", workers=2, replicas_per_worker=2),
+    Column(name="ring-2", strategy="ring", workers=2),
+    Column(name="ring-3", strategy="ring", workers=3),
+    Column(name="ring-2x2", strategy="ring", workers=2, replicas_per_worker=2),
 )
 
 

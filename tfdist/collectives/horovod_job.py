@@ -1,0 +1,327 @@
+"""Horovod started among the workers of a job, and what its failures mean.
+
+`horovodrun` and `mpirun` bring ranks together themselves. For every other launcher the chief holds a store at its
+own address (see `store`), where workers check in before Horovod starts: a worker that does not come is named, while
+Horovod would end the process.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster.values import Cluster, split_address
+from tfdist.collectives.membership import Membership, sentence
+from tfdist.collectives.store import Store, StoreServer
+from tfdist.errors import ConfigError, DeadlineError, DisagreementError, MissingDependencyError, WorkerLostError
+
+__all__ = ["Job", "join"]
+
+_LOOPBACK = "127.0.0.1"
+_LISTENERS = "listeners"
+# Horovod talks to every rank a thousand times a second, from a thread that nothing in Python holds up. A rank that
+# does not answer for so long is stopped, or its host is gone; 30 s, the default, is less than a swapping machine needs.
+_ALONE = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
+
+
+def import_horovod() -> Any:
+    """Return `horovod.tensorflow`.
+
+    Raises:
+        MissingDependencyError: it is not installed, or was built for another TensorFlow.
+    """
+    try:
+        import horovod.tensorflow as hvd
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "Horovod is not installed, and the ring strategy is Horovod's. Install it: tfdist build horovod"
+        ) from error
+    except (ImportError, OSError, tf.errors.OpError) as error:
+        raise MissingDependencyError(
+            f"Horovod is installed but does not load under TensorFlow {tf.__version__} ({str(error).splitlines()[0]}). "
+            "Build it for this TensorFlow: tfdist build horovod"
+        ) from error
+    return hvd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The workers that Horovod has brought together; there is one in a process.
+
+    Attributes:
+        hvd: the module `horovod.tensorflow`.
+        cluster: the workers.
+        store: shared by them; None for one worker alone.
+        membership: who of them is there; None for one worker alone.
+        groups: process sets given when Horovod was started.
+    """
+
+    hvd: Any
+    cluster: Cluster
+    store: Store | None
+    membership: Membership | None
+    groups: Mapping[tuple[int, ...], Any]
+
+    def abort(self, message: str) -> None:
+        """Stop Horovod on every rank: whoever waits in a reduction gets an error."""
+        if self.membership is not None:
+            self.membership.leave(f"gave up: {message}")
+        self.hvd.shutdown()
+
+    def explain(self, error: BaseException, what: str) -> Exception | None:
+        """Return what a failure of a reduction means, or None if it is not Horovod's.
+
+        Args:
+            error: what TensorFlow raised.
+            what: what this worker was doing.
+        """
+        text = str(error)
+        if "Mismatched" in text or ("mismatch" in text.lower() and "orovod" in text):
+            return DisagreementError(
+                f"workers do different things: worker {self.cluster.worker_index} was in {what}, and Horovod says: "
+                f"{_horovods_words(text)} Every worker must build the same model and call compile, fit, evaluate, "
+                "predict and reductions in the same order."
+            )
+        if "Horovod" not in text and "gloo" not in text.lower() and "peer" not in text:
+            return None
+        if self.membership is None:
+            return None
+        missing = self.membership.missing()
+        self.membership.leave("has stopped, because another worker had gone")
+        return WorkerLostError(
+            f"worker {self.cluster.worker_index} was in {what} when the ring broke: "
+            f"{sentence(missing, self.cluster.addresses)}. See that worker's output; then start the job again. "
+            f"(Horovod: {_horovods_words(text)})"
+        )
+
+
+def _horovods_words(text: str) -> str:
+    """Return the sentence in a TensorFlow error that is Horovod's own."""
+    line = text.strip().splitlines()[0] if text.strip() else "nothing"
+    for marker in ("Mismatched", "Horovod has been", "Ranks did not"):
+        if marker in line:
+            line = line[line.index(marker) :]
+    return line.split(" [[")[0].strip()
+
+
+_joined: list[Job] = []
+
+
+def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: float, lost_seconds: float) -> Job:
+    """Start Horovod among the workers of the cluster, once in a process; later calls return the same job.
+
+    Args:
+        cluster: the workers; with several, either a launcher that brings Horovod's ranks together, or addresses.
+        groups: disjoint sets of workers that will reduce among themselves, alike on every worker.
+        timeout_seconds: how long to wait for the other workers to start.
+        lost_seconds: how long a rank may fail to answer before it is taken for lost; whole seconds.
+    Raises:
+        MissingDependencyError: Horovod is missing.
+        ConfigError: Horovod already runs among others, or the cluster's addresses are unknown.
+        DeadlineError: a worker has not come.
+    """
+    hvd = import_horovod()
+    wanted = tuple(tuple(group) for group in groups)
+    if _joined and hvd.is_initialized():
+        return _same(_joined[0], cluster, wanted)
+    _joined.clear()
+    if hvd.is_initialized() and hvd.size() != cluster.num_workers:
+        raise ConfigError(
+            f"Horovod was started in this process with {hvd.size()} rank(s), but the cluster ({cluster.source}) has "
+            f"{cluster.num_workers} worker(s). Do not call hvd.init() before the strategy is made, or start the "
+            "script with horovodrun."
+        )
+    sets = [hvd.ProcessSet(list(group)) for group in wanted]
+    store = None
+    if not hvd.is_initialized():
+        by_launcher = cluster.source == "horovodrun" or (cluster.source in ("Open MPI", "PMI") and hvd.mpi_built())
+        variables = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(lost_seconds))), **_FIXED_ORDER}
+        if cluster.num_workers == 1:
+            variables |= _ALONE
+        elif not by_launcher:
+            store = _check_in(cluster, timeout_seconds)
+            variables |= _gloo_variables(cluster, store.address)
+        with _environment(variables):
+            hvd.init(process_sets=sets)
+    elif sets:
+        raise ConfigError("groups need Horovod started by the strategy; do not call hvd.init() before it is made.")
+    if cluster.num_workers > 1 and store is None:
+        store = _store_over_horovod(hvd, cluster)
+    membership = None
+    if store is not None:
+        membership = Membership(store, index=cluster.worker_index, count=cluster.num_workers)
+        atexit.register(membership.leave, "has ended")
+    job = Job(
+        hvd=hvd,
+        cluster=cluster,
+        store=store,
+        membership=membership,
+        groups=dict(zip(wanted, sets, strict=True)),
+    )
+    _joined.append(job)
+    return job
+
+
+# A group of tensors is reduced by itself and in its own order, so that three ranks add in the same order every time.
+_FIXED_ORDER = {"HOROVOD_DISABLE_GROUP_FUSION": "1"}
+
+
+def _same(job: Job, cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> Job:
+    if (job.cluster.num_workers, job.cluster.worker_index) != (cluster.num_workers, cluster.worker_index):
+        raise ConfigError(
+            f"Horovod runs in this process as worker {job.cluster.worker_index} of {job.cluster.num_workers}; the "
+            f"cluster ({cluster.source}) says worker {cluster.worker_index} of {cluster.num_workers}. A process "
+            "belongs to one job; use another process."
+        )
+    missing = [list(group) for group in groups if group not in job.groups]
+    if missing:
+        raise ConfigError(
+            f"groups has {missing}, which the first ring strategy of this process did not have. Give all groups to the "
+            "first one, alike on every worker."
+        )
+    return job
+
+
+@functools.cache
+def _server(host: str, port: int) -> StoreServer:
+    """Return the store's server of this process; it stays as long as the process, because others still ask it."""
+    return StoreServer(host, port)
+
+
+def _check_in(cluster: Cluster, timeout_seconds: float) -> Store:
+    """Return the store at the chief's address once every worker has said that it is there.
+
+    Raises:
+        DeadlineError: one has not.
+    """
+    addresses = cluster.require_addresses()
+    if cluster.is_chief:
+        host, port = split_address("the chief's address", addresses[0])
+        try:
+            _server(host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"worker 0 cannot listen at {addresses[0]}: {error.strerror or error}. Give it an address of this host "
+                "and a free port."
+            ) from error
+    store = Store(addresses[0])
+    me = str(cluster.worker_index)
+    if not _reach(store, me, timeout_seconds):
+        raise DeadlineError(
+            f"worker {me} could not reach worker 0 at {addresses[0]} within {timeout_seconds:g} s. Is it running, does "
+            "it make the same strategy, and does no firewall stand between?"
+        )
+    for worker in range(cluster.num_workers):
+        if store.wait("here", str(worker), timeout_seconds) is None:
+            raise DeadlineError(
+                f"worker {worker} ({addresses[worker]}) has not come within {timeout_seconds:g} s; worker {me} waited "
+                "for it to make its ring strategy. See its output."
+            )
+    return store
+
+
+def _reach(store: Store, me: str, timeout_seconds: float) -> bool:
+    import time
+
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            store.put("here", me, b"")
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+
+
+def _store_over_horovod(hvd: Any, cluster: Cluster) -> Store:
+    """Return a store on rank 0, whose address travels over Horovod itself."""
+    text = b""
+    if hvd.rank() == 0:
+        host = _LOOPBACK if hvd.local_size() == hvd.size() else socket.gethostbyname(socket.gethostname())
+        text = _server(host, 0).address.encode()
+    length = 256
+    padded = tf.constant(list(text.ljust(length, b" ")), tf.uint8)
+    address = hvd.broadcast(padded, root_rank=0, name="tfdist_store").numpy().tobytes().decode().strip()
+    return Store(address)
+
+
+def _gloo_variables(cluster: Cluster, store_address: str) -> dict[str, str]:
+    """Return the variables by which Horovod's gloo finds the store and knows its ranks, as `horovodrun` sets them."""
+    addresses = cluster.require_addresses()
+    hosts = [split_address("address", address)[0] for address in addresses]
+    distinct = list(dict.fromkeys(hosts))
+    mine = hosts[cluster.worker_index]
+    store_host, store_port = split_address("address", store_address)
+    variables = {
+        "HOROVOD_RANK": str(cluster.worker_index),
+        "HOROVOD_SIZE": str(cluster.num_workers),
+        "HOROVOD_LOCAL_RANK": str([w for w, host in enumerate(hosts) if host == mine].index(cluster.worker_index)),
+        "HOROVOD_LOCAL_SIZE": str(hosts.count(mine)),
+        "HOROVOD_CROSS_RANK": str(distinct.index(mine)),
+        "HOROVOD_CROSS_SIZE": str(len(distinct)),
+        "HOROVOD_HOSTNAME": mine,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": store_host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(store_port),
+    }
+    interface = _interface_of(mine)
+    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
+
+
+def _interface_of(host: str) -> str | None:
+    """Return the network interface of this machine that has the host's address, or None."""
+    import psutil
+
+    try:
+        wanted = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address.partition("%")[0] in wanted for address in addresses):
+            return name
+    return None
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables while Horovod reads them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class Notes:
+    """What workers of one strategy tell each other through the job's store.
+
+    Args:
+        store: of the job.
+        members: the workers of the strategy; others may use the same keys.
+    """
+
+    def __init__(self, store: Store, members: Sequence[int]) -> None:
+        self._store = store
+        self._scope = "notes " + ",".join(map(str, members))
+
+    def leave_note(self, key: str, text: str) -> None:
+        """Leave a note for whoever waits for it now or later."""
+        self._store.put(self._scope, key, text.encode())
+
+    def wait_for_note(self, key: str, timeout_seconds: float) -> str | None:
+        """Return the note's text once it was left; None if it was not left in time."""
+        note = self._store.wait(self._scope, key, timeout_seconds)
+        return None if note is None else note.decode()

@@ -1,0 +1,253 @@
+"""TensorFlow's mirrored strategy over processes that reduce among each other by an engine of ours.
+
+Private names, read in TensorFlow 2.21.0: `MirroredExtended` and its methods, each of which `tf.distribute.Strategy`
+or a variable calls at the point that its docstring names; TensorFlow has no public way to bring another engine to a
+strategy. The counterpart to read beside this is `CollectiveAllReduceExtended`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python.distribute import (
+    cross_device_ops,
+    distribute_lib,
+    distribute_utils,
+    input_util,
+    values,
+)
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.trackable import base
+
+from tfdist.compat.tf_strategies import ReduceInReplicas, owned, packed
+
+_SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+
+class Engine(Protocol):
+    """What carries values between the processes."""
+
+    size: int
+    rank: int
+
+    def sums(self, values: Sequence[Any], labels: Sequence[str] = ..., *, rows_matter: bool = ...) -> list[Any]:
+        """Return the sums over processes."""
+
+    def rows(self, tensor: tf.Tensor, label: str = ...) -> tf.Tensor:
+        """Return the rows of all processes."""
+
+    def from_first(self, tensor: tf.Tensor, label: str = ...) -> tf.Tensor:
+        """Return the first process's value."""
+
+
+class RingReplicas(ReduceInReplicas, MirroredExtended):
+    """`MirroredExtended` whose replicas are those of all processes.
+
+    Replicas of one process reduce by TensorFlow's collectives; the first of them carries the sum to the other
+    processes and hands the result to its neighbours.
+
+    Args:
+        container_strategy: the strategy.
+        devices: this process's, one per replica.
+        engine: carries values between processes.
+        waiting: returns a context for code that waits for other processes, given what it does.
+        traced: called after a replica's function was traced.
+        hints: returns keyword arguments for the engine's `sums`, given how many values there are.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Any,
+        *,
+        devices: Sequence[str],
+        engine: Engine,
+        waiting: Callable[[str], AbstractContextManager[None]],
+        traced: Callable[[], None],
+        hints: Callable[[int], Mapping[str, Any]],
+    ) -> None:
+        self._engine = engine
+        self._waiting = waiting
+        self._traced = traced
+        self._hints = hints
+        super().__init__(container_strategy, devices=list(devices))
+
+    # Who there is.
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return len(self._devices) * self._engine.size
+
+    def _get_replica_id_in_sync_group(self, replica_id: Any) -> Any:
+        return self._engine.rank * len(self._devices) + replica_id
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
+        return replica_id_in_sync_group - self._engine.rank * len(self._devices)
+
+    def _in_multi_worker_mode(self) -> bool:
+        return self._engine.size > 1
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether every process traces for itself."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints that others can read."""
+        return self._engine.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries."""
+        return self._engine.rank == 0
+
+    # Variables: every process starts from the first one's value.
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], tf.Tensor]:
+        if replica_id > 0:
+            return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
+
+        def initial_value() -> tf.Tensor:
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            if isinstance(value, base.CheckpointInitialValue):
+                value = value.wrapped_value
+            value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+            what = f"the initial value of {kwargs.get('name') or 'a variable'} {value.dtype.name} {value.shape}"
+            with tf.device(device), self._waiting(what):
+                return self._engine.from_first(value, what)
+
+        return initial_value
+
+    # Reductions inside a replica.
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        results = super()._call_for_each_replica(fn, args, kwargs)
+        if not tf.executing_eagerly():
+            self._traced()
+        return results
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if tf.executing_eagerly():  # a merge call: replicas of this process run one after the other
+            return distribute_lib.StrategyExtendedV2._replica_ctx_all_reduce(self, reduce_op, value, options)
+        flat = tf.nest.flatten(value)
+        if len(self._devices) == 1:
+            totals = self._engine.sums(flat, **self._hints(len(flat)))
+        else:
+            totals = self._sums_of_several(flat, options)
+        if reduce_op == _MEAN:
+            totals = [_divided(total, self._num_replicas_in_sync) for total in totals]
+        return tf.nest.pack_sequence_as(value, totals)
+
+    def _sums_of_several(self, flat: list[Any], options: Any) -> list[Any]:
+        local = self._local_sums(flat, options)
+        if self._engine.size == 1:
+            return local
+        if tf.distribute.get_replica_context()._replica_id == 0:
+            sent = self._engine.sums(local, **self._hints(len(local)))
+        else:  # nothing of the sum, so that the neighbours' sum is what the first one brings
+            sent = [_nothing(value) for value in local]
+        return self._local_sums(sent, options)
+
+    def _local_sums(self, flat: list[Any], options: Any) -> list[Any]:
+        # A collective carries one dtype at a time.
+        sums: list[Any] = [None] * len(flat)
+        for dtype in dict.fromkeys(value.dtype for value in flat):
+            mine = [index for index, value in enumerate(flat) if value.dtype == dtype]
+            reduced = super()._replica_ctx_all_reduce(_SUM, owned([flat[index] for index in mine]), packed(options))
+            for index, total in zip(mine, reduced, strict=True):
+                sums[index] = total
+        return sums
+
+    # Reductions between replicas, outside of them.
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        ((total,),) = (self._batch_reduce_to(reduce_op, [(value, destinations)], options),)
+        return total
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
+        pairs = list(value_destination_pairs)
+        moving = [i for i, (v, _) in enumerate(pairs) if not (reduce_op == _MEAN and isinstance(v, values.Mirrored))]
+        local = [_sum_of_local(pairs[index][0], len(self._devices)) for index in moving]
+        with self._waiting("a reduction between replicas"):
+            totals = self._engine.sums(local, **self._hints(len(local)))
+        results = [value for value, _ in pairs]
+        for index, total in zip(moving, totals, strict=True):
+            mean = _divided(total, self._num_replicas_in_sync) if reduce_op == _MEAN else total
+            results[index] = _handed_to(mean, pairs[index][1])
+        return results
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
+        local = value.values if isinstance(value, values.DistributedValues) else [value]
+        rows = tf.concat(list(local), axis=axis) if len(local) > 1 else tf.convert_to_tensor(local[0])
+        with self._waiting("a gathering of rows"):
+            if isinstance(axis, int) and axis in (0, -rows.shape.rank):
+                return _handed_to(self._engine.rows(rows), destinations)
+            order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rows.shape.rank)], axis=0)
+            gathered = self._engine.rows(tf.transpose(rows, order))
+        return _handed_to(tf.transpose(gathered, tf.math.invert_permutation(order)), destinations)
+
+    # Input of loops of the user's own, as TensorFlow's multi-worker strategy shards it.
+
+    def _input_context(self) -> tf.distribute.InputContext:
+        return tf.distribute.InputContext(
+            num_input_pipelines=self._engine.size,
+            input_pipeline_id=self._engine.rank,
+            num_replicas_in_sync=self._num_replicas_in_sync,
+        )
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        return input_util.get_distributed_dataset(
+            dataset,
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            num_replicas_in_sync=self._num_replicas_in_sync,
+            input_context=self._input_context(),
+            options=options,
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        return input_util.get_distributed_datasets_from_function(
+            dataset_fn,
+            self._input_workers_with_options(options),
+            [self._input_context()],
+            self._container_strategy(),
+            options=options,
+        )
+
+    def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
+        first, count = self._engine.rank * len(self._devices), self._num_replicas_in_sync
+        contexts = [tf.distribute.experimental.ValueContext(first + i, count) for i in range(len(self._devices))]
+        return distribute_utils.regroup([value_fn(context) for context in contexts], always_wrap=True)
+
+
+def _divided(total: Any, count: int) -> Any:
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(_divided(total.values, count), total.indices, total.dense_shape)
+    return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count
+
+
+def _nothing(value: Any) -> Any:
+    """Return a contribution to a sum that changes nothing."""
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(value.values[:0], value.indices[:0], value.dense_shape)
+    return tf.zeros_like(value)
+
+
+def _sum_of_local(value: Any, replicas: int) -> Any:
+    """Return the sum over this process's replicas of a per-replica value, or of one that each of them holds."""
+    if isinstance(value, values.DistributedVariable):
+        value = value._get_cross_replica() if not hasattr(value, "_values") else values.PerReplica(value._values)
+    parts = list(value.values) if isinstance(value, values.DistributedValues) else [value] * replicas
+    parts = [part if isinstance(part, tf.IndexedSlices) else tf.convert_to_tensor(part) for part in parts]
+    if len(parts) == 1:
+        return parts[0]
+    return cross_device_ops.cross_device_utils.aggregate_tensors_or_indexed_slices(parts)
+
+
+def _handed_to(value: Any, destinations: Any) -> Any:
+    """Return the value on every device of the destinations."""
+    return cross_device_ops.simple_broadcast(value, destinations)

@@ -1,0 +1,166 @@
+"""Synchronous data parallelism over processes whose reductions are Horovod's."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist import validation
+from tfdist.collectives import horovod, horovod_job
+from tfdist.compat import tf_ring, tf_strategies
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.training import agreement
+from tfdist.training.strategy import KerasTraining, agree_on_seed
+from tfdist.training.workers import Workers
+
+__all__ = ["RingStrategy"]
+
+
+class RingStrategy(KerasTraining, tf.distribute.Strategy):
+    """A `tf.distribute.Strategy` on Horovod's ring: plain Keras `compile` and `fit`, the numbers of one device.
+
+    Every worker runs the same script with the same data; replica r of N takes its contiguous rows of each global
+    batch. Worker 0 hands its initial weights to all, shows progress and writes files. Gradients are summed by Horovod
+    in fused groups of a fixed order, which leave while the backward pass goes on; a group of S bytes costs each worker
+    2 S (n - 1) / n bytes on the wire, whatever n is.
+
+    Start it with `tfdist run --strategy ring`, `horovodrun`, or `mpirun` (Horovod built with MPI).
+
+    Args:
+        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
+        replicas_per_worker: replicas in this process, equal on every worker; None takes one: the GPU of this worker's
+            number on its host, or else the CPU. With more, replicas of one process reduce by TensorFlow's collectives
+            first.
+        groups: disjoint groups of worker indices, alike on every worker, such as ``[[0, 1], [2, 3]]``; each trains by
+            itself, and this strategy spans the group that has this worker. None is one group of all.
+        timeout_seconds: how long a worker waits in a step or an agreement for others that are alive, which may be
+            tracing a large model, before it ends with a `DeadlineError`.
+        lost_after_seconds: a worker whose process does not answer for so long (stopped, its host gone) is taken for
+            lost, and the others end with a `WorkerLostError`. One that ends is noticed at once. The first strategy of a
+            process decides.
+        bucket_bytes: gradients are reduced in groups of about this many bytes.
+
+    Raises:
+        MissingDependencyError: Horovod is not installed (``tfdist build horovod``).
+        ConfigError: too few devices, unknown addresses, groups that overlap, or Horovod already runs otherwise.
+        DeadlineError: a worker has not come within ``timeout_seconds``.
+
+    Example:
+        >>> strategy = RingStrategy()                         # doctest: +SKIP
+        >>> with strategy.scope():                            # doctest: +SKIP
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        ...     model.compile("adam", "mse")
+        >>> model.fit(x, y, batch_size=64)                    # the global batch; doctest: +SKIP
+
+    Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009;
+    A. Sergeev and M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018. Horovod names
+    an operation after a tensor; here the name follows from everything that the function has reduced before it.
+    """
+
+    def __init__(
+        self,
+        cluster: "clusters.Cluster | None" = None,
+        *,
+        replicas_per_worker: int | None = None,
+        groups: Sequence[Sequence[int]] | None = None,
+        timeout_seconds: float = 1800.0,
+        lost_after_seconds: float = 120.0,
+        bucket_bytes: int = horovod.BUCKET_BYTES,
+    ) -> None:
+        cluster = clusters.from_environment() if cluster is None else cluster
+        if not cluster.task.is_worker:
+            raise ConfigError(
+                f"this process is {cluster.task} ({cluster.source}); RingStrategy runs on workers alone. Construct it "
+                "only where cluster.task.is_worker."
+            )
+        validation.number("timeout_seconds", timeout_seconds, above=0)
+        validation.number("lost_after_seconds", lost_after_seconds, above=0)
+        validation.integer("bucket_bytes", bucket_bytes, minimum=1)
+        members = _members(groups, cluster)
+        devices = _devices(replicas_per_worker, cluster)
+        self._job = horovod_job.join(
+            cluster,
+            groups=() if groups is None else groups,
+            timeout_seconds=timeout_seconds,
+            lost_seconds=lost_after_seconds,
+        )
+        self._ring = horovod.Ring(
+            self._job.hvd.global_process_set if groups is None else self._job.groups[members],
+            size=len(members),
+            rank=members.index(cluster.worker_index),
+            bucket_bytes=bucket_bytes,
+        )
+        several = len(members) > 1
+        self._workers = Workers(
+            count=len(members),
+            index=self._ring.rank,
+            timeout_seconds=timeout_seconds,
+            sum_over_workers=self._sum_over_workers if several else None,
+            abort=self._job.abort if several else None,
+            explain=self._job.explain if several else None,
+            notes=None if self._job.store is None else horovod_job.Notes(self._job.store, members),
+        )
+        self._signatures = agreement.Signatures(self._workers)
+        tf_strategies.claim_collective_keys(self, within_worker=True)
+        extended = tf_ring.RingReplicas(
+            self,
+            devices=devices,
+            engine=self._ring,
+            waiting=self._workers.waiting,
+            traced=self._signatures.require_alike,
+            hints=agreement.hints,
+        )
+        tf.distribute.Strategy.__init__(self, extended)
+        if several:
+            agree_on_seed(self._workers)
+
+    def barrier(self) -> None:
+        """Wait until every worker of this strategy has come here.
+
+        Raises:
+            DeadlineError: one has not come within ``timeout_seconds``.
+
+        Example:
+            >>> strategy.barrier()                            # doctest: +SKIP
+        """
+        self._workers.gather([])
+
+    def _sum_over_workers(self, tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device("/device:CPU:0"):
+            return self._ring.sums([tf.identity(tensor)])[0]
+
+
+def _devices(replicas: int | None, cluster: "clusters.Cluster") -> list[str]:
+    """Return this worker's devices; where it sees the GPUs of all workers of its host, those of its own number."""
+    count = 1 if replicas is None else validation.integer("replicas_per_worker", replicas, minimum=1)
+    gpus = tf_strategies.local_devices(("GPU",))
+    present = gpus or tf_strategies.local_devices(("CPU",))
+    # Launchers may hide the other workers' GPUs, or show all of a host's to each.
+    first = cluster.local_index * count if len(gpus) >= cluster.local_workers * count else 0
+    if first + count > len(present):
+        raise ConfigError(
+            f"replicas_per_worker is {count}; this process has {len(present)} device(s): {', '.join(present)}. Ask for "
+            f"fewer, or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({count})."
+        )
+    return present[first : first + count]
+
+
+def _members(groups: Sequence[Sequence[int]] | None, cluster: "clusters.Cluster") -> tuple[int, ...]:
+    """Return the workers of this worker's group."""
+    if groups is None:
+        return tuple(range(cluster.num_workers))
+    if not all(isinstance(group, (list, tuple)) and group for group in groups):
+        raise ConfigTypeError(f"groups is {groups!r}; it must be a list of lists of workers, such as [[0, 1], [2, 3]].")
+    everybody = [
+        validation.integer("a worker in groups", worker, minimum=0, maximum=cluster.num_workers - 1)
+        for group in groups
+        for worker in group
+    ]
+    if len(set(everybody)) < len(everybody):
+        raise ConfigError(f"groups is {groups!r}; a worker may be in one group only.")
+    mine = [tuple(group) for group in groups if cluster.worker_index in group]
+    if not mine:
+        raise ConfigError(f"groups is {groups!r}; worker {cluster.worker_index} is in none. Give every worker a group.")
+    if list(mine[0]) != sorted(mine[0]):
+        raise ConfigError(f"groups is {groups!r}; the workers of a group must be in rising order.")
+    return mine[0]

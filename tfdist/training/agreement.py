@@ -1,0 +1,82 @@
+"""Before a function runs for the first time, workers compare what it will reduce: other models never meet."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import signature
+from tfdist.errors import DisagreementError
+from tfdist.training.workers import Workers
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def reducing(labels: Sequence[str], *, rows_matter: bool) -> Iterator[None]:
+    """Say what is reduced inside.
+
+    Args:
+        labels: names of the values, for messages.
+        rows_matter: whether the rows of `tf.IndexedSlices` are looked at one by one afterwards (clipping takes the norm
+            of rows that are not added up yet), so that they must not be added up on the way.
+
+    Example:
+        >>> with reducing(["gradient of dense/kernel"], rows_matter=False):
+        ...     hints(1)
+        {'labels': ['gradient of dense/kernel'], 'rows_matter': False}
+    """
+    _local.hints = {"labels": list(labels), "rows_matter": rows_matter}
+    try:
+        yield
+    finally:
+        del _local.hints
+
+
+def hints(count: int) -> dict[str, Any]:
+    """Return what was said of that many values, as keyword arguments for an engine; nothing if nothing was."""
+    given: dict[str, Any] = getattr(_local, "hints", {})
+    return given if len(given.get("labels", ())) == count else {}
+
+
+class Signatures:
+    """Which functions these workers have found to be alike.
+
+    Args:
+        workers: who has to have the same functions.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._alike: set[int] = set()
+
+    def require_alike(self) -> None:
+        """Compare what the function being traced has reduced so far with the other workers', once for each content.
+
+        Raises:
+            DisagreementError: on every worker; it names the first difference and two workers that have it.
+        """
+        mine = signature.current()
+        if self._workers.count == 1 or mine is None or not mine.entries or mine.digest in self._alike:
+            return
+        with tf.init_scope():
+            digests = self._workers.gather([mine.digest])[:, 0]
+            if (digests == digests[0]).all():
+                self._alike.add(mine.digest)
+                return
+            lists = self._exchange(mine.entries)
+        other = next(worker for worker in range(self._workers.count) if digests[worker] != digests[0])
+        position, first, second = signature.first_difference(lists[0], lists[other])
+        raise DisagreementError(
+            f"workers run different functions: at reduction {position + 1} worker 0 has [{first}] and worker {other} "
+            f"has [{second}]. Every worker must build the same model, with its variables in the same order, and "
+            "compile it alike."
+        )
+
+    def _exchange(self, entries: list[str]) -> list[list[str]]:
+        text = "\n".join(entries).encode()
+        lengths = self._workers.gather([len(text)])[:, 0]
+        table = self._workers.gather(list(text.ljust(int(lengths.max()), b"\0")))
+        return [bytes(row[:length].tolist()).decode().split("\n") for row, length in zip(table, lengths, strict=True)]
