@@ -94,7 +94,17 @@ class Build:
         self.runner.run([self.target.python, *arguments], environ=environ, cwd=cwd, timeout_seconds=timeout_seconds)
 
     def _fetch_packages(self, requirements: Iterable[str], folder: Path, environ: Mapping[str, str]) -> None:
-        arguments = ["-m", "pip", "install", "--target", str(folder), "--only-binary", ":all:", *requirements]
+        arguments = [
+            "-m",
+            "pip",
+            "install",
+            "--no-compile",
+            "--target",
+            str(folder),
+            "--only-binary",
+            ":all:",
+            *requirements,
+        ]
         self._python(arguments, environ, cwd=self._root, timeout_seconds=_FETCH_SECONDS)
 
     def _fetch_sources(self, environ: Mapping[str, str]) -> Path:
