@@ -1,7 +1,7 @@
 """`tfdist build horovod` as a user runs it: out of the cache into a fresh environment, and every way to fail.
 
-The set-up of the tests has built the wheel, and nothing is compiled here: a compiler that never ends, or fails, stands for
-the real one.
+The set-up of the tests has built the wheel. Nothing is compiled here: a compiler that fails, or never ends, stands for the
+real one.
 """
 
 import os
