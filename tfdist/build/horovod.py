@@ -5,13 +5,10 @@ Example:
     ('gloo',)
 """
 
-import contextlib
 import importlib.metadata
 import os
-import secrets
-import shutil
-import time
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,20 +16,17 @@ import psutil
 from packaging.requirements import Requirement
 
 from tfdist.build import gpu, recipe, target
-from tfdist.build.cache import Cache, locked, open_cache
-from tfdist.build.cause import Cause, find_cause
+from tfdist.build.cache import Cache, folder, locked, open_cache
 from tfdist.build.compiling import Build, OnProgress
-from tfdist.build.installed import Installed, Proof, find_installed, misfit, prove
-from tfdist.build.program import ProgramError, Runner
+from tfdist.build.installed import Proof, find_installed, misfit, prove
 from tfdist.build.recipe import Options
 from tfdist.build.target import Target
-from tfdist.errors import ConfigError, TfdistError
-from tfdist.launch.resources import guarded
+from tfdist.build.workshop import remove_stale, workshop
+from tfdist.errors import TfdistError
 
 _INSTALL_SECONDS = 600.0
 _PROVE_SECONDS = 300.0
 _WAIT_SECONDS = 3 * 3600.0
-_STALE_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,138 +85,120 @@ def install(
         >>> install().built_in  # doctest: +SKIP
         ('gloo',)
     """
-    options = options or Options()
-    environ = os.environ if environ is None else environ
-    here = target.observe()
-    found = find_installed()
+    request = _Request(
+        options=options or Options(),
+        here=target.observe(),
+        environ=os.environ if environ is None else environ,
+        on_progress=on_progress,
+    )
     if not force and not only_cache:
-        kept = _kept(found, here, options, environ, on_progress)
+        kept = _kept(request)
         if kept:
             return kept
-    cache = open_cache(environ)
-    wheel, was = _wheel(cache, here, options, force=force, jobs=jobs, log=log, environ=environ, on_progress=on_progress)
+    kept_wheel = None if force else request.kept_wheel()
+    wheel = kept_wheel or _build(request, force=force, jobs=jobs, log=log)
     if not only_cache:
-        _install_wheel(cache, wheel, here, options, environ, on_progress)
+        _install_wheel(wheel.path, request)
     return Outcome(
         version=recipe.VERSION,
-        tensorflow=here.version,
-        built_in=options.built_in,
-        was=was,
-        wheel=wheel,
+        tensorflow=request.here.version,
+        built_in=request.options.built_in,
+        was=wheel.was,
+        wheel=wheel.path,
         is_installed=not only_cache,
     )
 
 
-def _kept(
-    found: Installed | None, here: Target, options: Options, environ: Mapping[str, str], on_progress: OnProgress
-) -> Outcome | None:
+@dataclass(frozen=True, kw_only=True)
+class _Wheel:
+    path: Path
+    was: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What is asked for, and where."""
+
+    options: Options
+    here: Target
+    environ: Mapping[str, str]
+    on_progress: OnProgress
+
+    @property
+    def key(self) -> str:
+        return recipe.key(self.here, self.options)
+
+    def kept_wheel(self) -> _Wheel | None:
+        """What is in the cache, which others may have filled and this user may not write."""
+        path = Cache(folder(self.environ)).find(self.key, recipe.wheel_name(self.here))
+        return _Wheel(path=path, was="cached") if path else None
+
+
+def _kept(request: _Request) -> Outcome | None:
     """What is installed, when it does: by its record, or as something else built it, by trying it."""
+    found = find_installed()
     if found is None:
         return None
     built_in: tuple[str, ...] = ()
-    if found.record is not None and not misfit(found, here, options):
+    if found.record is not None and not misfit(found, request.here, request.options):
         built_in = found.record.built_in
     elif found.record is None and found.is_whole:
-        on_progress("checking", None)
-        built_in = prove(environ, timeout_seconds=_PROVE_SECONDS).built_in
-    if not set(options.built_in) <= set(built_in):
+        request.on_progress("checking", None)
+        built_in = prove(request.environ, timeout_seconds=_PROVE_SECONDS).built_in
+    if not set(request.options.built_in) <= set(built_in):
         return None
-    return Outcome(version=found.version, tensorflow=here.version, built_in=built_in, was="installed")
+    return Outcome(version=found.version, tensorflow=request.here.version, built_in=built_in, was="installed")
 
 
-def _wheel(
-    cache: Cache,
-    here: Target,
-    options: Options,
-    *,
-    force: bool,
-    jobs: int | None,
-    log: Path | None,
-    environ: Mapping[str, str],
-    on_progress: OnProgress,
-) -> tuple[Path, str]:
-    key, name = recipe.key(here, options), recipe.wheel_name(here)
-    kept = None if force else cache.find(key, name)
-    if kept:
-        return kept, "cached"
-    target.require_tools(target.find_tools(environ))
+def _build(request: _Request, *, force: bool, jobs: int | None, log: Path | None) -> _Wheel:
+    """A new wheel in the cache, or the one that another process makes at the same time."""
+    target.require_tools(target.find_tools(request.environ))
+    cache, key = open_cache(request.environ), request.key
 
     def say(holder: str) -> None:
-        on_progress(f"waiting for {holder}, which builds the same", None)
+        request.on_progress(f"waiting for {holder}, which builds the same", None)
 
     with locked(cache, key, timeout_seconds=_WAIT_SECONDS, on_wait=say):
-        kept = None if force else cache.find(key, name)  # another process may have built it meanwhile
+        kept = None if force else request.kept_wheel()
         if kept:
-            return kept, "cached"
-        processors, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().available
-        jobs = jobs or recipe.jobs(processors=processors, available_bytes=memory)
-        with _runner(cache, log or cache.log(key), keep=log is not None, verb="built") as runner:
+            return kept
+        remove_stale(cache.work)
+        with workshop(cache.work, log or cache.log(key), keep_log=log is not None, verb="built") as runner:
             build = Build(
-                target=here, options=options, jobs=jobs, inherited=environ, runner=runner, on_progress=on_progress
+                target=request.here,
+                options=request.options,
+                jobs=jobs or _jobs(),
+                inherited=request.environ,
+                runner=runner,
+                on_progress=request.on_progress,
             )
-            return cache.put(build.wheel(), key, name), "built"
+            return _Wheel(path=cache.put(build.wheel(), key, recipe.wheel_name(request.here)), was="built")
 
 
-@contextlib.contextmanager
-def _runner(cache: Cache, path: Path, *, keep: bool, verb: str) -> Iterator[Runner]:
-    """A runner with a temporary folder and a log, which stays if it shall or when a program fails."""
-    _remove_stale(cache.work)
-    try:
-        file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the log {path} cannot be written ({error.strerror}). Name another: --log FILE") from error
-    try:
-        with file, guarded(secrets.token_hex(8), parent=cache.work) as guard:
-            yield Runner(guard=guard, log=file)
-    except (TfdistError, OSError) as error:
-        keep = True
-        raise TfdistError(_explained(error, path, verb=verb)) from error
-    finally:
-        if not keep:
-            path.unlink(missing_ok=True)
+def _jobs() -> int:
+    return recipe.jobs(processors=len(os.sched_getaffinity(0)), available_bytes=psutil.virtual_memory().available)
 
 
-def _explained(error: TfdistError | OSError, log: Path, *, verb: str) -> str:
-    why = Cause(str(error))
-    if isinstance(error, ProgramError):
-        why = find_cause(log.read_text(encoding="utf-8", errors="replace") + f"\n{error}")
-    elif isinstance(error, OSError):
-        why = find_cause(str(error))
-    cure = [f"What to do: {why.cure}"] if why.cure else []
-    return "\n".join([f"Horovod was not {verb}: {why.line}", *cure, f"The full log: {log}"])
+def _install_wheel(wheel: Path, request: _Request) -> None:
+    descriptor, log = tempfile.mkstemp(prefix="tfdist-install-", suffix=".log")
+    os.close(descriptor)
+    with workshop(Path(tempfile.gettempdir()), Path(log), keep_log=False, verb="installed") as runner:
+        request.on_progress("installing", None)
+        environ = recipe.quiet_pip(request.environ)
 
+        def pip_install(*arguments: str) -> None:
+            command = [request.here.python, "-m", "pip", "install", *arguments]
+            runner.run(command, environ=environ, cwd=runner.guard.directory, timeout_seconds=_INSTALL_SECONDS)
 
-def _remove_stale(work: Path) -> None:
-    """Remove what builds left that not even their guardians could clean up after, such as in a loss of power."""
-    for folder in work.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _install_wheel(
-    cache: Cache, wheel: Path, here: Target, options: Options, environ: Mapping[str, str], on_progress: OnProgress
-) -> None:
-    log = cache.log(f"install-{recipe.key(here, options)}")
-    with _runner(cache, log, keep=False, verb="installed") as runner:
-        on_progress("installing", None)
-        pip = [here.python, "-m", "pip", "install"]
-        quiet = {
-            **recipe.clean(environ),
-            "PIP_NO_INPUT": "1",
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "LC_ALL": "C.UTF-8",
-        }
-        replace = [*pip, "--force-reinstall", "--no-deps", "--no-index", str(wheel)]
-        runner.run(replace, environ=quiet, cwd=runner.guard.directory, timeout_seconds=_INSTALL_SECONDS)
-        needed = [*recipe.RUNTIME, *((gpu.nccl_of(here.package),) if options.cuda else ())]
+        pip_install("--force-reinstall", "--no-deps", "--no-index", str(wheel))
+        needed = [*recipe.RUNTIME, *((gpu.nccl_of(request.here.package),) if request.options.cuda else ())]
         missing = [need for need in needed if not _is_installed(Requirement(need).name)]
         if missing:
-            runner.run([*pip, *missing], environ=quiet, cwd=runner.guard.directory, timeout_seconds=_INSTALL_SECONDS)
-        on_progress("checking", None)
-        proof = prove(environ, timeout_seconds=_PROVE_SECONDS)
+            pip_install(*missing)
+        request.on_progress("checking", None)
+        proof = prove(request.environ, timeout_seconds=_PROVE_SECONDS)
         runner.log.write(proof.output)
-        _require(proof, options)
+        _require(proof, request.options)
 
 
 def _is_installed(name: str) -> bool:

@@ -114,10 +114,11 @@ def find_installed() -> Installed | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     library = [file for file in found.files or () if str(file).startswith(_LIBRARY)]
+    is_listed = found.files is not None  # an editable installation of somebody else's has no list
     return Installed(
         version=found.version,
         record=read_record(found.read_text(RECORD)),
-        is_whole=any(os.path.exists(str(file.locate())) for file in library),
+        is_whole=not is_listed or any(os.path.exists(str(file.locate())) for file in library),
     )
 
 

@@ -136,6 +136,12 @@ def clean(inherited: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in inherited.items() if not name.startswith(_OURS)}
 
 
+def quiet_pip(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which pip asks nothing and fails in English, which causes are looked for in."""
+    quiet = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_PROGRESS_BAR": "off", "PIP_NO_COLOR": "1"}
+    return {**clean(inherited), **quiet, "LC_ALL": "C.UTF-8"}
+
+
 def environment(
     inherited: Mapping[str, str], folders: Folders, *, jobs: int, extras: Iterable[Extra] = ()
 ) -> dict[str, str]:
@@ -168,19 +174,13 @@ def environment(
         "TMPDIR": str(folders.temporary),
         "CCACHE_DISABLE": "1",  # it would leave files outside of the folder, and Horovod takes it unasked
         "PIP_USER": "0",
-        "PIP_NO_INPUT": "1",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_NO_PYTHON_VERSION_WARNING": "1",
-        "PIP_PROGRESS_BAR": "off",
-        "PIP_NO_COLOR": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",  # CMake asks TensorFlow for its folders and reads what it prints
         "CUDA_VISIBLE_DEVICES": "",
-        "LC_ALL": "C.UTF-8",  # the causes of failures are looked for in English
     }
     for extra in extras:
         ours.update(extra.variables)
-    return {**clean(inherited), **ours}
+    return {**quiet_pip(inherited), **ours}
 
 
 def _joined(*parts: Path | str | None) -> str:

@@ -34,4 +34,7 @@ def judge(framework: Framework, found: Installed | None, *, tensorflow: str) -> 
     has = [name for name, is_in in framework.horovod.items() if is_in]
     lacks = [name for name, is_in in framework.horovod.items() if not is_in]
     seen = f"{found.version}, built with {', '.join(has) or 'no transport'}"
-    return [ok("horovod", seen + (f"; without {', '.join(lacks)}" if lacks else ""))]
+    seen += f"; without {', '.join(lacks)}" if lacks else ""
+    if framework.gpus and "nccl" in lacks:
+        return [note("horovod", seen, "gradients on GPUs go through host memory", f"{_BUILD} --gpu")]
+    return [ok("horovod", seen)]

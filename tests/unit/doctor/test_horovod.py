@@ -1,5 +1,7 @@
 """What the doctor says of Horovod."""
 
+from dataclasses import replace
+
 from tfdist.build.installed import Installed, Record
 from tfdist.doctor import horovod
 from tfdist.doctor.finding import Level
@@ -32,3 +34,12 @@ def test_one_that_does_not_load() -> None:
     (finding,) = horovod.judge(BROKEN, Installed(version="0.28.1"), tensorflow="2.21.0")
     assert (finding.level, finding.cure) == (Level.WARNING, "tfdist build horovod --force")
     assert finding.seen == "0.28.1 does not load: undefined symbol: _ZN"
+
+
+def test_gpus_want_nccl() -> None:
+    on_gpus = replace(WORKS, gpus=("GPU:0",))
+    (finding,) = horovod.judge(on_gpus, Installed(version="0.28.1", record=RECORD), tensorflow="2.21.0")
+    assert (finding.level, finding.cure) == (Level.NOTE, "tfdist build horovod --gpu")
+    with_nccl = replace(on_gpus, horovod={"gloo": True, "mpi": False, "nccl": True})
+    (finding,) = horovod.judge(with_nccl, Installed(version="0.28.1", record=RECORD), tensorflow="2.21.0")
+    assert (finding.level, finding.seen) == (Level.OK, "0.28.1, built with gloo, nccl; without mpi")

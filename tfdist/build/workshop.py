@@ -1,0 +1,61 @@
+"""A place to run programs in: a temporary folder, a log, and an error that names the cause when one of them fails."""
+
+import contextlib
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfdist.build.cause import Cause, find_cause
+from tfdist.build.program import ProgramError, Runner
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.launch.resources import guarded
+
+_STALE_SECONDS = 24 * 3600.0
+
+
+@contextlib.contextmanager
+def workshop(parent: Path, log: Path, *, keep_log: bool, verb: str) -> Iterator[Runner]:
+    """Yield what runs programs; afterwards they and the temporary folder are gone.
+
+    Args:
+        parent: where the temporary folder is made.
+        log: where everything that programs say is written; it stays when one of them fails.
+        keep_log: whether it stays in any case.
+        verb: what is done in here, for the message: "built".
+    Raises:
+        ConfigError: the log cannot be written.
+        TfdistError: what was done in here failed; the message has the cause in one line, and where the log is.
+    """
+    try:
+        file = log.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the log {log} cannot be written ({error.strerror}). Name another: --log FILE") from error
+    try:
+        with file, guarded(secrets.token_hex(8), parent=parent) as guard:
+            yield Runner(guard=guard, log=file)
+    except (TfdistError, OSError) as error:
+        keep_log = True
+        raise TfdistError(_explained(error, log, verb=verb)) from error
+    finally:
+        if not keep_log:
+            log.unlink(missing_ok=True)
+
+
+def _explained(error: TfdistError | OSError, log: Path, *, verb: str) -> str:
+    why = Cause(str(error))
+    if isinstance(error, ProgramError):
+        why = find_cause(log.read_text(encoding="utf-8", errors="replace") + f"\n{error}")
+    elif isinstance(error, OSError):
+        why = find_cause(str(error))
+    cure = [f"What to do: {why.cure}"] if why.cure else []
+    return "\n".join([f"Horovod was not {verb}: {why.line}", *cure, f"The full log: {log}"])
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove what was left in a folder of temporary folders a day ago or more, for instance by a loss of power."""
+    for entry in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
