@@ -217,6 +217,7 @@ def test_a_fresh_environment_takes_the_wheel_from_the_cache(
     code, out, err = built(python=fresh_python, **no_compiler)
     assert code == 0, err
     assert "came from the cache, built with gloo; installed and works" in out
+    assert [path.name for path in cache.iterdir()] == ["wheels"]  # a cache of others, which cannot be written, will do
     assert built(python=fresh_python, **no_compiler)[1].endswith("is installed, built with gloo.\n")
 
     (site,) = fresh_python.parents[1].glob("lib/python*/site-packages")

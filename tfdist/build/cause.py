@@ -71,7 +71,7 @@ _SIGNS: Sequence[_Sign] = (
     _Sign(r"CMake Error: ([^\n]+)", r"CMake: \1"),
     _Sign(r"(?:c\+\+|g\+\+|cc1plus|clang): (?:fatal )?error: ([^\n]+)", r"the compiler: \1"),
     _Sign(r"^ERROR: ([^\n]+)", r"pip: \1"),
-    _Sign(r"^(\w*(?:Error|Exception)\b: [^\n]+)", r"\1"),
+    _Sign(r"^(?:\w+\.)*(\w*(?:Error|Exception): [^\n]+)", r"\1"),
     _Sign(r"^make(?:\[\d+\])?: \*\*\* ([^\n]+)", r"make: \1"),
 )
 
@@ -80,10 +80,11 @@ def find_cause(log: str) -> Cause:
     """Return the first cause that a log of pip, CMake, the compiler or Python tells of.
 
     Args:
-        log: all that the failed programs wrote.
+        log: all that the programs wrote; a line "$ ..." is a command.
     Returns:
         The cause; the last line of the log when nothing is recognised.
     """
+    log = "\n".join(line for line in log.splitlines() if not line.startswith("$ "))
     for sign in _SIGNS:
         found = re.search(sign.pattern, log, re.MULTILINE)
         if found:

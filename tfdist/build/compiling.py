@@ -60,10 +60,8 @@ class Build:
         self.on_progress("fetching", None)
         self._fetch_packages(recipe.TOOLS, folders.tools, environ)
         sources = self._fetch_sources(environ)
-        changes, extras = list(edits.FOR_TENSORFLOW), []
-        if self.options.cuda:
-            changes += gpu.EDITS
-            extras.append(self._fetch_cuda(self.options.cuda, environ))
+        changes = edits.FOR_TENSORFLOW + (gpu.EDITS if self.options.cuda else edits.FOR_CPU)
+        extras = [self._fetch_cuda(self.options.cuda, environ)] if self.options.cuda else []
         self.on_progress("preparing", None)
         edits.apply(changes, sources)
         environ = recipe.environment(self.inherited, folders, jobs=self.jobs, extras=extras)

@@ -66,6 +66,15 @@ FOR_TENSORFLOW = (
     ),
 )
 
+FOR_CPU = (
+    Edit(
+        "CMakeLists.txt",
+        "check_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)\n    find_package(CUDAToolkit)\n",
+        "if(FALSE)\n    find_package(CUDAToolkit)\n",
+        why="a CUDA compiler that happens to be there, and perhaps does not fit g++, has no part in it",
+    ),
+)
+
 
 def apply(edits: Iterable[Edit], root: Path) -> None:
     """Apply the edits to the sources under ``root``; either all of them or none.

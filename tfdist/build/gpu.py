@@ -31,7 +31,39 @@ _WHEELS_HOME = "nvidia/cu13"
 NCCL = "nvidia/nccl"  # in the folder of packages, beside `horovod`
 _ASK_SECONDS = 20.0
 
+_STREAM_DECLARED = """\
+// Forward declaration of AsGpuStreamValue
+namespace stream_executor {
+namespace gpu {
+GpuStreamHandle AsGpuStreamValue(Stream* stream);
+} // namespace stream_executor
+} // namespace gpu
+#if TENSORFLOW_VERSION >= 2011000000
+#include "tensorflow/compiler/xla/stream_executor/stream.h"
+#else
+#include "tensorflow/stream_executor/stream.h"
+#endif // TENSORFLOW_VERSION >= 2011000000
+"""
+_STREAM_DEFINED = """\
+#include "tensorflow/compiler/xla/stream_executor/stream.h"
+namespace stream_executor {
+namespace gpu {
+namespace {
+GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+} // namespace
+} // namespace gpu
+} // namespace stream_executor
+"""
+
 EDITS = (
+    Edit(
+        "horovod/tensorflow/mpi_ops.cc",
+        _STREAM_DECLARED,
+        _STREAM_DEFINED,
+        why="later TensorFlows do not export the function; the stream itself says which stream of CUDA it is",
+    ),
     Edit(
         "horovod/tensorflow/CMakeLists.txt",
         'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n',

@@ -6,6 +6,7 @@ killed: then the guardian of the build ends them.
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import threading
@@ -58,7 +59,7 @@ class Runner:
             ProgramError: it ended with another code than 0, or could not be started.
             DeadlineError: the deadline passed.
         """
-        self.log.write(f"$ {' '.join(command)}\n")
+        self.log.write(f"$ {shlex.join(command).splitlines()[0]}\n")
         try:
             process = subprocess.Popen(
                 command,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfdist.build.cause import Cause, find_cause
 from tfdist.build.program import ProgramError, Runner
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.launch.resources import guarded
 
 _STALE_SECONDS = 24 * 3600.0
@@ -26,6 +26,7 @@ def workshop(parent: Path, log: Path, *, keep_log: bool, verb: str) -> Iterator[
         verb: what is done in here, for the message: "built".
     Raises:
         ConfigError: the log cannot be written.
+        DeadlineError: a program took too long.
         TfdistError: what was done in here failed; the message has the cause in one line, and where the log is.
     """
     try:
@@ -37,7 +38,8 @@ def workshop(parent: Path, log: Path, *, keep_log: bool, verb: str) -> Iterator[
             yield Runner(guard=guard, log=file)
     except (TfdistError, OSError) as error:
         keep_log = True
-        raise TfdistError(_explained(error, log, verb=verb)) from error
+        kind = DeadlineError if isinstance(error, DeadlineError) else TfdistError
+        raise kind(_explained(error, log, verb=verb)) from error
     finally:
         if not keep_log:
             log.unlink(missing_ok=True)

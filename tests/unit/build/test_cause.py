@@ -66,6 +66,7 @@ IMPORT = """\
 Traceback (most recent call last):
   File "/env/lib/python3.11/site-packages/horovod/tensorflow/mpi_ops.py", line 53, in <module>
 tensorflow.python.framework.errors_impl.NotFoundError: /w/mpi_lib.so: undefined symbol: _ZN10tensorflow8OpKernelD2Ev
+python ended with code 1
 """
 
 
@@ -89,7 +90,7 @@ tensorflow.python.framework.errors_impl.NotFoundError: /w/mpi_lib.so: undefined 
         ),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_30'", "Unsupported gpu architecture", ""),
         ("error: externally-managed-environment", "this Python belongs to the system", "virtual environment"),
-        ("all went well\nthen it ended\n\n", "then it ended", ""),
+        ("$ python -c 'a.cc:1: error: x'\nall went well\nthen it ended\n\n", "then it ended", ""),
         ("", "without a word", ""),
     ],
 )

@@ -44,6 +44,6 @@ def test_a_missing_file_is_named(sources: Path) -> None:
 
 
 def test_every_edit_has_a_reason_and_changes_something() -> None:
-    for edit in (*edits.FOR_TENSORFLOW, *gpu.EDITS):
+    for edit in (*edits.FOR_TENSORFLOW, *edits.FOR_CPU, *gpu.EDITS):
         assert edit.why
         assert edit.old != edit.new

@@ -1,0 +1,119 @@
+"""Programs of a build: their lines, their failures, their deadline, and that nothing of them stays."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tfdist.build.program import Runner
+from tfdist.build.workshop import remove_stale, workshop
+from tfdist.errors import ConfigError, DeadlineError, TfdistError
+
+pytestmark = pytest.mark.timeout(60)
+DEADLINE_SECONDS = 30.0
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "the.log"
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+def run(runner: Runner, program: str, *, timeout_seconds: float = DEADLINE_SECONDS) -> list[str]:
+    lines: list[str] = []
+    runner.run(
+        [sys.executable, "-c", program],
+        environ=os.environ,
+        cwd=runner.guard.directory,
+        timeout_seconds=timeout_seconds,
+        on_line=lines.append,
+    )
+    return lines
+
+
+def test_success_leaves_nothing(work: Path, log: Path) -> None:
+    with workshop(work, log, keep_log=False, verb="built") as runner:
+        assert run(runner, "import sys; print('one'); sys.stderr.write('two\\n'); open('file', 'w')") == ["one", "two"]
+        assert (runner.guard.directory / "file").exists()
+        assert "one\ntwo\n" in log.read_text()
+    assert list(work.iterdir()) == []
+    assert not log.exists()
+
+
+def test_a_log_that_is_asked_for_stays(work: Path, log: Path) -> None:
+    with workshop(work, log, keep_log=True, verb="built") as runner:
+        run(runner, "print('one')")
+    assert "one" in log.read_text()
+
+
+def test_a_failure_is_its_cause_and_the_log_stays(work: Path, log: Path) -> None:
+    program = "print('/w/a.cc:1:2: error: no such thing'); raise SystemExit(3)"
+    with (
+        pytest.raises(TfdistError, match=r"Horovod was not built: /w/a\.cc:1: no such thing\nThe full log: ") as caught,
+        workshop(work, log, keep_log=False, verb="built") as runner,
+    ):
+        run(runner, program)
+    assert str(caught.value).endswith(str(log))
+    assert "no such thing" in log.read_text()
+    assert list(work.iterdir()) == []
+
+
+def test_a_program_that_cannot_be_started(work: Path, log: Path) -> None:
+    with (
+        pytest.raises(TfdistError, match=r"/no/program cannot be started"),
+        workshop(work, log, keep_log=False, verb="built") as runner,
+    ):
+        runner.run(["/no/program"], environ={}, cwd=work, timeout_seconds=DEADLINE_SECONDS)
+
+
+def test_a_deadline_ends_a_program_and_what_it_started(work: Path, log: Path) -> None:
+    program = "import os, subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    with (
+        pytest.raises(DeadlineError, match=r"did not end within 2 s"),
+        workshop(work, log, keep_log=False, verb="built") as runner,
+    ):
+        run(runner, program, timeout_seconds=2)
+    (child,) = (int(line) for line in log.read_text().splitlines() if line.isdecimal())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_an_interrupt_ends_a_program_and_leaves_nothing(work: Path, log: Path) -> None:
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    program = "import time; print('started', flush=True); time.sleep(600)"
+    with pytest.raises(KeyboardInterrupt), workshop(work, log, keep_log=False, verb="built") as runner:
+        runner.run(
+            [sys.executable, "-c", program],
+            environ=os.environ,
+            cwd=work,
+            timeout_seconds=DEADLINE_SECONDS,
+            on_line=interrupt,
+        )
+    assert list(work.iterdir()) == []
+    assert not log.exists()
+
+
+def test_a_log_that_cannot_be_written(work: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"--log FILE"),
+        workshop(work, tmp_path / "nowhere" / "log", keep_log=True, verb="built"),
+    ):
+        pytest.fail("it went on without a log")
+
+
+def test_only_what_is_a_day_old_is_stale(work: Path) -> None:
+    for name, age in (("old", 25), ("new", 23)):
+        (work / name).mkdir()
+        then = time.time() - age * 3600
+        os.utime(work / name, (then, then))
+    remove_stale(work)
+    assert [path.name for path in work.iterdir()] == ["new"]
