@@ -10,6 +10,9 @@ import contextlib
 import functools
 import os
 import socket
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +20,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.values import Cluster, split_address
-from tfdist.collectives.membership import Membership, sentence
+from tfdist.collectives.membership import Membership
 from tfdist.collectives.store import Store, StoreServer
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError, MissingDependencyError, WorkerLostError
 
 __all__ = ["Job", "join"]
 
 _LOOPBACK = "127.0.0.1"
-_LISTENERS = "listeners"
-# Horovod talks to every rank a thousand times a second, from a thread that nothing in Python holds up. A rank that
-# does not answer for so long is stopped, or its host is gone; 30 s, the default, is less than a swapping machine needs.
+_HERE, _DOING = "here", "doing"
+# All workers get the error of a mismatch with the same cycle of Horovod.
+_ANSWER_SECONDS = 3.0
+_EXIT_SECONDS = 5.0
 _ALONE = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
 
 
@@ -50,6 +54,36 @@ def import_horovod() -> Any:
     return hvd
 
 
+class _Stopper:
+    """Stops Horovod once: it must not be asked twice at the same time, and may not come to an end in a broken ring."""
+
+    def __init__(self, hvd: Any) -> None:
+        self._thread = threading.Thread(target=hvd.shutdown, name="tfdist-stop", daemon=True)
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def ended(self, timeout_seconds: float) -> bool:
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+
+def _leave(membership: Membership, stopper: _Stopper) -> None:
+    """End this worker's part; runs before Horovod's own handler."""
+    membership.leave()
+    if membership.cause is None:
+        return
+    stopper.begin()
+    if not stopper.ended(_EXIT_SECONDS):
+        sys.stdout.flush()
+        sys.stderr.write("tfdist: Horovod does not come to an end in the broken ring; leaving without it.\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The workers that Horovod has brought together; there is one in a process.
@@ -59,6 +93,7 @@ class Job:
         cluster: the workers.
         store: shared by them; None for one worker alone.
         membership: who of them is there; None for one worker alone.
+        stopper: stops Horovod.
         groups: process sets given when Horovod was started.
     """
 
@@ -66,13 +101,14 @@ class Job:
     cluster: Cluster
     store: Store | None
     membership: Membership | None
+    stopper: _Stopper
     groups: Mapping[tuple[int, ...], Any]
 
     def abort(self, message: str) -> None:
         """Stop Horovod on every rank: whoever waits in a reduction gets an error."""
         if self.membership is not None:
-            self.membership.leave(f"gave up: {message}")
-        self.hvd.shutdown()
+            self.membership.broken_by(f"worker {self.cluster.worker_index} gave up: {message}")
+        self.stopper.begin()
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
         """Return what a failure of a reduction means, or None if it is not Horovod's.
@@ -81,33 +117,40 @@ class Job:
             error: what TensorFlow raised.
             what: what this worker was doing.
         """
-        text = str(error)
-        if "Mismatched" in text or ("mismatch" in text.lower() and "orovod" in text):
+        me, text = self.cluster.worker_index, str(error)
+        if "Mismatched" in text:
             return DisagreementError(
-                f"workers do different things: worker {self.cluster.worker_index} was in {what}, and Horovod says: "
-                f"{_horovods_words(text)} Every worker must build the same model and call compile, fit, evaluate, "
-                "predict and reductions in the same order."
+                f"workers do different things: {self._what_all_do(what)}. Every worker must build the same model and "
+                "call compile, fit, evaluate, predict and reductions in the same order. (Horovod: "
+                f"{_horovods_words(text)})"
             )
-        if "Horovod" not in text and "gloo" not in text.lower() and "peer" not in text:
+        if "Horovod has" not in text or self.membership is None:
             return None
-        if self.membership is None:
-            return None
-        missing = self.membership.missing()
-        self.membership.leave("has stopped, because another worker had gone")
         return WorkerLostError(
-            f"worker {self.cluster.worker_index} was in {what} when the ring broke: "
-            f"{sentence(missing, self.cluster.addresses)}. See that worker's output; then start the job again. "
-            f"(Horovod: {_horovods_words(text)})"
+            f"worker {me} was in {what} when the ring broke: {self.membership.find_cause()}. See that worker's output, "
+            "then start the job again."
         )
+
+    def _what_all_do(self, what: str) -> str:
+        """Return what each worker was in when they met; all of them ask, because all of them got the error."""
+        mine, count = self.cluster.worker_index, self.cluster.num_workers
+        doing = {mine: what}
+        if self.store is not None:
+            with contextlib.suppress(OSError):
+                self.store.put(_DOING, str(mine), what.encode())
+            deadline = time.monotonic() + _ANSWER_SECONDS
+            for worker in range(count):
+                told = self.store.wait(_DOING, str(worker), max(0.0, deadline - time.monotonic()))
+                if told is not None:
+                    doing[worker] = told.decode()
+        return "; ".join(f"worker {worker} was in {doing[worker]}" for worker in sorted(doing))
 
 
 def _horovods_words(text: str) -> str:
     """Return the sentence in a TensorFlow error that is Horovod's own."""
     line = text.strip().splitlines()[0] if text.strip() else "nothing"
-    for marker in ("Mismatched", "Horovod has been", "Ranks did not"):
-        if marker in line:
-            line = line[line.index(marker) :]
-    return line.split(" [[")[0].strip()
+    begin = line.find("Mismatched")
+    return line[max(begin, 0) :].split(" [[")[0].split(" [Op:")[0].strip()
 
 
 _joined: list[Job] = []
@@ -128,9 +171,8 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
     """
     hvd = import_horovod()
     wanted = tuple(tuple(group) for group in groups)
-    if _joined and hvd.is_initialized():
+    if _joined:
         return _same(_joined[0], cluster, wanted)
-    _joined.clear()
     if hvd.is_initialized() and hvd.size() != cluster.num_workers:
         raise ConfigError(
             f"Horovod was started in this process with {hvd.size()} rank(s), but the cluster ({cluster.source}) has "
@@ -153,15 +195,22 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
         raise ConfigError("groups need Horovod started by the strategy; do not call hvd.init() before it is made.")
     if cluster.num_workers > 1 and store is None:
         store = _store_over_horovod(hvd, cluster)
-    membership = None
+    membership, stopper = None, _Stopper(hvd)
     if store is not None:
-        membership = Membership(store, index=cluster.worker_index, count=cluster.num_workers)
-        atexit.register(membership.leave, "has ended")
+        membership = Membership(
+            store,
+            index=cluster.worker_index,
+            count=cluster.num_workers,
+            addresses=cluster.addresses,
+            on_broken=stopper.begin,
+        )
+        atexit.register(_leave, membership, stopper)
     job = Job(
         hvd=hvd,
         cluster=cluster,
         store=store,
         membership=membership,
+        stopper=stopper,
         groups=dict(zip(wanted, sets, strict=True)),
     )
     _joined.append(job)
@@ -178,6 +227,11 @@ def _same(job: Job, cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> Jo
             f"Horovod runs in this process as worker {job.cluster.worker_index} of {job.cluster.num_workers}; the "
             f"cluster ({cluster.source}) says worker {cluster.worker_index} of {cluster.num_workers}. A process "
             "belongs to one job; use another process."
+        )
+    if job.membership is not None and job.membership.cause is not None:
+        raise WorkerLostError(
+            f"Horovod has stopped in this process: {job.membership.cause}. A broken ring cannot be joined again; start "
+            "the job again."
         )
     missing = [list(group) for group in groups if group not in job.groups]
     if missing:
@@ -218,7 +272,7 @@ def _check_in(cluster: Cluster, timeout_seconds: float) -> Store:
             "it make the same strategy, and does no firewall stand between?"
         )
     for worker in range(cluster.num_workers):
-        if store.wait("here", str(worker), timeout_seconds) is None:
+        if store.wait(_HERE, str(worker), timeout_seconds) is None:
             raise DeadlineError(
                 f"worker {worker} ({addresses[worker]}) has not come within {timeout_seconds:g} s; worker {me} waited "
                 "for it to make its ring strategy. See its output."
@@ -227,12 +281,10 @@ def _check_in(cluster: Cluster, timeout_seconds: float) -> Store:
 
 
 def _reach(store: Store, me: str, timeout_seconds: float) -> bool:
-    import time
-
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:
-            store.put("here", me, b"")
+            store.put(_HERE, me, b"")
             return True
         except OSError:
             if time.monotonic() > deadline:

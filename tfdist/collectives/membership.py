@@ -1,10 +1,13 @@
-"""Who of a job's workers is still there: each writes into the store once a second, and who stops has gone."""
+"""Who of a job's workers is still there: each writes into the store once a second, and who stops has gone.
+
+The first worker that finds out what broke the job writes that too, and the others read it with their next beat: all
+name the same cause, and not each the worker that happened to end next.
+"""
 
 import contextlib
-import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.collectives.store import Store
 
@@ -12,7 +15,7 @@ _BEAT_SECONDS = 1.0
 # Longer than a beat can be late on a busy machine that still runs the worker.
 _SILENT_SECONDS = 4.0
 _POLL_SECONDS = 0.2
-_SCOPE, _LAST_WORDS = "beats", "last-words"
+_BEATS, _LAST_WORDS, _CAUSE = "beats", "last-words", "cause"
 
 
 class Membership:
@@ -21,48 +24,73 @@ class Membership:
     Args:
         store: shared by the workers.
         index: this worker's.
+        addresses: of all workers, for messages; may be empty.
         count: number of workers.
+        on_broken: called once, from another thread, when another worker has found the job broken; must not block.
     """
 
-    def __init__(self, store: Store, *, index: int, count: int) -> None:
+    def __init__(
+        self, store: Store, *, index: int, count: int, addresses: Sequence[str], on_broken: Callable[[], None]
+    ) -> None:
+        self.cause: str | None = None
         self._store = store
         self._index = index
         self._count = count
+        self._addresses = addresses
+        self._on_broken = on_broken
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="tfdist-beat", daemon=True)
         self._thread.start()
 
-    def leave(self, reason: str) -> None:
-        """Say why this worker takes part no longer; the first reason stays."""
-        if not self._ended.is_set():
-            self._ended.set()
-            with contextlib.suppress(OSError):
-                self._store.put(_LAST_WORDS, str(self._index), json.dumps(reason).encode())
+    def leave(self) -> None:
+        """Say that this worker ends; where the job has broken, the store's holder stays until others know why."""
+        if self.cause is not None and self._index == 0:
+            time.sleep(2 * _BEAT_SECONDS)
+        self._ended.set()
+        with contextlib.suppress(OSError):
+            self._store.put(_LAST_WORDS, str(self._index), b"has ended")
 
-    def missing(self) -> dict[int, str]:
-        """Return the workers that have left or fallen silent, with what is known of each; waits until that is sure."""
+    def broken_by(self, cause: str) -> str:
+        """Tell all workers what broke the job, unless one has told already; return the first cause."""
+        with contextlib.suppress(OSError):
+            known = self._store.get(_CAUSE, "first")
+            cause = known.decode() if known else cause
+            self._store.put(_CAUSE, "first", cause.encode())
+        self.cause = self.cause or cause
+        return self.cause
+
+    def find_cause(self) -> str:
+        """Return who is missing, and tell all workers; waits a few seconds until that is sure."""
         deadline = time.monotonic() + _SILENT_SECONDS + _BEAT_SECONDS
-        while True:
+        while self.cause is None:
             try:
-                gone = self._missing_now()
+                missing = self._missing()
             except OSError:
-                return {} if self._index == 0 else {0: "has ended, and the job's store with it"}
-            if gone or time.monotonic() > deadline:
-                return gone
+                missing = {} if self._index == 0 else {0: "has ended, and the job's store with it"}
+            if missing or time.monotonic() > deadline:
+                return self.broken_by(sentence(missing, self._addresses))
             time.sleep(_POLL_SECONDS)
+        return self.cause
 
-    def _missing_now(self) -> dict[int, str]:
-        gone = silent(self._store.ages(_SCOPE), self._count, _SILENT_SECONDS)
+    def _missing(self) -> dict[int, str]:
+        known = self._store.get(_CAUSE, "first")
+        if known:
+            self.cause = known.decode()
+        missing = silent(self._store.ages(_BEATS), self._count, _SILENT_SECONDS)
         for worker in range(self._count):
             words = self._store.get(_LAST_WORDS, str(worker))
             if words is not None and worker != self._index:
-                gone[worker] = str(json.loads(words))
-        return {worker: gone[worker] for worker in sorted(gone)}
+                missing[worker] = words.decode()
+        return {worker: missing[worker] for worker in sorted(missing)}
 
     def _beat(self) -> None:
         while not self._ended.is_set():
             with contextlib.suppress(OSError):
-                self._store.put(_SCOPE, str(self._index), b"")
+                self._store.put(_BEATS, str(self._index), b"")
+                cause = self._store.get(_CAUSE, "first")
+                if cause and self.cause is None:
+                    self.cause = cause.decode()
+                    self._on_broken()
             self._ended.wait(_BEAT_SECONDS)
 
 

@@ -2,13 +2,19 @@
 
 Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reduction_axes`
 (`keras/src/layers/normalization/batch_normalization.py`); `SeedGenerator.next` is public, but meant to be called, not
-replaced.
+replaced; `current_path` (`keras/src/backend/common/name_scope.py`): TensorFlow's variables know their own names alone.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras.src.backend.common.name_scope import current_path
+
+
+def path_of_new_variable(name: str) -> str:
+    """Return the path that Keras gives a variable of this name that is being created, such as ``dense/kernel``."""
+    return "/".join(filter(None, [current_path(), name]))
 
 
 def override_moments(layer: keras.layers.BatchNormalization, moments: Callable[..., Any]) -> None:

@@ -20,6 +20,7 @@ from tensorflow.python.distribute import (
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.trackable import base
 
+from tfdist.compat import keras_layers
 from tfdist.compat.tf_strategies import ReduceInReplicas, owned, packed
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
@@ -110,13 +111,15 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         if replica_id > 0:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
 
+        path = keras_layers.path_of_new_variable(kwargs.get("name") or "a variable")
+
         def initial_value() -> tf.Tensor:
             value = kwargs["initial_value"]
             value = value() if callable(value) else value
             if isinstance(value, base.CheckpointInitialValue):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-            what = f"the initial value of {kwargs.get('name') or 'a variable'} {value.dtype.name} {value.shape}"
+            what = f"the initial value of {path} {value.dtype.name} {value.shape}"
             with tf.device(device), self._waiting(what):
                 return self._engine.from_first(value, what)
 

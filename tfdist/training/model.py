@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat import keras_model, tf_strategies
-from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.errors import ConfigError, TfdistError, UnsupportedError
 from tfdist.training import callbacks, layers, losses, metrics, optimizers, saving, step
 from tfdist.training.data import Batch, Layout
 from tfdist.training.workers import Workers
@@ -40,7 +40,12 @@ def _build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> 
         return
     if iterator is not None:
         data_batch = keras_model.input_of(iterator).element_spec
-    keras_model.symbolic_build(model, data_batch)
+    try:
+        keras_model.symbolic_build(model, data_batch)
+    except RuntimeError as error:  # Keras' advice on building models, with our message quoted in it
+        if isinstance(error.__context__, TfdistError):
+            raise error.__context__ from None
+        raise
 
 
 def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
