@@ -1,6 +1,7 @@
-"""What the worker processes of a step benchmark run: the same model and data, trained in one of three ways.
+"""What the worker processes of a step benchmark run: the same model and data, trained in one of several ways.
 
 - ``tensorflow loop``: TensorFlow's own strategy, in a hand-written loop;
+- ``horovod loop``: Horovod's `DistributedGradientTape` around a plain model, in the loop of its synthetic benchmark;
 - ``tfdist loop``: tfdist's strategy, in the same loop, which has none of what `fit` needs to be right;
 - ``tfdist fit``: tfdist's strategy, Keras' `compile` and `fit`.
 """
@@ -8,7 +9,7 @@
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,18 +18,17 @@ import tensorflow as tf
 
 import tfdist.strategies
 from tfdist.bench.models import MODELS
+from tfdist.strategies import registry
 
 # arm -> runs that many steps and returns their seconds; a worker process keeps what it has built
 _prepared: dict[str, Callable[[int], float]] = {}
 
 
-def prepare(arm: str, strategy: str, model: str, global_batch_size: int) -> None:
-    """Build the model of an arm and run it until it is traced and warm."""
+def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: int) -> None:
+    """Build the model of an arm and run it for so many steps, which trace and warm it."""
     if arm not in _prepared:
-        create = _tensorflow_strategy if arm == "tensorflow loop" else _tfdist_strategy
-        build = _fit if arm == "tfdist fit" else _loop
-        _prepared[arm] = build(create(strategy), model, global_batch_size)
-    _prepared[arm](3)
+        _prepared[arm] = _ARMS[arm](strategy, model, global_batch_size)
+    _prepared[arm](steps)
 
 
 def measure(arm: str, steps: int) -> float:
@@ -43,7 +43,7 @@ def _tfdist_strategy(name: str) -> tf.distribute.Strategy:
 
 @functools.cache
 def _tensorflow_strategy(name: str) -> tf.distribute.Strategy:
-    if name == "multi-worker":
+    if registry.get(name).processes == "workers":
         return tf.distribute.MultiWorkerMirroredStrategy()
     replicas = int(os.environ["TFDIST_REPLICAS_PER_WORKER"])
     if not tf.config.list_physical_devices("GPU"):
@@ -58,6 +58,30 @@ def _dataset(model: str, global_batch_size: int) -> tf.data.Dataset:
     x = draw.normal(size=(4 * global_batch_size, *shape)).astype(np.float32)
     y = draw.integers(classes, size=4 * global_batch_size)
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(global_batch_size, drop_remainder=True).cache().repeat()
+
+
+def _horovod_loop(strategy: str, model: str, global_batch_size: int) -> Callable[[int], float]:
+    """Return a runner of the loop that Horovod's documentation and synthetic benchmark show."""
+    import horovod.tensorflow as hvd
+
+    _tfdist_strategy(strategy)  # starts Horovod
+    network = MODELS[model].build()
+    optimizer = keras.optimizers.SGD(0.01)
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer.build(network.trainable_variables)
+    variables = [variable.value for variable in network.trainable_variables]
+    hvd.broadcast_variables([v.value for v in (*network.variables, *optimizer.variables)], root_rank=0)
+    iterator = iter(_dataset(model, global_batch_size // hvd.size()))
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_function(y, network(x, training=True))
+        gradients = hvd.DistributedGradientTape(tape).gradient(loss, variables)
+        optimizer.apply(gradients, network.trainable_variables)
+        return loss
+
+    return _timed(lambda: step(*next(iterator)))
 
 
 def _loop(strategy: tf.distribute.Strategy, model: str, global_batch_size: int) -> Callable[[int], float]:
@@ -81,10 +105,14 @@ def _loop(strategy: tf.distribute.Strategy, model: str, global_batch_size: int) 
     def step(batch: Any) -> tf.Tensor:
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(replica_step, args=(batch,)), axis=None)
 
+    return _timed(lambda: step(next(iterator)))
+
+
+def _timed(step: Callable[[], tf.Tensor]) -> Callable[[int], float]:
     def run(steps: int) -> float:
         began = time.perf_counter()
         for _ in range(steps):
-            loss = step(next(iterator))
+            loss = step()
         float(loss)  # as `fit` does at the end of an epoch
         return time.perf_counter() - began
 
@@ -117,3 +145,11 @@ class _Clock(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.ended = time.perf_counter()
+
+
+_ARMS: Mapping[str, Callable[[str, str, int], Callable[[int], float]]] = {
+    "tensorflow loop": lambda strategy, *rest: _loop(_tensorflow_strategy(strategy), *rest),
+    "horovod loop": _horovod_loop,
+    "tfdist loop": lambda strategy, *rest: _loop(_tfdist_strategy(strategy), *rest),
+    "tfdist fit": lambda strategy, *rest: _fit(_tfdist_strategy(strategy), *rest),
+}

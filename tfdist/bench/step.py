@@ -1,22 +1,38 @@
-"""Steps per second: tfdist with `fit` beside TensorFlow's strategy in a hand-written loop, in turns."""
+"""Steps per second: tfdist with `fit` beside its peers in hand-written loops, in turns."""
 
+import contextlib
 import json
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tfdist.bench.ratio import Ratio, ratio
-from tfdist.cluster import ports
-from tfdist.errors import TfdistError
-from tfdist.testing.environment import worker_environments
-from tfdist.testing.pool import WorkerPool
+from tfdist.bench import lanes, machine
+from tfdist.bench.ratio import Quartiles, Spread, ratio, spread
+from tfdist.errors import ConfigError
+from tfdist.strategies import registry
+from tfdist.validation import integer
 
-__all__ = ["ARMS", "Setup", "StepReport", "run"]
+__all__ = ["PEERS", "Setup", "StepReport", "arms", "run"]
 
-# arm -> which processes it shares: TensorFlow's strategy and tfdist's cannot both be the multi-worker one of a process
-ARMS: Mapping[str, str] = {"tensorflow loop": "tensorflow", "tfdist loop": "tfdist", "tfdist fit": "tfdist"}
-_CALL_SECONDS = 1800.0
+PEERS = ("tensorflow loop", "horovod loop")
+
+# arm -> the lane whose processes run it: TensorFlow's strategy and tfdist's cannot both be the multi-worker one of a
+# process. Horovod's own loop and tfdist's ring take turns in the same processes, on one and the same ring.
+_LANES: Mapping[str, str] = {
+    "tensorflow loop": "tensorflow",
+    "horovod loop": "tfdist",
+    "tfdist loop": "tfdist",
+    "tfdist fit": "tfdist",
+}
+
+
+def arms(strategy: str) -> dict[str, str]:
+    """Return what is measured for a strategy, with the lane of each.
+
+    Example:
+        >>> list(arms("mirrored"))
+        ['tensorflow loop', 'tfdist loop', 'tfdist fit']
+    """
+    return {arm: lane for arm, lane in _LANES.items() if arm != "horovod loop" or strategy == "ring"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +44,8 @@ class Setup:
         workers: number of processes.
         replicas_per_worker: replicas in each.
         model: a name from `tfdist.bench.models.MODELS`.
-        global_batch_size: examples per step over all replicas.
+        global_batch_size: examples per step over all replicas; a multiple of the number of replicas.
+        warm_up_steps: of each arm before the first measurement.
         steps: steps per measurement.
         rounds: measurements of each arm.
     """
@@ -38,8 +55,20 @@ class Setup:
     replicas_per_worker: int
     model: str
     global_batch_size: int
+    warm_up_steps: int
     steps: int
     rounds: int
+
+    def __post_init__(self) -> None:
+        registry.get(self.strategy)
+        for name in ("workers", "replicas_per_worker", "global_batch_size", "warm_up_steps", "steps", "rounds"):
+            integer(name, getattr(self, name), minimum=1)
+        replicas = self.workers * self.replicas_per_worker
+        if self.global_batch_size % replicas:
+            raise ConfigError(
+                f"the global batch has {self.global_batch_size} examples for {replicas} replicas; the peers' loops "
+                "take as many on each. Choose a multiple."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,27 +77,34 @@ class StepReport:
 
     Attributes:
         setup: what was measured.
-        seconds: arm -> seconds per step, one per round.
-        machine: processor, cores and Python.
+        seconds: arm -> seconds per step, one per round; the slowest worker's.
+        machine: processor, cores, versions, time and load.
     """
 
     setup: Setup
     seconds: Mapping[str, Sequence[float]]
-    machine: str
+    machine: Mapping[str, str]
+
+    def speed(self, peer: str) -> Quartiles | None:
+        """Return steps per second of tfdist's `fit` over those of a peer's loop; None where it was not measured."""
+        return ratio(self.seconds[peer], self.seconds["tfdist fit"]) if peer in self.seconds else None
 
     @property
-    def speed(self) -> Ratio:
-        """Steps per second of tfdist's `fit` over those of TensorFlow's loop."""
-        return ratio(self.seconds["tensorflow loop"], self.seconds["tfdist fit"])
-
-    @property
-    def correctness_cost(self) -> Ratio:
+    def correctness_cost(self) -> Quartiles:
         """Time of a step of tfdist's `fit` over that of a bare loop under the same strategy."""
         return ratio(self.seconds["tfdist fit"], self.seconds["tfdist loop"])
 
+    def throughput(self, arm: str) -> Spread:
+        """Return examples per second over all workers: those of a round by the time of its slowest worker."""
+        return spread([self.setup.global_batch_size / seconds for seconds in self.seconds[arm]])
+
     def to_json(self) -> str:
         """Return the report as JSON, ratios included."""
-        derived = {"speed": asdict(self.speed), "correctness_cost": asdict(self.correctness_cost)}
+        derived = {
+            "speed": {peer: asdict(speed) for peer in PEERS if (speed := self.speed(peer)) is not None},
+            "correctness_cost": asdict(self.correctness_cost),
+            "examples_per_second": {arm: asdict(self.throughput(arm)) for arm in self.seconds},
+        }
         return json.dumps({**asdict(self), **derived}, indent=2)
 
 
@@ -77,43 +113,42 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
 
     Args:
         setup: what to measure.
-        on_round: told of each arm and round before it is measured.
+        on_round: told of each arm and round (0: warming up) before it is measured.
     Raises:
+        MissingDependencyError: the strategy's engine is not installed.
         TfdistError: a worker failed; the message has its traceback.
 
     Example:
         >>> run(Setup(strategy="mirrored", workers=1, replicas_per_worker=2, model="convolutional",
-        ...           global_batch_size=64, steps=20, rounds=5)).speed         # doctest: +SKIP
+        ...           global_batch_size=64, warm_up_steps=3, steps=20, rounds=5)).correctness_cost    # doctest: +SKIP
     """
-    arms = list(ARMS)
-    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
-    with WorkerPool(lambda: _environments(setup)) as tensorflow, WorkerPool(lambda: _environments(setup)) as tfdist:
-        pools = {"tensorflow": tensorflow, "tfdist": tfdist}
-        common = {"strategy": setup.strategy, "model": setup.model, "global_batch_size": setup.global_batch_size}
-        for arm in arms:
+    lane_of = arms(setup.strategy)
+    order = list(lane_of)
+    seconds: dict[str, list[float]] = {arm: [] for arm in order}
+    about = machine.describe()
+    with contextlib.ExitStack() as stack:
+        pools = {
+            name: stack.enter_context(
+                lanes.lane(setup.strategy, workers=setup.workers, replicas_per_worker=setup.replicas_per_worker)
+            )
+            for name in dict.fromkeys(lane_of.values())
+        }
+        for arm in reversed(order):  # tfdist's first: what is missing is then known before the others have started
             on_round(arm, 0)
-            _call(pools[ARMS[arm]], "prepare", {"arm": arm, **common})
+            lanes.call(
+                pools[lane_of[arm]],
+                "tfdist.bench.arms:prepare",
+                arm=arm,
+                strategy=setup.strategy,
+                model=setup.model,
+                global_batch_size=setup.global_batch_size,
+                steps=setup.warm_up_steps,
+            )
         for number in range(setup.rounds):
-            for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
+            turn = number % len(order)
+            for arm in order[turn:] + order[:turn]:
                 on_round(arm, number + 1)
-                took = _call(pools[ARMS[arm]], "measure", {"arm": arm, "steps": setup.steps})
+                took = lanes.call(pools[lane_of[arm]], "tfdist.bench.arms:measure", arm=arm, steps=setup.steps)
                 seconds[arm].append(max(took) / setup.steps)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return StepReport(setup=setup, seconds=seconds, machine=machine)
-
-
-def _environments(setup: Setup) -> list[dict[str, str]]:
-    return worker_environments(
-        os.environ,
-        strategy=setup.strategy,
-        ports=ports.free_ports(setup.workers),
-        replicas_per_worker=setup.replicas_per_worker,
-    )
-
-
-def _call(pool: WorkerPool, function: str, arguments: Mapping[str, object]) -> list[float]:
-    replies = pool.call(f"tfdist.bench.arms:{function}", arguments, timeout_seconds=_CALL_SECONDS)
-    for reply in sorted(replies, key=lambda reply: reply.seconds):
-        if reply.status != "returned":
-            raise TfdistError(f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}")
-    return [reply.value for reply in replies]
+    about["load average at the end"] = machine.describe()["load average"]
+    return StepReport(setup=setup, seconds=seconds, machine=about)

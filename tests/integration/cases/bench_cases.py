@@ -1,0 +1,31 @@
+"""What the benchmark's workers are made to do in its tests."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdist.bench import engines
+
+
+def wrong_elements_without_a_sum(elements: list[int]) -> int:
+    """An engine that hands back what it was given."""
+
+    def broken(tensors: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
+        return lambda: [tf.identity(tensor) for tensor in tensors]
+
+    engines._horovod = broken
+    return engines.prepare("horovod", elements, warm_up=1)
+
+
+def wrong_elements_of_a_sum_out_of_place(elements: list[int]) -> int:
+    """An engine that sums right, and puts every element one further."""
+
+    def broken(tensors: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
+        sums = [
+            sum(engines.values(count, tensor=tensor, worker=worker) for worker in (0, 1))
+            for tensor, count in enumerate(elements)
+        ]
+        return lambda: [tf.roll(tf.constant(total), 1, axis=0) for total in sums]
+
+    engines._horovod = broken
+    return engines.prepare("horovod", elements, warm_up=1)

@@ -1,0 +1,158 @@
+"""The all-reduce benchmark without workers: turns, engines that are missing, figures, table and picture."""
+
+import contextlib
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfdist.bench import all_reduce, lanes, picture, table
+from tfdist.bench.all_reduce import Report, Row, Setup
+from tfdist.errors import ConfigError, MissingDependencyError
+
+HINT = "Horovod is not installed. Install it: tfdist build horovod"
+SECONDS = {"tensorflow": 0.8, "multi-worker": 0.4, "horovod": 0.2, "ring": 0.1}
+
+
+class Workers:
+    """Stands for the worker processes of all engines: notes who was called, and answers with fixed times."""
+
+    def __init__(self, missing: tuple[str, ...] = ()) -> None:
+        self.missing = missing
+        self.calls: list[tuple[str, str]] = []
+        self.running = True
+
+    def call(self, pool: Any, target: str, **arguments: Any) -> list[Any]:
+        function, engine = target.rpartition(":")[2], arguments.get("engine", "")
+        self.calls.append((function, engine))
+        if function == "start" and engine in self.missing:
+            raise MissingDependencyError(HINT)
+        if function == "measure":
+            return [SECONDS[engine] / 2, SECONDS[engine]]
+        return [[256, 512]] * 2 if function == "gradients" else [1, 2]
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    found = Workers()
+    monkeypatch.setattr(lanes, "lane", lambda strategy, workers: contextlib.nullcontext(found))
+    monkeypatch.setattr(lanes, "call", found.call)
+    return found
+
+
+def setup(**changes: Any) -> Setup:
+    given = {"engines": tuple(SECONDS), "workers": 2, "sizes": (4096,), "gradients": None, "rounds": 4}
+    return Setup(**{**given, **changes})
+
+
+def report(**changes: Any) -> Report:
+    seconds = {engine: [t, t, 2 * t] for engine, t in SECONDS.items()}
+    wrong = dict.fromkeys(SECONDS, 0)
+    row = Row(name="4M", elements=[1 << 20], calls=2, seconds=seconds, wrong=wrong)
+    model = Row(name="resnet50", elements=[1000, 64], calls=2, seconds=seconds, wrong={**wrong, "ring": 3})
+    about = dict.fromkeys(("processor", "cores", "tensorflow", "horovod", "python", "time"), "x")
+    machine = {**about, "load average": "0.1", "load average at the end": "1.9"}
+    given = {"setup": setup(workers=4), "rows": [row, model], "left_out": {}, "machine": machine}
+    return Report(**{**given, **changes})
+
+
+def test_engines_take_turns_and_another_one_begins_each_round(workers: Workers) -> None:
+    all_reduce.run(setup())
+    turns = [engine for function, engine in workers.calls if function == "measure"]
+    rounds = [turns[first : first + 4] for first in range(0, 16, 4)]
+    assert [sorted(each) for each in rounds] == [sorted(SECONDS)] * 4
+    assert [each[0] for each in rounds] == list(SECONDS)
+
+
+def test_the_slower_worker_counts_and_wrong_elements_of_all_workers_do(workers: Workers) -> None:
+    (row,) = all_reduce.run(setup(rounds=2)).rows
+    assert row.seconds["ring"] == [0.1, 0.1]
+    assert row.wrong["ring"] == 3
+
+
+def test_gradients_are_one_more_row_of_many_tensors(workers: Workers) -> None:
+    rows = all_reduce.run(setup(gradients="resnet50")).rows
+    assert [(row.name, list(row.elements), row.bytes) for row in rows] == [
+        ("4K", [1024], 4096),
+        ("resnet50", [256, 512], 3072),
+    ]
+
+
+def test_an_engine_that_is_not_installed_is_left_out_with_the_cure(workers: Workers) -> None:
+    workers.missing = ("horovod", "ring")
+    found = all_reduce.run(setup())
+    assert found.left_out == {"horovod": HINT, "ring": HINT}
+    assert list(found.rows[0].seconds) == ["tensorflow", "multi-worker"]
+    assert found.rows[0].speed("multi-worker", "horovod") is None
+    assert f"horovod, ring left out: {HINT}" in table.footer(found)
+
+
+def test_an_engine_that_was_asked_for_must_be_there(workers: Workers) -> None:
+    workers.missing = ("ring",)
+    with pytest.raises(MissingDependencyError, match="tfdist build horovod"):
+        all_reduce.run(setup(engines=("ring",)), leave_out=False)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"workers": 1}, {"workers": True}, {"rounds": 0}, {"engines": ()}, {"engines": ("gloo",)}]
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        setup(**changes)
+
+
+def test_figures_are_those_of_nccl_tests() -> None:
+    row = report().rows[0]
+    assert row.time("ring").median == 0.1
+    assert row.algorithm_bandwidth("ring").median == pytest.approx(4 * 2**20 / 0.1)
+    assert row.bus_bandwidth("ring", 4).median == pytest.approx(1.5 * 4 * 2**20 / 0.1)
+    assert row.bus_bandwidth("ring", 4).lower == pytest.approx(1.5 * 4 * 2**20 * (0.5 / 0.1 + 0.5 / 0.2))
+    assert row.speed("ring", "tensorflow").median == pytest.approx(8.0)
+    assert row.speed("horovod", "horovod") is None
+
+
+def test_the_table_has_a_line_for_each_engine_under_its_columns() -> None:
+    found = report()
+    head = table.header(found.setup)[-2]
+    lines = [line for row in found.rows for line in table.lines(row, found.setup)]
+    assert len(lines) == 8
+    assert {len(line) for line in lines} == {len(head)}
+    ring = lines[3]
+    assert ring.split()[:5] == ["4M", str(1 << 20), "float", "sum", "ring"]
+    assert ring.endswith("2.00 [2.00-2.00]")
+    assert ring[head.index("algbw") : head.index("algbw") + 5].strip() == "0.042"
+    assert lines[7][head.index("#wrong") : head.index("#wrong") + 6].strip() == "3"
+
+
+def test_the_footer_says_what_the_gradients_are_and_where_it_ran() -> None:
+    told = "\n".join(table.footer(report()))
+    assert "resnet50: the gradients of the model, 2 tensors" in told
+    assert "load 0.1 before, 1.9 after" in told
+
+
+def test_the_report_is_json_with_its_figures() -> None:
+    read = json.loads(report().to_json())
+    assert read["rows"][0]["seconds"]["ring"] == [0.1, 0.1, 0.2]
+    results = {(each["name"], each["engine"]): each for each in read["results"]}
+    assert results["resnet50", "ring"]["wrong"] == 3
+    assert results["4M", "ring"]["speed"]["tensorflow"]["median"] == pytest.approx(8.0)
+    assert set(results["4M", "tensorflow"]["speed"]) == {"horovod"}
+
+
+@pytest.mark.parametrize(("rows", "width"), [(slice(None), 2400), (slice(1), 1200), (slice(1, 2), 1200)])
+def test_the_picture_has_a_panel_for_sizes_and_one_for_gradients(tmp_path: Path, rows: slice, width: int) -> None:
+    full = report()
+    picture.draw(report(rows=full.rows[rows]), tmp_path / "all-reduce.png")
+    data = (tmp_path / "all-reduce.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert struct.unpack(">II", data[16:24]) == (width, 1000)
+
+
+def test_without_matplotlib_the_picture_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'tfdist\[demo\]'"):
+        picture.require_matplotlib()

@@ -1,0 +1,43 @@
+"""What a benchmark ran on."""
+
+import importlib.metadata
+import os
+import platform
+from datetime import datetime
+from pathlib import Path
+
+__all__ = ["describe"]
+
+
+def describe() -> dict[str, str]:
+    """Return processor, cores, versions, the time, and how much else the machine does (the load average).
+
+    Example:
+        >>> sorted(describe())
+        ['cores', 'horovod', 'load average', 'processor', 'python', 'tensorflow', 'time']
+    """
+    return {
+        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        "tensorflow": _version("tensorflow"),
+        "horovod": _version("horovod"),
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "load average": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    for line in information.read_text(encoding="utf-8").splitlines() if information.is_file() else ():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
