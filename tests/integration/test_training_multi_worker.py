@@ -1,4 +1,7 @@
-"""Multi-worker training beside what the equivalence matrix compares: agreement, files, data, failure."""
+"""Training over several workers, beside what the matrix compares: agreement, files, data, failure.
+
+Every registered strategy that runs in several processes goes through all of it.
+"""
 
 import os
 import subprocess
@@ -11,17 +14,19 @@ import keras
 import pytest
 
 from tfdist.cluster import ports
+from tfdist.strategies import registry
 from tfdist.testing.environment import worker_environments
 from tfdist.testing.pool import Reply, WorkerPool
 
 DEADLINE_SECONDS = 120
 CASES = Path(__file__).parent / "cases"
+STRATEGIES = [name for name in registry.names() if registry.get(name).processes == "workers"]
 
 
-def start(workers: int) -> WorkerPool:
+def start(strategy: str, workers: int) -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
-        made = worker_environments(os.environ, strategy="multi-worker", ports=free, replicas_per_worker=1)
+        made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=1)
         return [environment | {"PYTHONPATH": str(CASES)} for environment in made]
 
     pool = WorkerPool(environments)
@@ -29,9 +34,9 @@ def start(workers: int) -> WorkerPool:
     return pool
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    with start(2) as workers:
+@pytest.fixture(scope="module", params=STRATEGIES)
+def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+    with start(request.param, 2) as workers:
         yield workers
 
 
@@ -132,8 +137,9 @@ def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) ->
         assert "Let the model return those" in seen["string"]
 
 
-def test_a_worker_that_waits_in_vain_is_told() -> None:
-    with start(2) as workers:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_worker_that_waits_in_vain_is_told(strategy: str) -> None:
+    with start(strategy, 2) as workers:
         waiting, left = call(workers, "waits_for_one_who_left", seconds=5.0)
     assert left == "left"
     assert "this worker has waited 5 s in" in waiting
@@ -163,12 +169,13 @@ model.fit(np.zeros((80, 4)), np.zeros((80, 1)), batch_size=8, epochs=1000, verbo
 """
 
 
-def test_a_killed_worker_ends_the_job_and_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_killed_worker_ends_the_job_and_is_named(strategy: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(KILLED_AT_STEP_3)
     (environment, *_) = worker_environments(os.environ, strategy=None, ports=ports.free_ports(1), replicas_per_worker=1)
     quiet = {name: value for name, value in environment.items() if not name.startswith("TFDIST_")}
-    command = [sys.executable, "-m", "tfdist", "run", "--strategy", "multi-worker", "-n", "3", "--grace-seconds", "2"]
+    command = [sys.executable, "-m", "tfdist", "run", "--strategy", strategy, "-n", "3", "--grace-seconds", "2"]
     done = subprocess.run(
         [*command, str(script)],
         env=quiet,

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import carriers, signature
+from tfdist.collectives import carriers, tracing
 from tfdist.compat import horovod_ops
 
 __all__ = ["Ring"]
@@ -159,7 +159,7 @@ def _described(kind: str, tensor: tf.Tensor, label: str, shape: tf.TensorShape |
 
 
 def _name(entry: str) -> str:
-    traced = signature.current()
+    traced = tracing.current_signature()
     return "tfdist_eager" if traced is None else f"tfdist_{traced.add(entry)}"
 
 

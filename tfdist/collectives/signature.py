@@ -1,10 +1,6 @@
 """What a function reduces, in order, so that workers whose functions differ can be told before they wait in vain."""
 
 import hashlib
-import weakref
-from typing import Any
-
-import tensorflow as tf
 
 
 class Signature:
@@ -50,16 +46,3 @@ def first_difference(mine: list[str], theirs: list[str]) -> tuple[int, str, str]
     pairs = list(zip(mine + [pad] * (length - len(mine)), theirs + [pad] * (length - len(theirs)), strict=True))
     position = next((index for index, (a, b) in enumerate(pairs) if a != b), length)
     return (position, *pairs[position]) if position < length else (position, pad, pad)
-
-
-_of_graph: "weakref.WeakKeyDictionary[Any, Signature]" = weakref.WeakKeyDictionary()
-
-
-def current() -> Signature | None:
-    """Return the signature of the function that is being traced, its conditions and loops included; None eagerly."""
-    if tf.executing_eagerly():
-        return None
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    return _of_graph.setdefault(graph, Signature())

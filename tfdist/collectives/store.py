@@ -44,7 +44,9 @@ class StoreServer:
 
     def __init__(self, host: str, port: int) -> None:
         self._server = _Server((host, port), _Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="tfdist-store", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="tfdist-store", daemon=True
+        )
         self._thread.start()
         written = f"[{host}]" if ":" in host else host
         self.address = f"{written}:{self._server.server_port}"

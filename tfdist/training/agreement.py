@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import signature
+from tfdist.collectives import signature, tracing
 from tfdist.errors import DisagreementError
 from tfdist.training.workers import Workers
 
@@ -58,7 +58,7 @@ class Signatures:
         Raises:
             DisagreementError: on every worker; it names the first difference and two workers that have it.
         """
-        mine = signature.current()
+        mine = tracing.current_signature()
         if self._workers.count == 1 or mine is None or not mine.entries or mine.digest in self._alike:
             return
         with tf.init_scope():

@@ -189,7 +189,8 @@ def predictions_of_kinds() -> dict[str, Any]:
 
 def waits_for_one_who_left(seconds: float) -> str:
     """Worker 1 leaves before the last epoch; return what worker 0 is told."""
-    patient = tfdist.strategies.MultiWorkerMirroredStrategy(replicas_per_worker=1, timeout_seconds=seconds)
+    name = os.environ["TFDIST_STRATEGY"]
+    patient = tfdist.strategies.create(name, replicas_per_worker=1, timeout_seconds=seconds)
     with patient.scope():
         network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         network.compile("sgd", "mse")
@@ -204,9 +205,9 @@ def waits_for_one_who_left(seconds: float) -> str:
 
 
 def several_strategies() -> list[bool]:
-    """A second multi-worker strategy and one within each worker, models of different sizes, in turns."""
+    """A second strategy over the workers and one within each worker, models of different sizes, in turns."""
     finite = []
-    second = tfdist.strategies.MultiWorkerMirroredStrategy(replicas_per_worker=1)
+    second = tfdist.strategies.create(os.environ["TFDIST_STRATEGY"], replicas_per_worker=1)
     local = tfdist.strategies.MirroredStrategy(["CPU:0"])
     for scope, units in ((second, 33), (local, 5), (STRATEGY, 8), (second, 2)):
         with scope.scope():
