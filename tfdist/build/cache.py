@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import tempfile
 import time
 import zipfile
@@ -37,8 +38,23 @@ class Cache:
 
     @property
     def work(self) -> Path:
-        """Where builds have their temporary folders."""
+        """Where wheels are before they are put in place, and builds have their temporary folders."""
         return self.root / "work"
+
+    @property
+    def workplace(self) -> Path:
+        """Where a build has its temporary folder; TensorFlow's flags for a compiler cannot carry a path with spaces.
+
+        Raises:
+            ConfigError: neither the cache nor the folder for temporary files has a path without spaces.
+        """
+        for place in (self.work, Path(tempfile.gettempdir())):
+            if not any(sign.isspace() for sign in str(place)):
+                return place
+        raise ConfigError(
+            f"the paths of the cache, {str(self.root)!r}, and of the folder for temporary files, {str(place)!r}, both "
+            "have spaces, which Horovod's build cannot carry. Name another for one of them: export TMPDIR=/path"
+        )
 
     def log(self, key: str) -> Path:
         """Return where the log of the last failed build of this key is."""
@@ -61,9 +77,16 @@ class Cache:
         """Put a wheel in its place at once: others see the old file, or the whole new one."""
         place = self.wheel(key, name)
         place.parent.mkdir(parents=True, exist_ok=True)
-        with wheel.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(wheel, place)
+        with wheel.open("rb") as source, tempfile.NamedTemporaryFile(dir=self.work, delete=False) as copy:
+            try:
+                shutil.copyfileobj(source, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
+                os.chmod(copy.name, 0o644)
+                os.replace(copy.name, place)
+            except BaseException:
+                os.unlink(copy.name)
+                raise
         return place
 
 

@@ -163,7 +163,7 @@ def _build(request: _Request, *, force: bool, jobs: int | None, log: Path | None
         if kept:
             return kept
         remove_stale(cache.work)
-        with workshop(cache.work, log or cache.log(key), keep_log=log is not None, verb="built") as runner:
+        with workshop(cache.workplace, log or cache.log(key), keep_log=log is not None, verb="built") as runner:
             build = Build(
                 target=request.here,
                 options=request.options,

@@ -59,5 +59,9 @@ def remove_stale(folder: Path) -> None:
     """Remove what was left in a folder of temporary folders a day ago or more, for instance by a loss of power."""
     for entry in folder.iterdir():
         with contextlib.suppress(OSError):
-            if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
+            if time.time() - entry.stat().st_mtime <= _STALE_SECONDS:
+                continue
+            if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()

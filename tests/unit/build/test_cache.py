@@ -52,7 +52,25 @@ def test_a_wheel_is_put_in_place_and_found(cache: Cache, tmp_path: Path) -> None
     place = cache.put(wheel_in(tmp_path / "new.whl"), "key", "a.whl")
     assert cache.find("key", "a.whl") == place
     assert cache.find("other", "a.whl") is None
-    assert not (tmp_path / "new.whl").exists()
+    assert list(cache.work.iterdir()) == []
+
+
+def test_a_wheel_that_cannot_be_put_in_place_leaves_nothing(cache: Cache, tmp_path: Path) -> None:
+    cache.wheel("key", "a.whl").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        cache.put(wheel_in(tmp_path / "new.whl"), "key", "a.whl")
+    assert list(cache.work.iterdir()) == []
+
+
+def test_a_build_works_where_the_path_has_no_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = open_cache({"TFDIST_CACHE_DIR": str(tmp_path / "plain")})
+    spaced = open_cache({"TFDIST_CACHE_DIR": str(tmp_path / "with a space")})
+    assert plain.workplace == plain.work
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert spaced.workplace == tmp_path
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "my files"))
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        _ = spaced.workplace
 
 
 def test_a_damaged_wheel_counts_for_none(cache: Cache, tmp_path: Path) -> None:

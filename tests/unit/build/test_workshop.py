@@ -114,6 +114,8 @@ def test_only_what_is_a_day_old_is_stale(work: Path) -> None:
     for name, age in (("old", 25), ("new", 23)):
         (work / name).mkdir()
         then = time.time() - age * 3600
-        os.utime(work / name, (then, then))
+        (work / f"{name} file").write_text("")
+        for path in (work / name, work / f"{name} file"):
+            os.utime(path, (then, then))
     remove_stale(work)
-    assert [path.name for path in work.iterdir()] == ["new"]
+    assert sorted(path.name for path in work.iterdir()) == ["new", "new file"]
