@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,13 @@ def processes(pool: WorkerPool) -> list[psutil.Process]:
     return [psutil.Process(reply.value[1]) for reply in call(pool, "echo", value=None)]
 
 
+def until(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
+
+
 def gone(found: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(found, timeout=10)[1]
 
@@ -49,6 +56,16 @@ def test_every_worker_answers_and_processes_stay(pool: WorkerPool) -> None:
     assert [reply.value[0] for reply in first] == [0, 1]
     assert first[1].value[2] == {"a": [1, "ü"]}
     assert [reply.value[1] for reply in first] == [reply.value[1] for reply in second]
+
+
+def test_paused_processes_stand_still_and_go_on(pool: WorkerPool) -> None:
+    workers = processes(pool)
+    with pool.paused():
+        assert until(lambda: all(worker.status() == psutil.STATUS_STOPPED for worker in workers))
+    assert [reply.status for reply in call(pool, "echo", value=None)] == ["returned", "returned"]
+    with pool.paused():
+        pool.close()
+    assert gone(workers)
 
 
 def test_an_exception_travels_with_its_bases_and_leaves_the_processes(pool: WorkerPool) -> None:

@@ -24,9 +24,20 @@ class Workers:
     def __init__(self, missing: tuple[str, ...] = ()) -> None:
         self.missing = missing
         self.calls: list[tuple[str, str]] = []
-        self.running = True
+        self.spins = True
 
-    def call(self, pool: Any, target: str, **arguments: Any) -> list[Any]:
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        raise AssertionError("a lane that has its turn is not held")
+        yield
+
+    def call(self, target: str, **arguments: Any) -> list[Any]:
         function, engine = target.rpartition(":")[2], arguments.get("engine", "")
         self.calls.append((function, engine))
         if function == "start" and engine in self.missing:
@@ -39,8 +50,7 @@ class Workers:
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     found = Workers()
-    monkeypatch.setattr(lanes, "lane", lambda strategy, workers: contextlib.nullcontext(found))
-    monkeypatch.setattr(lanes, "call", found.call)
+    monkeypatch.setattr(lanes, "Lane", lambda strategy, workers: found)
     return found
 
 

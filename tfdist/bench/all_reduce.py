@@ -4,11 +4,11 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from tfdist.bench import lanes, machine, message
 from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.errors import ConfigError, MissingDependencyError
-from tfdist.testing.pool import WorkerPool
 from tfdist.validation import integer
 
 __all__ = ["ENGINES", "PEERS", "Report", "Row", "Setup", "run"]
@@ -152,26 +152,26 @@ def run(
     """
     about = machine.describe()
     with contextlib.ExitStack() as stack:
-        pools: dict[str, WorkerPool] = {}
+        found: dict[str, lanes.Lane] = {}
         for name in dict.fromkeys(ENGINES[engine] for engine in setup.engines):
             strategy = None if name == "tensorflow" else name
-            pools[name] = stack.enter_context(lanes.lane(strategy, workers=setup.workers))
-        lane_of = {engine: pools[ENGINES[engine]] for engine in setup.engines}
+            found[name] = stack.enter_context(lanes.Lane(strategy, workers=setup.workers))
+        lane_of = {engine: found[ENGINES[engine]] for engine in setup.engines}
         left_out = _start(lane_of, leave_out)
         rows = []
-        for name, elements in _messages(setup, pools) if lane_of else ():
+        for name, elements in _messages(setup, lane_of) if lane_of else ():
             rows.append(_row(setup, lane_of, name, elements, on_turn))
             on_row(rows[-1])
     about["load average at the end"] = machine.describe()["load average"]
     return Report(setup=setup, rows=rows, left_out=left_out, machine=about)
 
 
-def _start(lane_of: dict[str, WorkerPool], leave_out: bool) -> dict[str, str]:
+def _start(lane_of: dict[str, lanes.Lane], leave_out: bool) -> dict[str, str]:
     """Start every engine; take out those that cannot run, and return why."""
     left_out = {}
-    for engine, pool in list(lane_of.items()):
+    for engine, lane in list(lane_of.items()):
         try:
-            lanes.call(pool, f"{_WORKER}:start", engine=engine)
+            lane.call(f"{_WORKER}:start", engine=engine)
         except MissingDependencyError as error:
             if not leave_out:
                 raise
@@ -180,17 +180,17 @@ def _start(lane_of: dict[str, WorkerPool], leave_out: bool) -> dict[str, str]:
     return left_out
 
 
-def _messages(setup: Setup, pools: Mapping[str, WorkerPool]) -> Iterator[tuple[str, list[int]]]:
+def _messages(setup: Setup, lane_of: Mapping[str, lanes.Lane]) -> Iterator[tuple[str, list[int]]]:
     for size in setup.sizes:
         yield message.shown(size), [size // 4]
     if setup.gradients is not None:
-        pool = next(pool for pool in pools.values() if pool.running)
-        yield setup.gradients, lanes.call(pool, f"{_WORKER}:gradients", model=setup.gradients)[0]
+        lane = next(iter(lane_of.values()))
+        yield setup.gradients, lane.call(f"{_WORKER}:gradients", model=setup.gradients)[0]
 
 
 def _row(
     setup: Setup,
-    lane_of: Mapping[str, WorkerPool],
+    lane_of: Mapping[str, lanes.Lane],
     name: str,
     elements: Sequence[int],
     on_turn: Callable[[str, str, int], None],
@@ -198,13 +198,17 @@ def _row(
     engines, calls = list(lane_of), message.calls(4 * sum(elements))
     seconds: dict[str, list[float]] = {engine: [] for engine in engines}
     wrong = {}
+
+    def call(engine: str, function: str, **arguments: Any) -> list[Any]:
+        with lanes.turn(lane_of[engine], set(lane_of.values())) as lane:
+            return lane.call(f"{_WORKER}:{function}", engine=engine, **arguments)
+
     for engine in engines:
         on_turn(name, engine, 0)
-        prepare = {"engine": engine, "elements": elements, "warm_up": _WARM_UP_CALLS}
-        wrong[engine] = sum(lanes.call(lane_of[engine], f"{_WORKER}:prepare", **prepare))
+        wrong[engine] = sum(call(engine, "prepare", elements=elements, warm_up=_WARM_UP_CALLS))
     for number in range(setup.rounds):
         turn = number % len(engines)
         for engine in engines[turn:] + engines[:turn]:
             on_turn(name, engine, number + 1)
-            seconds[engine].append(max(lanes.call(lane_of[engine], f"{_WORKER}:measure", engine=engine, calls=calls)))
+            seconds[engine].append(max(call(engine, "measure", calls=calls)))
     return Row(name=name, elements=elements, calls=calls, seconds=seconds, wrong=wrong)

@@ -6,8 +6,6 @@
 - ``tfdist fit``: tfdist's strategy, Keras' `compile` and `fit`.
 """
 
-import functools
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,9 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdist.strategies
+from tfdist.bench import strategies
 from tfdist.bench.models import MODELS
-from tfdist.strategies import registry
 
 # arm -> runs that many steps and returns their seconds; a worker process keeps what it has built
 _prepared: dict[str, Callable[[int], float]] = {}
@@ -36,22 +33,6 @@ def measure(arm: str, steps: int) -> float:
     return _prepared[arm](steps)
 
 
-@functools.cache
-def _tfdist_strategy(name: str) -> tf.distribute.Strategy:
-    return tfdist.strategies.from_environment({**os.environ, "TFDIST_STRATEGY": name})
-
-
-@functools.cache
-def _tensorflow_strategy(name: str) -> tf.distribute.Strategy:
-    if registry.get(name).processes == "workers":
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    replicas = int(os.environ["TFDIST_REPLICAS_PER_WORKER"])
-    if not tf.config.list_physical_devices("GPU"):
-        tfdist.strategies.use_logical_cpus(replicas)
-        return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
-    return tf.distribute.MirroredStrategy([f"GPU:{index}" for index in range(replicas)])
-
-
 def _dataset(model: str, global_batch_size: int) -> tf.data.Dataset:
     shape, classes = MODELS[model].input_shape, MODELS[model].classes
     draw = np.random.default_rng(7)
@@ -64,7 +45,7 @@ def _horovod_loop(strategy: str, model: str, global_batch_size: int) -> Callable
     """Return a runner of the loop that Horovod's documentation and synthetic benchmark show."""
     import horovod.tensorflow as hvd
 
-    _tfdist_strategy(strategy)  # starts Horovod
+    strategies.of_tfdist(strategy)  # starts Horovod
     network = MODELS[model].build()
     optimizer = keras.optimizers.SGD(0.01)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -148,8 +129,8 @@ class _Clock(keras.callbacks.Callback):
 
 
 _ARMS: Mapping[str, Callable[[str, str, int], Callable[[int], float]]] = {
-    "tensorflow loop": lambda strategy, *rest: _loop(_tensorflow_strategy(strategy), *rest),
+    "tensorflow loop": lambda strategy, *rest: _loop(strategies.of_tensorflow(strategy), *rest),
     "horovod loop": _horovod_loop,
-    "tfdist loop": lambda strategy, *rest: _loop(_tfdist_strategy(strategy), *rest),
-    "tfdist fit": lambda strategy, *rest: _fit(_tfdist_strategy(strategy), *rest),
+    "tfdist loop": lambda strategy, *rest: _loop(strategies.of_tfdist(strategy), *rest),
+    "tfdist fit": lambda strategy, *rest: _fit(strategies.of_tfdist(strategy), *rest),
 }

@@ -5,7 +5,6 @@
 - ``multi-worker`` and ``ring``: tfdist's strategies, one `all_reduce` of a list of tensors in a replica.
 """
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import tfdist.strategies
 from tfdist import cluster as clusters
+from tfdist.bench import strategies
 from tfdist.bench.models import MODELS
 
 _LARGEST = 125
@@ -86,17 +85,9 @@ def values(count: int, *, tensor: int, worker: int) -> np.ndarray:
 
 
 def _strategy_of(engine: str) -> tf.distribute.Strategy:
-    return _tensorflow_strategy() if engine == "tensorflow" else _tfdist_strategy()
-
-
-@functools.cache
-def _tensorflow_strategy() -> tf.distribute.Strategy:
-    return tf.distribute.MultiWorkerMirroredStrategy()
-
-
-@functools.cache
-def _tfdist_strategy() -> tf.distribute.Strategy:
-    return tfdist.strategies.from_environment()  # that of this lane; the ring starts Horovod
+    if engine == "tensorflow":
+        return strategies.of_tensorflow("multi-worker")
+    return strategies.of_tfdist("ring" if engine == "horovod" else engine)  # the ring starts Horovod
 
 
 def _through_strategy(strategy: Any, tensors: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from tfdist.bench import lanes, machine
 from tfdist.bench.ratio import Quartiles, Spread, ratio, spread
@@ -127,28 +128,29 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
     seconds: dict[str, list[float]] = {arm: [] for arm in order}
     about = machine.describe()
     with contextlib.ExitStack() as stack:
-        pools = {
+        found = {
             name: stack.enter_context(
-                lanes.lane(setup.strategy, workers=setup.workers, replicas_per_worker=setup.replicas_per_worker)
+                lanes.Lane(
+                    None if name == "tensorflow" else setup.strategy,
+                    workers=setup.workers,
+                    replicas_per_worker=setup.replicas_per_worker,
+                )
             )
             for name in dict.fromkeys(lane_of.values())
         }
+
+        def call(arm: str, function: str, **arguments: Any) -> list[Any]:
+            with lanes.turn(found[lane_of[arm]], found.values()) as lane:
+                return lane.call(f"tfdist.bench.arms:{function}", arm=arm, **arguments)
+
+        what = {"strategy": setup.strategy, "model": setup.model, "global_batch_size": setup.global_batch_size}
         for arm in reversed(order):  # tfdist's first: what is missing is then known before the others have started
             on_round(arm, 0)
-            lanes.call(
-                pools[lane_of[arm]],
-                "tfdist.bench.arms:prepare",
-                arm=arm,
-                strategy=setup.strategy,
-                model=setup.model,
-                global_batch_size=setup.global_batch_size,
-                steps=setup.warm_up_steps,
-            )
+            call(arm, "prepare", **what, steps=setup.warm_up_steps)
         for number in range(setup.rounds):
             turn = number % len(order)
             for arm in order[turn:] + order[:turn]:
                 on_round(arm, number + 1)
-                took = lanes.call(pools[lane_of[arm]], "tfdist.bench.arms:measure", arm=arm, steps=setup.steps)
-                seconds[arm].append(max(took) / setup.steps)
+                seconds[arm].append(max(call(arm, "measure", steps=setup.steps)) / setup.steps)
     about["load average at the end"] = machine.describe()["load average"]
     return StepReport(setup=setup, seconds=seconds, machine=about)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -125,6 +125,20 @@ class WorkerPool:
             if any(reply.status in ("exited", "silent") for reply in replies):
                 self.end()
             return replies
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold the processes where they are for the time of the ``with`` block, so that they use no processor.
+
+        They do not notice that this process dies meanwhile, unless the kernel tells them.
+        """
+        for process in self._processes:
+            process.popen.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in self._processes:
+                process.popen.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         """End the processes; the next call starts new ones."""

@@ -1,0 +1,84 @@
+"""The benchmarks with real workers: what they check, their columns and files; never how fast anything was."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.bench import message
+from tfdist.testing.environment import worker_environments
+from tfdist.testing.pool import WorkerPool
+
+ROOT = Path(__file__).parents[2]
+CASES = Path(__file__).parent / "cases"
+ENGINES = ["tensorflow", "multi-worker", "horovod", "ring"]
+
+
+def bench(*arguments: str, timeout_seconds: float, path: Path | str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tfdist", "bench", *arguments]
+    environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_seconds)
+
+
+@pytest.mark.timeout(300)
+def test_all_reduce_measures_every_engine_and_finds_every_sum_right(tmp_path: Path) -> None:
+    done = bench(
+        *("all-reduce", "--min-bytes", "4K", "--max-bytes", "64K", "--factor", "16", "--gradients", "convolutional"),
+        *("--rounds", "2", "--json", str(tmp_path / "report.json"), "--plot", str(tmp_path / "plot.png")),
+        timeout_seconds=280,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if " float " in line]
+    assert [(row[0], row[1], row[4]) for row in rows] == [
+        (size, count, engine)
+        for size, count in (("4K", "1024"), ("64K", "16384"), ("convolutional", "93962"))
+        for engine in ENGINES
+    ]
+    assert "8 tensors, 0.4 MB" in done.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["left_out"] == {}
+    for result in report["results"]:
+        assert result["wrong"] == 0, result
+        seconds = report["rows"][[row["name"] for row in report["rows"]].index(result["name"])]["seconds"]
+        assert len(seconds[result["engine"]]) == 2
+        expected = sorted(message.bus_bandwidth(result["bytes"], each, 2) for each in seconds[result["engine"]])
+        assert expected[0] <= result["bus_bandwidth"]["median"] <= expected[1]
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(300)
+def test_a_step_on_the_ring_is_measured_beside_both_peers(tmp_path: Path) -> None:
+    done = bench(
+        *("step", "--strategy", "ring", "--model", "convolutional", "--batch-size", "8"),
+        *("--steps", "2", "--rounds", "1", "--json", str(tmp_path / "report.json")),
+        timeout_seconds=280,
+    )
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads((tmp_path / "report.json").read_text())
+    assert list(report["seconds"]) == ["tensorflow loop", "horovod loop", "tfdist loop", "tfdist fit"]
+    for arm, (seconds,) in report["seconds"].items():
+        assert report["examples_per_second"][arm] == {"mean": pytest.approx(8 / seconds), "deviation": 0.0}
+        assert f"{arm}, examples per second" in done.stdout
+    for peer in ("tensorflow loop", "horovod loop"):
+        assert report["speed"][peer]["median"] * report["seconds"]["tfdist fit"][0] == pytest.approx(
+            report["seconds"][peer][0]
+        )
+        assert f"speed of fit, against the {peer}" in done.stdout
+
+
+@pytest.mark.timeout(120)
+def test_wrong_elements_are_counted() -> None:
+    # one of two workers by itself, whose engines do not talk
+    def environments() -> list[dict[str, str]]:
+        first, _ = worker_environments(os.environ, strategy=None, ports=[41000, 41001], replicas_per_worker=1)
+        return [{**first, "PYTHONPATH": str(CASES)}]
+
+    with WorkerPool(environments) as pool:
+        for case in ("wrong_elements_without_a_sum", "wrong_elements_of_a_sum_out_of_place"):
+            (reply,) = pool.call(f"bench_cases:{case}", {"elements": [1000, 24]}, timeout_seconds=100)
+            assert reply.status == "returned", reply.detail
+            # all of them, but for those that happen to be equal
+            assert 1000 <= reply.value <= 1024
