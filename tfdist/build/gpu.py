@@ -29,6 +29,7 @@ COMPILER = tuple(
 )
 _WHEELS_HOME = "nvidia/cu13"
 NCCL = "nvidia/nccl"  # in the folder of packages, beside `horovod`
+RUN_PATH = f"$ORIGIN/../../{NCCL}/lib"
 _ASK_SECONDS = 20.0
 
 _STREAM_DECLARED = """\
@@ -63,14 +64,6 @@ EDITS = (
         _STREAM_DECLARED,
         _STREAM_DEFINED,
         why="later TensorFlows do not export the function; the stream itself says which stream of CUDA it is",
-    ),
-    Edit(
-        "horovod/tensorflow/CMakeLists.txt",
-        'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n',
-        'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n'
-        "set_target_properties(${TF_TARGET_LIB} PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE "
-        f'INSTALL_RPATH "$ORIGIN/../../{NCCL}/lib")\n',
-        why="NCCL's wheel lies beside Horovod wherever both are installed, and not where the build found it",
     ),
     Edit(
         "horovod/common/ops/cuda/CMakeLists.txt",

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from tfdist.build import gpu, recipe, target
+from tfdist.build import gpu, mpi, recipe, target
 from tfdist.build.cache import Cache, folder, locked, open_cache
 from tfdist.build.compiling import Build, OnProgress
 from tfdist.build.installed import Proof, find_installed, misfit, prove
@@ -191,14 +191,20 @@ def _install_wheel(wheel: Path, request: _Request) -> None:
             runner.run(command, environ=environ, cwd=runner.guard.directory, timeout_seconds=_INSTALL_SECONDS)
 
         pip_install("--force-reinstall", "--no-deps", "--no-index", str(wheel))
-        needed = [*recipe.RUNTIME, *((gpu.nccl_of(request.here.package),) if request.options.cuda else ())]
-        missing = [need for need in needed if not _is_installed(Requirement(need).name)]
+        missing = [need for need in _needed(request) if not _is_installed(Requirement(need).name)]
         if missing:
             pip_install(*missing)
         request.on_progress("checking", None)
         proof = prove(request.environ, timeout_seconds=_PROVE_SECONDS)
         runner.log.write(proof.output)
         _require(proof, request.options)
+
+
+def _needed(request: _Request) -> list[str]:
+    """What Horovod needs at run time: its own requirements, and the libraries of what is built in."""
+    cuda, with_mpi = request.options.cuda, request.options.mpi
+    nccl = [gpu.nccl_of(request.here.package)] if cuda else []
+    return [*recipe.RUNTIME, *nccl, *([mpi.WHEEL] if with_mpi and with_mpi.home is None else [])]
 
 
 def _is_installed(name: str) -> bool:

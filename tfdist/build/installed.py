@@ -48,6 +48,7 @@ class Record:
         built_in: the transports.
         revision: that of the recipe.
         cuda: the release of the CUDA toolkit that compiled it; empty without GPUs.
+        mpi: the MPI that is built in; empty without.
     """
 
     tensorflow: str
@@ -55,6 +56,7 @@ class Record:
     built_in: tuple[str, ...]
     revision: int
     cuda: str = ""
+    mpi: str = ""
 
     @classmethod
     def of(cls, target: Target, options: Options) -> "Record":
@@ -65,6 +67,7 @@ class Record:
             built_in=options.built_in,
             revision=recipe.REVISION,
             cuda=options.cuda.version if options.cuda else "",
+            mpi=options.mpi.version if options.mpi else "",
         )
 
     def to_json(self) -> str:
@@ -86,6 +89,7 @@ def read_record(text: str | None) -> Record | None:
             built_in=tuple(map(str, said["built_in"])),
             revision=int(said["revision"]),
             cuda=str(said.get("cuda", "")),
+            mpi=str(said.get("mpi", "")),
         )
     except (ValueError, KeyError, TypeError):
         return None
@@ -148,6 +152,8 @@ def misfit(found: Installed, target: Target, options: Options) -> str:
         return f"it was built without {' and '.join(missing)}"
     if options.cuda and record.cuda != options.cuda.version:
         return f"it was built with CUDA {record.cuda}"
+    if options.mpi and record.mpi != options.mpi.version:
+        return f"it was built with {record.mpi}"
     return ""
 
 

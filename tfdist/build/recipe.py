@@ -22,7 +22,7 @@ RUNTIME = ("cloudpickle", "psutil", "pyyaml", "packaging")
 
 # Ours to decide: a variable of these names would change what is built behind the back of the key.
 _OURS = (
-    *("HOROVOD_", "CMAKE_", "CUDA", "CCL_", "MAKE", "MFLAGS", "DESTDIR"),
+    *("HOROVOD_", "CMAKE_", "CUDA", "CCL_", "MPI_", "I_MPI_", "MAKE", "MFLAGS", "DESTDIR"),
     *("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_HASHES"),
 )
 _HEADERS = ("external/highwayhash", "external/farmhash_archive/src")  # TensorFlow includes them as if they stood on top
@@ -31,7 +31,7 @@ _BYTES_PER_JOB = 1_500_000_000  # what the compiler takes for a file that includ
 
 @dataclass(frozen=True, kw_only=True)
 class Toolkit:
-    """A CUDA toolkit.
+    """What an option is built with: CUDA, or an MPI.
 
     Attributes:
         version: its release, ``13.0``.
@@ -48,14 +48,16 @@ class Options:
 
     Attributes:
         cuda: the toolkit that compiles the parts for GPUs; with one NCCL is built in, too.
+        mpi: the MPI that is built in.
     """
 
     cuda: Toolkit | None = None
+    mpi: Toolkit | None = None
 
     @property
     def built_in(self) -> tuple[str, ...]:
         """The transports, as ``hvd.gloo_built()`` and its like will name them."""
-        return ("gloo", "nccl") if self.cuda else ("gloo",)
+        return ("gloo", *(("mpi",) if self.mpi else ()), *(("nccl",) if self.cuda else ()))
 
 
 def key(target: Target, options: Options) -> str:
@@ -73,6 +75,7 @@ def key(target: Target, options: Options) -> str:
         target.libc,
         "-".join(options.built_in),
         f"cuda{options.cuda.version}" if options.cuda else "",
+        options.mpi.version if options.mpi else "",
         f"r{REVISION}",
     )
     return "-".join(part for part in parts if part)
@@ -120,10 +123,12 @@ class Extra:
     Attributes:
         variables: of the environment.
         path: folders in front of PATH.
+        libraries: folders in front of LD_LIBRARY_PATH.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     path: tuple[Path, ...] = ()
+    libraries: tuple[Path, ...] = ()
 
 
 def clean(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -143,13 +148,14 @@ def quiet_pip(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment(
-    inherited: Mapping[str, str], folders: Folders, *, jobs: int, extras: Iterable[Extra] = ()
+    inherited: Mapping[str, str], folders: Folders, options: Options, *, jobs: int, extras: Iterable[Extra] = ()
 ) -> dict[str, str]:
     """Return the environment in which Horovod is fetched and built.
 
     Args:
         inherited: this process' environment.
         folders: the folders of the build.
+        options: what is built in.
         jobs: how many files are compiled at once.
         extras: what the options add.
     """
@@ -158,7 +164,7 @@ def environment(
     switches = {
         "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITH_GLOO": "1",
-        "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITH_MPI" if options.mpi else "HOROVOD_WITHOUT_MPI": "1",
         "HOROVOD_WITHOUT_PYTORCH": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITHOUT_NVTX": "1",
@@ -178,6 +184,9 @@ def environment(
         "TF_CPP_MIN_LOG_LEVEL": "3",  # CMake asks TensorFlow for its folders and reads what it prints
         "CUDA_VISIBLE_DEVICES": "",
     }
+    libraries = [path for extra in extras for path in extra.libraries]
+    if libraries:
+        ours["LD_LIBRARY_PATH"] = _joined(*libraries, inherited.get("LD_LIBRARY_PATH"))
     for extra in extras:
         ours.update(extra.variables)
     return {**quiet_pip(inherited), **ours}

@@ -8,8 +8,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from tfdist.build import Options, Outcome, install
-from tfdist.build.gpu import toolkit
+from tfdist.build import Options, Outcome, gpu, install, mpi
 from tfdist.cli.interrupts import unwinding
 
 _STEP_PERCENT = 10  # of the compilation, for a line where there is no terminal
@@ -21,12 +20,19 @@ def command() -> None:
 
 
 @command.command(epilog="Exit code: 0 when Horovod works, 1 when it was not built, 2 when the request makes no sense.")
-@click.option("--gpu", is_flag=True, help="Build NCCL in; CUDA's compiler and NCCL come as wheels.")
+@click.option("--gpu", "with_gpu", is_flag=True, help="Build NCCL in; CUDA's compiler and NCCL come as wheels.")
 @click.option(
     "--cuda-home",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     metavar="FOLDER",
     help="With --gpu: compile with the CUDA toolkit in this folder.",
+)
+@click.option("--mpi", "with_mpi", is_flag=True, help="Build MPI in, for mpirun; Open MPI comes as a wheel.")
+@click.option(
+    "--mpi-home",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    metavar="FOLDER",
+    help="With --mpi: the MPI in this folder.",
 )
 @click.option("--force", is_flag=True, help="Build anew, whatever is installed or kept.")
 @click.option("--no-install", "only_cache", is_flag=True, help="Make and keep the wheel, install nothing.")
@@ -40,7 +46,14 @@ def command() -> None:
     help="Write here what the programs of the build say; without it the log is kept when the build fails.",
 )
 def horovod(
-    gpu: bool, cuda_home: Path | None, force: bool, only_cache: bool, jobs: int | None, log: Path | None
+    with_gpu: bool,
+    cuda_home: Path | None,
+    with_mpi: bool,
+    mpi_home: Path | None,
+    force: bool,
+    only_cache: bool,
+    jobs: int | None,
+    log: Path | None,
 ) -> None:
     """Install Horovod 0.28.1, built for the TensorFlow of this Python environment.
 
@@ -52,6 +65,7 @@ def horovod(
     \b
     tfdist build horovod                 minutes the first time, seconds from the cache, nothing when it is installed
     tfdist build horovod --gpu           with NCCL, for drivers of CUDA 13 (580 and later)
+    tfdist build horovod --mpi           with MPI, for mpirun
     tfdist build horovod --no-install    fill the cache, for instance while an image is made
     tfdist build horovod --force         build anew
 
@@ -62,12 +76,17 @@ def horovod(
     An installed Horovod that was built for another TensorFlow is replaced; one with more built in than was asked for
     stays, and so does one of another source that works.
     """
-    if cuda_home and not gpu:
+    if cuda_home and not with_gpu:
         raise click.UsageError("--cuda-home is a part of --gpu, which was not given.")
+    if mpi_home and not with_mpi:
+        raise click.UsageError("--mpi-home is a part of --mpi, which was not given.")
+    options = Options(
+        cuda=gpu.toolkit(cuda_home) if with_gpu else None, mpi=mpi.toolkit(mpi_home) if with_mpi else None
+    )
     started = time.monotonic()
     with unwinding(), _Watch() as watch:
         outcome = install(
-            Options(cuda=toolkit(cuda_home) if gpu else None),
+            options,
             force=force,
             only_cache=only_cache,
             jobs=jobs,

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from tfdist import build
+from tfdist.build import mpi
 from tfdist.build.gpu import FROM_WHEELS
 from tfdist.cli.build import described
 from tfdist.cli.main import main
@@ -19,7 +20,17 @@ BUILT = build.Outcome(
 def test_help_teaches() -> None:
     done = CliRunner().invoke(main, ["build", "horovod", "--help"])
     assert done.exit_code == 0
-    for word in ("--gpu", "--force", "--no-install", "--jobs", "--log", "g++", "TFDIST_CACHE_DIR", "Exit code"):
+    for word in (
+        "--gpu",
+        "--mpi",
+        "--force",
+        "--no-install",
+        "--jobs",
+        "--log",
+        "g++",
+        "TFDIST_CACHE_DIR",
+        "Exit code",
+    ):
         assert word in done.output
     assert "horovod" in CliRunner().invoke(main, ["build", "--help"]).output
 
@@ -37,6 +48,8 @@ def test_what_was_done_is_said() -> None:
         ["--jobs", "0"],
         ["--jobs", "many"],
         ["--gpus"],
+        ["--mpi-home", "/"],
+        ["--mpi", "--mpi-home", "/proc"],
         ["--cuda-home", "/"],
         ["--gpu", "--cuda-home", "/nowhere"],
         ["--log", "/"],
@@ -57,8 +70,9 @@ def test_options_reach_the_build_and_its_stages_the_user(monkeypatch: pytest.Mon
         return BUILT
 
     monkeypatch.setattr("tfdist.cli.build.install", install)
-    done = CliRunner().invoke(main, ["build", "horovod", "--gpu", "--force", "--no-install", "--jobs", "3"])
+    done = CliRunner().invoke(main, ["build", "horovod", "--gpu", "--mpi", "--force", "--no-install", "--jobs", "3"])
     assert done.exit_code == 0
+    assert asked["options"].mpi == mpi.FROM_WHEEL
     assert (asked["options"].cuda, asked["force"], asked["only_cache"], asked["jobs"]) == (
         FROM_WHEELS,
         True,

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from tfdist.build import edits, gpu
+from tfdist.build.compiling import changes_for
 from tfdist.build.edits import Edit
+from tfdist.build.recipe import Options, Toolkit
 from tfdist.errors import UnsupportedError
 
 FIRST = Edit("a/CMakeLists.txt", "list(xla)\n", "", why="it does not compile")
@@ -41,6 +43,29 @@ def test_a_missing_file_is_named(sources: Path) -> None:
     (sources / "setup.py").unlink()
     with pytest.raises(UnsupportedError, match=r"no readable setup\.py"):
         edits.apply([FIRST, SECOND], sources)
+
+
+def test_where_a_library_looks_for_others(tmp_path: Path) -> None:
+    path = tmp_path / "horovod" / "tensorflow" / "CMakeLists.txt"
+    path.parent.mkdir(parents=True)
+    before = 'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n'
+    path.write_text(before)
+    edits.apply([edits.run_path(["$ORIGIN/a", "$ORIGIN/b"], linked=False)], tmp_path)
+    added = path.read_text().removeprefix(before)
+    assert 'INSTALL_RPATH "$ORIGIN/a;$ORIGIN/b"' in added
+    assert "USE_LINK_PATH FALSE" in added
+
+
+def test_what_is_changed_for_what() -> None:
+    mpi = Options(mpi=Toolkit(version="openmpi5"))
+    own = Options(mpi=Toolkit(version="openmpi4.1-0a1b2c3d", home=Path("/opt/mpi")))
+    both = Options(mpi=mpi.mpi, cuda=Toolkit(version="13.0"))
+    assert changes_for(Options()) == edits.FOR_TENSORFLOW + edits.FOR_CPU
+    assert changes_for(mpi)[:-1] == changes_for(Options())
+    assert "$ORIGIN/../../../.." in changes_for(mpi)[-1].new
+    assert "USE_LINK_PATH TRUE" in changes_for(own)[-1].new
+    assert set(gpu.EDITS) < set(changes_for(both))
+    assert "$ORIGIN/../../nvidia/nccl/lib;$ORIGIN/../../../.." in changes_for(both)[-1].new
 
 
 def test_every_edit_has_a_reason_and_changes_something() -> None:

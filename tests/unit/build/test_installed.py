@@ -14,12 +14,13 @@ from tfdist.build.target import Target
 
 TARGET = Target.example()
 RECORD = Record.of(TARGET, Options())
+MPI = Options(mpi=Toolkit(version="openmpi5"))
 GPU = Options(cuda=Toolkit(version="13.0"))
 OURS = Installed(version=recipe.VERSION, record=RECORD)
 
 
 def test_a_record_survives_its_file() -> None:
-    for options in (Options(), GPU):
+    for options in (Options(), GPU, MPI):
         record = Record.of(TARGET, options)
         assert read_record(record.to_json()) == record
 
@@ -53,6 +54,9 @@ def test_what_does() -> None:
     with_cuda = replace(OURS, record=Record.of(TARGET, GPU))
     assert misfit(with_cuda, TARGET, GPU) == ""
     assert misfit(with_cuda, TARGET, Options(cuda=Toolkit(version="12.4"))) == "it was built with CUDA 13.0"
+    with_mpi = replace(OURS, record=Record.of(TARGET, MPI))
+    assert misfit(with_mpi, TARGET, MPI) == ""
+    assert misfit(with_mpi, TARGET, Options(mpi=Toolkit(version="mpich4.1"))) == "it was built with openmpi5"
 
 
 @pytest.mark.parametrize(
