@@ -144,7 +144,7 @@ def _kept(request: _Request) -> Outcome | None:
         built_in = found.record.built_in
     elif found.record is None and found.is_whole:
         request.on_progress("checking", None)
-        built_in = prove(request.environ, timeout_seconds=_PROVE_SECONDS).built_in
+        built_in = prove(request.environ, on_gpus=bool(request.options.cuda), timeout_seconds=_PROVE_SECONDS).built_in
     if not set(request.options.built_in) <= set(built_in):
         return None
     return Outcome(version=found.version, tensorflow=request.here.version, built_in=built_in, was="installed")
@@ -195,7 +195,7 @@ def _install_wheel(wheel: Path, request: _Request) -> None:
         if missing:
             pip_install(*missing)
         request.on_progress("checking", None)
-        proof = prove(request.environ, timeout_seconds=_PROVE_SECONDS)
+        proof = prove(request.environ, on_gpus=bool(request.options.cuda), timeout_seconds=_PROVE_SECONDS)
         runner.log.write(proof.output)
         _require(proof, request.options)
 

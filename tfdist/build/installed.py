@@ -23,7 +23,8 @@ RECORD = "tfdist-build.json"  # beside METADATA in the folder of the distributio
 _MARK = "tfdist-build:"
 _LIBRARY = "horovod/tensorflow/mpi_lib"
 
-# One process, so no rendezvous: it shows that the library loads, starts its thread and reduces.
+# One process, so no rendezvous: it shows that the library loads, starts its thread and reduces; where TensorFlow has a
+# GPU, the tensor lies on it, and driver, CUDA and NCCL have to fit each other.
 _PROGRAM = f"""
 import json, os
 import tensorflow as tf
@@ -177,21 +178,27 @@ def proof_command() -> list[str]:
     return [sys.executable, "-P", "-c", _PROGRAM]
 
 
-def proof_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which Horovod believes to be the only process."""
+def proof_environment(inherited: Mapping[str, str], *, on_gpus: bool) -> dict[str, str]:
+    """Return an environment in which Horovod believes to be the only process.
+
+    Args:
+        inherited: this process' environment.
+        on_gpus: whether GPUs are used, where there are some.
+    """
     launchers = ("HOROVOD_", "OMPI_", "PMI", "PMIX_", "SLURM_", "TF_CONFIG", "TFDIST_")
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONFAULTHANDLER": "1"}
-    return {**{name: value for name, value in inherited.items() if not name.startswith(launchers)}, **quiet}
+    alone = {name: value for name, value in inherited.items() if not name.startswith(launchers)}
+    gpus = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if on_gpus else {"CUDA_VISIBLE_DEVICES": ""}
+    return {**alone, **gpus, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONFAULTHANDLER": "1"}
 
 
-def prove(environ: Mapping[str, str], *, timeout_seconds: float) -> Proof:
+def prove(environ: Mapping[str, str], *, on_gpus: bool, timeout_seconds: float) -> Proof:
     """Return whether the installed Horovod works, with a deadline."""
     process = subprocess.Popen(
         proof_command(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=proof_environment(environ),
+        env=proof_environment(environ, on_gpus=on_gpus),
         start_new_session=True,
         text=True,
         errors="replace",

@@ -22,7 +22,8 @@ RUNTIME = ("cloudpickle", "psutil", "pyyaml", "packaging")
 
 # Ours to decide: a variable of these names would change what is built behind the back of the key.
 _OURS = (
-    *("HOROVOD_", "CMAKE_", "CUDA", "CCL_", "MPI_", "I_MPI_", "MAKE", "MFLAGS", "DESTDIR"),
+    *("HOROVOD_", "CMAKE_", "CCL_", "MPI_", "I_MPI_", "MAKE", "MFLAGS", "DESTDIR"),
+    *("CUDA_HOME", "CUDA_PATH", "CUDACXX", "CUDAFLAGS", "CUDAARCHS", "CUDAHOSTCXX", "CUDAToolkit_"),
     *("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_HASHES"),
 )
 _HEADERS = ("external/highwayhash", "external/farmhash_archive/src")  # TensorFlow includes them as if they stood on top
@@ -182,7 +183,6 @@ def environment(
         "PIP_USER": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",  # CMake asks TensorFlow for its folders and reads what it prints
-        "CUDA_VISIBLE_DEVICES": "",
     }
     libraries = [path for extra in extras for path in extra.libraries]
     if libraries:

@@ -81,8 +81,17 @@ def test_the_child_believes_to_be_alone() -> None:
         "SLURM_PROCID": "1",
         "PATH": "/bin",
     }
-    assert not set(installed.proof_environment(inherited)) & (inherited.keys() - {"PATH"})
-    assert installed.proof_environment(inherited)["PATH"] == "/bin"
+    for on_gpus in (False, True):
+        made = installed.proof_environment(inherited, on_gpus=on_gpus)
+        assert not set(made) & (inherited.keys() - {"PATH"})
+        assert made["PATH"] == "/bin"
+
+
+def test_the_child_opens_gpus_only_where_they_are_built_in() -> None:
+    inherited = {"CUDA_VISIBLE_DEVICES": "1"}
+    assert installed.proof_environment(inherited, on_gpus=False)["CUDA_VISIBLE_DEVICES"] == ""
+    on_gpus = installed.proof_environment(inherited, on_gpus=True)
+    assert (on_gpus["CUDA_VISIBLE_DEVICES"], on_gpus["TF_FORCE_GPU_ALLOW_GROWTH"]) == ("1", "true")
 
 
 def test_a_file_is_added_to_a_wheel_and_to_its_list(tmp_path: Path) -> None:
