@@ -1,11 +1,8 @@
 """`tfdist verify`: the equivalence matrix on this machine."""
 
-import contextlib
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -14,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from tfdist import verify
+from tfdist.cli.interrupts import unwinding
 from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
 from tfdist.verify.report import Cell, Report
@@ -70,7 +68,7 @@ def command(
         _print_list(rows, columns)
         return
     on_stdout = json_path == "-"
-    with _terminated_like_interrupted(), _Watch(rows, columns, baseline=baseline) as watch:
+    with unwinding(), _Watch(rows, columns, baseline=baseline) as watch:
         report = verify.run(
             rows, columns, baseline=baseline, jobs=jobs, deadline_seconds=timeout_seconds, on_cell=watch.show
         )
@@ -158,19 +156,3 @@ class _Watch:
         if not self._console.is_terminal:
             kind = " plain" if cell.baseline else ""
             click.echo(f"{cell.column}{kind} {cell.feature}: {cell.text} ({cell.seconds:.1f} s)", err=True)
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that every process that was started ends."""
-
-    def leave(number: int, _frame: Any) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,5 +1,6 @@
 """The command's words; nothing is built here."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tfdist import build
 from tfdist.build import mpi
 from tfdist.build.gpu import FROM_WHEELS
 from tfdist.cli.build import described
+from tfdist.cli.interrupts import unwinding
 from tfdist.cli.main import main
 from tfdist.errors import TfdistError
 
@@ -82,6 +84,24 @@ def test_options_reach_the_build_and_its_stages_the_user(monkeypatch: pytest.Mon
     lines = [line for line in done.output.splitlines() if line.startswith("compiling")]
     assert (lines[0], lines[-1]) == ("compiling 0%", "compiling 100%")
     assert len(lines) <= 11
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_unwinds_the_stack(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as caught, unwinding():
+        signal.raise_signal(number)
+    assert caught.value.code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with unwinding():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_failure_is_the_message_and_1(monkeypatch: pytest.MonkeyPatch) -> None:
