@@ -217,4 +217,5 @@ def _print_steps(reports: list[step_bench.StepReport]) -> None:
         f"quartile], examples per second as mean +- 1.96 standard deviations; {about['processor']}, {about['cores']} "
         f"cores, TensorFlow {about['tensorflow']}, {about['time']}, load {about['load average']}",
         highlight=False,
+        markup=False,
     )
