@@ -131,23 +131,48 @@ def locked(cache: Cache, key: str, *, timeout_seconds: float, on_wait: Callable[
         TfdistError: the file system knows no locks.
     """
     path = cache.root / "locks" / f"{key}.lock"
-    deadline, waiting = time.monotonic() + timeout_seconds, False
     with path.open("a+", encoding="utf-8") as file:
-        while not _take(file.fileno(), path):
+
+        def holder() -> str:
             file.seek(0)
-            holder = f"process {file.read().strip() or '?'}"
-            if not waiting:
-                on_wait(holder)
-                waiting = True
-            if time.monotonic() > deadline:
-                raise DeadlineError(
-                    f"{holder} has been building the same for more than {timeout_seconds:g} s. End it, then try again."
-                )
-            time.sleep(_LOOK_SECONDS)
+            return f"process {file.read().strip() or '?'}"
+
+        _wait(file.fileno(), path, holder, timeout_seconds=timeout_seconds, on_wait=on_wait)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+@contextlib.contextmanager
+def locked_folder(place: Path, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a folder, in which nothing is written for that; otherwise like `locked`."""
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        _wait(descriptor, place, lambda: "another process", timeout_seconds=timeout_seconds, on_wait=on_wait)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait(
+    descriptor: int,
+    path: Path,
+    holder: Callable[[], str],
+    *,
+    timeout_seconds: float,
+    on_wait: Callable[[str], None],
+) -> None:
+    deadline, waiting = time.monotonic() + timeout_seconds, False
+    while not _take(descriptor, path):
+        if not waiting:
+            on_wait(holder())
+            waiting = True
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"{holder()} has been doing the same for more than {timeout_seconds:g} s. End it, then try again."
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def _take(descriptor: int, path: Path) -> bool:
@@ -157,7 +182,7 @@ def _take(descriptor: int, path: Path) -> bool:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
         raise TfdistError(
-            f"{path} cannot be locked ({_reason(error)}); its file system may know no locks. "
-            "Name a folder on another: export TFDIST_CACHE_DIR=/path"
+            f"{path} cannot be locked ({_reason(error)}); its file system may know no locks. Use a folder on another: "
+            "for the cache, export TFDIST_CACHE_DIR=/path."
         ) from error
     return True

@@ -7,6 +7,7 @@ Example:
 
 import importlib.metadata
 import os
+import sysconfig
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from tfdist.build import gpu, mpi, recipe, target
-from tfdist.build.cache import Cache, folder, locked, open_cache
+from tfdist.build.cache import Cache, folder, locked, locked_folder, open_cache
 from tfdist.build.compiling import Build, OnProgress
 from tfdist.build.installed import Proof, find_installed, misfit, prove
 from tfdist.build.recipe import Options
@@ -98,7 +99,9 @@ def install(
     kept_wheel = None if force else request.kept_wheel()
     wheel = kept_wheel or _build(request, force=force, jobs=jobs, log=log)
     if not only_cache:
-        _install_wheel(wheel.path, request)
+        kept = _install_alone(wheel.path, request)
+        if kept:
+            return kept
     return Outcome(
         version=recipe.VERSION,
         tensorflow=request.here.version,
@@ -177,6 +180,21 @@ def _build(request: _Request, *, force: bool, jobs: int | None, log: Path | None
 
 def _jobs() -> int:
     return recipe.jobs(processors=len(os.sched_getaffinity(0)), available_bytes=psutil.virtual_memory().available)
+
+
+def _install_alone(wheel: Path, request: _Request) -> Outcome | None:
+    """Install; two at once would mix their files. Return what another process installed meanwhile, if that does."""
+    waited: list[str] = []
+
+    def say(holder: str) -> None:
+        waited.append(holder)
+        request.on_progress(f"waiting for {holder}, which installs Horovod here", None)
+
+    with locked_folder(Path(sysconfig.get_path("purelib")), timeout_seconds=_INSTALL_SECONDS, on_wait=say):
+        kept = _kept(request) if waited else None
+        if kept is None:
+            _install_wheel(wheel, request)
+        return kept
 
 
 def _install_wheel(wheel: Path, request: _Request) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.build.cache import Cache, folder, locked, open_cache
+from tfdist.build.cache import Cache, folder, locked, locked_folder, open_cache
 from tfdist.errors import ConfigError, DeadlineError
 
 
@@ -92,10 +92,24 @@ def test_who_waits_is_told_for_whom_and_not_for_ever(cache: Cache) -> None:
     ):
         assert told == []
         with (
-            pytest.raises(DeadlineError, match=f"process {os.getpid()} has been building the same"),
+            pytest.raises(DeadlineError, match=f"process {os.getpid()} has been doing the same"),
             locked(cache, "key", timeout_seconds=0.1, on_wait=told.append),
         ):
             pytest.fail("two had the same lock")
     assert told == [f"process {os.getpid()}"]
     with locked(cache, "key", timeout_seconds=0.1, on_wait=told.append):
+        assert len(told) == 1
+
+
+def test_a_folder_is_locked_without_a_file(tmp_path: Path) -> None:
+    told: list[str] = []
+    with (
+        locked_folder(tmp_path, timeout_seconds=10, on_wait=told.append),
+        pytest.raises(DeadlineError, match="another process has been doing the same"),
+        locked_folder(tmp_path, timeout_seconds=0.1, on_wait=told.append),
+    ):
+        pytest.fail("two had the same lock")
+    assert told == ["another process"]
+    assert list(tmp_path.iterdir()) == []
+    with locked_folder(tmp_path, timeout_seconds=0.1, on_wait=told.append):
         assert len(told) == 1
