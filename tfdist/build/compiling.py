@@ -188,9 +188,9 @@ def changes_for(options: Options) -> tuple[Edit, ...]:
 
     Example:
         >>> len(changes_for(Options()))
-        4
+        6
     """
-    changes = edits.FOR_TENSORFLOW + (gpu.EDITS if options.cuda else edits.FOR_CPU)
+    changes = edits.FOR_EVERYBODY + edits.FOR_TENSORFLOW + (gpu.EDITS if options.cuda else edits.FOR_CPU)
     paths = [*((gpu.RUN_PATH,) if options.cuda else ()), *((mpi.RUN_PATH,) if options.mpi else ())]
     own_mpi = options.mpi is not None and options.mpi.home is not None
     return (*changes, edits.run_path(paths, linked=own_mpi)) if paths else changes

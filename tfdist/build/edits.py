@@ -66,6 +66,35 @@ FOR_TENSORFLOW = (
     ),
 )
 
+_REFUSES = """\
+    if int(getattr(keras, '__version__', '2').split('.')[0]) >= 3:
+        raise RuntimeError(
+            "Horovod's DistributedOptimizer averages no gradients under Keras 3: Keras does not call the methods that "
+            "it overrides, and every rank would train by itself without a word. Train plain Keras under "
+            "tfdist.strategies.RingStrategy, or write the loop with horovod.tensorflow.DistributedGradientTape.")
+
+"""
+
+FOR_EVERYBODY = (
+    Edit(
+        "horovod/common/controller.cc",
+        "              // Cached message\n"
+        "              auto bit = response_cache_.peek_cache_bit(tensor_name);\n"
+        "              responses.push_back(response_cache_.get_response(bit));\n",
+        "              // Cached message\n"
+        "              auto bit = response_cache_.peek_cache_bit(tensor_name);\n"
+        "              responses.push_back(response_cache_.peek_response(bit));\n",
+        why="under HOROVOD_DISABLE_GROUP_FUSION the coordinator alone moves an entry of the cache whose order all "
+        "ranks have to share, and later reductions wait for ever",
+    ),
+    Edit(
+        "horovod/_keras/__init__.py",
+        "    class _DistributedOptimizer(*optimizer.__class__.__bases__):\n",
+        _REFUSES + "    class _DistributedOptimizer(*optimizer.__class__.__bases__):\n",
+        why="a plain Keras 3 model under it trains without synchronising and says nothing",
+    ),
+)
+
 FOR_CPU = (
     Edit(
         "CMakeLists.txt",

@@ -20,6 +20,8 @@ __all__ = ["Ring"]
 # and small enough that the first can leave while the backward pass goes on.
 BUCKET_BYTES = 32 << 20
 
+_SUMMED_BY_BOTH = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
 # A table of embeddings up to this size is summed whole, with the dense gradients; for a larger one ranks ask each other
 # first how many rows they have.
 _SMALL_TABLE_BYTES = 1 << 20
@@ -76,6 +78,10 @@ class Ring:
             for index, total in zip(group, tensors, strict=True):
                 results[index] = carried[index][1](total)
         return results
+
+    def carried(self, tensor: tf.Tensor) -> tuple[tf.Tensor, carriers.Restore]:
+        """Return the tensor in a dtype that TensorFlow's collectives sum as well as Horovod, and the way back."""
+        return carriers.for_sum(tensor, _SUMMED_BY_BOTH)
 
     def rows(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return the rows of all ranks in their order; the numbers of rows may differ, all else may not.

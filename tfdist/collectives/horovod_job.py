@@ -8,6 +8,8 @@ Horovod would end the process.
 import atexit
 import contextlib
 import functools
+import importlib.metadata
+import json
 import os
 import socket
 import sys
@@ -31,6 +33,8 @@ _HERE, _DOING = "here", "doing"
 # All workers get the error of a mismatch with the same cycle of Horovod.
 _ANSWER_SECONDS = 3.0
 _EXIT_SECONDS = 5.0
+# What `tfdist build horovod` leaves beside the package's metadata, and since when the order can be fixed.
+_RECORD, _REPAIRED = "tfdist-build.json", 2
 _ALONE = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
 
 
@@ -183,7 +187,7 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
     store = None
     if not hvd.is_initialized():
         by_launcher = cluster.source == "horovodrun" or (cluster.source in ("Open MPI", "PMI") and hvd.mpi_built())
-        variables = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(lost_seconds))), **_FIXED_ORDER}
+        variables = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(lost_seconds))), **_fixed_order()}
         if cluster.num_workers == 1:
             variables |= _ALONE
         elif not by_launcher:
@@ -217,8 +221,17 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
     return job
 
 
-# A group of tensors is reduced by itself and in its own order, so that three ranks add in the same order every time.
-_FIXED_ORDER = {"HOROVOD_DISABLE_GROUP_FUSION": "1"}
+def _fixed_order() -> dict[str, str]:
+    """Return the variable by which a group of tensors is reduced by itself, in its own order, whatever else is ready.
+
+    Three and more ranks then add in the same order every time. Horovod 0.28.1 as it is published can wait for ever with
+    it; builds of `tfdist build horovod` are repaired from their second revision on.
+    """
+    try:
+        record = json.loads(importlib.metadata.distribution("horovod").read_text(_RECORD) or "{}")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return {}
+    return {"HOROVOD_DISABLE_GROUP_FUSION": "1"} if record.get("revision", 0) >= _REPAIRED else {}
 
 
 def _same(job: Job, cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> Job:

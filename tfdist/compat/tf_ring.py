@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.distribute import (
     cross_device_ops,
+    cross_device_utils,
     distribute_lib,
     distribute_utils,
     input_util,
@@ -34,6 +35,9 @@ class Engine(Protocol):
 
     def sums(self, values: Sequence[Any], labels: Sequence[str] = ..., *, rows_matter: bool = ...) -> list[Any]:
         """Return the sums over processes."""
+
+    def carried(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        """Return the tensor in a dtype that TensorFlow's collectives sum too, and the way back."""
 
     def rows(self, tensor: tf.Tensor, label: str = ...) -> tf.Tensor:
         """Return the rows of all processes."""
@@ -146,14 +150,15 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         return tf.nest.pack_sequence_as(value, totals)
 
     def _sums_of_several(self, flat: list[Any], options: Any) -> list[Any]:
-        local = self._local_sums(flat, options)
-        if self._engine.size == 1:
-            return local
-        if tf.distribute.get_replica_context()._replica_id == 0:
-            sent = self._engine.sums(local, **self._hints(len(local)))
-        else:  # nothing of the sum, so that the neighbours' sum is what the first one brings
-            sent = [_nothing(value) for value in local]
-        return self._local_sums(sent, options)
+        values_and_ways = [(v, _as_it_is) if isinstance(v, tf.IndexedSlices) else self._engine.carried(v) for v in flat]
+        totals = self._local_sums([value for value, _ in values_and_ways], options)
+        if self._engine.size > 1:
+            if tf.distribute.get_replica_context()._replica_id == 0:
+                sent = self._engine.sums(totals, **self._hints(len(totals)))
+            else:  # nothing of the sum, so that the neighbours' sum is what the first one brings
+                sent = [_nothing(value) for value in totals]
+            totals = self._local_sums(sent, options)
+        return [restore(total) for total, (_, restore) in zip(totals, values_and_ways, strict=True)]
 
     def _local_sums(self, flat: list[Any], options: Any) -> list[Any]:
         # A collective carries one dtype at a time.
@@ -168,20 +173,27 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
     # Reductions between replicas, outside of them.
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        ((total,),) = (self._batch_reduce_to(reduce_op, [(value, destinations)], options),)
-        return total
+        return self._batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
         pairs = list(value_destination_pairs)
         moving = [i for i, (v, _) in enumerate(pairs) if not (reduce_op == _MEAN and isinstance(v, values.Mirrored))]
-        local = [_sum_of_local(pairs[index][0], len(self._devices)) for index in moving]
+        local = [self._sum_of_local(pairs[index][0]) for index in moving]
         with self._waiting("a reduction between replicas"):
-            totals = self._engine.sums(local, **self._hints(len(local)))
+            totals = self._engine.sums([value for value, _ in local], **self._hints(len(local)))
         results = [value for value, _ in pairs]
-        for index, total in zip(moving, totals, strict=True):
-            mean = _divided(total, self._num_replicas_in_sync) if reduce_op == _MEAN else total
+        for index, total, (_, restore) in zip(moving, totals, local, strict=True):
+            mean = _divided(restore(total), self._num_replicas_in_sync) if reduce_op == _MEAN else restore(total)
             results[index] = _handed_to(mean, pairs[index][1])
         return results
+
+    def _sum_of_local(self, value: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Return what this process's replicas add up to, in a dtype that travels, and the way back."""
+        parts = list(value.values) if isinstance(value, values.DistributedValues) else [value] * len(self._devices)
+        if isinstance(parts[0], tf.IndexedSlices):
+            return cross_device_utils.aggregate_tensors_or_indexed_slices(parts), _as_it_is
+        carried = [self._engine.carried(tf.convert_to_tensor(part)) for part in parts]
+        return tf.add_n([part for part, _ in carried]), carried[0][1]
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
         local = value.values if isinstance(value, values.DistributedValues) else [value]
@@ -233,22 +245,15 @@ def _divided(total: Any, count: int) -> Any:
     return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 def _nothing(value: Any) -> Any:
     """Return a contribution to a sum that changes nothing."""
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(value.values[:0], value.indices[:0], value.dense_shape)
     return tf.zeros_like(value)
-
-
-def _sum_of_local(value: Any, replicas: int) -> Any:
-    """Return the sum over this process's replicas of a per-replica value, or of one that each of them holds."""
-    if isinstance(value, values.DistributedVariable):
-        value = value._get_cross_replica() if not hasattr(value, "_values") else values.PerReplica(value._values)
-    parts = list(value.values) if isinstance(value, values.DistributedValues) else [value] * replicas
-    parts = [part if isinstance(part, tf.IndexedSlices) else tf.convert_to_tensor(part) for part in parts]
-    if len(parts) == 1:
-        return parts[0]
-    return cross_device_ops.cross_device_utils.aggregate_tensors_or_indexed_slices(parts)
 
 
 def _handed_to(value: Any, destinations: Any) -> Any:
