@@ -19,6 +19,12 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
 }
+HOROVODRUN = {
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+}
 PMI = {"PMI_RANK": "2", "PMI_SIZE": "3"}
 SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "TRAINING_JOB_NAME": "job"}
 JOB = {
@@ -51,8 +57,18 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_order() -> None:
-    layers = [TFDIST, TF_CONFIG, OPEN_MPI, PMI, SAGEMAKER, JOB, SLURM]
-    sources = ["tfdist run", "TF_CONFIG", "Open MPI", "PMI", "SageMaker", "Kubernetes indexed Job", "Slurm", "alone"]
+    layers = [TFDIST, TF_CONFIG, HOROVODRUN, OPEN_MPI, PMI, SAGEMAKER, JOB, SLURM]
+    sources = [
+        "tfdist run",
+        "TF_CONFIG",
+        "horovodrun",
+        "Open MPI",
+        "PMI",
+        "SageMaker",
+        "Kubernetes indexed Job",
+        "Slurm",
+        "alone",
+    ]
     for first in range(len(layers) + 1):
         together = {name: value for layer in layers[first:] for name, value in layer.items()}
         assert from_environment(together).source == sources[first]
@@ -243,6 +259,18 @@ def test_slurm_without_step_variables_uses_those_of_the_job() -> None:
 def test_the_batch_script_of_slurm_is_alone() -> None:
     batch = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-4]"}
     assert from_environment(batch).source == "alone"
+
+
+def test_horovodrun_knows_ranks_and_may_be_given_addresses() -> None:
+    cluster = from_environment(HOROVODRUN)
+    assert (cluster.num_workers, cluster.worker_index, cluster.local_index, cluster.local_workers) == (4, 3, 1, 2)
+    assert (cluster.addresses, cluster.source) == ((), "horovodrun")
+    listed = "a:1,a:2,b:1,b:2"
+    assert from_environment(HOROVODRUN | {"TFDIST_WORKERS": listed}).addresses == tuple(listed.split(","))
+    with pytest.raises(ConfigError, match="HOROVOD_SIZE is not set although HOROVOD_RANK is set"):
+        from_environment({"HOROVOD_RANK": "0"})
+    with pytest.raises(ConfigError, match="HOROVOD_RANK"):
+        from_environment({"HOROVOD_RANK": "4", "HOROVOD_SIZE": "4"})
 
 
 def test_mpirun_inside_slurm_is_mpi_and_srun_with_pmi_is_slurm() -> None:

@@ -40,8 +40,8 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
 def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.Strategy:
     """Return the strategy that `tfdist run` asked for, or else what the cluster implies.
 
-    ``TFDIST_STRATEGY`` names the strategy. Without it, several workers get multi-worker and one process gets mirrored
-    over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of this process; a machine without GPUs then
+    ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, several others
+    multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of this process; a machine without GPUs then
     gets as many logical CPU devices.
 
     Args:
@@ -54,7 +54,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
     """
     environ = os.environ if environ is None else environ
     cluster = clusters.from_environment(environ)
-    name = environ.get("TFDIST_STRATEGY") or ("multi-worker" if cluster.num_workers > 1 else "mirrored")
+    name = environ.get("TFDIST_STRATEGY") or _implied_by(cluster)
     entry = registry.get(name)
     if entry.processes == "one" and cluster.num_workers > 1:
         raise ConfigError(
@@ -70,6 +70,12 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
         kind = "GPU" if gpus else "CPU"
         return create(name, devices=None if replicas is None else [f"{kind}:{index}" for index in range(replicas)])
     return create(name, cluster=cluster, replicas_per_worker=replicas)
+
+
+def _implied_by(cluster: clusters.Cluster) -> str:
+    if cluster.source == "horovodrun":
+        return "ring"
+    return "multi-worker" if cluster.num_workers > 1 else "mirrored"
 
 
 def use_logical_cpus(count: int) -> None:
