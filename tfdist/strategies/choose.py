@@ -41,8 +41,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
     """Return the strategy that `tfdist run` asked for, or else what the cluster implies.
 
     ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, several others
-    multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of this process; a machine without GPUs then
-    gets as many logical CPU devices.
+    multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of
+    this process; a machine without GPUs then gets as many logical CPU devices.
 
     Args:
         environ: variables to read, `os.environ` by default.
