@@ -54,6 +54,6 @@ def test_bus_bandwidth_is_what_a_link_carries(workers: int, factor: float) -> No
 
 
 @given(st.integers(4, 2**32))
-def test_a_measurement_takes_2_to_50_calls(number: int) -> None:
-    assert 2 <= message.calls(number) <= 50
+def test_a_measurement_takes_1_to_50_calls(number: int) -> None:
+    assert 1 <= message.calls(number) <= 50
     assert message.calls(number) >= message.calls(2 * number)

@@ -22,7 +22,7 @@ ENGINES: Mapping[str, str] = {
     "ring": "ring",
 }
 PEERS = ("tensorflow", "horovod")
-_WARM_UP_CALLS = 5
+_MOST_WARM_UP_CALLS = 5
 _WORKER = "tfdist.bench.engines"
 
 
@@ -205,7 +205,7 @@ def _row(
 
     for engine in engines:
         on_turn(name, engine, 0)
-        wrong[engine] = sum(call(engine, "prepare", elements=elements, warm_up=_WARM_UP_CALLS))
+        wrong[engine] = sum(call(engine, "prepare", elements=elements, warm_up=min(calls + 1, _MOST_WARM_UP_CALLS)))
     for number in range(setup.rounds):
         turn = number % len(engines)
         for engine in engines[turn:] + engines[:turn]:

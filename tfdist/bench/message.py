@@ -9,7 +9,7 @@ __all__ = ["as_bytes", "bus_bandwidth", "calls", "shown", "sizes"]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ELEMENT_BYTES = 4
 _BYTES_PER_MEASUREMENT = 64 << 20
-_MOST_CALLS, _FEWEST_CALLS = 50, 2
+_MOST_CALLS, _FEWEST_CALLS = 50, 1
 
 
 def as_bytes(text: str) -> int:
@@ -66,7 +66,7 @@ def calls(number_of_bytes: int) -> int:
 
     Example:
         >>> calls(4096), calls(4 << 20), calls(256 << 20)
-        (50, 16, 2)
+        (50, 16, 1)
     """
     return max(_FEWEST_CALLS, min(_MOST_CALLS, _BYTES_PER_MEASUREMENT // number_of_bytes))
 

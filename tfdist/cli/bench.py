@@ -145,10 +145,11 @@ def all_reduce(
     ring           tfdist's strategy: Horovod, tensors in groups
 
     algbw is S / t, for S bytes in t seconds. busbw is algbw x 2 (n - 1) / n, what each link of n workers would carry in
-    a perfect all-reduce; with two workers both are equal. A measurement is the mean of 2 to 50 calls, after 5 calls
-    that warm up; the time is the slower worker's. #wrong counts elements, over all workers, that are not the sum: the
-    tensors hold integers whose sum is exact. The processes of all engines stay; those of Horovod, which look for work a
-    thousand times a second, are held while others have their turn. Runs on the CPU.
+    a perfect all-reduce; with two workers both are equal. A measurement is the mean of 1 to 50 calls, after one that is
+    not counted; 2 to 5 more come before the first measurement. The time is the slower worker's. #wrong counts elements,
+    over all workers, that are not the sum: the tensors hold integers whose sum is exact. The processes of all engines
+    stay; those of Horovod, which look for work a thousand times a second, are held while others have their turn. Runs
+    on the CPU.
     """
     if plot is not None:
         picture.require_matplotlib()
