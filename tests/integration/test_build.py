@@ -242,7 +242,9 @@ def test_a_wheel_that_does_not_work_here_is_said_to_be_so(
     with zipfile.ZipFile(kept_wheel) as whole, zipfile.ZipFile(place, "w") as broken:
         for entry in whole.infolist():
             broken.writestr(entry, b"" if "mpi_lib" in entry.filename else whole.read(entry))
-    code, _, err = built(python=fresh_python, TFDIST_CACHE_DIR=str(cache), PATH=str(tmp_path))
+    variables = {"TFDIST_CACHE_DIR": str(cache), "PATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    code, _, err = built(python=fresh_python, **variables)
     assert code == 1
+    assert [str(log) in err for log in tmp_path.glob("tfdist-*")] == [True]
     assert "Horovod was not installed: the library does not work here" in err
     assert "--force" in err
