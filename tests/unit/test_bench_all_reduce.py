@@ -50,7 +50,7 @@ class Workers:
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     found = Workers()
-    monkeypatch.setattr(lanes, "Lane", lambda strategy, workers: found)
+    monkeypatch.setattr(lanes, "Lane", lambda engine, workers: found)
     return found
 
 

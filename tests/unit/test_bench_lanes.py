@@ -22,18 +22,23 @@ class Recorded(lanes.Lane):
             self.holds = False
 
 
-def test_the_ring_is_held_while_others_run_and_never_in_its_own_turn() -> None:
-    plain, multi, ring = (Recorded(strategy, workers=2) for strategy in (None, "multi-worker", "ring"))
-    everybody = [plain, multi, ring]
-    with lanes.turn(plain, everybody) as lane:
-        assert lane is plain
-        assert [each.holds for each in everybody] == [False, False, True]
-    with lanes.turn(ring, everybody):
-        assert [each.holds for each in everybody] == [False, False, False]
+def test_horovods_processes_are_held_while_others_run_and_never_in_their_own_turn() -> None:
+    tensorflow, multi, horovod, ring = everybody = [
+        Recorded(name, workers=2) for name in ("tensorflow", "multi-worker", "horovod", "ring")
+    ]
+    for lane, held in (
+        (tensorflow, [False, False, True, True]),
+        (multi, [False, False, True, True]),
+        (horovod, [False, False, False, True]),
+        (ring, [False, False, True, False]),
+    ):
+        with lanes.turn(lane, everybody) as running:
+            assert running is lane
+            assert [each.holds for each in everybody] == held
 
 
 def test_a_failure_in_a_turn_lets_the_others_go() -> None:
-    plain, ring = Recorded(None, workers=2), Recorded("ring", workers=2)
-    with pytest.raises(KeyError), lanes.turn(plain, [plain, ring]):
+    tensorflow, ring = Recorded("tensorflow", workers=2), Recorded("ring", workers=2)
+    with pytest.raises(KeyError), lanes.turn(tensorflow, [tensorflow, ring]):
         raise KeyError
     assert not ring.holds

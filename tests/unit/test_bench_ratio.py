@@ -37,3 +37,7 @@ def test_the_spread_is_196_standard_deviations_of_the_rounds() -> None:
     assert found.mean == 13.0
     assert found.deviation == pytest.approx(1.96 * 5.0**0.5)
     assert spread([7.0]).deviation == 0.0
+
+
+def test_a_small_rate_is_shown_with_more_digits() -> None:
+    assert [str(spread([rate])) for rate in (5096.63, 2.754)] == ["5096.6 +- 0.0", "2.75 +- 0.00"]

@@ -13,14 +13,9 @@ from tfdist.validation import integer
 
 __all__ = ["ENGINES", "PEERS", "Report", "Row", "Setup", "run"]
 
-# engine -> the lane whose processes run it. Horovod and tfdist's ring take turns in the same processes, on one and the
-# same ring; TensorFlow's multi-worker strategy and tfdist's cannot both be a process's.
-ENGINES: Mapping[str, str] = {
-    "tensorflow": "tensorflow",
-    "multi-worker": "multi-worker",
-    "horovod": "ring",
-    "ring": "ring",
-}
+# Each has worker processes of its own: two multi-worker strategies cannot share a process, and the ring starts Horovod
+# with settings that are good for it and not for others.
+ENGINES = ("tensorflow", "multi-worker", "horovod", "ring")
 PEERS = ("tensorflow", "horovod")
 _MOST_WARM_UP_CALLS = 5
 _WORKER = "tfdist.bench.engines"
@@ -152,11 +147,7 @@ def run(
     """
     about = machine.describe()
     with contextlib.ExitStack() as stack:
-        found: dict[str, lanes.Lane] = {}
-        for name in dict.fromkeys(ENGINES[engine] for engine in setup.engines):
-            strategy = None if name == "tensorflow" else name
-            found[name] = stack.enter_context(lanes.Lane(strategy, workers=setup.workers))
-        lane_of = {engine: found[ENGINES[engine]] for engine in setup.engines}
+        lane_of = {engine: stack.enter_context(lanes.Lane(engine, workers=setup.workers)) for engine in setup.engines}
         left_out = _start(lane_of, leave_out)
         rows = []
         for name, elements in _messages(setup, lane_of) if lane_of else ():
@@ -200,7 +191,7 @@ def _row(
     wrong = {}
 
     def call(engine: str, function: str, **arguments: Any) -> list[Any]:
-        with lanes.turn(lane_of[engine], set(lane_of.values())) as lane:
+        with lanes.turn(lane_of[engine], lane_of.values()) as lane:
             return lane.call(f"{_WORKER}:{function}", engine=engine, **arguments)
 
     for engine in engines:

@@ -41,11 +41,9 @@ def _dataset(model: str, global_batch_size: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(global_batch_size, drop_remainder=True).cache().repeat()
 
 
-def _horovod_loop(strategy: str, model: str, global_batch_size: int) -> Callable[[int], float]:
+def _horovod_loop(model: str, global_batch_size: int) -> Callable[[int], float]:
     """Return a runner of the loop that Horovod's documentation and synthetic benchmark show."""
-    import horovod.tensorflow as hvd
-
-    strategies.of_tfdist(strategy)  # starts Horovod
+    hvd = strategies.horovod()
     network = MODELS[model].build()
     optimizer = keras.optimizers.SGD(0.01)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -130,7 +128,7 @@ class _Clock(keras.callbacks.Callback):
 
 _ARMS: Mapping[str, Callable[[str, str, int], Callable[[int], float]]] = {
     "tensorflow loop": lambda strategy, *rest: _loop(strategies.of_tensorflow(strategy), *rest),
-    "horovod loop": _horovod_loop,
+    "horovod loop": lambda strategy, *rest: _horovod_loop(*rest),
     "tfdist loop": lambda strategy, *rest: _loop(strategies.of_tfdist(strategy), *rest),
     "tfdist fit": lambda strategy, *rest: _fit(strategies.of_tfdist(strategy), *rest),
 }

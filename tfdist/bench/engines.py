@@ -28,7 +28,7 @@ def start(engine: str) -> None:
     Raises:
         MissingDependencyError: the engine is not installed.
     """
-    _strategy_of(engine)
+    strategies.horovod() if engine == "horovod" else _strategy_of(engine)
 
 
 def gradients(model: str) -> list[int]:
@@ -85,9 +85,7 @@ def values(count: int, *, tensor: int, worker: int) -> np.ndarray:
 
 
 def _strategy_of(engine: str) -> tf.distribute.Strategy:
-    if engine == "tensorflow":
-        return strategies.of_tensorflow("multi-worker")
-    return strategies.of_tfdist("ring" if engine == "horovod" else engine)  # the ring starts Horovod
+    return strategies.of_tensorflow("multi-worker") if engine == "tensorflow" else strategies.of_tfdist(engine)
 
 
 def _through_strategy(strategy: Any, tensors: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
@@ -103,8 +101,7 @@ def _through_strategy(strategy: Any, tensors: list[tf.Variable]) -> Callable[[],
 
 
 def _horovod(tensors: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
-    import horovod.tensorflow as hvd
-
+    hvd = strategies.horovod()
     names = [f"benchmark_{index}_{tensor.shape.num_elements()}" for index, tensor in enumerate(tensors)]
 
     @tf.function

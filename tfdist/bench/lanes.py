@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfdist.cluster import ports
+from tfdist.cluster.values import split_address
+from tfdist.collectives.store import StoreServer
 from tfdist.errors import MissingDependencyError, TfdistError
 from tfdist.testing.environment import worker_environments
 from tfdist.testing.pool import WorkerPool
@@ -20,26 +22,44 @@ class Lane:
     """Worker processes that are started by the first call and ended on leaving the ``with`` block.
 
     Args:
-        strategy: registered name for their environment; None where no strategy of tfdist's is made.
+        name: a registered strategy, for workers as `tfdist run` starts them; or a peer: "tensorflow", or "horovod" for
+            workers as `horovodrun` starts them.
         workers: number of processes.
         replicas_per_worker: replicas in each.
     """
 
-    def __init__(self, strategy: str | None, *, workers: int, replicas_per_worker: int = 1) -> None:
-        #: whether the workers use the processor also when they have nothing to do, as Horovod does 1,000 times a second
-        self.spins = strategy == "ring"
-        self._pool = WorkerPool(
-            lambda: worker_environments(
-                os.environ, strategy=strategy, ports=ports.free_ports(workers), replicas_per_worker=replicas_per_worker
-            )
-        )
+    def __init__(self, name: str, *, workers: int, replicas_per_worker: int = 1) -> None:
+        self.name = name
+        self._workers = workers
+        self._replicas_per_worker = replicas_per_worker
+        self._pool = WorkerPool(self._environments)
+        self._stores = contextlib.ExitStack()
         self._started = False
+
+    @property
+    def spins(self) -> bool:
+        """Whether the workers use the processor also with nothing to do, as Horovod does a thousand times a second."""
+        return self.name in ("horovod", "ring")
+
+    def _environments(self) -> list[dict[str, str]]:
+        environments = worker_environments(
+            os.environ,
+            strategy=None if self.name in ("tensorflow", "horovod") else self.name,
+            ports=ports.free_ports(self._workers),
+            replicas_per_worker=self._replicas_per_worker,
+        )
+        if self.name == "horovod":
+            store = self._stores.enter_context(contextlib.closing(StoreServer("127.0.0.1", 0)))
+            for rank, environment in enumerate(environments):
+                environment.update(_horovodrun(rank, self._workers, store.address))
+        return environments
 
     def __enter__(self) -> "Lane":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.close()
+        self._stores.close()
 
     def call(self, target: str, **arguments: Any) -> list[Any]:
         """Run ``module:function`` on every worker and return what each returned.
@@ -75,3 +95,23 @@ def turn(lane: Lane, lanes: Iterable[Lane]) -> Iterator[Lane]:
             if other.spins and other is not lane:
                 stack.enter_context(other.held())
         yield lane
+
+
+def _horovodrun(rank: int, size: int, store: str) -> dict[str, str]:
+    """Return the variables that `horovodrun` gives a rank on this host, with a timeout that outlasts others' turns."""
+    host, port = split_address("the store's address", store)
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(rank),
+        "HOROVOD_LOCAL_SIZE": str(size),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(LONGEST_SECONDS)),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }

@@ -54,7 +54,8 @@ def draw(report: Report, path: Path) -> None:
     figure.suptitle(
         f"All-reduce, {report.setup.workers} workers on {about['cores']} cores of one machine, {about['processor']}\n"
         f"TensorFlow {about['tensorflow']}, Horovod {about['horovod']}, {about['time'][:10]}; "
-        f"median and quartiles of {report.setup.rounds} rounds",
+        f"median and quartiles of {report.setup.rounds} rounds; load average {about['load average']} before, "
+        f"{about['load average at the end']} after",
         fontsize=10.5,
         color="#555555",
     )

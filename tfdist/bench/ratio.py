@@ -61,7 +61,8 @@ class Spread:
     deviation: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f} +- {self.deviation:.1f}"
+        digits = 1 if self.mean >= 10 else 2
+        return f"{self.mean:.{digits}f} +- {self.deviation:.{digits}f}"
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -16,24 +16,28 @@ __all__ = ["PEERS", "Setup", "StepReport", "arms", "run"]
 
 PEERS = ("tensorflow loop", "horovod loop")
 
-# arm -> the lane whose processes run it: TensorFlow's strategy and tfdist's cannot both be the multi-worker one of a
-# process. Horovod's own loop and tfdist's ring take turns in the same processes, on one and the same ring.
+# arm -> the lane whose processes run it. TensorFlow's strategy and tfdist's cannot both be the multi-worker one of a
+# process, and the ring starts Horovod with settings that are good for it and not for others.
 _LANES: Mapping[str, str] = {
     "tensorflow loop": "tensorflow",
-    "horovod loop": "tfdist",
+    "horovod loop": "horovod",
     "tfdist loop": "tfdist",
     "tfdist fit": "tfdist",
 }
 
 
 def arms(strategy: str) -> dict[str, str]:
-    """Return what is measured for a strategy, with the lane of each.
+    """Return what is measured for a strategy, with the lane of each: a peer's name, or the strategy's.
 
     Example:
-        >>> list(arms("mirrored"))
-        ['tensorflow loop', 'tfdist loop', 'tfdist fit']
+        >>> arms("mirrored")
+        {'tensorflow loop': 'tensorflow', 'tfdist loop': 'mirrored', 'tfdist fit': 'mirrored'}
     """
-    return {arm: lane for arm, lane in _LANES.items() if arm != "horovod loop" or strategy == "ring"}
+    return {
+        arm: strategy if lane == "tfdist" else lane
+        for arm, lane in _LANES.items()
+        if lane != "horovod" or strategy == "ring"
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +134,7 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
     with contextlib.ExitStack() as stack:
         found = {
             name: stack.enter_context(
-                lanes.Lane(
-                    None if name == "tensorflow" else setup.strategy,
-                    workers=setup.workers,
-                    replicas_per_worker=setup.replicas_per_worker,
-                )
+                lanes.Lane(name, workers=setup.workers, replicas_per_worker=setup.replicas_per_worker)
             )
             for name in dict.fromkeys(lane_of.values())
         }

@@ -1,15 +1,17 @@
-"""The strategies of a lane's workers, one of each in a process."""
+"""What distributes in a lane's workers: a strategy of tfdist's, or a peer; one in a process."""
 
 import functools
 import os
+from typing import Any
 
 import tensorflow as tf
 
 import tfdist.strategies
 from tfdist.bench.lanes import LONGEST_SECONDS
+from tfdist.collectives import horovod_job
 from tfdist.strategies import registry
 
-__all__ = ["of_tensorflow", "of_tfdist"]
+__all__ = ["horovod", "of_tensorflow", "of_tfdist"]
 
 
 @functools.cache
@@ -30,3 +32,15 @@ def of_tensorflow(name: str) -> tf.distribute.Strategy:
         tfdist.strategies.use_logical_cpus(replicas)
         return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
     return tf.distribute.MirroredStrategy([f"GPU:{index}" for index in range(replicas)])
+
+
+@functools.cache
+def horovod() -> Any:
+    """Return `horovod.tensorflow`, started as its users start it.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    hvd = horovod_job.import_horovod()
+    hvd.init()
+    return hvd
