@@ -1,6 +1,9 @@
 """The ring strategy beside what the matrix and the tests of all multi-worker strategies compare."""
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +29,8 @@ def start(workers: int, replicas: int = 1) -> WorkerPool:
     return pool
 
 
-def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
-    answers = pool.call(f"ring_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+def call(pool: WorkerPool, function: str, module: str = "ring_cases", **arguments: Any) -> list[Any]:
+    answers = pool.call(f"{module}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
     for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
         assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
     return [reply.value for reply in answers]
@@ -98,10 +101,14 @@ def test_slices_are_gathered_or_summed_whichever_is_less(
         assert free == {None: -1, True: sum(rows), False: vocabulary}[gathers]
 
 
-def test_reductions_in_conditions_and_loops(pool: WorkerPool) -> None:
-    workers = call(pool, "in_a_condition_and_a_loop")
+def test_reductions_in_conditions(pool: WorkerPool) -> None:
+    workers = call(pool, "in_a_condition", then_in_a_loop=False)
     replicas = {3: 3, 2: 4}[len(workers)]
-    assert workers == [[5.0 * replicas + 3, 2.0, 5.0 * replicas + 3]] * len(workers)
+    assert workers == [[5.0 * replicas, -1.0, 5.0 * replicas]] * len(workers)
+
+
+def test_reductions_in_a_loop(three: WorkerPool) -> None:
+    assert call(three, "in_a_condition", then_in_a_loop=True) == [[18.0, 2.0, 18.0]] * 3
 
 
 def test_gradients_pass_through_a_sum(three: WorkerPool) -> None:
@@ -140,10 +147,63 @@ def test_an_optimizer_wrapped_by_horovod_is_refused(three: WorkerPool) -> None:
         assert "Pass the plain Keras optimizer" in said["inside"]
 
 
-def test_groups_train_by_themselves() -> None:
+def test_groups_train_by_themselves_and_together() -> None:
     with start(3) as workers:
-        zero, one, two = call(workers, "groups")
+        for said in call(workers, "refused_groups", module="ring_group_cases"):
+            overlap, missing, order, outside, *types = said
+            assert "a worker may be in one group only" in overlap
+            assert "worker 1 is in none" in missing
+            assert "must be in rising order" in order
+            assert "a worker in groups is 3" in outside
+            assert all("must be a list of lists" in text for text in types)
+        zero, one, two = call(workers, "groups", module="ring_group_cases")
         assert [worker["replicas"] for worker in (zero, one, two)] == [2, 1, 2]
         assert [worker["chief"] for worker in (zero, one, two)] == [True, True, False]
-        assert zero["weights"] == two["weights"]
-        assert zero["weights"] != one["weights"]
+        assert zero["apart"] == two["apart"]
+        assert zero["apart"] != one["apart"]
+        assert zero["all"] == one["all"] == two["all"]
+        for said in call(workers, "other_groups", module="ring_group_cases"):
+            assert "Give all groups to the first one" in said
+
+
+LAUNCHED = """
+import keras, numpy as np, tensorflow as tf, tfdist
+
+strategy = tfdist.strategies.from_environment()
+cluster = tfdist.cluster.from_environment()
+x = np.random.RandomState(0).normal(size=(10, 3)).astype("float32")
+with strategy.scope():
+    keras.utils.set_random_seed(cluster.worker_index)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+keras.utils.set_random_seed(0)
+model.fit(x, x[:, :1], batch_size=5, verbose=0)
+total = float(tf.add_n([tf.reduce_sum(w) for w in model.weights]))
+print(type(strategy).__name__, cluster.source, strategy.num_replicas_in_sync, f"{total:.6f}", flush=True)
+"""
+
+
+def test_horovodrun_starts_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LAUNCHED)
+    (environment, *_) = worker_environments(os.environ, strategy=None, ports=ports.free_ports(1), replicas_per_worker=1)
+    environment = {name: value for name, value in environment.items() if not name.startswith("TFDIST_")}
+    horovodrun = Path(sys.executable).with_name("horovodrun")
+    process = subprocess.Popen(
+        [sys.executable, str(horovodrun), "-np", "2", "--gloo", sys.executable, str(script)],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        if process.poll() is None:  # it ends its ranks when it is asked to
+            process.terminate()
+            process.wait(timeout=15)
+    assert process.returncode == 0, errors[-3000:]
+    lines = re.findall(r"RingStrategy horovodrun 2 (-?\d+\.\d+)", output)
+    assert len(lines) == 2
+    assert lines[0] == lines[1]

@@ -84,8 +84,8 @@ FOR_EVERYBODY = (
         "              // Cached message\n"
         "              auto bit = response_cache_.peek_cache_bit(tensor_name);\n"
         "              responses.push_back(response_cache_.peek_response(bit));\n",
-        why="under HOROVOD_DISABLE_GROUP_FUSION the coordinator alone moves an entry of the cache whose order all "
-        "ranks have to share, and later reductions wait for ever",
+        why="under HOROVOD_DISABLE_GROUP_FUSION the coordinator alone moved an entry of the cache whose order all "
+        "ranks have to share",
     ),
     Edit(
         "horovod/_keras/__init__.py",

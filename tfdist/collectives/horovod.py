@@ -131,9 +131,11 @@ class Ring:
             return tf.IndexedSlices(*gathered(), slices.dense_shape)
         # Every rank has to take the same way, so they add up how many rows they have: known in the forward pass.
         (rows,) = self.sums([tf.cast(tf.size(slices.indices), tf.int64)], [f"{label} number of rows"])
-        row_bytes = tf.size(slices.values[0:1], out_type=tf.int64) * slices.values.dtype.size
+        # From the shape: a worker without a row must come to the same.
+        row_bytes = tf.reduce_prod(tf.shape(slices.values, tf.int64)[1:]) * slices.values.dtype.size
         # A gather moves every rank's rows to every other; a ring moves a table about twice.
-        cheaper = rows * (row_bytes + slices.indices.dtype.size) < 2 * slices.dense_shape[0] * row_bytes
+        height = tf.cast(slices.dense_shape[0], tf.int64)
+        cheaper = rows * (row_bytes + slices.indices.dtype.size) < 2 * height * row_bytes
         values, indices = tf.cond(cheaper, gathered, whole)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
@@ -170,5 +172,22 @@ def _name(entry: str) -> str:
 
 
 def _not_folded(tensor: tf.Tensor) -> tf.Tensor:
-    """Keep TensorFlow from computing a reduction of constants once for all, when it optimises a function."""
-    return tensor if tf.executing_eagerly() else tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
+    """Keep TensorFlow from reducing a constant once for all when it optimises a function.
+
+    One worker may trace anew where another does not, and would be alone in that reduction.
+    """
+    return tensor if tf.executing_eagerly() or _varies(tensor) else tensor + horovod_ops.zero(tensor.dtype)
+
+
+def _varies(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor of a traced function depends on an input, a variable or another state."""
+    seen, ahead = set(), [tensor.op]
+    while ahead:
+        op = ahead.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type == "Placeholder" or op.op_def.is_stateful:
+            return True
+        ahead.extend(value.op for value in op.inputs)
+    return False

@@ -224,8 +224,8 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
 def _fixed_order() -> dict[str, str]:
     """Return the variable by which a group of tensors is reduced by itself, in its own order, whatever else is ready.
 
-    Three and more ranks then add in the same order every time. Horovod 0.28.1 as it is published can wait for ever with
-    it; builds of `tfdist build horovod` are repaired from their second revision on.
+    Three and more ranks then add in the same order every time. In Horovod 0.28.1 as it is published the caches of the
+    ranks come apart by it; builds of `tfdist build horovod` are repaired from their second revision on.
     """
     try:
         record = json.loads(importlib.metadata.distribution("horovod").read_text(_RECORD) or "{}")

@@ -38,6 +38,11 @@ def rows(tensor: tf.Tensor, name: str, process_set: Any) -> tf.Tensor:
         return hvd.allgather(tensor, name=name, ignore_name_scope=True, process_set=process_set)
 
 
+def zero(dtype: tf.DType) -> tf.Tensor:
+    """Return a scalar 0 that TensorFlow cannot know before the function runs."""
+    return tf.cast(tf.minimum(hvd.size_op(), 0), dtype)
+
+
 def _carrying_device() -> Any:
     # Without NCCL Horovod has kernels for the CPU alone.
     return tf.device(None) if hvd.nccl_built() else tf.device("/device:CPU:0")

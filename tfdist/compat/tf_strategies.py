@@ -86,7 +86,7 @@ def this_task() -> int:
 
 
 class ReduceInReplicas:
-    """Mix-in for TensorFlow's extended strategies: collectives inside replicas, also inside conditions and loops."""
+    """Mix-in for TensorFlow's extended strategies: collectives inside replicas, also inside conditions."""
 
     def _use_merge_call(self) -> bool:
         # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not

@@ -34,8 +34,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         ...     model.compile("adam", "mse")
         >>> model.fit(x, y, batch_size=64)                    # doctest: +SKIP
 
-    Differs from TensorFlow's in that reductions are collectives inside the replicas, which may stand in a condition
-    or a loop; there is no ``cross_device_ops``.
+    Differs from TensorFlow's in that reductions are collectives inside the replicas, which may stand in a condition;
+    there is no ``cross_device_ops``.
     """
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:

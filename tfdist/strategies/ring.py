@@ -156,11 +156,11 @@ def _members(groups: Sequence[Sequence[int]] | None, cluster: "clusters.Cluster"
         for group in groups
         for worker in group
     ]
+    # The same checks on every worker: one that went on alone would wait for the others.
     if len(set(everybody)) < len(everybody):
         raise ConfigError(f"groups is {groups!r}; a worker may be in one group only.")
-    mine = [tuple(group) for group in groups if cluster.worker_index in group]
-    if not mine:
-        raise ConfigError(f"groups is {groups!r}; worker {cluster.worker_index} is in none. Give every worker a group.")
-    if list(mine[0]) != sorted(mine[0]):
+    if absent := sorted(set(range(cluster.num_workers)) - set(everybody)):
+        raise ConfigError(f"groups is {groups!r}; worker {absent[0]} is in none. Give every worker a group.")
+    if any(list(group) != sorted(group) for group in groups):
         raise ConfigError(f"groups is {groups!r}; the workers of a group must be in rising order.")
-    return mine[0]
+    return next(tuple(group) for group in groups if cluster.worker_index in group)
