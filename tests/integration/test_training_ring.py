@@ -127,10 +127,13 @@ def test_three_ranks_add_in_the_same_order_every_time(three: WorkerPool) -> None
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("shape", ["worker 0 was in the initial value of a/kernel float32 (3, 3)", "worker 2 was in the initial"]),
-        ("layer", ["do different things", "worker 2 was in the initial value of dense"]),
-        ("name", ["reduction 3 worker 0 has [sum float32 (3,) gradient of b/bias]", "worker 2 has", "z/bias"]),
-        ("frozen", ["worker 0 has [", "worker 2 has [", "gradient of b/"]),
+        ("shape", ["a/kernel float32 (3, 3); worker 1 was in", "a/kernel float32 (3, 5). Every worker"]),
+        ("layer", ["do different things", "worker 2 was in the initial value of sequential/dense/kernel"]),
+        (
+            "name",
+            ["reduction 1 worker 0 has [sum float32 (3,) gradient of sequential/b/bias]", "worker 2 has", "z/bias"],
+        ),
+        ("frozen", ["reduction 3 worker 0 has [sum float32 (3,) gradient of sequential/a/bias]", "worker 2 has [sum"]),
         ("optimizer", ["do different things", "worker 2 was in the initial value of adam"]),
     ],
 )

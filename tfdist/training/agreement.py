@@ -1,6 +1,7 @@
 """Before a function runs for the first time, workers compare what it will reduce: other models never meet."""
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,6 +40,32 @@ def hints(count: int) -> dict[str, Any]:
     """Return what was said of that many values, as keyword arguments for an engine; nothing if nothing was."""
     given: dict[str, Any] = getattr(_local, "hints", {})
     return given if len(given.get("labels", ())) == count else {}
+
+
+def relative_paths(paths: Sequence[str]) -> list[str]:
+    """Return the paths of a model's variables with Keras' counters taken from the lowest one in the model.
+
+    Keras numbers what has no name of its own by how many there have been in the process, which differs between workers
+    where one of them has built another model before.
+
+    Example:
+        >>> relative_paths(["sequential_3/dense_7/kernel", "sequential_3/dense_8/kernel"])
+        ['sequential/dense/kernel', 'sequential/dense_1/kernel']
+    """
+    split = [[_counted(part) for part in path.split("/")] for path in paths]
+    lowest: dict[str, int] = {}
+    for stem, number in itertools.chain.from_iterable(split):
+        lowest[stem] = min(number, lowest.get(stem, number))
+
+    def name(stem: str, number: int) -> str:
+        return stem if number == lowest[stem] else f"{stem}_{number - lowest[stem]}"
+
+    return ["/".join(name(*part) for part in parts) for parts in split]
+
+
+def _counted(part: str) -> tuple[str, int]:
+    stem, _, digits = part.rpartition("_")
+    return (stem, int(digits)) if stem and digits.isdecimal() else (part, 0)
 
 
 class Signatures:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.compat import keras_optimizer
 from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.training import reduction, step
+from tfdist.training import agreement, reduction, step
 
 
 def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
@@ -54,7 +54,7 @@ def _apply(optimizer: Any, strategy: tf.distribute.Strategy, grads: Any, trainab
 
 def _labels(grads: Any, variables: Any) -> list[str]:
     """Return what each gradient is of, for messages."""
-    paths = [getattr(variable, "path", "a variable") for variable in variables or ()]
+    paths = agreement.relative_paths([getattr(variable, "path", "a variable") for variable in variables or ()])
     return [f"gradient of {path}" for path in paths] if len(paths) == len(grads) else ["gradient"] * len(grads)
 
 
