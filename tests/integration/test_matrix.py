@@ -14,8 +14,20 @@ DEADLINE_SECONDS = 1800
 WHOLE = column.select(["mirrored-2", "multi-worker-2x1", "ring-3"])
 REST = tuple(one for one in COLUMNS if one not in WHOLE)
 WHERE_NUMBERS_MATTER = feature.select(
-    """even partial_batch* empty_replicas sync_batch_norm_* sparse_* accumulation_* predict dropout loss_scale_bad_*
-    several_strategies own_data_uneven backup_and_restore""".split()
+    [
+        "even",
+        "partial_batch*",
+        "empty_replicas",
+        "sync_batch_norm_*",
+        "sparse_*",
+        "accumulation_*",
+        "predict",
+        "dropout",
+        "loss_scale_bad_*",
+        "several_strategies",
+        "own_data_uneven",
+        "backup_and_restore",
+    ]
 )
 
 
