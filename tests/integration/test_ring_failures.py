@@ -47,7 +47,7 @@ try:
 except tfdist.errors.TfdistError as error:
     print(type(error).__name__, error, sep=": ", flush=True)
     sys.exit(7)
-print("finished", int(model.optimizer.iterations), flush=True)
+print("finished", int(model.optimizer.iterations.numpy()), flush=True)
 """
 
 

@@ -15,11 +15,6 @@ from tfdist.compat import horovod_ops
 
 __all__ = ["Ring"]
 
-# Horovod fuses what is ready in a cycle. Tensors of a group travel together in a fixed order, whatever else is ready,
-# so sums of three and more ranks are taken in the same order every time. A group is large enough to fill the wire,
-# and small enough that the first can leave while the backward pass goes on.
-BUCKET_BYTES = 32 << 20
-
 _SUMMED_BY_BOTH = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 # A table of embeddings up to this size is summed whole, with the dense gradients; for a larger one ranks ask each other
@@ -34,14 +29,15 @@ class Ring:
         process_set: the ranks that take part; this process is one of them.
         size: how many.
         rank: this process's number among them.
-        bucket_bytes: tensors are reduced in groups of about this size.
+        bucket_bytes: tensors are reduced in groups of about this size: large enough to fill the wire, and small enough
+            that the first can leave while the backward pass goes on.
 
     Example:
         >>> ring.sums([tf.ones([3])])                            # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
     """
 
-    def __init__(self, process_set: Any, *, size: int, rank: int, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, process_set: Any, *, size: int, rank: int, bucket_bytes: int) -> None:
         self.size = size
         self.rank = rank
         self._process_set = process_set

@@ -187,7 +187,10 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
     store = None
     if not hvd.is_initialized():
         by_launcher = cluster.source == "horovodrun" or (cluster.source in ("Open MPI", "PMI") and hvd.mpi_built())
-        variables = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(lost_seconds))), **_fixed_order()}
+        variables = {
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(lost_seconds))),
+            **_fixed_order(cluster.num_workers),
+        }
         if cluster.num_workers == 1:
             variables |= _ALONE
         elif not by_launcher:
@@ -221,12 +224,15 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
     return job
 
 
-def _fixed_order() -> dict[str, str]:
+def _fixed_order(workers: int) -> dict[str, str]:
     """Return the variable by which a group of tensors is reduced by itself, in its own order, whatever else is ready.
 
-    Three and more ranks then add in the same order every time. In Horovod 0.28.1 as it is published the caches of the
-    ranks come apart by it; builds of `tfdist build horovod` are repaired from their second revision on.
+    Three and more ranks then add in the same order every time; two do anyway, and fuse more without it. In Horovod
+    0.28.1 as it is published the caches of the ranks come apart by it; builds of `tfdist build horovod` are repaired
+    from their second revision on.
     """
+    if workers < 3:
+        return {}
     try:
         record = json.loads(importlib.metadata.distribution("horovod").read_text(_RECORD) or "{}")
     except (importlib.metadata.PackageNotFoundError, ValueError):

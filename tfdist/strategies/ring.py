@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.collectives import horovod, horovod_job
+from tfdist.collectives import horovod_job
 from tfdist.compat import tf_ring, tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.training import agreement
@@ -65,7 +65,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         groups: Sequence[Sequence[int]] | None = None,
         timeout_seconds: float = 1800.0,
         lost_after_seconds: float = 120.0,
-        bucket_bytes: int = horovod.BUCKET_BYTES,
+        bucket_bytes: int = 32 << 20,
     ) -> None:
         cluster = clusters.from_environment() if cluster is None else cluster
         if not cluster.task.is_worker:
@@ -84,7 +84,9 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             timeout_seconds=timeout_seconds,
             lost_seconds=lost_after_seconds,
         )
-        self._ring = horovod.Ring(
+        from tfdist.collectives.horovod import Ring  # loads Horovod, which `join` has seen to
+
+        self._ring = Ring(
             self._job.hvd.global_process_set if groups is None else self._job.groups[members],
             size=len(members),
             rank=members.index(cluster.worker_index),

@@ -1,5 +1,6 @@
 """What only several workers can do differently: seeds, data, decisions."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,7 +67,7 @@ def generators_differ(ctx: Context) -> Outcome:
     x, y = regression(48)
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for begin in range(0, 48 - 2 * BATCH * ctx.worker, BATCH):
+        for begin in range(0, 48 - 2 * BATCH * min(ctx.worker, 1), BATCH):
             yield x[begin : begin + BATCH], y[begin : begin + BATCH]
 
     return _refusal(ctx, batches(), None)
@@ -77,23 +78,26 @@ def _own(worker: int) -> tuple[np.ndarray, np.ndarray]:
     return regression((40, 24)[worker % 2], seed=30 + worker)
 
 
+def _parts(array: np.ndarray, parts: int) -> list[np.ndarray]:
+    """Return the parts into which batches of eight rows are cut for that many steps each."""
+    batches = [array[begin : begin + 8] for begin in range(0, len(array), 8)]
+    return [b[len(b) * part // parts : len(b) * (part + 1) // parts] for b in batches for part in range(parts)]
+
+
 def _unions(ctx: Context) -> Outcome:
     """Train one device on what the workers read together.
 
-    A step takes one part in W of each worker's batch: with two workers and batches of eight, four rows of each. A
-    worker whose data has ended takes part with none.
+    A step takes one part in W of each worker's batch of eight: with two workers four rows of each. A worker whose data
+    has ended takes part with none.
     """
-    sources = [_own(worker) for worker in range(ctx.workers)]
-    size = 8 // ctx.workers
-    steps = max(len(x) for x, _ in sources) // size
     model = _model(ctx)
-    batches = [
-        tuple(
-            np.concatenate([array[size * step : size * (step + 1)] for array in arrays])
-            for arrays in zip(*sources, strict=True)
-        )
-        for step in range(steps)
-    ]
+    sources = [_own(worker) for worker in range(ctx.workers)]
+    x, y = (
+        [np.concatenate(step) for step in itertools.zip_longest(*parts, fillvalue=parts[0][0][:0])]
+        for parts in ([_parts(array, ctx.workers) for array in arrays] for arrays in zip(*sources, strict=True))
+    )
+    batches = list(zip(x, y, strict=True))
+    steps = len(batches)
     spec = tuple(tf.TensorSpec([None, *array.shape[1:]], tf.float32) for array in batches[0])
     data = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
     return trained(ctx, model, data.apply(tf.data.experimental.assert_cardinality(steps)), batch_size=None)
