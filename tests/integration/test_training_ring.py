@@ -186,14 +186,32 @@ print(type(strategy).__name__, cluster.source, strategy.num_replicas_in_sync, f"
 """
 
 
-def test_horovodrun_starts_it(tmp_path: Path) -> None:
+HOROVODRUN = ["horovodrun", "-np", "2", "--gloo"]
+MPIRUN = [
+    "mpirun",
+    "--allow-run-as-root",
+    "--oversubscribe",
+    "-np",
+    "2",
+    "-x",
+    "TFDIST_STRATEGY",
+    "-x",
+    "TFDIST_COORDINATOR",
+]
+
+
+@pytest.mark.parametrize(("launcher", "source"), [(HOROVODRUN, "horovodrun"), (MPIRUN, "Open MPI")])
+def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LAUNCHED)
-    (environment, *_) = worker_environments(os.environ, strategy=None, ports=ports.free_ports(1), replicas_per_worker=1)
+    free = ports.free_ports(1)
+    (environment, *_) = worker_environments(os.environ, strategy=None, ports=free, replicas_per_worker=1)
     environment = {name: value for name, value in environment.items() if not name.startswith("TFDIST_")}
-    horovodrun = Path(sys.executable).with_name("horovodrun")
+    if source == "Open MPI":  # which tells ranks and no addresses
+        environment |= {"TFDIST_STRATEGY": "ring", "TFDIST_COORDINATOR": f"127.0.0.1:{free[0]}"}
+    program = Path(sys.executable).with_name(launcher[0])
     process = subprocess.Popen(
-        [sys.executable, str(horovodrun), "-np", "2", "--gloo", sys.executable, str(script)],
+        [str(program), *launcher[1:], sys.executable, str(script)],
         env=environment,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -207,6 +225,6 @@ def test_horovodrun_starts_it(tmp_path: Path) -> None:
             process.terminate()
             process.wait(timeout=15)
     assert process.returncode == 0, errors[-3000:]
-    lines = re.findall(r"RingStrategy horovodrun 2 (-?\d+\.\d+)", output)
+    lines = re.findall(rf"RingStrategy {source} 2 (-?\d+\.\d+)", output)
     assert len(lines) == 2
     assert lines[0] == lines[1]

@@ -24,7 +24,8 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
     in fused groups of a fixed order, which leave while the backward pass goes on; a group of S bytes costs each worker
     2 S (n - 1) / n bytes on the wire, whatever n is.
 
-    Start it with `tfdist run --strategy ring`, `horovodrun`, or `mpirun` (Horovod built with MPI).
+    Start it with `tfdist run --strategy ring`, `horovodrun`, or `mpirun` (Horovod built with MPI, or the chief's
+    address in TFDIST_COORDINATOR).
 
     Args:
         cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
