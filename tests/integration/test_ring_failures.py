@@ -123,17 +123,23 @@ except ImportError as error:
 """
 
 
-def test_without_horovod_one_line_says_how_to_get_it(tmp_path: Path) -> None:
-    (environment,) = worker_environments(os.environ, strategy="ring", ports=ports.free_ports(1), replicas_per_worker=1)
-    done = subprocess.run(
-        [sys.executable, "-c", MISSING],
+def run_alone(code: str, environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python code in one process of a job."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
         env=environment,
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=DEADLINE_SECONDS,
-        check=True,
+        check=False,
     )
+
+
+def test_without_horovod_one_line_says_how_to_get_it(tmp_path: Path) -> None:
+    (environment,) = worker_environments(os.environ, strategy="ring", ports=ports.free_ports(1), replicas_per_worker=1)
+    done = run_alone(MISSING, environment, tmp_path)
+    assert done.returncode == 0, done.stderr
     (line,) = done.stdout.strip().splitlines()
     assert line.startswith("MissingDependencyError: Horovod is not installed")
     assert line.endswith("tfdist build horovod")
@@ -141,15 +147,6 @@ def test_without_horovod_one_line_says_how_to_get_it(tmp_path: Path) -> None:
 
 def test_workers_that_do_not_come_are_named(tmp_path: Path) -> None:
     environment, *_ = worker_environments(os.environ, strategy="ring", ports=ports.free_ports(2), replicas_per_worker=1)
-    code = "import tfdist; tfdist.strategies.RingStrategy(timeout_seconds=2)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
+    done = run_alone("import tfdist; tfdist.strategies.RingStrategy(timeout_seconds=2)", environment, tmp_path)
     assert done.returncode == 1
     assert f"DeadlineError: worker 1 ({environment['TFDIST_WORKERS'].split(',')[1]}) has not come" in done.stderr

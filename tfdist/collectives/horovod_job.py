@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import functools
 import importlib.metadata
+import itertools
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -99,6 +100,7 @@ class Job:
         membership: who of them is there; None for one worker alone.
         stopper: stops Horovod.
         groups: process sets given when Horovod was started.
+        mismatches: numbers them, alike on all workers, so that none reads what another said at an earlier one.
     """
 
     hvd: Any
@@ -107,6 +109,7 @@ class Job:
     membership: Membership | None
     stopper: _Stopper
     groups: Mapping[tuple[int, ...], Any]
+    mismatches: Iterator[int] = field(default_factory=itertools.count)
 
     def abort(self, message: str) -> None:
         """Stop Horovod on every rank: whoever waits in a reduction gets an error."""
@@ -139,12 +142,13 @@ class Job:
         """Return what each worker was in when they met; all of them ask, because all of them got the error."""
         mine, count = self.cluster.worker_index, self.cluster.num_workers
         doing = {mine: what}
+        scope = f"{_DOING} {next(self.mismatches)}"
         if self.store is not None:
             with contextlib.suppress(OSError):
-                self.store.put(_DOING, str(mine), what.encode())
+                self.store.put(scope, str(mine), what.encode())
             deadline = time.monotonic() + _ANSWER_SECONDS
             for worker in range(count):
-                told = self.store.wait(_DOING, str(worker), max(0.0, deadline - time.monotonic()))
+                told = self.store.wait(scope, str(worker), max(0.0, deadline - time.monotonic()))
                 if told is not None:
                     doing[worker] = told.decode()
         return "; ".join(f"worker {worker} was in {doing[worker]}" for worker in sorted(doing))
