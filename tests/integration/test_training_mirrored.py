@@ -136,7 +136,7 @@ def test_batches_of_many_sizes_are_not_traced_one_by_one(pool: WorkerPool) -> No
         ("bool", "count is True (bool)"),
         ("name", "'mirored'; it must be one of 'mirrored', 'multi-worker'"),
         ("option", "unexpected keyword argument 'replicas'"),
-        ("environment", "strategy is 'ring'"),
+        ("environment", "strategy is 'rng'"),
         ("workers", "runs in one process, and tfdist run gives 2 workers"),
         ("replicas", "TFDIST_REPLICAS_PER_WORKER"),
     ],

@@ -7,7 +7,7 @@ with no examples until the last one is done.
 """
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -28,20 +28,25 @@ class Layout:
     """
 
     def __init__(self, spec: tuple[Any, ...]) -> None:
-        self._spec = spec
+        self.spec = spec
         self._leaves = tf.nest.flatten(spec)
         self.signature = [leaf for leaf in self._leaves if isinstance(leaf, tf.TypeSpec)]
         self.key = repr(spec)
 
-    def flatten(self, slices: tuple[Any, ...]) -> list[Any]:
-        """Return the tensors of a step's input, without structure and without "no value"."""
-        return [leaf for leaf in tf.nest.flatten(slices, expand_composites=False) if leaf is not None]
+    def pack(self, tensors: Sequence[Any]) -> Any:
+        """Return a nest of per-replica values from tensors in the order of `signature`."""
+        return tf_strategies.per_replica(self.slices(tensors))
 
-    def pack(self, tensors: list[Any]) -> Any:
-        """Return a nest of per-replica values from tensors in the order of `flatten`."""
+    def slices(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """Return a nest per local replica from tensors in the order of `signature`."""
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, tf.TypeSpec) else None for leaf in self._leaves]
-        return tf_strategies.per_replica(tf.nest.pack_sequence_as(self._spec, leaves))
+        return tf.nest.pack_sequence_as(self.spec, leaves)
+
+
+def flat(slices: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the tensors of a step's input, without structure and without "no value"."""
+    return tuple(leaf for leaf in tf.nest.flatten(slices, expand_composites=False) if leaf is not None)
 
 
 class Batch(NamedTuple):
@@ -53,17 +58,25 @@ class Batch(NamedTuple):
         layout: how to pack the tensors.
     """
 
-    tensors: list[Any]
+    tensors: Sequence[Any]
     rows: tf.Tensor
     layout: Layout
 
 
 class _Element(NamedTuple):
-    """One step's input of this worker, as it leaves the pipeline."""
+    """One step's input of this worker."""
 
-    slices: tuple[tuple[tf.Tensor, Any], ...]  # per local replica: its number of examples, its nest
+    slices: tuple[Any, ...]  # per local replica: its number of examples, its nest; flat once they leave the pipeline
     rows: tf.Tensor  # of all replicas, or of this worker's where data is its own
     fingerprint: tf.Tensor  # of the first batch, else 0
+
+    def flat(self) -> tuple[Any, ...]:
+        """Return one tuple, which tf.data hands out several times faster than a nest."""
+        return (self.fingerprint, self.rows, *flat(self.slices))
+
+    @classmethod
+    def of(cls, tensors: tuple[Any, ...]) -> "_Element":
+        return cls(tensors[2:], tensors[1], tensors[0])
 
 
 class Source(enum.Enum):
@@ -93,21 +106,22 @@ class Input:
         self.element_spec = tf_data.without_optionals(dataset.element_spec)
         self.batches = _own_batches(batches, workers) if own else batches
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-        self._dataset = _slices(dataset, self.source, local_replicas, workers)
-        self._layout = Layout(tf_data.without_nones(self._dataset.element_spec.slices))
+        elements = _slices(dataset, self.source, local_replicas, workers)
+        self._layout = Layout(tf_data.without_nones(elements.element_spec.slices))
+        self._dataset = elements.map(_Element.flat).prefetch(2)
 
     def __iter__(self) -> Iterator[Batch]:
         # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
         # that is made, and Keras makes some that it does not use.
-        epoch = self._epoch(iter(self._dataset))
-        return (Batch(self._layout.flatten(element.slices), rows, self._layout) for element, rows in epoch)
+        epoch = self._epoch(map(_Element.of, iter(self._dataset)))
+        return (Batch(element.slices, rows, self._layout) for element, rows in epoch)
 
     def _epoch(self, elements: Iterator[_Element]) -> Iterator[tuple[_Element, tf.Tensor]]:
         if self.workers.count == 1:
             return ((element, element.rows) for element in elements)
         if self.source is Source.SHARED:
             return _shared(elements, self.batches, self._endless, self.workers)
-        return _own(elements, self._dataset.element_spec, self.workers)
+        return _own(elements, self._layout, self.workers)
 
 
 def _own_batches(batches: int | None, workers: Workers) -> int | None:
@@ -147,7 +161,7 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
         numbered = numbered.map(shared, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     else:
         numbered = numbered.flat_map(own)
-    return numbered.prefetch(2)
+    return numbered
 
 
 def _shared(
@@ -190,7 +204,7 @@ def _require_alike(seen: list[list[int]], position: int) -> None:
             )
 
 
-def _own(elements: Iterator[_Element], spec: Any, workers: Workers) -> Iterator[tuple[_Element, tf.Tensor]]:
+def _own(elements: Iterator[_Element], layout: Layout, workers: Workers) -> Iterator[tuple[_Element, tf.Tensor]]:
     """Yield batches until every worker's own data has ended; who has none left repeats its last, without counting."""
     last = None
     while True:
@@ -199,8 +213,9 @@ def _own(elements: Iterator[_Element], spec: Any, workers: Workers) -> Iterator[
         if not seen[:, 0].any():
             return
         if element is None:
-            last = last if last is not None else tf_data.one_row(spec)
-            element = last._replace(slices=tuple((tf.zeros_like(rows), data) for rows, data in last.slices))
+            slices = tf_data.one_row(layout.spec) if last is None else layout.slices(last.slices)
+            slices = tuple((tf.zeros_like(rows), data) for rows, data in slices)
+            element = _Element(flat(slices), tf.constant(0), tf.constant(0, tf.int64))
         last = element
         yield element, tf.constant(int(seen[:, 1].sum()), tf.int32)
 

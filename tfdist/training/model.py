@@ -146,12 +146,12 @@ class _Replicated:
         with self._workers.waiting("a step"):
             if not isinstance(element, Batch):
                 return self._traced_free(_tensors(element), whole)
-            return self._of(element.layout)(element.tensors, element.rows)
+            return self._of(element.layout)(element.rows, *element.tensors)
 
     def _of(self, layout: Layout) -> Callable[..., Any]:
         """Return the function for this layout, which is traced when it is called first."""
         if layout.key not in self._traced:
-            signature = [layout.signature, tf.TensorSpec([], tf.int32)]
+            signature = [tf.TensorSpec([], tf.int32), *layout.signature]
             packed = functools.partial(self._packed, layout)
             self._traced[layout.key] = self._trace(packed, input_signature=signature)
         return self._traced[layout.key]
@@ -159,7 +159,7 @@ class _Replicated:
     def _trace(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         return function if self._model.run_eagerly else tf.function(_untraced(function), **options)
 
-    def _packed(self, layout: Layout, tensors: list[Any], global_rows: tf.Tensor) -> Any:
+    def _packed(self, layout: Layout, global_rows: tf.Tensor, *tensors: Any) -> Any:
         rows, data = layout.pack(tensors)
         return self._collect(self._strategy.run(self._replica_step, args=(data, rows, global_rows)))
 

@@ -194,7 +194,7 @@ def refusals() -> dict[str, str]:
     refused("bool", lambda: tfdist.strategies.use_logical_cpus(True))
     refused("name", lambda: tfdist.strategies.create("mirored"))
     refused("option", lambda: tfdist.strategies.create("mirrored", replicas=2))
-    refused("environment", lambda: tfdist.strategies.from_environment({"TFDIST_STRATEGY": "ring"}))
+    refused("environment", lambda: tfdist.strategies.from_environment({"TFDIST_STRATEGY": "rng"}))
     workers = {"TFDIST_STRATEGY": "mirrored", "TFDIST_WORKERS": "127.0.0.1:1,127.0.0.1:2", "TFDIST_WORKER_INDEX": "0"}
     refused("workers", lambda: tfdist.strategies.from_environment(workers))
     refused("replicas", lambda: tfdist.strategies.from_environment({"TFDIST_REPLICAS_PER_WORKER": "two"}))
