@@ -1,0 +1,62 @@
+"""Serves one task of a parameter-server cluster: a worker or a parameter server, which need no code of the user's.
+
+    python task.py --parent PID
+
+The cluster and the task are read from TF_CONFIG. The process computes and stores what the chief asks it to, until it is
+ended. It does not outlive the process that started it. Like `worker`, this file is started by its path.
+"""
+
+import json
+import os
+import sys
+import threading
+from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
+SIGKILL = 9
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Serve until the process is ended.
+
+    Args:
+        argv: ["--parent", PID]; with the PID 0 the process may outlive anybody.
+    """
+    _, parent = argv
+    if int(parent):
+        end_with_parent(int(parent))
+    configuration = json.loads(os.environ["TF_CONFIG"])
+    serve(configuration["cluster"], configuration["task"]["type"], int(configuration["task"]["index"]))
+
+
+def serve(cluster: dict[str, list[str]], task_type: str, task_index: int) -> NoReturn:
+    """Serve a task of the cluster, and do not return.
+
+    Args:
+        cluster: "host:port" of every task, by task type.
+        task_type: "worker" or "ps".
+        task_index: which of them, from 0.
+    """
+    import tensorflow as tf
+
+    # The address 0.0.0.0 is TensorFlow's own choice; it offers no other.
+    server = tf.distribute.Server(cluster, job_name=task_type, task_index=task_index, protocol="grpc")
+    del server  # TensorFlow's server never stops; it ends with the process
+    threading.Event().wait()
+    raise AssertionError("unreachable")
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, where it can (Linux); no parent left: end now."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        return
+    if os.getppid() != parent:
+        os._exit(128 + SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
