@@ -97,20 +97,43 @@ def test_tf_config_workers() -> None:
 
 @pytest.mark.parametrize(
     ("task", "index", "chief"),
-    [(("chief", 0), 0, True), (("worker", 0), 1, False), (("worker", 1), 2, False), (("ps", 0), -1, False),
-     (("evaluator", 0), -1, False)],
-)  # fmt: skip
-def test_tf_config_with_all_task_types(task: tuple[str, int], index: int, chief: bool) -> None:
+    [(("chief", 0), 0, True), (("worker", 0), 1, False), (("worker", 1), 2, False), (("evaluator", 0), -1, False)],
+)
+def test_a_chief_is_worker_0(task: tuple[str, int], index: int, chief: bool) -> None:
     config = {
-        "cluster": {"worker": ["w:1", "w:2"], "ps": ["p:1", "p:2"], "chief": ["c:1"]},  # no evaluator, as operators do
+        "cluster": {"worker": ["w:1", "w:2"], "chief": ["c:1"]},  # no evaluator, as operators do
         "task": {"type": task[0], "index": task[1]},
         "environment": "cloud",
     }
     cluster = from_environment({"TF_CONFIG": json.dumps(config)})
     assert cluster.task == TaskId(type=task[0], index=task[1])
     assert (cluster.worker_index, cluster.is_chief, cluster.num_workers) == (index, chief, 3)
-    assert cluster.addresses == ("c:1", "w:1", "w:2")
-    assert cluster.parameter_servers == ("p:1", "p:2")
+    assert cluster.is_worker is (index >= 0)
+    assert (cluster.addresses, cluster.chief) == (("c:1", "w:1", "w:2"), None)
+
+
+@pytest.mark.parametrize(
+    ("task", "index", "chief"),
+    [(("chief", 0), -1, True), (("worker", 0), 0, False), (("worker", 1), 1, False), (("ps", 0), -1, False),
+     (("ps", 1), -1, False), (("evaluator", 0), -1, False)],
+)  # fmt: skip
+def test_with_parameter_servers_the_chief_coordinates(task: tuple[str, int], index: int, chief: bool) -> None:
+    config = {
+        "cluster": {"worker": ["w:1", "w:2"], "ps": ["p:1", "p:2"], "chief": ["c:1"]},
+        "task": {"type": task[0], "index": task[1]},
+    }
+    cluster = from_environment({"TF_CONFIG": json.dumps(config), "TFDIST_JOB_ID": "f00"})
+    assert cluster.task == TaskId(type=task[0], index=task[1])
+    assert (cluster.worker_index, cluster.is_chief, cluster.num_workers) == (index, chief, 2)
+    assert cluster.is_worker is (index >= 0)
+    assert (cluster.addresses, cluster.chief) == (("w:1", "w:2"), "c:1")
+    assert (cluster.parameter_servers, cluster.job_id) == (("p:1", "p:2"), "f00")
+
+
+def test_without_a_chief_worker_0_is_the_chief_beside_parameter_servers_too() -> None:
+    config = {"cluster": {"worker": ["w:1"], "ps": ["p:1"]}, "task": {"type": "worker", "index": 0}}
+    cluster = from_environment({"TF_CONFIG": json.dumps(config)})
+    assert (cluster.is_chief, cluster.chief, cluster.parameter_servers) == (True, None, ("p:1",))
 
 
 @pytest.mark.parametrize("text", ["", "  ", "{}", '{"cluster": {}}', '{"cluster": {}, "task": {}}', '{"job": {}}'])
@@ -147,6 +170,7 @@ def tf_config(**changes: object) -> str:
         (tf_config(cluster={"worker": ["a:1"], "ps": ["a:1"]}), "the same as"),
         (tf_config(cluster={"chief": ["a:1", "b:1"]}), "must have one entry"),
         (tf_config(cluster={"ps": ["a:1"]}, task={"type": "ps", "index": 0}), "nobody who trains"),
+        (tf_config(cluster={"ps": ["a:1"], "chief": ["b:1"]}, task={"type": "ps", "index": 0}), "only coordinates"),
         (tf_config(task=None), "task is None"),
         (tf_config(task={"type": "worker"}), "without the key index"),
         (tf_config(task={"index": 0}), "without the key type"),
@@ -196,7 +220,7 @@ def test_any_json_is_a_cluster_or_a_clear_error(value: object) -> None:
         message = str(caught)
         assert "TF_CONFIG" in message
     else:
-        assert 0 <= cluster.worker_index < cluster.num_workers or not cluster.task.is_worker
+        assert 0 <= cluster.worker_index < cluster.num_workers or not cluster.is_worker
 
 
 def test_sagemaker() -> None:
@@ -378,6 +402,9 @@ def test_clusters_are_valid_values() -> None:
         {"parameter_servers": ("b:1",)},
         {"source": ""},
         {"task": TaskId(type="ps", index=0)},
+        {"chief": "c:1"},
+        {"chief": "a:1", "parameter_servers": ("p:1",)},
+        {"chief": "c:1", "parameter_servers": ("p:1",), "task": TaskId(type="chief", index=0)},
     ):
         with pytest.raises(ConfigError):
             replace(cluster, **change)  # type: ignore[arg-type]

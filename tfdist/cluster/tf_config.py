@@ -14,8 +14,9 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type
 def read(environ: Environ) -> Cluster | None:
     """Return the cluster in TF_CONFIG, or None when it is not set or describes none.
 
-    The cluster may have a chief, workers, parameter servers ("ps") and evaluators. A chief is worker 0 and the workers
-    follow it. An evaluator may be absent from the cluster, as the training operator leaves it out.
+    The cluster may have a chief, workers, parameter servers ("ps") and evaluators. With parameter servers the chief
+    coordinates the workers and is none of them, as TensorFlow's ParameterServerStrategy has it; without them it is worker
+    0 and the workers follow it. An evaluator may be absent from the cluster, as the training operator leaves it out.
 
     Raises:
         ConfigError: no JSON, or not of the form that TensorFlow reads; the message shows TF_CONFIG as it was read.
@@ -29,7 +30,7 @@ def read(environ: Environ) -> Cluster | None:
         return None
     raw = environ["TF_CONFIG"]
     try:
-        return _cluster(_parsed(raw))
+        return _cluster(_parsed(raw), job_id=environ.get("TFDIST_JOB_ID") or None)
     except ConfigError as error:
         raise type(error)(
             f"TF_CONFIG cannot be used: {error}\n  read: {shown(raw, limit=600)}\n  expected: {_EXAMPLE}"
@@ -53,17 +54,23 @@ def _no_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _cluster(config: dict[str, Any]) -> Cluster | None:
+def _cluster(config: dict[str, Any], *, job_id: str | None) -> Cluster | None:
     if not config.get("cluster") and not config.get("task"):
         return None  # "{}", or only what a platform adds for itself: no cluster, as TensorFlow reads it
     tasks = _tasks(config.get("cluster"))
     task = _task(config.get("task"), tasks)
-    workers = tasks.get("chief", ()) + tasks.get("worker", ())
+    servers, chief = tasks.get("ps", ()), tasks.get("chief", ())
+    training_chief = () if servers else chief
+    workers = training_chief + tasks.get("worker", ())
     if not workers:
-        raise ConfigError(f"cluster has {', '.join(tasks)} but nobody who trains. Add worker: [...] or chief: [...].")
-    first_worker = len(tasks.get("chief", ()))
-    index = task.index + (first_worker if task.type == "worker" else 0) if task.is_worker else -1
-    local_index, local_workers = position_on_host(workers, index) if task.is_worker else (0, 1)
+        also = "; with ps, the chief only coordinates" if chief else ""
+        raise ConfigError(f"cluster has {', '.join(tasks)} but nobody who trains{also}. Add worker: [...].")
+    index = -1
+    if task.type == "worker":
+        index = len(training_chief) + task.index
+    elif task.type == "chief" and training_chief:
+        index = 0
+    local_index, local_workers = position_on_host(workers, index) if index >= 0 else (0, 1)
     return Cluster(
         num_workers=len(workers),
         worker_index=index,
@@ -71,8 +78,10 @@ def _cluster(config: dict[str, Any]) -> Cluster | None:
         local_workers=local_workers,
         addresses=workers,
         source="TF_CONFIG",
+        job_id=job_id,
         task=task,
-        parameter_servers=tasks.get("ps", ()),
+        parameter_servers=servers,
+        chief=chief[0] if chief and servers else None,
     )
 
 

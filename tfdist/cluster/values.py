@@ -34,20 +34,18 @@ class TaskId:
         integer("task index", self.index, minimum=0, maximum=0 if self.type == "chief" else None)
 
     def __str__(self) -> str:
-        return f"{self.type} {self.index}"
-
-    @property
-    def is_worker(self) -> bool:
-        """Whether the task trains: a chief is worker 0."""
-        return self.type in ("chief", "worker")
+        return self.type if self.type == "chief" else f"{self.type} {self.index}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The cluster as one of its processes sees it.
 
+    In a cluster with parameter servers the chief coordinates: it runs the script, hands out the work, and is no worker.
+    In any other cluster the chief is worker 0.
+
     Attributes:
-        num_workers: how many workers train together, at least 1; a chief is one of them.
+        num_workers: how many workers train together, at least 1; a chief that coordinates is none of them.
         worker_index: which of them this process is, from 0; -1 for a task that is no worker (see ``task``).
         local_index: which of the workers on this host, from 0.
         local_workers: how many of the workers are on this host.
@@ -56,6 +54,7 @@ class Cluster:
         job_id: the same text on every worker of one job, or None when the environment has none.
         task: this process as TensorFlow names it; by default the worker ``worker_index``.
         parameter_servers: "host:port" of every parameter server.
+        chief: "host:port" of the chief that coordinates; None where the chief is worker 0.
 
     Raises:
         ConfigError: values that do not fit each other.
@@ -74,12 +73,18 @@ class Cluster:
     job_id: str | None = None
     task: TaskId = field(default=None)  # type: ignore[assignment]  # never None once constructed
     parameter_servers: tuple[str, ...] = ()
+    chief: str | None = None
 
     def __post_init__(self) -> None:
         integer("num_workers", self.num_workers, minimum=1)
         if cast("TaskId | None", self.task) is None:
             object.__setattr__(self, "task", TaskId(type="worker", index=integer("worker_index", self.worker_index)))
-        if self.task.is_worker:
+        if self.chief is not None and not self.parameter_servers:
+            raise ConfigError(
+                f"chief is {shown(self.chief)} without parameter_servers; it must be None where the chief is worker 0. "
+                "Give its address as the first of addresses."
+            )
+        if self.task.type == "worker" or (self.task.type == "chief" and self.chief is None):
             integer("worker_index", self.worker_index, minimum=0, maximum=self.num_workers - 1)
         elif self.worker_index != -1:
             raise ConfigError(
@@ -92,18 +97,29 @@ class Cluster:
                 f"addresses has {len(self.addresses)} entries, {shown(self.addresses)}; it must have one for each of "
                 f"the {self.num_workers} workers, or none."
             )
-        distinct_addresses("addresses", (*self.addresses, *self.parameter_servers))
+        chief = () if self.chief is None else (self.chief,)
+        distinct_addresses("addresses", (*self.addresses, *self.parameter_servers, *chief))
         text("source", self.source)
 
     @property
+    def is_worker(self) -> bool:
+        """Whether this process trains: neither a parameter server, nor an evaluator, nor a chief that coordinates.
+
+        Example:
+            >>> Cluster(num_workers=2, worker_index=1).is_worker
+            True
+        """
+        return self.worker_index >= 0
+
+    @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes files and shows progress: worker 0.
+        """Whether this process is the one that writes files and shows progress: who coordinates, or else worker 0.
 
         Example:
             >>> Cluster(num_workers=2, worker_index=1).is_chief
             False
         """
-        return self.task.is_worker and self.worker_index == 0
+        return self.task.type == "chief" or (self.chief is None and self.worker_index == 0)
 
     def require_addresses(self) -> tuple[str, ...]:
         """Return ``addresses``, or say how to supply them; for strategies whose workers connect to each other.

@@ -20,10 +20,11 @@ def judge(environ: Mapping[str, str]) -> list[Finding]:
         found = cluster.from_environment(environ)
     except ConfigError as error:
         return [problem("cluster", str(error), "a script started here ends with this error", "env | sort")]
-    if found.num_workers == 1:
+    if found.num_workers == 1 and not found.parameter_servers:
         return [ok("cluster", f"one worker (from: {found.source})")]
-    seen = f"worker {found.worker_index} of {found.num_workers} (from: {found.source}): {', '.join(found.addresses)}"
-    return [ok("cluster", seen)]
+    count = found.num_workers
+    place = f"worker {found.worker_index} of {count}" if found.is_worker else f"{found.task}, {count} worker(s)"
+    return [ok("cluster", f"{place} (from: {found.source}): {', '.join(found.addresses)}")]
 
 
 def worker_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -48,10 +48,10 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
     ) -> None:
         cluster = clusters.from_environment() if cluster is None else cluster
-        if not cluster.task.is_worker:
+        if not cluster.is_worker:
             raise ConfigError(
                 f"this process is {cluster.task} ({cluster.source}); MultiWorkerMirroredStrategy runs on workers "
-                "alone. Construct it only where cluster.task.is_worker."
+                "alone. Construct it only where cluster.is_worker."
             )
         if replicas_per_worker is not None:
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)

@@ -69,10 +69,10 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         bucket_bytes: int = 32 << 20,
     ) -> None:
         cluster = clusters.from_environment() if cluster is None else cluster
-        if not cluster.task.is_worker:
+        if not cluster.is_worker:
             raise ConfigError(
                 f"this process is {cluster.task} ({cluster.source}); RingStrategy runs on workers alone. Construct it "
-                "only where cluster.task.is_worker."
+                "only where cluster.is_worker."
             )
         validation.number("timeout_seconds", timeout_seconds, above=0)
         validation.number("lost_after_seconds", lost_after_seconds, above=0)
