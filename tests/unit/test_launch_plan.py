@@ -31,6 +31,7 @@ def test_three_workers_agree_with_each_other_and_with_the_cluster() -> None:
     config = LaunchConfig(target="pkg.mod", is_module=True, workers=3, strategy="multi-worker", replicas_per_worker=2)
     specs = planned(config)
     assert [spec.index for spec in specs] == [0, 1, 2]
+    assert [str(spec.task) for spec in specs] == ["worker 0", "worker 1", "worker 2"]
     assert len({spec.error_file for spec in specs}) == 3
     addresses = ("127.0.0.1:4001", "127.0.0.1:4002", "127.0.0.1:4003")
     for index, spec in enumerate(specs):
@@ -64,6 +65,11 @@ def test_three_workers_agree_with_each_other_and_with_the_cluster() -> None:
         {"grace_seconds": -1},
         {"grace_seconds": float("nan")},
         {"grace_seconds": True},
+        {"parameter_servers": -1},
+        {"parameter_servers": True},
+        {"max_restarts": -1},
+        {"max_restarts": 1_000_000, "parameter_servers": 1},
+        {"max_restarts": 1},
     ],
 )
 def test_requests_that_cannot_be(change: dict[str, object]) -> None:

@@ -9,11 +9,15 @@ import click
 
 from tfdist.errors import ConfigError
 from tfdist.launch import LaunchConfig, WorkerSpec, planned, require_script, run
+from tfdist.validation import integer
+
+DEFAULT_SERVERS = 1
+DEFAULT_RESTARTS = 3
 
 HELP = """Start SCRIPT on N local workers; end all of them when one fails.
 
-SCRIPT runs as `python SCRIPT ARGUMENTS` would, once per worker. What follows its name is its own: tfdist reads none
-of it.
+SCRIPT runs as `python SCRIPT ARGUMENTS` would, once per worker; with parameter servers once, on the chief. What
+follows its name is its own: tfdist reads none of it.
 
 \b
 Usage:
@@ -23,6 +27,8 @@ Usage:
                                             2 x 2 replicas (without GPUs: logical CPU devices)
   tfdist run --strategy mirrored --replicas-per-worker 2 train.py
                                             one process, two replicas
+  tfdist run --strategy parameter-server -n 2 --parameter-servers 1 train.py
+                                            a chief that runs the script, two workers and a server that serve it
   tfdist run -n 2 -m package.module         a module, as `python -m` does
   tfdist run --dry-run -n 2 train.py        show commands and variables, start nothing
 
@@ -44,8 +50,15 @@ What each worker gets:
   no_grpc_proxy               with 127.0.0.1, where a proxy is set: TensorFlow would send the workers there
 
 \b
-Output: with two or more workers every line begins with [worker I]; progress bars of the chief move on a terminal, and
-elsewhere the last state of a bar is one line. NO_COLOR is respected. One worker has the terminal to itself.
+Parameter servers: the chief runs SCRIPT; workers and servers run no code of yours and serve it until it ends. All get
+TF_CONFIG with their task (chief, worker I or ps J) and TFDIST_JOB_ID, and no TFDIST_WORKERS. The chief gets also
+TFDIST_STRATEGY, TFDIST_ERROR_FILE and
+  TFDIST_RESTARTS             how often the job has been started again: 0, 1, ...
+
+\b
+Output: with two or more workers every line begins with [worker I], or with [chief] or [ps J]; progress bars of the
+chief move on a terminal, and elsewhere the last state of a bar is one line. NO_COLOR is respected. One worker has the
+terminal to itself.
 
 \b
 When a worker fails, the others get SIGTERM and, after the grace period, SIGKILL, with all their children. The report
@@ -54,10 +67,22 @@ before the others is no failure. SIGINT, SIGTERM and SIGHUP are passed on to the
 Ctrl-C again kills at once.
 
 \b
+With parameter servers:
+  a worker dies        it is started again at its port, at most --max-restarts times over all workers; then the job
+                       goes on without it, and fails when no worker is left
+  a server dies        its variables are gone: everything is ended, and the job starts again with new ports and
+                       TFDIST_RESTARTS one higher, at most --max-restarts times; then it fails. A script that keeps
+                       checkpoints goes on from the last one
+  the chief is killed  likewise
+  the chief fails      the job fails with its exit code; an error that follows a server's death is that server's
+  the chief ends       with 0: workers and servers are ended, and the job is done
+  a signal             is passed on to the chief; workers and servers are ended when it has ended
+
+\b
 Exit code:
-  0        every worker ended with 0
+  0        every worker, or the chief, ended with 0
   2        the request was wrong (nothing was started)
-  other    that of the worker that failed first; 128 + N if signal N killed it
+  other    that of the process that failed first; 128 + N if signal N killed it
   130 143  ended by Ctrl-C, by SIGTERM (129: SIGHUP, 141: the output was closed)
 """
 
@@ -89,7 +114,20 @@ Exit code:
     metavar="S",
     help="Between the request to end and SIGKILL.",
 )
-@click.option("--dry-run", is_flag=True, help="Print each worker's variables and command; start nothing.")
+@click.option(
+    "--parameter-servers",
+    type=int,
+    metavar="M",
+    help=f"Number of parameter servers, with --strategy parameter-server.  [default: {DEFAULT_SERVERS}]",
+)
+@click.option(
+    "--max-restarts",
+    type=int,
+    metavar="K",
+    help="How often workers are started again, and how often the job is, with --strategy parameter-server.  "
+    f"[default: {DEFAULT_RESTARTS}]",
+)
+@click.option("--dry-run", is_flag=True, help="Print the variables and command of each process; start nothing.")
 @click.option("--verbose", is_flag=True, help="Tell which processes are started and ended.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -102,6 +140,8 @@ def command(
     workers: int,
     replicas_per_worker: int | None,
     grace_seconds: float,
+    parameter_servers: int | None,
+    max_restarts: int | None,
     dry_run: bool,
     verbose: bool,
     is_module: bool,
@@ -109,6 +149,7 @@ def command(
     arguments: tuple[str, ...],
 ) -> None:
     """Start a script on local workers."""
+    served = has_chief(strategy, parameter_servers=parameter_servers, max_restarts=max_restarts)
     config = LaunchConfig(
         target=script,
         is_module=is_module,
@@ -117,6 +158,8 @@ def command(
         strategy=strategy,
         replicas_per_worker=replicas_per_worker,
         grace_seconds=grace_seconds,
+        parameter_servers=DEFAULT_SERVERS if served and parameter_servers is None else parameter_servers or 0,
+        max_restarts=DEFAULT_RESTARTS if served and max_restarts is None else max_restarts or 0,
     )
     check_strategy(config)
     if not dry_run:
@@ -126,6 +169,32 @@ def command(
     directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
+
+
+def has_chief(strategy: str | None, *, parameter_servers: int | None = None, max_restarts: int | None = None) -> bool:
+    """Return whether a chief runs the script for the strategy; check that only such a strategy is given such options.
+
+    Raises:
+        ConfigError: no strategy has that name, or it takes no such option, or it is to have no parameter server.
+
+    Example:
+        >>> has_chief("parameter-server", parameter_servers=2), has_chief("mirrored"), has_chief(None)
+        (True, False, False)
+    """
+    from tfdist.strategies import registry
+
+    if strategy is not None and registry.get(strategy).processes == "chief":
+        if parameter_servers is not None:
+            integer("--parameter-servers", parameter_servers, minimum=1, hint="They hold the variables.")
+        return True
+    able = ", ".join(name for name in registry.names() if registry.get(name).processes == "chief")
+    for option, value in (("--parameter-servers", parameter_servers), ("--max-restarts", max_restarts)):
+        if value is not None:
+            received = "no strategy is chosen" if strategy is None else f"the strategy is {strategy!r}"
+            raise ConfigError(
+                f"{option} is {value}, but {received}; only {able} has it. Leave it out, or choose --strategy {able}."
+            )
+    return False
 
 
 def check_strategy(config: LaunchConfig) -> None:
@@ -151,14 +220,16 @@ def check_strategy(config: LaunchConfig) -> None:
 
 
 def described(spec: WorkerSpec) -> str:
-    """Return a worker's variables and command, as lines that a shell understands.
+    """Return the variables and the command of a process, as lines that a shell understands.
 
     Example:
-        >>> print(described(WorkerSpec(index=0, argv=("python", "a b"), environment={"A": "1"}, error_file=Path("e"))))
+        >>> from tfdist.cluster import TaskId
+        >>> more = dict(argv=("python", "a b"), environment={"A": "1"}, error_file=Path("e"))
+        >>> print(described(WorkerSpec(index=0, task=TaskId(type="worker", index=0), **more)))
         # worker 0
         export A=1
         python 'a b'
     """
     variables = [f"export {name}={shlex.quote(value)}" for name, value in spec.environment.items()]
     removed = [f"unset {name}" for name in spec.removed]
-    return "\n".join([f"# worker {spec.index}", *variables, *removed, shlex.join(spec.argv)])
+    return "\n".join([f"# {spec.task}", *variables, *removed, shlex.join(spec.argv)])

@@ -15,8 +15,9 @@ def read(environ: Environ) -> Cluster | None:
     """Return the cluster in TF_CONFIG, or None when it is not set or describes none.
 
     The cluster may have a chief, workers, parameter servers ("ps") and evaluators. With parameter servers the chief
-    coordinates the workers and is none of them, as TensorFlow's ParameterServerStrategy has it; without them it is worker
-    0 and the workers follow it. An evaluator may be absent from the cluster, as the training operator leaves it out.
+    coordinates the workers and is none of them, as TensorFlow's ParameterServerStrategy has it; without them it is
+    worker 0 and the workers follow it. An evaluator may be absent from the cluster, as the training operator leaves it
+    out.
 
     Raises:
         ConfigError: no JSON, or not of the form that TensorFlow reads; the message shows TF_CONFIG as it was read.

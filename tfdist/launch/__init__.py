@@ -1,13 +1,15 @@
-"""Starts a script on several local workers and supervises them; loads no TensorFlow.
+"""Starts a script on several local workers, or on a chief that workers and parameter servers serve; supervises them.
+
+Loads no TensorFlow.
 
 Example:
     >>> LaunchConfig(target="train.py", workers=2).workers
     2
 """
 
-from tfdist.launch.agent import Outcome, planned, run
+from tfdist.launch.agent import planned, run
 from tfdist.launch.config import LaunchConfig, require_script
-from tfdist.launch.failure import Failure, Record
+from tfdist.launch.failure import Failure, Outcome, Record
 from tfdist.launch.plan import WorkerSpec
 
 __all__ = ["Failure", "LaunchConfig", "Outcome", "Record", "WorkerSpec", "planned", "require_script", "run"]

@@ -42,12 +42,14 @@ class Failure:
         time: when, on the agent's monotonic clock in seconds.
         returncode: of its process; negative for a signal.
         record: what it wrote, or None when it could not.
+        name: what it is called in a job whose processes are not all workers, such as "ps 0".
     """
 
     worker: int
     time: float
     returncode: int
     record: Record | None = None
+    name: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -60,6 +62,19 @@ class Failure:
         if self.returncode >= 0:
             return self.returncode
         return self.record.exit_code if self.record is not None else 128 - self.returncode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_code: 0; or that of the first failure; or 128 + the number of the signal that ended the job.
+        failures: the workers that failed on their own, the root cause first.
+    """
+
+    exit_code: int
+    failures: tuple[Failure, ...] = ()
 
 
 def read_record(path: Path) -> Record | None:
@@ -129,7 +144,7 @@ def format_report(failures: Sequence[Failure], *, workers: int, started: float) 
 
     Args:
         failures: the workers that failed, the root cause first.
-        workers: how many workers the job had.
+        workers: how many processes the job had.
         started: when it started, on the clock of the failures.
 
     Example:
@@ -139,13 +154,15 @@ def format_report(failures: Sequence[Failure], *, workers: int, started: float) 
     """
     root, *later = failures
     ended = how_it_ended(root.returncode if root.record is None else root.exit_code)
-    place = f"worker {root.worker} of {workers} failed first" if workers > 1 else "the script failed"
+    place = f"{root.name or f'worker {root.worker} of {workers}'} failed first" if workers > 1 else "the script failed"
     lines = [f"{place}, {root.time - started:.1f} s after the start: {ended}"]
     if root.record is None:
         lines.append(f"  {_advice(root.returncode)}")
     elif workers > 1:  # with one worker it stands right above
         lines.append(textwrap.indent(root.record.traceback.rstrip("\n"), "  "))
-    lines += [f"  {one.time - root.time:.1f} s later worker {one.worker}: {_in_short(one)}" for one in later]
+    lines += [
+        f"  {one.time - root.time:.1f} s later {one.name or f'worker {one.worker}'}: {_in_short(one)}" for one in later
+    ]
     return "\n".join(lines)
 
 

@@ -2,16 +2,17 @@
 
     python guardian.py JOB_ID DIRECTORY
 
-The agent holds the other end of standard input. It writes a line with the number of each worker's session, and "done"
-when everything is in order; the end of input without it means that the agent was killed. The job's processes, children
-and grandchildren, are recognised by their session, or in another session by TFDIST_JOB_ID in their environment.
+The agent holds the other end of standard input. It writes a line with the number of each worker's session, one with the
+negative number when nothing is left of that session, and "done" when everything is in order; the end of input without
+it means that the agent was killed. The job's processes, children and grandchildren, are recognised by their session, or
+in another session by TFDIST_JOB_ID in their environment.
 """
 
 import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 DEADLINE_SECONDS = 30.0
 DONE = b"done"
@@ -22,8 +23,24 @@ def main(job_id: str, directory: str) -> None:
     said = sys.stdin.buffer.read().split()
     if DONE in said:
         return
-    end_job(job_id, sessions=[int(word) for word in said])
+    end_job(job_id, sessions=sessions_left([int(word) for word in said]))
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def sessions_left(said: Sequence[int]) -> set[int]:
+    """Return the sessions that the agent has named and not taken back.
+
+    Example:
+        >>> sessions_left([41, 42, -41])
+        {42}
+    """
+    left: set[int] = set()
+    for number in said:
+        if number > 0:
+            left.add(number)
+        else:
+            left.discard(-number)
+    return left
 
 
 def end_job(job_id: str, *, sessions: Collection[int]) -> None:

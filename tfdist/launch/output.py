@@ -7,7 +7,7 @@ bottom and moves; elsewhere only its last state is written, when its line ends.
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
@@ -100,13 +100,13 @@ class Screen:
                 self.closed.set()
 
 
-def screen(workers: int, *, standard_output: int = 1, standard_error: int = 2) -> Screen:
-    """Return the screen for that many workers; with one worker its lines have no prefix.
+def screen(names: Sequence[str], *, standard_output: int = 1, standard_error: int = 2) -> Screen:
+    """Return the screen for the workers of these names; with one worker its lines have no prefix.
 
     Colour is used on a terminal, unless NO_COLOR is set or TERM is "dumb".
 
     Args:
-        workers: number of workers.
+        names: of every worker, by its index, such as "worker 0" or "chief".
         standard_output: file descriptor.
         standard_error: file descriptor.
     """
@@ -115,15 +115,16 @@ def screen(workers: int, *, standard_output: int = 1, standard_error: int = 2) -
     return Screen(
         descriptors=descriptors,
         terminals=movable,
-        prefixes={stream: _prefixes(workers, coloured=stream in movable) for stream in descriptors},
+        prefixes={stream: _prefixes(names, coloured=stream in movable) for stream in descriptors},
     )
 
 
-def _prefixes(workers: int, *, coloured: bool) -> dict[int, bytes]:
-    if workers == 1:
+def _prefixes(names: Sequence[str], *, coloured: bool) -> dict[int, bytes]:
+    if len(names) == 1:
         return {}
-    width = len(str(workers - 1))
-    plain = {worker: f"[worker {worker:>{width}}]" for worker in range(workers)}
+    parts = [name.partition(" ") for name in names]
+    widths = {kind: max(len(number) for one, _, number in parts if one == kind) for kind, _, _ in parts}
+    plain = {worker: f"[{kind}{gap}{number:>{widths[kind]}}]" for worker, (kind, gap, number) in enumerate(parts)}
     if coloured:
         plain = {worker: _styled(text, COLOURS[worker % len(COLOURS)]) for worker, text in plain.items()}
     return {worker: f"{text} ".encode() for worker, text in plain.items()}

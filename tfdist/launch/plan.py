@@ -1,10 +1,14 @@
-"""From a request to one process per worker, as a pure function: same inputs, same environments and commands."""
+"""From a request to one process per worker, as a pure function: same inputs, same environments and commands.
+
+`plan_chief` does the same for a job with parameter servers.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tfdist.cluster.values import TaskId
 from tfdist.launch.config import LaunchConfig
 
 HOST = "127.0.0.1"
@@ -17,10 +21,11 @@ _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """How one worker is started.
+    """How one process is started.
 
     Attributes:
-        index: which worker, from 0.
+        index: which of the processes of the job, from 0.
+        task: what it is in the cluster; its text begins the lines that it writes.
         argv: the command.
         environment: variables that it gets on top of those of the agent.
         removed: variables of the agent that it does not get.
@@ -28,6 +33,7 @@ class WorkerSpec:
     """
 
     index: int
+    task: TaskId
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
@@ -37,7 +43,8 @@ class WorkerSpec:
         """Return the complete environment, given that of the agent.
 
         Example:
-            >>> spec = WorkerSpec(index=0, argv=(), environment={"A": "1"}, removed=("B",), error_file=Path("e"))
+            >>> me, own = TaskId(type="worker", index=0), {"A": "1"}
+            >>> spec = WorkerSpec(index=0, task=me, argv=(), environment=own, removed=("B",), error_file=Path("e"))
             >>> spec.environ({"B": "2", "C": "3"})
             {'C': '3', 'A': '1'}
         """
@@ -60,10 +67,21 @@ def around_the_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     return {"no_grpc_proxy": ",".join(filter(None, [known, HOST]))}
 
 
+def script_command(config: LaunchConfig, *, python: str, agent_pid: int) -> tuple[str, ...]:
+    """Return the command that runs the script, in a process that does not outlive the agent.
+
+    Example:
+        >>> script_command(LaunchConfig(target="train.py"), python="python3", agent_pid=7)[2:]
+        ('--parent', '7', '--script', 'train.py')
+    """
+    kind = "--module" if config.is_module else "--script"
+    return (python, str(WORKER_FILE), "--parent", str(agent_pid), kind, config.target, *config.arguments)
+
+
 def plan(
     config: LaunchConfig, *, ports: Sequence[int], job_id: str, directory: Path, python: str, agent_pid: int
 ) -> tuple[WorkerSpec, ...]:
-    """Return one specification per worker.
+    """Return one specification per worker, each of which runs the script.
 
     Args:
         config: the request.
@@ -80,9 +98,9 @@ def plan(
         '127.0.0.1:40001'
     """
     assert len(ports) == config.workers
+    assert not config.parameter_servers
     addresses = [f"{HOST}:{port}" for port in ports]
-    kind = "--module" if config.is_module else "--script"
-    argv = (python, str(WORKER_FILE), "--parent", str(agent_pid), kind, config.target, *config.arguments)
+    argv = script_command(config, python=python, agent_pid=agent_pid)
     common = {
         "TFDIST_JOB_ID": job_id,
         "TFDIST_WORKERS": ",".join(addresses),
@@ -99,7 +117,7 @@ def plan(
 def _spec(
     index: int, argv: tuple[str, ...], common: Mapping[str, str], addresses: list[str], directory: Path
 ) -> WorkerSpec:
-    error_file = directory / f"worker-{index}.json"
+    error_file, task = directory / f"worker-{index}.json", TaskId(type="worker", index=index)
     own = {
         "TFDIST_WORKER_INDEX": str(index),
         "TFDIST_LOCAL_INDEX": str(index),
@@ -109,4 +127,6 @@ def _spec(
     if len(addresses) > 1:
         removed = ()
         own["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
-    return WorkerSpec(index=index, argv=argv, environment={**common, **own}, removed=removed, error_file=error_file)
+    return WorkerSpec(
+        index=index, task=task, argv=argv, environment={**common, **own}, removed=removed, error_file=error_file
+    )

@@ -60,11 +60,11 @@ def start(spec: WorkerSpec, inherited: Mapping[str, str], events: "SimpleQueue[E
         )
     except OSError as error:
         raise TfdistError(
-            f"worker {spec.index} cannot be started ({error}). The command is {list(spec.argv)}; free memory or "
+            f"{spec.task} cannot be started ({error}). The command is {list(spec.argv)}; free memory or "
             "processes, or start fewer workers."
         ) from error
     watcher = threading.Thread(
-        target=_watch, args=(spec.index, process.pid, events), name=f"watch worker {spec.index}", daemon=True
+        target=_watch, args=(spec.index, process.pid, events), name=f"watch {spec.task}", daemon=True
     )
     watcher.start()
     return Worker(spec=spec, process=process, watcher=watcher)

@@ -58,9 +58,16 @@ class Guard:
 
     def watch(self, session: int) -> None:
         """Tell the guardian of a worker: the number of its session, which is that of its process."""
+        self._tell(session)
+
+    def forget(self, session: int) -> None:
+        """Tell the guardian that nothing is left of a session, before its number can be another process'."""
+        self._tell(-session)
+
+    def _tell(self, number: int) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it was killed; the job goes on without
-            self.process.stdin.write(f"{session}\n".encode())
+            self.process.stdin.write(f"{number}\n".encode())
             self.process.stdin.flush()
 
 

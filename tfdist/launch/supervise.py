@@ -6,7 +6,7 @@
     DONE       no worker runs
     LOST       a worker survived SIGKILL (the kernel holds it): the agent goes without it
 
-A job that restarts after a failure differs here alone: where RUNNING turns to STOPPING.
+A job of a chief and tasks that serve it is decided in `supervise_chief`, with the same phases and events.
 """
 
 import signal
@@ -45,11 +45,19 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Exited:
-    """The process of a worker ended; ``returncode`` is negative for a signal; ``time`` is that of the agent's clock."""
+    """The process of a worker ended.
+
+    Attributes:
+        worker: which.
+        returncode: its exit code, or the negative number of the signal that killed it.
+        time: when, on the agent's clock.
+        recorded: whether it had recorded a failure.
+    """
 
     worker: int
     returncode: int
     time: float
+    recorded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,22 @@ class Send:
     number: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Action: start the process of this worker, which has ended, again."""
+
+    worker: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Say:
+    """Action: tell the user, in one line."""
+
+    text: str
+
+
 Event = Exited | Recorded | Received | Tick
+Action = Send | Start | Say
 
 
 def decide(state: State, event: Event, *, now: float, grace_seconds: float) -> tuple[State, tuple[Send, ...]]:

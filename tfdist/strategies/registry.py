@@ -25,13 +25,14 @@ class Entry:
     Attributes:
         name: what users write after ``--strategy``.
         target: ``"module:Class"``; imported when the strategy is created.
-        processes: ``"one"`` (one process, its devices are the replicas) or ``"workers"`` (one process per worker).
+        processes: ``"one"`` (one process, its devices are the replicas), ``"workers"`` (one process per worker, each runs
+            the script), or ``"chief"`` (the chief runs the script; workers and parameter servers are tasks that serve it).
         summary: one line for tables and ``--help``.
     """
 
     name: str
     target: str
-    processes: Literal["one", "workers"]
+    processes: Literal["one", "workers", "chief"]
     summary: str
 
 
@@ -56,6 +57,12 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 target="tfdist.strategies.ring:RingStrategy",
                 processes="workers",
                 summary="synchronous data parallelism on Horovod's ring (gloo, MPI or NCCL)",
+            ),
+            Entry(
+                name="parameter-server",
+                target="tfdist.strategies.parameter_server:ParameterServerStrategy",
+                processes="chief",
+                summary="asynchronous or bounded-staleness data parallelism; variables on parameter servers",
             ),
         )
     }

@@ -1,0 +1,222 @@
+"""The processes of one start of a job: started, supervised by a function that decides, and ended, with all they left.
+
+Nothing here knows what a failure means: `supervise` and `supervise_chief` do.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import Generic, Protocol, TypeVar
+
+from tfdist.launch import processes
+from tfdist.launch.output import Screen
+from tfdist.launch.plan import WorkerSpec
+from tfdist.launch.processes import Worker
+from tfdist.launch.pump import Pump
+from tfdist.launch.resources import Guard
+from tfdist.launch.supervise import Action, Event, Exited, Phase, Received, Recorded, Say, Send, Tick
+
+ANNOUNCE_SECONDS = 1.0  # for a line of the agent, while the workers run
+DRAIN_SECONDS = 3.0  # for the last output, when a signal has asked the job to end
+LOOK_SECONDS = 0.2  # how often the agent looks for a recorded failure of a process that has not ended
+
+
+class Supervised(Protocol):
+    """What every state of a job has."""
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Workers whose process has not ended."""
+
+    @property
+    def phase(self) -> Phase:
+        """Where the job is."""
+
+    @property
+    def deadline(self) -> float | None:
+        """Clock time of the next step that time alone brings, or None."""
+
+    @property
+    def received(self) -> int | None:
+        """The signal that asked the job to end, if it was one."""
+
+
+S = TypeVar("S", bound=Supervised)
+Step = Callable[[S, Event, float], tuple[S, Sequence[Action]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course(Generic[S]):
+    """What happened.
+
+    Attributes:
+        state: the last one.
+        exits: how every worker ended; the last time, if it was started again.
+        stopped_at: clock time at which the agent asked them to end; infinity if it never did.
+        killed: whether it had to kill.
+    """
+
+    state: S
+    exits: Mapping[int, Exited]
+    stopped_at: float
+    killed: bool
+
+
+class Crew:
+    """The processes that `started` has started."""
+
+    def __init__(
+        self,
+        specs: Sequence[WorkerSpec],
+        *,
+        guard: Guard,
+        out: Screen,
+        events: "SimpleQueue[Event]",
+        pump: Pump | None,
+        verbose: bool,
+    ) -> None:
+        """Start nothing yet: the first call of `start` does."""
+        self.specs = tuple(specs)
+        self.pump = pump
+        self._guard = guard
+        self._out = out
+        self._events = events
+        self._verbose = verbose
+        self._now: dict[int, Worker] = {}
+        self._all: list[Worker] = []
+
+    @property
+    def everybody(self) -> tuple[Worker, ...]:
+        """All that were started, also those in whose place another one was."""
+        return tuple(self._all)
+
+    def start(self, index: int) -> None:
+        """Start a worker, in the place of one that has ended if there was one."""
+        if index in self._now:
+            processes.send(self._now[index], signal.SIGKILL)  # children of it that may hold its port
+        spec = self.specs[index]
+        worker = processes.start(spec, os.environ, self._events, piped=self.pump is not None)
+        self._now[index] = worker
+        self._all.append(worker)
+        self._guard.watch(worker.process.pid)
+        if self._verbose:
+            announce(self._out, f"{spec.task} is process {worker.process.pid}")
+        for stream, pipe in ((1, worker.process.stdout), (2, worker.process.stderr)):
+            if self.pump is not None and pipe is not None:
+                self.pump.add(pipe.fileno(), stream=stream, worker=index)
+
+    def perform(self, action: Action) -> None:
+        """Do what was decided."""
+        if isinstance(action, Send):
+            for index in sorted(action.workers):
+                processes.send(self._now[index], action.number)
+        elif isinstance(action, Say):
+            announce(self._out, action.text)
+        else:
+            self.start(action.worker)
+
+    def finish(self, *, grace_seconds: float, give_up: Callable[[], bool]) -> None:
+        """End what the workers, which have ended, left running; write all that they wrote."""
+        left = processes.end_leftovers(self.everybody, self._guard.job_id, grace_seconds=grace_seconds)
+        if left and self._verbose:
+            announce(self._out, f"ended {left} more processes that the workers had started")
+        if self.pump is not None:
+            self.pump.finish(give_up=give_up)
+
+    def close(self) -> None:
+        """Make sure that no process is left."""
+        for worker in self._now.values():
+            processes.send(worker, signal.SIGKILL)  # on the way of an error they still run
+        processes.end_leftovers(self.everybody, self._guard.job_id, grace_seconds=0.0)
+        if self.pump is not None:
+            self.pump.finish(give_up=lambda: True)  # done already, unless an error leads here
+        for worker in self.everybody:
+            self._guard.forget(worker.process.pid)
+        processes.reap(self.everybody, timeout_seconds=5.0)
+
+
+@contextlib.contextmanager
+def started(
+    specs: Sequence[WorkerSpec], guard: Guard, out: Screen, events: "SimpleQueue[Event]", *, verbose: bool
+) -> Iterator[Crew]:
+    """Yield the workers, started, and their output moving; after the block none of their processes is left."""
+    piped = len(specs) > 1  # a single worker has the terminal for itself
+    pump = Pump(out, lambda: events.put(Received(number=signal.SIGPIPE))) if piped else None
+    crew = Crew(specs, guard=guard, out=out, events=events, pump=pump, verbose=verbose)
+    try:
+        for spec in specs:
+            crew.start(spec.index)
+        yield crew
+    finally:
+        crew.close()
+
+
+def supervise(crew: Crew, state: S, step: Step[S], events: "SimpleQueue[Event]") -> Course[S]:
+    """Supervise until all have ended, or one cannot be ended.
+
+    Args:
+        crew: the processes.
+        state: the first one.
+        step: (state, event, now) -> (state, actions).
+        events: what happens.
+    """
+    exits: dict[int, Exited] = {}
+    stopped_at, killed = float("inf"), False
+    while state.phase not in (Phase.DONE, Phase.LOST):
+        event = _next_event(events, state, crew.specs)
+        now = time.monotonic()
+        if isinstance(event, Exited):
+            event = replace(event, recorded=crew.specs[event.worker].error_file.exists())
+            exits[event.worker] = event
+        before = state.phase
+        state, actions = step(state, event, now)
+        if before is Phase.RUNNING and state.phase is not Phase.RUNNING:
+            stopped_at = event.time if isinstance(event, Exited) else now
+        killed = killed or state.phase is Phase.KILLING
+        for action in actions:
+            crew.perform(action)
+    return Course(state=state, exits=exits, stopped_at=stopped_at, killed=killed)
+
+
+def _next_event(events: "SimpleQueue[Event]", state: Supervised, specs: Sequence[WorkerSpec]) -> Event:
+    left = LOOK_SECONDS if state.deadline is None else state.deadline - time.monotonic()
+    try:
+        return events.get(timeout=min(LOOK_SECONDS, max(left, 0.0)))
+    except Empty:
+        recorded = (i for i in sorted(state.running) if specs[i].error_file.exists())
+        worker = next(recorded, None)
+        return Tick() if worker is None else Recorded(worker=worker)
+
+
+def announce(out: Screen, text: str) -> None:
+    """Tell the user; but do not wait long for a reader that takes nothing, because workers are to be supervised."""
+    deadline = time.monotonic() + ANNOUNCE_SECONDS
+    out.message(f"tfdist run: {text}", give_up=lambda: time.monotonic() > deadline)
+
+
+def impatience(received: int | None, events: "SimpleQueue[Event]") -> Callable[[], bool]:
+    """Tell when to stop waiting for the reader of the output: at the next signal; soon, if one has ended the job."""
+    deadline = time.monotonic() + (DRAIN_SECONDS if received is not None else float("inf"))
+    return lambda: time.monotonic() > deadline or unseen_signal(events) is not None
+
+
+def unseen_signal(events: "SimpleQueue[Event]", *, keep: bool = False) -> int | None:
+    """Return the first signal that has arrived and that nobody has looked at; not that the output was closed.
+
+    Args:
+        events: emptied, except of the signals if they are kept.
+        keep: whether the next call shall see them too.
+    """
+    seen = []
+    with contextlib.suppress(Empty):
+        while True:
+            event = events.get_nowait()
+            if isinstance(event, Received):
+                seen.append(event)
+    for event in seen if keep else ():
+        events.put(event)
+    return next((event.number for event in seen if event.number != signal.SIGPIPE), None)
