@@ -39,5 +39,9 @@ class DisagreementError(TfdistError, RuntimeError):
     """Workers that must agree do not (data, number of steps, shapes); the message names them."""
 
 
+class ServerLostError(TfdistError, ConnectionError):
+    """A parameter server has gone, and the variables that it kept with it."""
+
+
 class WorkerLostError(TfdistError, ConnectionError):
     """A worker that others need has ended, or does not answer; the message names it."""

@@ -102,6 +102,7 @@ def override(
     make_function: Callable[[Callable[..., Any]], Any],
     make_predict_function: Callable[[], Any],
     before: Callable[[bool], None],
+    settle: Callable[[dict[str, Any]], dict[str, Any]] = lambda logs: logs,
 ) -> None:
     """Give one model object its own way to build itself and to make its train, test and predict functions.
 
@@ -114,6 +115,7 @@ def override(
         make_function: makes a function over replicas of a `train_step` or `test_step`.
         make_predict_function: makes the one of `predict`.
         before: called when Keras is about to train (True), or to test or predict (False).
+        settle: called with a step's logs when those of an epoch or an evaluation are wanted; returns these.
     """
     own = vars(model)
     kind = type(model)
@@ -139,9 +141,12 @@ def override(
     own["make_train_function"] = make_train
     own["make_test_function"] = make_test
     own["make_predict_function"] = make_predict
-    own["_get_metrics_result_or_logs"] = lambda logs: (
-        logs if own.get("_tfdist_logs_are_metrics") else kind._get_metrics_result_or_logs(model, logs)
-    )
+
+    def epoch_logs(logs: dict[str, Any]) -> dict[str, Any]:
+        logs = settle(logs)
+        return logs if own.get("_tfdist_logs_are_metrics") else kind._get_metrics_result_or_logs(model, logs)
+
+    own["_get_metrics_result_or_logs"] = epoch_logs
 
 
 def note_logs(model: keras.Model, *, are_metrics: bool) -> None:

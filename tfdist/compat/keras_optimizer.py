@@ -10,7 +10,8 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`
 Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time; its module, `horovod._keras`, is all that tells it.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -72,6 +73,42 @@ def _overwrite(optimizer: BaseOptimizer, variables: list[Any]) -> None:
     for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
         if average is not None:
             variable.assign(average)
+
+
+def known_variables(optimizer: BaseOptimizer) -> list[Any]:
+    """Return the variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+@contextlib.contextmanager
+def rate_multiplied(optimizer: BaseOptimizer, factor: tf.Tensor | None) -> Iterator[None]:
+    """Let one optimizer, or the one that it wraps, take a multiple of its learning rate inside."""
+    if factor is None:
+        yield
+        return
+    while inner_optimizer(optimizer) is not None:
+        optimizer = inner_optimizer(optimizer)
+    own = vars(optimizer)
+    kind = type(optimizer)
+    own["_get_current_learning_rate"] = lambda: (
+        tf.cast(kind._get_current_learning_rate(optimizer), tf.float32) * tf.cast(factor, tf.float32)
+    )
+    try:
+        yield
+    finally:
+        del own["_get_current_learning_rate"]
+
+
+def bind_slots(optimizer: BaseOptimizer, partitioned: Mapping[int, list[Any]]) -> None:
+    """Let one optimizer know the parts of its partitioned variables as the variables that they are parts of.
+
+    Args:
+        optimizer: a built optimizer.
+        partitioned: parts (TensorFlow variables) by the position of their variable among the optimizer's.
+    """
+    for position, parts in partitioned.items():
+        for part in parts:
+            optimizer._trainable_variables_indices[optimizer._var_key(part)] = position
 
 
 def learning_rate_variable(optimizer: BaseOptimizer | None) -> Any:

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from tfdist.strategies.choose import create, from_environment, use_logical_cpus
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+    from tfdist.strategies.parameter_server import ParameterServerStrategy
     from tfdist.strategies.ring import RingStrategy
 
 __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "RingStrategy",
     "create",
     "from_environment",
@@ -32,6 +34,7 @@ __all__ = [
 _MODULES = {
     "MirroredStrategy": "tfdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
+    "ParameterServerStrategy": "tfdist.strategies.parameter_server",
     "RingStrategy": "tfdist.strategies.ring",
     "create": "tfdist.strategies.choose",
     "from_environment": "tfdist.strategies.choose",

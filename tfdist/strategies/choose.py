@@ -42,7 +42,10 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
 
     ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, several others
     multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of
-    this process; a machine without GPUs then gets as many logical CPU devices.
+    this process; a machine without GPUs then gets as many logical CPU devices. For the parameter-server strategy
+    ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the default); where the cluster
+    has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and ``TFDIST_LOCAL_SERVERS``
+    servers on this host.
 
     Args:
         environ: variables to read, `os.environ` by default.
@@ -56,6 +59,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
     cluster = clusters.from_environment(environ)
     name = environ.get("TFDIST_STRATEGY") or _implied_by(cluster)
     entry = registry.get(name)
+    if entry.processes == "chief":
+        return create(name, cluster=cluster, **_options_of_a_chief(environ))
     if entry.processes == "one" and cluster.num_workers > 1:
         raise ConfigError(
             f"strategy {name!r} runs in one process, and {cluster.source} gives {cluster.num_workers} workers. Start "
@@ -72,9 +77,26 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
     return create(name, cluster=cluster, replicas_per_worker=replicas)
 
 
+def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the environment says of staleness, and of tasks where a chief has to start its own."""
+    options: dict[str, Any] = {}
+    given = environ.get("TFDIST_MAX_STALENESS", "").strip().lower()
+    if given and given != "none":
+        options["max_staleness"] = validation.parse_integer("TFDIST_MAX_STALENESS", given, minimum=0)
+    for variable, option in (
+        ("TFDIST_REPLICAS_PER_WORKER", "local_workers"),
+        ("TFDIST_LOCAL_SERVERS", "local_servers"),
+    ):
+        if environ.get(variable):
+            options[option] = validation.parse_integer(variable, environ[variable], minimum=1)
+    return options
+
+
 def _implied_by(cluster: clusters.Cluster) -> str:
     if cluster.source == "horovodrun":
         return "ring"
+    if cluster.parameter_servers:
+        return "parameter-server"
     return "multi-worker" if cluster.num_workers > 1 else "mirrored"
 
 

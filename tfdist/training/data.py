@@ -37,6 +37,27 @@ class Layout:
         """Return a nest of per-replica values from tensors in the order of `signature`."""
         return tf_strategies.per_replica(self.slices(tensors))
 
+    def part_signature(self, *, relaxed: bool) -> list[tf.TypeSpec]:
+        """Return the specs of one replica's data, without its number of examples.
+
+        Args:
+            relaxed: whether parts may have any number of examples.
+        """
+        _, data = self.spec[0]
+        specs = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.TypeSpec)]
+        return [_of_any_rows(spec) for spec in specs] if relaxed else specs
+
+    def part(self, tensors: Sequence[Any]) -> Any:
+        """Return one replica's data from tensors in the order of `part_signature`."""
+        _, data = self.spec[0]
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, tf.TypeSpec) else None for leaf in tf.nest.flatten(data)]
+        return tf.nest.pack_sequence_as(data, leaves)
+
+    def parts(self, tensors: Sequence[Any]) -> list[tuple[tf.Tensor, list[Any]]]:
+        """Return each local replica's number of examples and its data, flat, from tensors in the order of `signature`."""
+        return [(rows, list(flat((data,)))) for rows, data in self.slices(tensors)]
+
     def slices(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Return a nest per local replica from tensors in the order of `signature`."""
         given = iter(tensors)
@@ -47,6 +68,12 @@ class Layout:
 def flat(slices: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the tensors of a step's input, without structure and without "no value"."""
     return tuple(leaf for leaf in tf.nest.flatten(slices, expand_composites=False) if leaf is not None)
+
+
+def _of_any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
+    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+    return spec
 
 
 class Batch(NamedTuple):

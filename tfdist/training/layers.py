@@ -25,8 +25,12 @@ def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
 def _next(generator: Any, ordered: bool = True) -> Any:
     """Draw as Keras does, and fold the replica's number into the key; replica 0 draws what one device draws."""
     seed = keras_layers.own_next(generator, ordered)
-    if step.current() is None:
+    current = step.current()
+    if current is None:
         return seed
+    if current.index is not None:
+        key = tf.math.floormod(tf.cast(current.index, tf.int64) * _SEED_STRIDE, 1 << 31)
+        return seed + tf.cast(tf.stack([key, tf.zeros_like(key)]), seed.dtype)
     key = (tf_strategies.replica_index() * _SEED_STRIDE) % (1 << 31)
     return seed + tf.constant([key, 0], dtype=tf.as_dtype(seed.dtype)) if key else seed
 

@@ -26,7 +26,7 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
         return
     keras_model.override(
         model,
-        build=functools.partial(_build, model),
+        build=functools.partial(build, model),
         make_function=functools.partial(_function, model, strategy, workers),
         make_predict_function=functools.partial(_predict_function, model, strategy, workers),
         before=functools.partial(callbacks.adapt, model, workers),
@@ -34,7 +34,7 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
     saving.adopt(model, workers)
 
 
-def _build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
+def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
     """Build what is not built from shapes and dtypes; no batch is taken from the input."""
     if keras_model.is_built(model):
         return
@@ -50,13 +50,13 @@ def _build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> 
 
 def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
     """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
-    _refuse_xla(model, strategy)
+    refuse_xla(model, strategy)
     metrics.require_scope(model, strategy)
     training = user_step == model.train_step
     weighs_loss = training and not keras_model.has_own_train_step(model)
     unseeded = keras_model.global_seed_generator()
     if training:
-        _require_scope(model, strategy)
+        require_scope(model, strategy)
     for optimizer in keras_model.optimizers(model) if training else ():
         optimizers.adapt(optimizer, strategy)
 
@@ -92,7 +92,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
 def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
     """Return the function that Keras calls with a list of batches, and that returns all rows in order."""
-    _refuse_xla(model, strategy)
+    refuse_xla(model, strategy)
 
     @_untraced
     def replica_step(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
@@ -145,7 +145,7 @@ class _Replicated:
         """Run one step on a `Batch`, on a whole batch of tensors or arrays, or on per-replica values."""
         with self._workers.waiting("a step"):
             if not isinstance(element, Batch):
-                return self._traced_free(_tensors(element), whole)
+                return self._traced_free(tensors(element), whole)
             return self._of(element.layout)(element.rows, *element.tensors)
 
     def _of(self, layout: Layout) -> Callable[..., Any]:
@@ -177,7 +177,7 @@ class _Replicated:
         return self._replica_step(part, rows, step.rows_of(data))
 
 
-def _tensors(element: Any) -> Any:
+def tensors(element: Any) -> Any:
     """Return the nest with arrays as tensors, so that new values do not trace the step again."""
     keep = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor, tf.distribute.DistributedValues, type(None))
     return tf.nest.map_structure(
@@ -185,7 +185,7 @@ def _tensors(element: Any) -> Any:
     )
 
 
-def _require_scope(model: keras.Model, strategy: Any) -> None:
+def require_scope(model: keras.Model, strategy: Any) -> None:
     """Raise if a weight that is trained was created outside the scope: replicas would wait for each other."""
     for variable in model.trainable_weights:
         if not tf_strategies.created_under(variable.value, strategy):
@@ -196,7 +196,7 @@ def _require_scope(model: keras.Model, strategy: Any) -> None:
             )
 
 
-def _refuse_xla(model: keras.Model, strategy: Any) -> None:
+def refuse_xla(model: keras.Model, strategy: Any) -> None:
     if model.jit_compile:
         raise UnsupportedError(
             f"jit_compile is True under {type(strategy).__name__}; XLA compiles the program of one device, and a step "

@@ -6,6 +6,7 @@ condition (loss scaling, accumulation, moving averages) can be decided different
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -15,9 +16,13 @@ from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.training import agreement, reduction, step
 
 
-def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+def adapt(optimizer: Any, strategy: tf.distribute.Strategy, apply: Callable[..., None] | None = None) -> None:
     """Let one optimizer object, created in the strategy's scope, apply the gradient of the global batch.
 
+    Args:
+        optimizer: the object.
+        strategy: whose scope it was created in.
+        apply: takes the optimizer, gradients and variables in the place of a reduction over replicas.
     Raises:
         UnsupportedError: Horovod has wrapped it.
         ConfigError: the optimizer was created outside the scope, so each replica would count and update on its own.
@@ -36,7 +41,7 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         )
     keras_optimizer.override(
         optimizer,
-        apply=functools.partial(_apply, optimizer, strategy),
+        apply=functools.partial(_apply, optimizer, strategy) if apply is None else functools.partial(apply, optimizer),
         scale_loss=functools.partial(_scale_loss, optimizer),
     )
     inner = keras_optimizer.inner_optimizer(optimizer)
@@ -62,14 +67,20 @@ def _reduce(optimizer: Any, grads: list[Any], labels: list[str]) -> list[Any]:
     """Return the gradients of the global batch; in a step the mean over its examples, else TensorFlow's plain sum."""
     present = [index for index, grad in enumerate(grads) if grad is not None]
     values = [grads[index] for index in present]
-    current = step.current()
-    if current is not None and id(optimizer) not in current.weighted:
-        values = [reduction.weighted(value, current.share) for value in values]
+    values = weighted(optimizer, values)
     names = [labels[index] for index in present]
     sums = reduction.sum_over_replicas(values, labels=names, rows_matter=keras_optimizer.clips(optimizer))
     for index, value in zip(present, sums, strict=True):
         grads[index] = value
     return grads
+
+
+def weighted(optimizer: Any, values: list[Any]) -> list[Any]:
+    """Return gradients weighted by the replica's share of the examples, unless its loss was; as they are elsewhere."""
+    current = step.current()
+    if current is None or id(optimizer) in current.weighted:
+        return values
+    return [None if value is None else reduction.weighted(value, current.share) for value in values]
 
 
 def _scale_loss(optimizer: Any, loss: Any) -> Any:

@@ -26,10 +26,19 @@ class Step:
         rows: examples of this replica, int32 scalar.
         global_rows: examples of all replicas in this step, int32 scalar; None to ask the other replicas.
         weighs_loss: whether the loss is weighted by `share` where the optimizer scales it; else its gradients are.
+        index: which of the replicas this is, int32 scalar; None where the strategy's replica context tells.
     """
 
-    def __init__(self, *, rows: tf.Tensor, global_rows: tf.Tensor | None, weighs_loss: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        rows: tf.Tensor,
+        global_rows: tf.Tensor | None,
+        weighs_loss: bool = False,
+        index: tf.Tensor | None = None,
+    ) -> None:
         self.rows = rows
+        self.index = index
         self.weighs_loss = weighs_loss
         if global_rows is None:
             # Asked first thing, so that the answer travels while the forward pass computes; as a float, because an

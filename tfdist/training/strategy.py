@@ -48,9 +48,8 @@ class KerasTraining:
         if epoch_iterator is None or caller is None:
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         callbacks.quiet(caller, self._workers)
-        local_replicas = len(self.extended.worker_devices)  # type: ignore[attr-defined]
         batches = keras_model.batches_of(epoch_iterator)
-        distributed = Input(dataset, batches=batches, local_replicas=local_replicas, workers=self._workers)
+        distributed = Input(dataset, batches=batches, local_replicas=self._slices, workers=self._workers)
         if distributed.source is Source.OWN:
             keras_model.set_batches(epoch_iterator, distributed.batches)
         return distributed
@@ -70,12 +69,20 @@ class KerasTraining:
         """Adopt the model whose `compile` is creating a variable, if one is: it may save before it trains."""
         compiling = keras_model.compiling_model(self)
         if compiling is not None:
-            models.adopt(compiling, self, self._workers)
+            self._adopt(compiling)
+
+    @property
+    def _slices(self) -> int:
+        """Into how many slices this process's part of a batch is cut."""
+        return len(self.extended.worker_devices)  # type: ignore[attr-defined]
+
+    def _adopt(self, model: Any) -> None:
+        models.adopt(model, self, self._workers)
 
     def _adopt_caller(self) -> Any:
         caller = keras_model.calling_model(self)
         if caller is not None:
-            models.adopt(caller, self, self._workers)
+            self._adopt(caller)
         return caller
 
 

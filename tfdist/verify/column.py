@@ -16,8 +16,9 @@ class Column:
     Attributes:
         name: what the table says.
         strategy: registered name, see `tfdist.strategies.registry`.
-        workers: number of processes, at least 1.
-        replicas_per_worker: replicas in each process, at least 1.
+        workers: number of processes that run the script, at least 1.
+        replicas_per_worker: replicas in each process, at least 1; of a chief, workers that it has.
+        variables: of the environment, on top of those that `tfdist run` sets.
 
     Example:
         >>> Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2).replicas
@@ -28,11 +29,12 @@ class Column:
     strategy: str
     workers: int = 1
     replicas_per_worker: int = 1
+    variables: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         integer("workers", self.workers, minimum=1)
         integer("replicas_per_worker", self.replicas_per_worker, minimum=1)
-        if registry.get(self.strategy).processes == "one" and self.workers > 1:
+        if registry.get(self.strategy).processes != "workers" and self.workers > 1:
             raise ConfigError(f"column {self.name!r}: {self.strategy!r} runs in one process, not in {self.workers}.")
 
     @property
@@ -49,6 +51,15 @@ COLUMNS = (
     Column(name="ring-2", strategy="ring", workers=2),
     Column(name="ring-3", strategy="ring", workers=3),
     Column(name="ring-2x2", strategy="ring", workers=2, replicas_per_worker=2),
+    *(
+        Column(
+            name=f"parameter-server-{workers}",
+            strategy="parameter-server",
+            replicas_per_worker=workers,
+            variables=(("TFDIST_MAX_STALENESS", "0"), ("TFDIST_LOCAL_SERVERS", "2")),
+        )
+        for workers in (2, 3)
+    ),
 )
 
 

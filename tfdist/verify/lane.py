@@ -84,12 +84,13 @@ class Lane:
 
     def _environments(self) -> list[dict[str, str]]:
         workers, replicas = (self.column.workers, self.column.replicas_per_worker) if self.column else (1, 1)
-        return worker_environments(
+        environments = worker_environments(
             os.environ,
             strategy=self.column.strategy if self.column else None,
             ports=ports.free_ports(workers),
             replicas_per_worker=replicas,
         )
+        return [{**environment, **dict(self.column.variables if self.column else ())} for environment in environments]
 
     def _ready(self, entry: Feature) -> Verdict | None:
         """Start the processes if there are none; a lane that could not start once does not try for every cell."""

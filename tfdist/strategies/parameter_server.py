@@ -1,0 +1,396 @@
+"""Data parallelism with variables on parameter servers: asynchronous, with bounded staleness, or synchronous."""
+
+import dataclasses
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist import validation
+from tfdist.compat import keras_model, keras_optimizer, tf_partitioned, tf_servers
+from tfdist.coordination import placement
+from tfdist.coordination.crew import Crew
+from tfdist.coordination.placement import Piece
+from tfdist.coordination.staleness import Distribution
+from tfdist.errors import ConfigError, DeadlineError, ServerLostError
+from tfdist.launch.tasks import LocalTasks
+from tfdist.training.chief import Chief
+from tfdist.training.strategy import KerasTraining
+from tfdist.training.workers import Workers
+
+__all__ = ["ParameterServerStrategy"]
+
+Partitioner = Callable[..., Sequence[int]]
+
+_LOOK_SECONDS = 0.5
+# Variables are moved to other servers after a model is built only if that relieves the fullest one by so much.
+_WORTH_MOVING = 0.95
+
+
+class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
+    """A `tf.distribute.Strategy` whose workers may come and go, and whose variables lie on parameter servers.
+
+    One process, the chief, runs the script: it reads the data, hands batches to the workers, and applies each gradient
+    on the servers, once. Every update is applied as a whole and counted: `iterations` and metrics are those of the
+    updates that were applied, whatever happens to workers.
+
+    With ``max_staleness=0`` all workers compute parts of each batch, and training has the numbers of one device. With
+    ``max_staleness=s`` or None every batch is one worker's, and its gradient is applied when it comes, to weights that
+    up to s (or any number of) updates have changed since.
+
+    `fit` adds ``staleness_mean`` and ``staleness_max`` to the logs of an epoch that was trained so.
+
+    Args:
+        cluster: addresses of chief, workers and parameter servers; None asks `tfdist.cluster.from_environment`, and
+            without parameter servers there starts them on this host.
+        local_workers: how many workers to start on this host where the environment names no parameter servers.
+        local_servers: likewise, parameter servers.
+        max_staleness: how many updates may have been applied to the weights between the time when a worker was given a
+            batch and the time when its gradient is applied. To keep n workers busy it must be at least n - 1. None: no
+            bound.
+        backup_workers: with ``max_staleness=0`` and n workers: the first n - backup_workers parts of a batch that are
+            computed count, weighted by their examples; the others are dropped.
+        staleness_correction: whether the learning rate of a gradient of staleness t is divided by max(1, t).
+        variable_partitioner: takes ``shape`` and ``dtype`` of a variable and returns into how many parts it is cut
+            along each axis, as those in `tf.distribute.experimental.partitioners` do; only the first axis may be cut.
+        worker_timeout_seconds: how long a worker may compute a batch before another worker gets it; the first batch
+            of its kind may take three times as long.
+        timeout_seconds: how long to wait for tasks to start, for servers to apply an update, and for some worker to
+            come back when none is left.
+
+    Raises:
+        ConfigError: arguments that do not fit, a process that is not the chief, or TensorFlow was already connected
+            to another cluster.
+        DeadlineError: a task has not started in time.
+
+    Example:
+        >>> strategy = ParameterServerStrategy(local_workers=2, local_servers=2)    # doctest: +SKIP
+        >>> with strategy.scope():                                                # doctest: +SKIP
+        ...     model = keras.Sequential([keras.layers.Embedding(10_000, 16), ...])
+        ...     model.compile("adagrad", "mse")
+        >>> model.fit(x, y, batch_size=64, epochs=3)                              # doctest: +SKIP
+
+    Source: J. Dean et al., "Large Scale Distributed Deep Networks", 2012; M. Li et al., "Scaling Distributed Machine
+    Learning with the Parameter Server", 2014; W. Zhang et al., "Staleness-aware Async-SGD for Distributed Deep
+    Learning", 2016 (the correction); J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (backup workers).
+    There workers push what servers add; here the chief says when, which makes updates atomic and staleness exact and
+    limits updates to what one process can order: several hundred per second.
+    """
+
+    def __init__(
+        self,
+        cluster: "clusters.Cluster | None" = None,
+        *,
+        local_workers: int = 2,
+        local_servers: int = 1,
+        max_staleness: int | None = None,
+        backup_workers: int = 0,
+        staleness_correction: bool = False,
+        variable_partitioner: Partitioner | None = None,
+        worker_timeout_seconds: float = 120.0,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        if max_staleness is not None:
+            validation.integer("max_staleness", max_staleness, minimum=0)
+        validation.integer("backup_workers", backup_workers, minimum=0)
+        validation.boolean("staleness_correction", staleness_correction)
+        validation.number("worker_timeout_seconds", worker_timeout_seconds, above=0)
+        validation.number("timeout_seconds", timeout_seconds, above=0)
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise ConfigError(f"variable_partitioner is {variable_partitioner!r}; it must be callable, or None.")
+        self._tasks, addresses = _tasks(cluster, local_workers, local_servers)
+        if backup_workers and (max_staleness != 0 or backup_workers >= len(addresses["worker"])):
+            raise ConfigError(
+                f"backup_workers is {backup_workers}, with max_staleness={max_staleness} and "
+                f"{len(addresses['worker'])} worker(s); it needs max_staleness=0, and must leave one worker at least."
+            )
+        self._addresses = addresses
+        self._partitioner = variable_partitioner
+        self._loads = [0] * len(addresses["ps"])
+        self._pieces: dict[str, list[Piece]] = {}
+        self._spread_already: set[int] = set()
+        self._workers = Workers()
+        _connect(addresses, self._tasks, timeout_seconds)
+        extended = tf_servers.ServerVariables(self, place=self._place)
+        tf.distribute.Strategy.__init__(self, extended)
+        count = len(addresses["worker"])
+        self._crew = Crew(
+            count,
+            _Transport(addresses, self._tasks),
+            timeout_seconds=worker_timeout_seconds,
+            lost_seconds=timeout_seconds,
+            on_change=_say,
+        )
+        self._chief = Chief(
+            self,
+            self._crew,
+            [tf_servers.worker(index, "GPU" if tf_servers.has_gpu(index) else "CPU") for index in range(count)],
+            max_staleness=max_staleness,
+            backup_workers=backup_workers,
+            corrects_rate=staleness_correction,
+            timeout_seconds=timeout_seconds,
+            require_servers=lambda: _require_servers(addresses["ps"]),
+            when_built=self._when_built,
+        )
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that compute, whether or not they are all there now."""
+        return len(self._addresses["worker"])
+
+    @property
+    def num_servers(self) -> int:
+        """Number of parameter servers."""
+        return len(self._addresses["ps"])
+
+    @property
+    def staleness(self) -> Distribution:
+        """How stale the gradients were that have been applied, over all models.
+
+        Example:
+            >>> print(strategy.staleness)                                         # doctest: +SKIP
+            400 gradients, staleness mean 1.02, median 1, 95 % at most 2, largest 4
+        """
+        return self._chief.staleness
+
+    @property
+    def dropped_examples(self) -> int:
+        """Examples whose gradients came too late, see ``backup_workers``."""
+        return self._chief.dropped_examples
+
+    @property
+    def lost_workers(self) -> int:
+        """How often a worker has gone or has not answered in time."""
+        return self._crew.losses
+
+    def placement(self) -> list[Piece]:
+        """Return what lies on which parameter server.
+
+        Example:
+            >>> print(strategy.placement_table())                                 # doctest: +SKIP
+        """
+        return [piece for pieces in self._pieces.values() for piece in pieces]
+
+    def placement_table(self) -> str:
+        """Return the placement as a text table, with the bytes on each server."""
+        return placement.table(self.placement(), self.num_servers)
+
+    def close(self) -> None:
+        """Give the workers nothing more, and end tasks that this process has started."""
+        self._crew.close()
+        if self._tasks is not None:
+            self._tasks.end()
+
+    @property
+    def _slices(self) -> int:
+        return self._chief.parts
+
+    def _adopt(self, model: Any) -> None:
+        self._chief.adopt(model)
+
+    def _place(self, path: str, shape: tf.TensorShape, dtype: tf.DType) -> tuple[list[str], list[int] | None]:
+        """Return the devices for a new variable, and the rows at which it is cut, if it is."""
+        row_bytes = (shape[1:].num_elements() or 1) * dtype.size
+        rows = int(shape[0]) if shape.rank else 1
+        parts = self._parts(path, shape, dtype)
+        edges = placement.boundaries(rows, parts)
+        sizes = [(end - begin) * row_bytes for begin, end in itertools.pairwise(edges)]
+        servers = []
+        for size in sizes:
+            servers.append(placement.least_loaded(self._loads))
+            self._loads[servers[-1]] += size
+        shapes = [((end - begin), *shape[1:]) for begin, end in itertools.pairwise(edges)]
+        unique = path if path not in self._pieces else f"{path} ({len(self._pieces)})"
+        self._pieces[unique] = [
+            Piece(
+                path=path,
+                part=part,
+                parts=len(servers),
+                shape=tuple(int(dim) for dim in shapes[part]) if shape.rank else (),
+                bytes=sizes[part],
+                server=servers[part],
+            )
+            for part in range(len(servers))
+        ]
+        devices = [tf_servers.server(server) for server in servers]
+        return devices, edges if len(devices) > 1 else None
+
+    def _parts(self, path: str, shape: tf.TensorShape, dtype: tf.DType) -> int:
+        if self._partitioner is None or not shape.rank:
+            return 1
+        cuts = [int(cut) for cut in self._partitioner(shape=shape, dtype=dtype)]
+        if len(cuts) != shape.rank or any(cut != 1 for cut in cuts[1:]) or cuts[0] < 1:
+            raise ConfigError(
+                f"variable_partitioner returned {cuts} for {path!r} of shape {tuple(shape)}; it must return one number "
+                "for each axis, at least 1 for the first and 1 for the others, such as [2, 1]."
+            )
+        return cuts[0]
+
+    def _when_built(self, model: keras.Model) -> None:
+        self._spread(model)
+        for optimizer in keras_model.optimizers(model):
+            _bind(optimizer)
+
+    def _spread(self, model: keras.Model) -> None:
+        """Place a model's new variables anew, the largest first, where that relieves the fullest server."""
+        placed = {device: index for index, device in enumerate(tf_servers.server(s) for s in range(self.num_servers))}
+        fresh = [v for v in model.weights if id(v) not in self._spread_already]
+        self._spread_already.update(id(v) for v in fresh)
+        values = [(v, tf_partitioned.value_of(v)) for v in fresh]
+        movable = [(v, value) for v, value in values if getattr(value, "device", None) in placed and _is_whole(value)]
+        sizes = [value.shape.num_elements() * value.dtype.size for _, value in movable]
+        fixed = list(self._loads)
+        for (_, value), size in zip(movable, sizes, strict=True):
+            fixed[placed[value.device]] -= size
+        plan = placement.largest_first(sizes, self.num_servers, fixed)
+        loads = list(fixed)
+        for server, size in zip(plan, sizes, strict=True):
+            loads[server] += size
+        if not movable or max(loads) > _WORTH_MOVING * max(self._loads):
+            return
+        for (variable, value), server in zip(movable, plan, strict=True):
+            if placed[value.device] != server:
+                self._move(variable, value, server)
+        self._loads = loads
+
+    def _move(self, variable: Any, value: tf.Variable, server: int) -> None:
+        with tf.device(tf_servers.server(server)), tf.init_scope():
+            moved = tf_servers.copy_of(value, self)
+        tf_partitioned.replace_value(variable, moved)
+        for pieces in self._pieces.values():
+            if pieces[0].path == variable.path and pieces[0].server != server:
+                pieces[0] = dataclasses.replace(pieces[0], server=server)
+                return
+
+
+def _is_whole(value: Any) -> bool:
+    return not isinstance(value, tf_partitioned.PartitionedVariable)
+
+
+def _bind(optimizer: Any) -> None:
+    """Let an optimizer update the parts of a variable one by one, each with the parts of its slots."""
+    variables = [
+        v for v in optimizer.variables if isinstance(tf_partitioned.value_of(v), tf_partitioned.PartitionedVariable)
+    ]
+    trained = keras_optimizer.known_variables(optimizer) if optimizer.built else []
+    parts: dict[int, list[Any]] = {}
+    for position, variable in enumerate(trained):
+        value = tf_partitioned.value_of(variable)
+        if isinstance(value, tf_partitioned.PartitionedVariable):
+            parts[position] = value.parts
+            slots = [v for v in variables if tf_partitioned.value_of(v).boundaries == value.boundaries]
+            value.bind(slots)
+    keras_optimizer.bind_slots(optimizer, parts)
+
+
+class _Transport:
+    """How the chief reaches its workers: through TensorFlow, and their addresses."""
+
+    def __init__(self, addresses: dict[str, list[str]], tasks: LocalTasks | None) -> None:
+        self._addresses = addresses
+        self._tasks = tasks
+        self._reconnecting = threading.Lock()
+
+    def is_loss(self, worker: int, error: BaseException) -> bool:
+        if not tf_servers.is_loss(error):
+            return False
+        _require_servers(self._addresses["ps"])
+        return True
+
+    def wait_until_back(self, worker: int, closed: threading.Event) -> bool:
+        while not closed.wait(_LOOK_SECONDS):
+            if self._tasks is not None:
+                self._tasks.revive("worker", worker)
+            if not tf_servers.listens(self._addresses["worker"][worker]):
+                continue
+            with self._reconnecting:
+                try:
+                    tf_servers.reconnect()
+                    return True
+                except tf.errors.OpError:
+                    continue
+        return False
+
+
+def _tasks(
+    cluster: "clusters.Cluster | None", workers: int, servers: int
+) -> tuple[LocalTasks | None, dict[str, list[str]]]:
+    """Return tasks that were started for this process, if none are there, and the addresses of all."""
+    cluster = clusters.from_environment() if cluster is None else cluster
+    if cluster.parameter_servers:
+        if cluster.task.type != "chief":
+            raise ConfigError(
+                f"this process is {cluster.task} ({cluster.source}); ParameterServerStrategy is made by the chief. "
+                "Workers and parameter servers need no script: start them with tfdist run, or as "
+                "`python -m tfdist.launch.task --parent 0` with their TF_CONFIG."
+            )
+        chief = getattr(cluster, "chief", None) or "127.0.0.1:0"
+        return None, {"chief": [chief], "worker": list(cluster.addresses), "ps": list(cluster.parameter_servers)}
+    if cluster.num_workers > 1:
+        raise ConfigError(
+            f"{cluster.source} gives {cluster.num_workers} workers and no parameter server. Start the script with "
+            f"tfdist run --strategy parameter-server -n {cluster.num_workers} --parameter-servers 1."
+        )
+    connected = tf_servers.connected_cluster()
+    if connected is not None:
+        if _local and _local[-1].cluster == connected and not _local[-1].ended():
+            tasks = _local[-1]
+            return tasks, tasks.cluster
+        raise ConfigError(
+            "this process is connected to another cluster, which TensorFlow cannot change. Start a new process (in a "
+            "notebook: restart the kernel)."
+        )
+    validation.integer("local_workers", workers, minimum=1)
+    validation.integer("local_servers", servers, minimum=1)
+    tasks = LocalTasks(workers=workers, servers=servers)
+    _local.append(tasks)
+    return tasks, tasks.cluster
+
+
+#: the tasks that this process has started; TensorFlow connects a process to one cluster
+_local: list[LocalTasks] = []
+
+
+def _connect(addresses: dict[str, list[str]], tasks: LocalTasks | None, timeout_seconds: float) -> None:
+    connected = tf_servers.connected_cluster()
+    wanted = {job: list(listed) for job, listed in addresses.items()}
+    if connected == wanted:
+        return
+    if connected is not None:
+        raise ConfigError(
+            f"this process is connected to the cluster {connected}, and the strategy is for {wanted}. TensorFlow "
+            "connects a process to one cluster; start a new one."
+        )
+    deadline = time.monotonic() + timeout_seconds
+    waiting = {f"{job} {i} ({a})": a for job in ("ps", "worker") for i, a in enumerate(addresses[job])}
+    while waiting:
+        waiting = {name: address for name, address in waiting.items() if not tf_servers.listens(address)}
+        if tasks is not None:
+            tasks.require_running()
+        if waiting and time.monotonic() > deadline:
+            raise DeadlineError(
+                f"{', '.join(waiting)} did not listen within {timeout_seconds:g} s. Look at what they printed; "
+                "`tfdist doctor` checks ports and addresses."
+            )
+        if waiting:
+            time.sleep(0.05)
+    tf_servers.connect(addresses["chief"][0], addresses["worker"], addresses["ps"])
+
+
+def _require_servers(addresses: Sequence[str]) -> None:
+    for index, address in enumerate(addresses):
+        if not tf_servers.listens(address):
+            raise ServerLostError(
+                f"parameter server {index} ({address}) has gone, and the variables that it kept with it. Start the job "
+                "again; with keras.callbacks.BackupAndRestore, fit goes on from its last backup (tfdist run does both)."
+            )
+
+
+def _say(sentence: str) -> None:
+    print(f"tfdist: {sentence}", file=sys.stderr, flush=True)
