@@ -17,7 +17,7 @@ DEADLINE_SECONDS = 60
 # what every script may use: who it is, and how to tell and to wait
 PRELUDE = """
 import os, pathlib, signal, subprocess, sys, time
-ME = int(os.environ["TFDIST_WORKER_INDEX"])
+ME = int(os.environ.get("TFDIST_WORKER_INDEX", 0))
 SHARED = pathlib.Path(os.environ["SHARED"])
 def tell(name, text="x"):
     temporary = SHARED / f".{name}"
@@ -85,6 +85,6 @@ def told(shared: Path, name: str) -> str:
     return (shared / name).read_text()
 
 
-def own_lines(text: str, worker: int) -> list[str]:
-    prefix = f"[worker {worker}] "
+def own_lines(text: str, worker: int | str) -> list[str]:
+    prefix = f"[worker {worker}] " if isinstance(worker, int) else f"[{worker}] "
     return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]

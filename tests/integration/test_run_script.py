@@ -144,6 +144,15 @@ def test_a_dry_run_shows_all_and_starts_nothing(script, shared):  # type: ignore
         (["--strategy", "nothing", "script.py"], "'mirrored', 'multi-worker'"),
         (["--strategy", "mirrored", "-n", "2", "script.py"], "--replicas-per-worker 2"),
         (["--replicas-per-worker", "0", "script.py"], "at least 1"),
+        (
+            ["--strategy", "ring", "--parameter-servers", "1", "script.py"],
+            "the strategy is 'ring'; only parameter-server",
+        ),
+        (["--parameter-servers", "1", "script.py"], "no strategy is chosen; only parameter-server"),
+        (["--strategy", "multi-worker", "--max-restarts", "0", "script.py"], "only parameter-server has it"),
+        (["--strategy", "parameter-server", "--parameter-servers", "0", "script.py"], "--parameter-servers is 0"),
+        (["--strategy", "parameter-server", "--max-restarts", "-1", "script.py"], "max-restarts. is -1"),
+        (["--strategy", "parameter-server", "-n", "0", "script.py"], "from 1"),
         ([], "Missing argument"),
     ],
 )
@@ -166,5 +175,5 @@ def test_the_agent_loads_no_framework(shared):  # type: ignore[no-untyped-def]
     assert "tfdist.launch.agent" in modules
     heavy = {"tensorflow", "keras", "numpy", "rich", "psutil", "multiprocessing", "asyncio"}
     assert {module.split(".")[0] for module in modules} & heavy == set()
-    for taught in ("TFDIST_WORKER_INDEX", "TF_CONFIG", "Exit code", "--dry-run", "SIGKILL"):
+    for taught in ("TFDIST_WORKER_INDEX", "TF_CONFIG", "Exit code", "--dry-run", "SIGKILL", "TFDIST_RESTARTS"):
         assert taught in done.stdout
