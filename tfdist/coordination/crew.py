@@ -255,6 +255,7 @@ class Crew:
         task.losses.append(why)
         if len(task.losses) < _LOSSES_OF_A_TASK:
             self._queue.appendleft(task)
+            self._changed.notify_all()
         else:
             words = "; ".join(task.losses)
             error = WorkerLostError(

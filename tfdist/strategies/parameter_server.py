@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-import sys
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -339,9 +339,16 @@ def _tasks(
         )
     connected = tf_servers.connected_cluster()
     if connected is not None:
-        if _local and _local[-1].cluster == connected and not _local[-1].ended():
-            tasks = _local[-1]
-            return tasks, tasks.cluster
+        if _local and _local[-1].cluster == connected:
+            running = {job: len(connected[job]) for job in ("worker", "ps")}
+            if running != {"worker": workers, "ps": servers}:
+                raise ConfigError(
+                    f"this process has started {running['worker']} worker(s) and {running['ps']} parameter server(s), "
+                    f"and is now asked for {workers} and {servers}. TensorFlow connects a process to one cluster: ask "
+                    "for the same again, or start a new process (in a notebook: restart the kernel)."
+                )
+            _require_servers(connected["ps"])
+            return _local[-1], connected
         raise ConfigError(
             "this process is connected to another cluster, which TensorFlow cannot change. Start a new process (in a "
             "notebook: restart the kernel)."
@@ -393,4 +400,4 @@ def _require_servers(addresses: Sequence[str]) -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"tfdist: {sentence}", file=sys.stderr, flush=True)
+    logging.getLogger("tfdist").warning("tfdist: %s", sentence)

@@ -6,6 +6,7 @@ state that some number of whole steps has led to, and `iterations` is that numbe
 
 import functools
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,13 @@ from tfdist.training import metrics, remote, saving, step
 from tfdist.training import model as models
 from tfdist.training.data import Batch, Layout, flat
 from tfdist.training.workers import Workers
+
+
+_WHOLE = (
+    "tfdist: every batch of %r is computed by one worker: its loss or a layer (a loss function of one's own, weights, "
+    "masks, synchronised BatchNormalization) needs sums over the whole batch in the middle of a step. The numbers are "
+    "right; the other workers wait. With max_staleness above 0 each has a batch of its own."
+)
 
 
 class Chief:
@@ -172,6 +180,7 @@ class _Steps:
         try:
             computation, update = self._functions_of(batch.layout, parts)
         except remote.ReducesInTheMiddle:
+            logging.getLogger("tfdist").warning(_WHOLE, self._model.name)
             parts = self._parts[batch.layout.key] = 1
             computation, update = self._functions_of(batch.layout, parts)
         cut = present_parts(batch, parts)
@@ -336,7 +345,7 @@ def as_batch(element: Any, parts: int) -> Batch:
 
 
 def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
-    """Return index, number of examples and tensors of each part that has examples; of an empty batch, its first part."""
+    """Return index, number of examples and tensors of each part that has examples; of an empty batch, of the first."""
     found = [(index, rows, leaves) for index, (rows, leaves) in enumerate(batch.layout.parts(batch.tensors))]
     present = [part for part in found if int(part[1])] or found[:1]
     if parts > 1 or len(present) == 1:
@@ -390,8 +399,8 @@ class _Patience:
         except queue.Empty:
             self._require_servers()
             raise DeadlineError(
-                f"the parameter servers have not applied a step within {self._timeout_seconds:g} s. One of them hangs or "
-                "is stopped: end it, and start the job again, which goes on from its last backup."
+                f"the parameter servers have not applied a step within {self._timeout_seconds:g} s. One of them hangs "
+                "or is stopped: end it, and start the job again, which goes on from its last backup."
             ) from None
         if error is not None:
             if tf_servers.is_loss(error):

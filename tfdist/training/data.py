@@ -37,6 +37,11 @@ class Layout:
         """Return a nest of per-replica values from tensors in the order of `signature`."""
         return tf_strategies.per_replica(self.slices(tensors))
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether there are several slices, each of which may have another number of examples."""
+        return len(self.spec) > 1
+
     def part_signature(self, *, relaxed: bool) -> list[tf.TypeSpec]:
         """Return the specs of one replica's data, without its number of examples.
 
@@ -55,7 +60,7 @@ class Layout:
         return tf.nest.pack_sequence_as(data, leaves)
 
     def parts(self, tensors: Sequence[Any]) -> list[tuple[tf.Tensor, list[Any]]]:
-        """Return each local replica's number of examples and its data, flat, from tensors in the order of `signature`."""
+        """Return each local replica's number of examples and its data, flat, from what `signature` describes."""
         return [(rows, list(flat((data,)))) for rows, data in self.slices(tensors)]
 
     def slices(self, tensors: Sequence[Any]) -> tuple[Any, ...]:

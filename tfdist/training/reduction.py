@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfdist.training import agreement
 
-
 _local = threading.local()
 
 

@@ -105,7 +105,7 @@ class Computation:
         if model.run_eagerly:
             self._run: Any = self._compute
         else:
-            signature = [*_COUNTS, *self._input_specs(), *layout.part_signature(relaxed=parts > 1)]
+            signature = [*_COUNTS, *self._input_specs(), *layout.part_signature(relaxed=layout.is_cut)]
             self._run = tf.function(_untraced(self._compute), input_signature=signature).get_concrete_function()
 
     def _input_specs(self) -> list[tf.TensorSpec]:
@@ -462,7 +462,7 @@ def _unpacked(data: bytes, notes: Sequence[_Note]) -> list[np.ndarray]:
 
 
 def _scalars(logs: Any) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
-    """Return the float scalars in the logs and a function that returns logs of them; what else is in there is dropped."""
+    """Return the float scalars in the logs, and a function that returns logs of them alone."""
     flat = [None if value is None else tf.convert_to_tensor(value) for value in tf.nest.flatten(logs)]
     places = [i for i, v in enumerate(flat) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]
 

@@ -1,0 +1,213 @@
+"""A task outlives its worker, and its result is taken once."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tfdist.coordination import crew as module
+from tfdist.coordination.crew import Crew, Outcome
+from tfdist.errors import ServerLostError, WorkerLostError
+
+DEADLINE_SECONDS = 20.0
+
+
+class Gone(Exception):  # noqa: N818 - an event, not an error of ours
+    """What a call to a worker that has gone raises here."""
+
+
+class Fake:
+    """Workers that are there when the test says so."""
+
+    def __init__(self) -> None:
+        self.back = threading.Event()
+        self.servers_gone = False
+
+    def is_loss(self, worker: int, error: BaseException) -> bool:
+        if self.servers_gone:
+            raise ServerLostError("parameter server 0 has gone")
+        return isinstance(error, Gone)
+
+    def wait_until_back(self, worker: int, closed: threading.Event) -> bool:
+        while not self.back.wait(0.01):
+            if closed.is_set():
+                return False
+        return True
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+def make(fake: Fake) -> Iterator[Callable[..., Crew]]:
+    made: list[Crew] = []
+
+    def maker(count: int, timeout_seconds: float = 60.0, lost_seconds: float = 60.0) -> Crew:
+        said: list[str] = []
+        made.append(
+            Crew(count, fake, timeout_seconds=timeout_seconds, lost_seconds=lost_seconds, on_change=said.append)
+        )
+        made[-1].said = said  # type: ignore[attr-defined]
+        return made[-1]
+
+    yield maker
+    for crew in made:
+        crew.close()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while any(t.name.startswith("tfdist-worker-") for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def outcome_of(crew: Crew) -> Outcome:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        found = crew.next_outcome(wait=False)
+        if found is not None:
+            return found
+        time.sleep(0.005)
+    raise AssertionError("no outcome in time")
+
+
+def test_every_task_is_computed_once(make: Callable[..., Crew]) -> None:
+    crew = make(3)
+    numbers = {crew.submit(lambda worker, i=i: i * i): i for i in range(20)}
+    seen = {outcome.number: outcome.result for outcome in (outcome_of(crew) for _ in range(20))}
+    assert seen == {number: i * i for number, i in numbers.items()}
+    assert crew.next_outcome(wait=False) is None
+
+
+def test_a_worker_that_goes_loses_its_task_to_another(make: Callable[..., Crew], fake: Fake) -> None:
+    crew = make(2)
+    calls: list[int] = []
+
+    def compute(worker: int) -> str:
+        calls.append(worker)
+        if len(calls) == 1:
+            raise Gone("Socket closed")
+        return "done"
+
+    crew.submit(compute)
+    assert outcome_of(crew).result == "done"
+    assert calls[0] != calls[1]
+    assert crew.losses == 1
+    assert crew.present == 1
+    fake.back.set()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while crew.present < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert crew.present == 2
+    crew.next_outcome(wait=False)
+    assert [s.split(" (")[0] for s in crew.said] == [f"worker {calls[0]} has gone", f"worker {calls[0]} is back"]  # type: ignore[attr-defined]
+
+
+def test_a_silent_worker_is_given_up_and_what_it_says_later_is_not_taken(make: Callable[..., Crew]) -> None:
+    crew = make(2, timeout_seconds=0.2)
+    resume = threading.Event()
+    calls: list[int] = []
+
+    def compute(worker: int) -> int:
+        calls.append(worker)
+        if len(calls) == 1:
+            resume.wait(DEADLINE_SECONDS)
+        return worker
+
+    for _ in range(2):  # both have run one of the kind, so the limit is the plain one
+        crew.submit(lambda worker: time.sleep(0.05), kind="k")
+    for _ in range(2):
+        outcome_of(crew)
+    crew.submit(compute, kind="k")
+    first = outcome_of(crew)
+    assert first.result == calls[1]
+    assert calls[0] != calls[1]
+    assert crew.present == 1
+    resume.set()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while crew.present < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert crew.present == 2
+    assert crew.next_outcome(wait=False) is None
+
+
+def test_a_task_that_nobody_survives_is_an_error(make: Callable[..., Crew], fake: Fake) -> None:
+    fake.back.set()
+    crew = make(2)
+
+    def compute(worker: int) -> None:
+        raise Gone("Socket closed")
+
+    crew.submit(compute)
+    error = outcome_of(crew).error
+    assert isinstance(error, WorkerLostError)
+    assert "3 workers were lost over the same step" in str(error)
+
+
+def test_a_wrong_computation_is_the_chiefs_to_raise(make: Callable[..., Crew]) -> None:
+    crew = make(1)
+
+    def compute(worker: int) -> None:
+        raise ZeroDivisionError("by the user")
+
+    crew.submit(compute)
+    assert isinstance(outcome_of(crew).error, ZeroDivisionError)
+    assert crew.present == 1
+
+
+def test_a_server_that_has_gone_is_told_as_that(make: Callable[..., Crew], fake: Fake) -> None:
+    fake.servers_gone = True
+    crew = make(1)
+
+    def compute(worker: int) -> None:
+        raise Gone("Socket closed")
+
+    crew.submit(compute)
+    assert isinstance(outcome_of(crew).error, ServerLostError)
+
+
+def test_without_any_worker_it_ends(make: Callable[..., Crew], fake: Fake) -> None:
+    crew = make(1, lost_seconds=0.2)
+
+    def compute(worker: int) -> None:
+        raise Gone("Socket closed")
+
+    crew.submit(compute)
+    with pytest.raises(WorkerLostError, match="no worker of 1 has answered"):
+        outcome_of(crew)
+
+
+def test_what_is_cancelled_is_not_heard_of(make: Callable[..., Crew]) -> None:
+    crew = make(1)
+    resume = threading.Event()
+    begun = threading.Event()
+
+    def slow(worker: int) -> str:
+        begun.set()
+        resume.wait(DEADLINE_SECONDS)
+        return "slow"
+
+    running = crew.submit(slow)
+    assert begun.wait(DEADLINE_SECONDS)
+    waiting = crew.submit(lambda worker: "waiting")
+    crew.cancel(running)
+    crew.cancel(waiting)
+    resume.set()
+    crew.submit(lambda worker: "wanted")
+    assert outcome_of(crew).result == "wanted"
+    assert crew.next_outcome(wait=False) is None
+    assert module._LOSSES_OF_A_TASK == 3
+
+
+def test_ready_counts_what_waits(make: Callable[..., Crew]) -> None:
+    crew = make(2)
+    resume = threading.Event()
+    tasks: list[Any] = [crew.submit(lambda worker: resume.wait(DEADLINE_SECONDS)) for _ in range(3)]
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while crew.ready and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert crew.ready == 0
+    resume.set()
+    for _ in tasks:
+        outcome_of(crew)
