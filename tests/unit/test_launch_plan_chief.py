@@ -8,6 +8,7 @@ import pytest
 from tfdist.cluster import TaskId, from_environment
 from tfdist.launch import LaunchConfig, WorkerSpec
 from tfdist.launch.agent_chief import other_ports
+from tfdist.launch.guardian import sessions_left
 from tfdist.launch.plan import WORKER_FILE
 from tfdist.launch.plan_chief import TASK_FILE, plan_chief, tasks
 
@@ -82,8 +83,12 @@ def test_one_worker_and_one_server() -> None:
     assert from_environment(specs[0].environment).num_workers == 1
 
 
-def test_no_port_of_an_earlier_start_is_used() -> None:
-    first = other_ports(5, but=[])
-    second = other_ports(5, but=first)
-    assert (len(first), len(second)) == (5, 5)
-    assert not set(first) & set(second)
+def test_no_port_of_an_earlier_start_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfdist.launch.agent_chief.free_ports", lambda count, host: list(range(4001, 4001 + count)))
+    assert other_ports(3, but=[]) == [4001, 4002, 4003]
+    assert other_ports(3, but=[4001, 4003, 9]) == [4002, 4004, 4005]
+
+
+def test_the_guardian_forgets_sessions_of_which_nothing_is_left() -> None:
+    assert sessions_left([41, 42, -41, 43, -44]) == {42, 43}
+    assert sessions_left([41, -41, 41]) == {41}

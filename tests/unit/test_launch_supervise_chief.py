@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tfdist.cluster import TaskId
 from tfdist.launch.agent_chief import judge
-from tfdist.launch.crew import Course
 from tfdist.launch.failure import Record
+from tfdist.launch.generation import Course
 from tfdist.launch.supervise import (
     KILL_SECONDS,
     Action,

@@ -1,7 +1,7 @@
 """Starts the workers of a job, supervises them until all have ended, and leaves nothing behind.
 
-The decisions are in `supervise`, the verdict in `failure`, the processes in `crew`; a job with parameter servers is in
-`agent_chief`.
+The decisions are in `supervise`, the verdict in `failure`, the processes in `generation`; a job with parameter servers
+is in `agent_chief`.
 """
 
 import os
@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from tfdist.cluster.ports import free_ports
 from tfdist.launch.agent_chief import run_chief
 from tfdist.launch.config import LaunchConfig, require_script
-from tfdist.launch.crew import Course, impatience, started, supervise
 from tfdist.launch.failure import Failure, Outcome, format_report, how_it_ended, own_failures, read_record
+from tfdist.launch.generation import Course, impatience, started, supervise
 from tfdist.launch.output import Screen, screen
 from tfdist.launch.plan import HOST, WorkerSpec, plan
 from tfdist.launch.plan_chief import plan_chief, tasks
@@ -87,10 +87,10 @@ def _run_workers(
         said = "" if after.phase is state.phase else _announcement(after, event, config.grace_seconds)
         return after, (*sent, *([Say(text=said)] if said else []))
 
-    with started(specs, guard, out, events, verbose=verbose) as crew:
-        course = supervise(crew, State(running=frozenset(range(len(specs)))), step, events)
+    with started(specs, guard, out, events, verbose=verbose) as generation:
+        course = supervise(generation, State(running=frozenset(range(len(specs)))), step, events)
         give_up = impatience(course.state.received, events)
-        crew.finish(grace_seconds=0.0 if course.killed else config.grace_seconds, give_up=give_up)
+        generation.finish(grace_seconds=0.0 if course.killed else config.grace_seconds, give_up=give_up)
     return _judge(course, specs), give_up
 
 

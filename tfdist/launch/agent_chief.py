@@ -1,6 +1,6 @@
 """Runs a job of a chief and the tasks that serve it, and starts it again when what the tasks held is lost.
 
-The decisions are in `supervise_chief`, the processes in `crew`.
+The decisions are in `supervise_chief`, the processes in `generation`.
 """
 
 import os
@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 from tfdist.cluster.ports import free_ports
 from tfdist.launch.config import LaunchConfig
-from tfdist.launch.crew import Course, announce, impatience, started, supervise, unseen_signal
 from tfdist.launch.failure import Failure, Outcome, Record, own_failures, read_record
+from tfdist.launch.generation import Course, announce, impatience, started, supervise, unseen_signal
 from tfdist.launch.output import Screen
 from tfdist.launch.plan import HOST
 from tfdist.launch.plan_chief import plan_chief, tasks
@@ -58,11 +58,11 @@ def run_chief(
             agent_pid=os.getpid(),
             restarts=state.job_restarts,
         )
-        with started(specs, guard, out, events, verbose=verbose) as crew:
-            course = supervise(crew, state, step, events)
+        with started(specs, guard, out, events, verbose=verbose) as generation:
+            course = supervise(generation, state, step, events)
             again = course.state.verdict is Verdict.AGAIN
             give_up = _at_a_signal(events) if again else impatience(course.state.received, events)
-            crew.finish(grace_seconds=0.0 if course.killed else config.grace_seconds, give_up=give_up)
+            generation.finish(grace_seconds=0.0 if course.killed else config.grace_seconds, give_up=give_up)
         if not again:
             record = read_record(specs[CHIEF].error_file)
             return judge(course, rules, record), give_up

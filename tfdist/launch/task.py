@@ -23,8 +23,8 @@ def main(argv: list[str]) -> NoReturn:
         argv: ["--parent", PID]; with the PID 0 the process may outlive anybody.
     """
     _, parent = argv
-    if not sys.flags.safe_path:
-        del sys.path[0]  # this file's folder, whose modules are not meant for others to import
+    if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
+        del sys.path[0]  # the modules beside this file are not meant for others to import by such short names
     if int(parent):
         end_with_parent(int(parent))
     configuration = json.loads(os.environ["TF_CONFIG"])

@@ -25,8 +25,8 @@ class Entry:
     Attributes:
         name: what users write after ``--strategy``.
         target: ``"module:Class"``; imported when the strategy is created.
-        processes: ``"one"`` (one process, its devices are the replicas), ``"workers"`` (one process per worker, each runs
-            the script), or ``"chief"`` (the chief runs the script; workers and parameter servers are tasks that serve it).
+        processes: ``"one"`` (one process, its devices are the replicas), ``"workers"`` (one process per worker, each
+            runs the script), or ``"chief"`` (the chief runs the script; workers and parameter servers serve it).
         summary: one line for tables and ``--help``.
     """
 

@@ -66,7 +66,7 @@ class Course(Generic[S]):
     killed: bool
 
 
-class Crew:
+class Generation:
     """The processes that `started` has started."""
 
     def __init__(
@@ -142,24 +142,24 @@ class Crew:
 @contextlib.contextmanager
 def started(
     specs: Sequence[WorkerSpec], guard: Guard, out: Screen, events: "SimpleQueue[Event]", *, verbose: bool
-) -> Iterator[Crew]:
+) -> Iterator[Generation]:
     """Yield the workers, started, and their output moving; after the block none of their processes is left."""
     piped = len(specs) > 1  # a single worker has the terminal for itself
     pump = Pump(out, lambda: events.put(Received(number=signal.SIGPIPE))) if piped else None
-    crew = Crew(specs, guard=guard, out=out, events=events, pump=pump, verbose=verbose)
+    generation = Generation(specs, guard=guard, out=out, events=events, pump=pump, verbose=verbose)
     try:
         for spec in specs:
-            crew.start(spec.index)
-        yield crew
+            generation.start(spec.index)
+        yield generation
     finally:
-        crew.close()
+        generation.close()
 
 
-def supervise(crew: Crew, state: S, step: Step[S], events: "SimpleQueue[Event]") -> Course[S]:
+def supervise(generation: Generation, state: S, step: Step[S], events: "SimpleQueue[Event]") -> Course[S]:
     """Supervise until all have ended, or one cannot be ended.
 
     Args:
-        crew: the processes.
+        generation: the processes.
         state: the first one.
         step: (state, event, now) -> (state, actions).
         events: what happens.
@@ -167,10 +167,10 @@ def supervise(crew: Crew, state: S, step: Step[S], events: "SimpleQueue[Event]")
     exits: dict[int, Exited] = {}
     stopped_at, killed = float("inf"), False
     while state.phase not in (Phase.DONE, Phase.LOST):
-        event = _next_event(events, state, crew.specs)
+        event = _next_event(events, state, generation.specs)
         now = time.monotonic()
         if isinstance(event, Exited):
-            event = replace(event, recorded=crew.specs[event.worker].error_file.exists())
+            event = replace(event, recorded=generation.specs[event.worker].error_file.exists())
             exits[event.worker] = event
         before = state.phase
         state, actions = step(state, event, now)
@@ -178,7 +178,7 @@ def supervise(crew: Crew, state: S, step: Step[S], events: "SimpleQueue[Event]")
             stopped_at = event.time if isinstance(event, Exited) else now
         killed = killed or state.phase is Phase.KILLING
         for action in actions:
-            crew.perform(action)
+            generation.perform(action)
     return Course(state=state, exits=exits, stopped_at=stopped_at, killed=killed)
 
 
