@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import pytest
 
@@ -24,11 +24,19 @@ class Fake:
     def __init__(self) -> None:
         self.back = threading.Event()
         self.servers_gone = False
+        self.refusals = 0
+        self.reached: list[list[int]] = []
 
-    def is_loss(self, worker: int, error: BaseException) -> bool:
+    def meaning(self, worker: int, error: BaseException) -> Literal["gone", "again", "wrong"]:
         if self.servers_gone:
             raise ServerLostError("parameter server 0 has gone")
-        return isinstance(error, Gone)
+        if isinstance(error, BlockingIOError):
+            return "again"
+        return "gone" if isinstance(error, Gone) else "wrong"
+
+    def bring_back(self, workers: Sequence[int]) -> bool:
+        self.reached.append(list(workers))
+        return len(self.reached) > self.refusals
 
     def wait_until_back(self, worker: int, closed: threading.Event) -> bool:
         while not self.back.wait(0.01):
@@ -98,8 +106,10 @@ def test_a_worker_that_goes_loses_its_task_to_another(make: Callable[..., Crew],
     fake.back.set()
     deadline = time.monotonic() + DEADLINE_SECONDS
     while crew.present < 2 and time.monotonic() < deadline:
+        crew.next_outcome(wait=False)
         time.sleep(0.005)
     assert crew.present == 2
+    assert fake.reached == [[0, 1]]
     crew.next_outcome(wait=False)
     assert [s.split(" (")[0] for s in crew.said] == [f"worker {calls[0]} has gone", f"worker {calls[0]} is back"]  # type: ignore[attr-defined]
 
@@ -143,6 +153,38 @@ def test_a_task_that_nobody_survives_is_an_error(make: Callable[..., Crew], fake
     error = outcome_of(crew).error
     assert isinstance(error, WorkerLostError)
     assert "3 workers were lost over the same step" in str(error)
+
+
+def test_a_worker_that_cannot_be_reached_yet_is_tried_again(make: Callable[..., Crew], fake: Fake) -> None:
+    fake.back.set()
+    fake.refusals = 2
+    crew = make(1)
+    calls: list[int] = []
+
+    def compute(worker: int) -> str:
+        calls.append(worker)
+        if len(calls) == 1:
+            raise Gone("Socket closed")
+        return "done"
+
+    crew.submit(compute)
+    assert outcome_of(crew).result == "done"
+    assert fake.reached == [[0]] * 3
+
+
+def test_who_is_asked_again_has_not_gone(make: Callable[..., Crew]) -> None:
+    crew = make(1)
+    calls: list[int] = []
+
+    def compute(worker: int) -> str:
+        calls.append(worker)
+        if len(calls) < 6:
+            raise BlockingIOError("not now")
+        return "done"
+
+    crew.submit(compute)
+    assert outcome_of(crew).result == "done"
+    assert crew.losses == 0
 
 
 def test_a_wrong_computation_is_the_chiefs_to_raise(make: Callable[..., Crew]) -> None:

@@ -190,6 +190,11 @@ def set_batches(epoch_iterator: TFEpochIterator, batches: int | None) -> None:
     epoch_iterator._num_batches = batches
 
 
+def wait_for_nothing(epoch_iterator: TFEpochIterator) -> None:
+    """Keep an epoch from waiting, at its end, for whatever threads of this process have under way in TensorFlow."""
+    vars(epoch_iterator)["tf_sync"] = lambda: None
+
+
 def symbolic_build(model: keras.Model, spec: Any) -> None:
     """Build the model, its loss, its metrics and its optimizer for batches of this spec (a nest of `tf.TensorSpec`).
 

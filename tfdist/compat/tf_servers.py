@@ -5,12 +5,14 @@ Private names, read in TensorFlow 2.21.0:
 - `context.context().update_server_def`, `_server_def`: brings a task that was started again back into the cluster;
   TensorFlow calls it from `ClusterCoordinator` alone, which gives a closure that was half applied to another worker.
 - `OneDeviceExtended` and its methods: what a strategy's object must have for Keras to train under it.
+- `executor`, `executor_scope`: an executor of a thread's own.
 - `Graph.device(function)`: places an operation where its inputs are; `tf.device` takes names only.
 - `global_state`'s stack of name scopes in Keras 3.15.1: which object is creating a variable.
 """
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, executor
 
 from tfdist.compat import tf_partitioned
 
@@ -48,33 +50,42 @@ def connect(chief: str, workers: Sequence[str], servers: Sequence[str]) -> None:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster, task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    # A worker does not see its neighbours, so one that has gone is missed by nobody but the chief.
-    filters = tf.config.experimental.ClusterDeviceFilters()
-    for index in range(len(workers)):
-        filters.set_device_filters("worker", index, ["/job:ps", "/job:chief"])
-    for index in range(len(servers)):
-        filters.set_device_filters("ps", index, ["/job:worker", "/job:chief"])
+    # Without device filters, under which a worker that was started anew never hears of the parameter servers.
     tf.config.experimental_connect_to_cluster(
-        resolver,
-        job_name="chief",
-        task_index=0,
-        protocol="grpc",
-        make_master_device_default=False,
-        cluster_device_filters=filters,
+        resolver, job_name="chief", task_index=0, protocol="grpc", make_master_device_default=False
     )
 
 
 def connected_cluster() -> dict[str, list[str]] | None:
     """Return the addresses of every task by job, if this process is connected to a cluster."""
-    definition = context.context()._server_def
+    definition = _definitions[0] if _definitions else context.context()._server_def
     if definition is None:
         return None
     return {job.name: [job.tasks[task] for task in sorted(job.tasks)] for job in definition.cluster.job}
 
 
-def reconnect() -> None:
-    """Connect again to tasks that were started anew; waits until every task of the cluster answers."""
-    context.context().update_server_def(context.context()._server_def)
+def reconnect(workers: Sequence[str]) -> None:
+    """Connect anew to these workers and to no other; to be called while nothing is asked of parameter servers.
+
+    TensorFlow waits until every task that it is told of answers, so those that do not must be left out.
+
+    Args:
+        workers: "host:port" of each, of those that the process was connected to first.
+    """
+    known = context.context()
+    if not _definitions:
+        _definitions.append(known._server_def)
+    definition = type(_definitions[0])()
+    definition.CopyFrom(_definitions[0])
+    for job in definition.cluster.job:
+        if job.name == "worker":
+            for task in [task for task, address in job.tasks.items() if address not in workers]:
+                del job.tasks[task]
+    known.update_server_def(definition)
+
+
+#: the cluster that this process was connected to first, with all its tasks
+_definitions: list[Any] = []
 
 
 def listens(address: str, timeout_seconds: float = 1.0) -> bool:
@@ -106,6 +117,49 @@ def is_loss(error: BaseException) -> bool:
             )
         )
     )
+
+
+@contextlib.contextmanager
+def calls_on(device: str | None) -> Iterator[None]:
+    """Run what is inside on a device; where it fails, the thread can be used again. None changes nothing."""
+    if device is None:
+        yield
+        return
+    mine = own_executor()
+    try:
+        with tf.device(device):
+            yield
+    except BaseException:
+        mine.clear_error()
+        raise
+
+
+def own_executor(*, fresh: bool = False) -> Any:
+    """Let this thread do what it does in TensorFlow by itself, from now on; return its executor.
+
+    Threads share an executor otherwise, and what fails or hangs on one worker does so in another thread.
+
+    Args:
+        fresh: whether to leave what the thread has under way alone. Letting go of a tensor that a worker has a copy of is
+            a message to the worker; `tf.data` waits for the answers before each batch, and a worker that has gone gives
+            none.
+    """
+    mine = getattr(_threads, "executor", None)
+    if mine is None or fresh:
+        # For good: to put the shared one back, as `executor_scope` does, TensorFlow waits for all that runs in it.
+        mine = _threads.executor = executor.new_executor(enable_async=False)
+        _executors.append(mine)
+        context.context().executor = mine
+    return mine
+
+
+_threads = threading.local()
+_executors: list[Any] = []  # one that is deleted waits for what runs in it
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether an error comes from asking while the process connects anew to another task."""
+    return isinstance(error, tf.errors.OpError) and "Primary device is not remote" in str(error)
 
 
 def has_gpu(index: int) -> bool:

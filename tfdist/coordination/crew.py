@@ -7,10 +7,10 @@ time, loses its task to another one; what it may answer later is not taken. It g
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tfdist.errors import WorkerLostError
 
@@ -21,16 +21,26 @@ _LOSSES_OF_A_TASK = 3
 # A worker compiles a function when it runs it first.
 _FIRST_TAKES = 3
 _LOOK_SECONDS = 0.25
+_PAUSE_SECONDS = 0.05
 
 
 class Transport(Protocol):
     """How the chief reaches its workers."""
 
-    def is_loss(self, worker: int, error: BaseException) -> bool:
-        """Return whether the error means that the worker has gone; raise what else it means, if it does."""
+    def meaning(self, worker: int, error: BaseException) -> Literal["gone", "again", "wrong"]:
+        """Return what an error means: the worker has gone, it must be asked again, or what it was asked is wrong.
+
+        May raise a better error instead.
+        """
 
     def wait_until_back(self, worker: int, closed: threading.Event) -> bool:
-        """Wait until a worker that had gone can compute again; return False if the crew was closed meanwhile."""
+        """Wait until a worker that had gone answers again; return False if the crew was closed meanwhile."""
+
+    def bring_back(self, workers: Sequence[int]) -> bool:
+        """Reach exactly these workers from now on, some of which were started anew; return whether that went well.
+
+        Called by the thread that takes outcomes, which does nothing else meanwhile.
+        """
 
 
 class _State(Enum):
@@ -38,6 +48,7 @@ class _State(Enum):
     BUSY = "busy"
     SILENT = "silent"  # busy, and given up
     GONE = "gone"
+    CALLING = "calling"  # started anew, and not yet reached
 
 
 @dataclass
@@ -167,6 +178,7 @@ class Crew:
         while True:
             with self._changed:
                 self._give_up_the_silent(time.monotonic())
+                self._bring_back()
                 outcome = self._outcomes.popleft() if self._outcomes else None
                 self._require_somebody(time.monotonic())
                 said, self._said = self._said, deque()
@@ -198,16 +210,18 @@ class Crew:
                 result = task.compute(worker.index)
             except BaseException as raised:  # noqa: BLE001 - it is the chief's, which raises it
                 error = raised
-            gone = False
+            meaning = "wrong"
             if error is not None:
                 try:
-                    gone = self._transport.is_loss(worker.index, error)
+                    meaning = self._transport.meaning(worker.index, error)
                 except BaseException as meant:  # noqa: BLE001 - likewise
                     error = meant
             with self._changed:
-                self._end(worker, task, result, error, gone=gone)
-            if gone and not self._transport.wait_until_back(worker.index, self._closed):
+                self._end(worker, task, result, error, meaning)
+            if meaning == "gone" and not self._return(worker):
                 return
+            if meaning == "again":
+                self._closed.wait(_PAUSE_SECONDS)
             with self._changed:
                 if worker.state is not _State.READY:
                     self._say(f"worker {worker.index} is back")
@@ -215,14 +229,39 @@ class Crew:
                 self._alone_since = None
                 self._changed.notify_all()
 
-    def _end(self, worker: _Worker, task: _Task, result: Any, error: BaseException | None, *, gone: bool) -> None:
+    def _return(self, worker: _Worker) -> bool:
+        """Wait until a worker that has gone is reached again; return False if the crew is closed."""
+        while self._transport.wait_until_back(worker.index, self._closed):
+            with self._changed:
+                worker.state = _State.CALLING
+                self._changed.notify_all()
+                while worker.state is _State.CALLING and not self._closed.is_set():
+                    self._changed.wait()
+                if worker.state is _State.BUSY:  # reached
+                    return True
+        return False
+
+    def _bring_back(self) -> None:
+        calling = [worker for worker in self._workers if worker.state is _State.CALLING]
+        if not calling:
+            return
+        there = [worker for worker in self._workers if worker.state in (_State.READY, _State.BUSY)]
+        reached = self._transport.bring_back([worker.index for worker in sorted(there + calling, key=_index)])
+        for worker in calling:
+            worker.state = _State.BUSY if reached else _State.GONE
+        self._changed.notify_all()
+
+    def _end(self, worker: _Worker, task: _Task, result: Any, error: BaseException | None, meaning: str) -> None:
         mine = worker.task is task  # else the task was given to another worker
         seconds = time.monotonic() - worker.since
         worker.task = None
         if mine and task.number in self._cancelled:
             self._cancelled.discard(task.number)
             mine = False
-        if gone:
+        if error is not None and meaning == "again":
+            if mine:
+                self._queue.appendleft(task)
+        elif error is not None and meaning == "gone":
             worker.state = _State.GONE
             worker.known.clear()
             self.losses += 1
@@ -277,6 +316,10 @@ class Crew:
 
     def _say(self, sentence: str) -> None:
         self._said.append(sentence)
+
+
+def _index(worker: _Worker) -> int:
+    return worker.index
 
 
 def _first_line(error: BaseException | None) -> str:

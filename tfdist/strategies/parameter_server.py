@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -187,6 +187,13 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         if self._tasks is not None:
             self._tasks.end()
 
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Return the dataset as the chief hands it out; in a loop of your own it is read by the chief alone."""
+        epoch_iterator = keras_model.calling_epoch_iterator()
+        if epoch_iterator is not None:
+            keras_model.wait_for_nothing(epoch_iterator)  # one of them may be a worker that is stopped
+        return super().experimental_distribute_dataset(dataset, options)
+
     @property
     def _slices(self) -> int:
         return self._chief.parts
@@ -295,27 +302,29 @@ class _Transport:
     def __init__(self, addresses: dict[str, list[str]], tasks: LocalTasks | None) -> None:
         self._addresses = addresses
         self._tasks = tasks
-        self._reconnecting = threading.Lock()
 
-    def is_loss(self, worker: int, error: BaseException) -> bool:
+    def meaning(self, worker: int, error: BaseException) -> Literal["gone", "again", "wrong"]:
+        if tf_servers.is_passing(error):
+            return "again"
         if not tf_servers.is_loss(error):
-            return False
+            return "wrong"
         _require_servers(self._addresses["ps"])
-        return True
+        return "gone"
 
     def wait_until_back(self, worker: int, closed: threading.Event) -> bool:
         while not closed.wait(_LOOK_SECONDS):
             if self._tasks is not None:
                 self._tasks.revive("worker", worker)
-            if not tf_servers.listens(self._addresses["worker"][worker]):
-                continue
-            with self._reconnecting:
-                try:
-                    tf_servers.reconnect()
-                    return True
-                except tf.errors.OpError:
-                    continue
+            if tf_servers.listens(self._addresses["worker"][worker]):
+                return True
         return False
+
+    def bring_back(self, workers: Sequence[int]) -> bool:
+        try:
+            tf_servers.reconnect([self._addresses["worker"][worker] for worker in workers])
+        except tf.errors.OpError:  # one of them has gone meanwhile
+            return False
+        return True
 
 
 def _tasks(
@@ -330,7 +339,7 @@ def _tasks(
                 "Workers and parameter servers need no script: start them with tfdist run, or as "
                 "`python -m tfdist.launch.task --parent 0` with their TF_CONFIG."
             )
-        chief = getattr(cluster, "chief", None) or "127.0.0.1:0"
+        chief = cluster.chief or "127.0.0.1:0"
         return None, {"chief": [chief], "worker": list(cluster.addresses), "ps": list(cluster.parameter_servers)}
     if cluster.num_workers > 1:
         raise ConfigError(

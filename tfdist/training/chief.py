@@ -24,6 +24,8 @@ from tfdist.training import model as models
 from tfdist.training.data import Batch, Layout, flat
 from tfdist.training.workers import Workers
 
+# What a lost worker has copies of is let go of in so many steps.
+_UNSETTLED_STEPS = 100
 
 _WHOLE = (
     "tfdist: every batch of %r is computed by one worker: its loss or a layer (a loss function of one's own, weights, "
@@ -73,6 +75,16 @@ class Chief:
         #: examples in parts that came too late, see ``backup_workers``
         self.dropped_examples = 0
         self._patience = _Patience(timeout_seconds, require_servers)
+        self._losses = 0
+        self._unsettled = 0
+
+    def look_after_itself(self) -> None:
+        """Keep this thread from waiting for a worker that was lost lately, or that is not back."""
+        if self.crew.losses != self._losses or self.crew.present < len(self.devices):
+            self._losses, self._unsettled = self.crew.losses, _UNSETTLED_STEPS
+        if self._unsettled:
+            self._unsettled -= 1
+            tf_servers.own_executor(fresh=True)
 
     @property
     def together(self) -> bool:
@@ -147,6 +159,7 @@ class _Steps:
     def __call__(self, iterator: Iterator[Any]) -> Any:
         logs = None
         alone = not self._chief.together
+        self._chief.look_after_itself()
         for _, element in zip(range(self._model.steps_per_execution), iterator, strict=False):
             batch = as_batch(element, self._chief.parts)
             if alone:
@@ -155,6 +168,7 @@ class _Steps:
                     logs = self._wait_for_all()
             else:
                 logs = self._together(batch)
+            self._chief.look_after_itself()
         if logs is None:
             raise StopIteration
         return logs
@@ -322,6 +336,7 @@ class _Predictions:
         finally:
             for task in tasks:
                 crew.cancel(task)
+            self._chief.look_after_itself()
         rows = [results[task] for task in tasks]
         return rows[0] if len(rows) == 1 else tf.nest.map_structure(_joined, *rows, expand_composites=False)
 
@@ -409,6 +424,7 @@ class _Patience:
         return value
 
     def _run(self) -> None:
+        tf_servers.own_executor()
         while True:
             call = self._calls.get()
             try:

@@ -197,6 +197,7 @@ def require_scope(model: keras.Model, strategy: Any) -> None:
 
 
 def refuse_xla(model: keras.Model, strategy: Any) -> None:
+    """Raise if the model is to be compiled by XLA."""
     if model.jit_compile:
         raise UnsupportedError(
             f"jit_compile is True under {type(strategy).__name__}; XLA compiles the program of one device, and a step "

@@ -130,9 +130,10 @@ class Computation:
             state: what `state` gave.
             leaves: the part's tensors.
         """
-        with tf.device(device) if device else contextlib.nullcontext():
+        with tf_servers.calls_on(device):
             packed, *gradients = self._run(*counts, *state, *leaves)
-        data = packed.numpy().tobytes()  # waits until the function has ended, and its gradients are where they belong
+            # Waits until the function has ended, and its gradients are where they belong.
+            data = packed.numpy().tobytes()
         return Result(_unpacked(data, self.notes), list(gradients), int(counts[1]))
 
     def _compute(self, index: tf.Tensor, rows: tf.Tensor, global_rows: tf.Tensor, *rest: Any) -> list[Any]:
@@ -242,7 +243,9 @@ class Update:
         factors = [tf.constant(rate_factor, tf.float32), tf.constant(scale, tf.float32)]
         gradients = [gradient for result in results for gradient in result.gradients]
         if self._model.run_eagerly:
-            return functools.partial(self._update, len(results), *factors, *notes, *gradients)
+            return functools.partial(
+                _consumed, functools.partial(self._update, len(results), *factors, *notes), results
+            )
         if len(results) not in self._functions:
             traced = tf.function(_untraced(functools.partial(self._update, len(results))))
             specs = [tf.TensorSpec([], tf.float32)] * 2
@@ -252,7 +255,8 @@ class Update:
             ]
             self._functions[len(results)] = traced.get_concrete_function(*specs)
         function = self._functions[len(results)]
-        return functools.partial(function, *factors, *map(tf.convert_to_tensor, notes), *gradients)
+        call = functools.partial(function, *factors, *map(tf.convert_to_tensor, notes))
+        return functools.partial(_consumed, call, results)
 
     def _kinds(self, gradients: list[tf.Tensor]) -> Iterator[tuple[tf.Tensor, str]]:
         kinds = [k for call in self._computation.calls for kind in call.kinds for k in _TENSORS_OF[kind]]
@@ -316,9 +320,9 @@ class Prediction:
 
     def __call__(self, device: str | None, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
         """Return the model's outputs for a part, as a nest of arrays."""
-        with tf.device(device) if device else contextlib.nullcontext():
-            flat = self._run(*counts, *state, *leaves)
-        arrays = [tf.constant(tensor.numpy()) for tensor in flat]
+        with tf_servers.calls_on(device):
+            arrays = [tensor.numpy() for tensor in self._run(*counts, *state, *leaves)]
+        arrays = [tf.constant(array) for array in arrays]
         return tf.nest.pack_sequence_as(self._structure, arrays, expand_composites=True)
 
     def _compute(self, index: tf.Tensor, rows: tf.Tensor, global_rows: tf.Tensor, *rest: Any) -> list[Any]:
@@ -425,6 +429,18 @@ def _sum_of(kind: str | None, variable: Any, own: list[list[tf.Tensor]]) -> Any:
     indices = [part.pop(0) for part in own]
     shape = tf.constant(variable.shape.as_list(), tf.int32)
     return tf.IndexedSlices(tf.concat(tensors, axis=0), tf.concat(indices, axis=0), shape)
+
+
+def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
+    """Call with all gradients, and let go of them here: TensorFlow tells the worker, which may not answer any more.
+
+    The thread in which they are let go of must not be one that waits for what it has asked of TensorFlow.
+    """
+    try:
+        return call(*(gradient for result in results for gradient in result.gradients))
+    finally:
+        for result in results:
+            result.gradients.clear()
 
 
 def _rows_free(shape: tf.TensorShape, kind: str) -> tf.TensorShape:

@@ -1,0 +1,365 @@
+"""What the tests of the parameter-server strategy run in a chief with three workers and two servers of its own."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import errors
+from tfdist.strategies import ParameterServerStrategy
+
+WORKERS, SERVERS = 3, 2
+RATE = 2.0**-10  # sums of it are exact in float32
+
+_made: list[ParameterServerStrategy] = []
+
+
+def strategy(**options: Any) -> ParameterServerStrategy:
+    """Return a new strategy over the tasks of this process."""
+    given = {"local_workers": WORKERS, "local_servers": SERVERS, "timeout_seconds": 60.0, **options}
+    for old in _made:
+        old._crew.close()
+    _made.append(ParameterServerStrategy(**given))
+    return _made[-1]
+
+
+def ready() -> None:
+    """Start the tasks of this process."""
+    strategy()
+
+
+def all_present(made: ParameterServerStrategy) -> bool:
+    """Return whether all workers can be given something; the chief reaches for them between two outcomes."""
+    made._crew.next_outcome(wait=False)
+    return made._crew.present == WORKERS
+
+
+def pid(job: str, index: int) -> int:
+    """Return the process of a task."""
+    tasks = _made[-1]._tasks
+    assert tasks is not None
+    return tasks.pid(job, index)
+
+
+class Examples(keras.metrics.Metric):
+    """Counts examples."""
+
+    def __init__(self) -> None:
+        super().__init__(name="examples")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del y_pred, sample_weight
+        self.total.assign_add(tf.cast(tf.shape(y_true)[0], tf.float32))
+
+    def result(self) -> Any:
+        return self.total
+
+
+class Constant(keras.layers.Layer):
+    """One weight, whatever the input is: under the loss of `counting` its gradient is 1."""
+
+    def build(self, shape: Any) -> None:
+        del shape
+        self.weight = self.add_weight(name="weight", shape=(1,), initializer="zeros")
+
+    def call(self, x: Any) -> Any:
+        return tf.zeros_like(x[:, :1]) + self.weight
+
+
+def counting(made: ParameterServerStrategy, optimizer: Any = None) -> keras.Model:
+    """Return a model whose weight is -RATE times the number of updates that were applied, exactly."""
+    with made.scope():
+        model = keras.Sequential([keras.Input((2,)), Constant()])
+        model.compile(optimizer or keras.optimizers.SGD(RATE), "mae", metrics=[Examples()])
+    return model
+
+
+def data(examples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs, and targets far below what the model says."""
+    return np.zeros((examples, 2), np.float32), np.full((examples, 1), -1000.0, np.float32)
+
+
+class At(keras.callbacks.Callback):
+    """Does something after a batch of an epoch, once."""
+
+    def __init__(self, epoch: int, batch: int, action: Callable[[], None]) -> None:
+        super().__init__()
+        self._when, self._action, self._epoch = (epoch, batch), action, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if (self._epoch, batch) == self._when:
+            self._action()
+
+    on_test_batch_end = on_train_batch_end
+
+
+def counts(made: ParameterServerStrategy, model: keras.Model, history: Any) -> dict[str, Any]:
+    """Return every count of updates and examples that there is."""
+    return {
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "weight": float(model.get_weights()[0][0]) / -RATE,
+        "examples": history.history["examples"],
+        "staleness": made.staleness.count,
+        "largest": made.staleness.largest,
+        "staleness_max": history.history.get("staleness_max"),
+        "lost": made.lost_workers,
+    }
+
+
+def count_exactly(options: dict[str, Any], epochs: int = 3) -> dict[str, Any]:
+    """Train 20 batches of 8 and one of 5 in each epoch."""
+    made = strategy(**options)
+    model = counting(made)
+    history = model.fit(*data(165), batch_size=8, epochs=epochs, verbose=0)
+    return counts(made, model, history)
+
+
+def count_with_trouble(what: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Train 3 epochs of 20 batches while worker 0 is killed or stopped in the second."""
+    made = strategy(**options)
+    model = counting(made)
+    process = pid("worker", 0)
+    number = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[what]
+    began = time.monotonic()
+    try:
+        history = model.fit(
+            *data(160), batch_size=8, epochs=3, verbose=0, callbacks=[At(1, 5, lambda: os.kill(process, number))]
+        )
+        seconds = time.monotonic() - began
+        told = counts(made, model, history)
+    finally:
+        if what == "stopped":
+            os.kill(process, signal.SIGCONT)
+    _wait(lambda: all_present(made))
+    again = model.fit(*data(160), batch_size=8, epochs=1, verbose=0)
+    return told | {"seconds": seconds, "again": again.history["examples"], "weight_again": _weight(model)}
+
+
+def evaluate_with_a_kill() -> dict[str, Any]:
+    """Evaluate 50 batches while worker 1 is killed, and predict afterwards."""
+    made = strategy()
+    model = counting(made)
+    x, y = np.zeros((203, 2), np.float32), np.arange(203, dtype=np.float32)[:, None]
+    callback = At(0, 20, lambda: os.kill(pid("worker", 1), signal.SIGKILL))
+    logs = model.evaluate(x, y, batch_size=4, verbose=0, callbacks=[callback], return_dict=True)
+    rows = model.predict(np.zeros((11, 2), np.float32), verbose=0)
+    _wait(lambda: all_present(made))
+    return {"examples": float(logs["examples"]), "loss": float(logs["loss"]), "rows": rows.shape}
+
+
+def corrected_rates() -> dict[str, float]:
+    """Return the weight, and what it must be from the staleness of each gradient."""
+    made = strategy(staleness_correction=True)
+    model = counting(made, keras.optimizers.SGD(1.0))
+    model.fit(*data(400), batch_size=8, epochs=1, verbose=0)
+    expected = sum(times / max(1, staleness) for staleness, times in made.staleness.counts.items())
+    return {"weight": -float(model.get_weights()[0][0]), "expected": expected, "mean": made.staleness.mean}
+
+
+def backup_workers() -> dict[str, Any]:
+    """Train in parts of which the last one is not waited for, while worker 0 is stopped all the time."""
+    made = strategy(max_staleness=0, backup_workers=1, worker_timeout_seconds=600.0)
+    model = counting(made)
+    model.fit(*data(24), batch_size=12, epochs=1, verbose=0)
+    before = made.dropped_examples
+    os.kill(pid("worker", 0), signal.SIGSTOP)
+    try:
+        history = model.fit(*data(60), batch_size=12, epochs=2, verbose=0)
+    finally:
+        os.kill(pid("worker", 0), signal.SIGCONT)
+    _wait(lambda: all_present(made))
+    return counts(made, model, history) | {"dropped": made.dropped_examples - before, "weight": _weight(model)}
+
+
+def partitioned(optimizer: str, dense: bool) -> dict[str, Any]:
+    """Train an embedding and a layer in parts, and on one device, and compare weights; save and load."""
+    partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    made = strategy(max_staleness=0, variable_partitioner=partitioner)
+    x = np.random.default_rng(4).integers(0, 13, size=(45, 3))
+    y = np.random.default_rng(5).normal(size=(45, 2)).astype(np.float32)
+    optimizers = {
+        "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+        "adam": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.01, global_clipnorm=1.0),
+        "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+        "ema": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
+        "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    }
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(2)
+        head = [keras.layers.Dense(5, activation="relu")] if dense else []
+        table = keras.layers.Embedding(13, 4)
+        model = keras.Sequential([keras.Input((3,)), table, keras.layers.Flatten(), *head, keras.layers.Dense(2)])
+        model.compile(optimizers[optimizer](), "mse")
+        return model
+
+    with made.scope():
+        model = build()
+    alone = build()
+    for one in (model, alone):
+        one.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    path = os.path.join(os.environ["TMPDIR"], f"ü {optimizer}.keras")
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    with made.scope():
+        back = keras.models.load_model(path)
+    for one in (loaded, back):
+        one.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    pieces = made.placement()
+    return {
+        "difference": _difference(model, alone, after=alone.fit(x, y, batch_size=8, shuffle=False, verbose=0)),
+        "loaded": _difference(model, loaded),
+        "back": _difference(model, back),
+        "servers": sorted({piece.server for piece in pieces if piece.parts > 1}),
+        "in parts": len([piece for piece in pieces if piece.parts == 2]),
+        "table": made.placement_table(),
+    }
+
+
+def _difference(one: keras.Model, other: keras.Model, after: Any = None) -> float:
+    del after
+    pairs = zip(one.get_weights(), other.get_weights(), strict=True)
+    return max(float(np.abs(mine - theirs).max()) for mine, theirs in pairs)
+
+
+def rows_travel_alone() -> dict[str, Any]:
+    """Look up and train rows of a table that would take seconds to move, many times."""
+    partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    made = strategy(variable_partitioner=partitioner)
+    with made.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Embedding(2_000_000, 16), keras.layers.Flatten()])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = np.random.default_rng(4).integers(0, 2_000_000, size=(2400, 1))
+    model.fit(x, np.ones((2400, 16), np.float32), batch_size=8, epochs=1, verbose=0)
+    return {"iterations": int(model.optimizer.iterations.numpy()), "pieces": [p.shape for p in made.placement()]}
+
+
+def largest_first() -> dict[str, Any]:
+    """Return the bytes on each server for a model whose largest layer comes last."""
+    made = strategy()
+    with made.scope():
+        model = keras.Sequential(
+            [keras.Input((8,)), *[keras.layers.Dense(8) for _ in range(6)], keras.layers.Dense(60)]
+        )
+        model.compile("sgd", "mse")
+    model.fit(np.ones((6, 8)), np.ones((6, 60)), verbose=0)
+    loads = [sum(piece.bytes for piece in made.placement() if piece.server == server) for server in range(SERVERS)]
+    real: list[int] = [0] * SERVERS
+    for weight in model.weights:
+        real[int(weight.value.device.split("task:")[1].split("/")[0])] += weight.numpy().nbytes
+    return {"loads": loads, "real": real}
+
+
+def steps_beyond_a_pass() -> dict[str, Any]:
+    """Train on 3 batches that repeat, with more steps than a pass has, several at a time."""
+    made = strategy()
+    with made.scope():
+        model = counting(made)
+        model.compile(keras.optimizers.SGD(RATE), "mae", metrics=[Examples()], steps_per_execution=3)
+    dataset = tf.data.Dataset.from_tensor_slices(data(24)).batch(8).repeat()
+    history = model.fit(dataset, steps_per_epoch=12, epochs=2, verbose=0)
+    generated = model.fit((part for part in [data(8)] * 5), epochs=1, verbose=0)
+    return counts(made, model, history) | {"generated": generated.history["examples"]}
+
+
+def batch_logs() -> list[list[float]]:
+    """Return losses and counts that callbacks are told after each batch."""
+    seen: list[list[float]] = []
+
+    class Keep(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append([float(logs["loss"]), float(logs["examples"])])
+
+    made = strategy()
+    counting(made).fit(*data(80), batch_size=8, epochs=1, verbose=0, callbacks=[Keep()])
+    return seen
+
+
+def wrong_steps() -> dict[str, Any]:
+    """Return what a step that is wrong in the user's code ends in, and whether training goes on afterwards."""
+    made = strategy()
+    with made.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Embedding(4, 2), keras.layers.Flatten()])
+        model.compile("sgd", "mse")
+    told = {}
+    try:
+        model.fit(np.full((64, 1), 9), np.ones((64, 2)), batch_size=4, verbose=0)
+    except Exception as error:  # noqa: BLE001 - it is to be seen
+        told["error"] = f"{type(error).__name__}: {error}"
+    model.fit(np.full((64, 1), 3), np.ones((64, 2)), batch_size=4, verbose=0)
+    return told | {"iterations": int(model.optimizer.iterations.numpy()), "lost": made.lost_workers}
+
+
+def refusals() -> dict[str, str]:
+    """Return what wrong arguments are answered with."""
+    from tfdist.cluster import Cluster, TaskId
+
+    said = {}
+
+    def refused(name: str, **options: Any) -> None:
+        try:
+            strategy(**options)
+        except (errors.TfdistError, TypeError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    strategy()
+    refused("staleness", max_staleness=-1)
+    refused("bool", max_staleness=True)
+    refused("backup", backup_workers=1)
+    refused("all backup", max_staleness=0, backup_workers=3)
+    refused("partitioner", variable_partitioner=2)
+    refused("other size", local_workers=2)
+    refused("timeout", worker_timeout_seconds=0)
+    several = Cluster(num_workers=2, worker_index=0, addresses=("127.0.0.1:1", "127.0.0.1:2"), source="tfdist run")
+    refused("no servers", cluster=several)
+    task = TaskId(type="worker", index=0)
+    worker = Cluster(num_workers=1, task=task, addresses=("127.0.0.1:1",), parameter_servers=("127.0.0.1:3",))
+    refused("a worker", cluster=worker)
+    made = strategy(variable_partitioner=lambda shape, dtype: [1, 2])
+    try:
+        with made.scope():
+            keras.layers.Dense(3).build((2, 4))
+    except errors.TfdistError as error:
+        said["second axis"] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def a_server_goes() -> dict[str, Any]:
+    """Return what training ends in when a parameter server is killed, and how soon."""
+    made = strategy()
+    model = counting(made)
+    killed: list[float] = []
+
+    def kill() -> None:
+        os.kill(pid("ps", 1), signal.SIGKILL)
+        os.kill(pid("ps", 0), signal.SIGKILL)
+        killed.append(time.monotonic())
+
+    try:
+        model.fit(*data(4000), batch_size=8, epochs=3, verbose=0, callbacks=[At(0, 5, kill)])
+    except errors.ServerLostError as error:
+        return {"error": str(error), "seconds": time.monotonic() - killed[0]}
+    return {"error": "none", "seconds": time.monotonic() - killed[0]}
+
+
+def _weight(model: keras.Model) -> float:
+    return float(model.get_weights()[0][0]) / -RATE
+
+
+def _wait(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not done() and time.monotonic() < deadline:
+        pause.wait(0.05)
+    assert done(), "not in time"

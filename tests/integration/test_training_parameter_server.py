@@ -1,0 +1,183 @@
+"""The parameter-server strategy beside what the matrix compares: exact counts, bounds, parts, and workers that go."""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfdist.cluster import ports
+from tfdist.testing.environment import worker_environments
+from tfdist.testing.pool import WorkerPool
+
+DEADLINE_SECONDS = 240
+CASES = Path(__file__).parent / "cases"
+
+
+def environments() -> list[dict[str, str]]:
+    made = worker_environments(os.environ, strategy=None, ports=ports.free_ports(1), replicas_per_worker=1)
+    return [environment | {"PYTHONPATH": str(CASES)} for environment in made]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    """A chief whose tasks live as long as it does."""
+    with WorkerPool(environments) as chief:
+        call(chief, "ready")
+        yield chief
+
+
+def once(function: str, **arguments: Any) -> Any:
+    """Call a function that ends tasks, in a chief of its own."""
+    with WorkerPool(environments) as chief:
+        return call(chief, function, **arguments)
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
+    (reply,) = pool.call(f"parameter_server_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
+    return reply.value
+
+
+@pytest.mark.parametrize("bound", [None, 0, 1, 2, 5])
+def test_what_is_counted_is_what_was_applied(pool: WorkerPool, bound: int | None) -> None:
+    seen = call(pool, "count_exactly", options={"max_staleness": bound})
+    assert seen["iterations"] == seen["weight"] == seen["staleness"] == 63
+    assert seen["examples"] == [165.0] * 3
+    assert seen["lost"] == 0
+    if bound is not None:
+        assert seen["largest"] <= bound
+    if bound == 0:
+        assert seen["staleness_max"] is None
+    else:
+        assert max(seen["staleness_max"]) == seen["largest"]
+
+
+@pytest.mark.parametrize("bound", [None, 2, 0])
+def test_a_killed_worker_changes_no_count(bound: int | None) -> None:
+    seen = once("count_with_trouble", what="killed", options={"max_staleness": bound})
+    assert seen["iterations"] == seen["weight"] == 60
+    assert seen["examples"] == [160.0] * 3
+    assert seen["lost"] >= 1
+    assert seen["again"] == [160.0]
+    assert seen["weight_again"] == 80
+
+
+@pytest.mark.parametrize("bound", [None, 0])
+def test_a_stopped_worker_is_given_up_and_comes_back(pool: WorkerPool, bound: int | None) -> None:
+    options = {"max_staleness": bound, "worker_timeout_seconds": 3.0}
+    seen = call(pool, "count_with_trouble", what="stopped", options=options)
+    assert seen["iterations"] == seen["weight"] == 60
+    assert seen["examples"] == [160.0] * 3
+    assert seen["lost"] == 1
+    assert seen["again"] == [160.0]
+    assert seen["weight_again"] == 80
+    assert seen["seconds"] < 60
+
+
+def test_an_evaluation_sees_every_example_once_though_a_worker_dies() -> None:
+    seen = once("evaluate_with_a_kill")
+    assert seen["examples"] == 203
+    assert math.isclose(seen["loss"], 101.0, rel_tol=1e-5)
+    assert seen["rows"] == [11, 1]
+
+
+def test_a_stale_gradient_takes_a_smaller_step(pool: WorkerPool) -> None:
+    seen = call(pool, "corrected_rates")
+    assert math.isclose(seen["weight"], seen["expected"], rel_tol=1e-5)
+    assert seen["mean"] > 0
+
+
+def test_the_last_part_is_not_waited_for(pool: WorkerPool) -> None:
+    seen = call(pool, "backup_workers")
+    assert seen["weight"] == seen["iterations"] == 2 + 10
+    assert seen["dropped"] == 10 * 4
+    assert seen["examples"] == [40.0, 40.0]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dense"), [("sgd", True), ("adam", True), ("adagrad", False), ("ema", True), ("accumulated", False)]
+)
+def test_parts_have_the_numbers_of_a_whole(pool: WorkerPool, optimizer: str, dense: bool) -> None:
+    seen = call(pool, "partitioned", optimizer=optimizer, dense=dense)
+    assert seen["difference"] < 1e-5
+    assert seen["loaded"] < 1e-5
+    assert seen["back"] < 1e-5
+    assert seen["servers"] == [0, 1]
+    assert "1/2" in seen["table"]
+    assert seen["in parts"] >= 6
+
+
+def test_a_large_table_lies_in_parts(pool: WorkerPool) -> None:
+    seen = call(pool, "rows_travel_alone")
+    assert seen["iterations"] == 300
+    assert seen["pieces"][:2] == [[1_000_000, 16]] * 2
+
+
+def test_the_largest_variables_are_placed_first(pool: WorkerPool) -> None:
+    seen = call(pool, "largest_first")
+    assert seen["loads"] == seen["real"]
+    biggest = 8 * 60 * 4
+    rest = 6 * (64 + 8) * 4 + 240
+    assert max(seen["real"]) <= max(biggest, (biggest + rest) / 2 + 8 * 8 * 4)
+
+
+def test_steps_go_beyond_a_pass(pool: WorkerPool) -> None:
+    seen = call(pool, "steps_beyond_a_pass")
+    assert seen["iterations"] == seen["weight"] == 24 + 5
+    assert seen["examples"] == [96.0, 96.0]
+    assert seen["generated"] == [40.0]
+
+
+def test_batch_logs_are_those_of_applied_steps(pool: WorkerPool) -> None:
+    seen = call(pool, "batch_logs")
+    assert len(seen) == 10
+    applied = [examples / 8 for _, examples in seen]
+    assert applied == sorted(applied)
+    assert all(1 <= count <= place for place, count in enumerate(applied, 1))
+    assert all(999 < loss <= 1000 for loss, _ in seen)
+
+
+def test_an_error_of_the_users_is_raised_and_no_worker_is_blamed(pool: WorkerPool) -> None:
+    seen = call(pool, "wrong_steps")
+    assert "9" in seen["error"]
+    assert seen["iterations"] == 16
+    assert seen["lost"] == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("staleness", "max_staleness is -1"),
+        ("bool", "max_staleness is True (bool)"),
+        ("backup", "it needs max_staleness=0"),
+        ("all backup", "must leave one worker at least"),
+        ("partitioner", "it must be callable"),
+        ("other size", "is now asked for 2 and 2"),
+        ("timeout", "worker_timeout_seconds is 0"),
+        ("no servers", "--parameter-servers 1"),
+        ("a worker", "this process is worker 0"),
+        ("second axis", "at least 1 for the first and 1 for the others"),
+    ],
+)
+def test_wrong_use_is_refused_with_the_cure(pool: WorkerPool, wrong: str, says: str) -> None:
+    said = _refusals(pool)
+    assert says in said.get(wrong, "nothing"), said.get(wrong)
+
+
+_said: dict[int, dict[str, str]] = {}
+
+
+def _refusals(pool: WorkerPool) -> dict[str, str]:
+    if id(pool) not in _said:
+        _said[id(pool)] = call(pool, "refusals")
+    return _said[id(pool)]
+
+
+def test_a_server_that_goes_ends_training_at_once_with_the_cure() -> None:
+    seen = once("a_server_goes")
+    assert "parameter server 0" in seen["error"]
+    assert "BackupAndRestore" in seen["error"]
+    assert seen["seconds"] < 30
