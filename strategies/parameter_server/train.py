@@ -1,0 +1,70 @@
+"""Train the digits classifier on workers that may come and go, with the model on parameter servers.
+
+tfdist run --strategy parameter-server -n 2 --parameter-servers 2 strategies/parameter_server/train.py
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import keras
+
+import tfdist
+from tfdist.testing import digits, report
+
+
+def main() -> None:
+    options = parse()
+    strategy = tfdist.strategies.from_environment()
+    cluster = tfdist.cluster.from_environment()
+    keras.utils.set_random_seed(digits.SEED)
+    data = digits.load_digits()
+    steps = options.epochs * math.ceil(len(data.train_labels) / options.batch_size)
+
+    with strategy.scope():
+        model = digits.build_model()
+        learning_rate = keras.optimizers.schedules.CosineDecay(2e-3, decay_steps=steps)
+        optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.05, global_clipnorm=1.0)
+        model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+
+    clock = report.EpochClock(len(data.train_labels))
+    history = model.fit(
+        data.train_images,
+        data.train_labels,
+        batch_size=options.batch_size,
+        epochs=options.epochs,
+        validation_data=(data.validation_images, data.validation_labels),
+        callbacks=[clock],
+        verbose=2,
+    )
+    loss, accuracy = model.evaluate(data.test_images, data.test_labels, batch_size=options.batch_size, verbose=0)
+
+    if cluster.is_chief:
+        summary = report.Summary(
+            strategy=type(strategy).__name__,
+            accuracy=accuracy,
+            loss=loss,
+            steps=int(optimizer.iterations.numpy()),
+            workers=cluster.num_workers,
+            replicas=strategy.num_replicas_in_sync,
+            examples_per_second=clock.examples_per_second,
+        )
+        files = report.leave(summary, history.history, options.output)
+        print("", *summary.lines(), *(f"wrote                {file}" for file in files), sep="\n", flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs", Path(__file__).parent.name),
+        help="folder for the loss curves and the summary; default: %(default)s",
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
