@@ -22,13 +22,19 @@ COMMANDS = {
     "mirrored": [*RUN, "--strategy", "mirrored", "--replicas-per-worker", "2"],
     "multi_worker_mirrored": [*RUN, "--strategy", "multi-worker", "-n", "2"],
     "ring_all_reduce": [*RUN, "--strategy", "ring", "-n", "2"],
+    "parameter_server": [*RUN, "--strategy", "parameter-server", "-n", "2", "--parameter-servers", "2"],
 }
+COMMANDS["parameter_server synchronous"] = COMMANDS["parameter_server"]
+VARIABLES = {"parameter_server synchronous": {"TFDIST_MAX_STALENESS": "0"}}
 WORKERS = {
     "single_device": "1, 1 replica in all",
     "mirrored": "1, 2 replicas in all",
     "multi_worker_mirrored": "2, 2 replicas in all",
     "ring_all_reduce": "2, 2 replicas in all",
+    "parameter_server": "2, 1 replica in all",
+    "parameter_server synchronous": "2, 1 replica in all",
 }
+RECOMMENDER = ROOT / "strategies" / "parameter_server" / "recommender.py"
 DEADLINE_SECONDS = 280
 TRAINING, VALIDATION = (0x1F, 0x5F, 0x9E), (0xD1, 0x60, 0x2B)  # the colours of the curves
 FIRST_TEST_LABELS = [3, 7, 3, 4, 6, 6, 2, 7, 3, 6, 0, 4]
@@ -51,27 +57,33 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]
 
     @cache
     def run(recipe: str) -> Result:
-        folder = tmp_path_factory.mktemp(recipe)
-        command = [*COMMANDS[recipe], str(ROOT / "strategies" / recipe / "train.py"), "--output", str(folder)]
-        threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
-        environ = {**os.environ, **threads, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        process = subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            output, errors = process.communicate(timeout=DEADLINE_SECONDS)
-        finally:
-            if process.poll() is None:  # the launcher ends its workers when it is asked to
-                process.terminate()
-                process.wait(timeout=15)
-        assert process.returncode == 0, errors[-4000:]
+        folder = tmp_path_factory.mktemp(recipe.replace(" ", "-"))
+        script = ROOT / "strategies" / recipe.split()[0] / "train.py"
+        output = finished([*COMMANDS[recipe], str(script), "--output", str(folder)], VARIABLES.get(recipe, {}))
         return Result(output=output, folder=folder, summary=json.loads((folder / "summary.json").read_text()))
 
     return run
 
 
+def finished(command: list[str], variables: dict[str, str]) -> str:
+    """Run a recipe to its end; return what it printed."""
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, **threads, "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
+    process = subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        if process.poll() is None:  # the launcher ends its workers when it is asked to
+            process.terminate()
+            process.wait(timeout=15)
+    assert process.returncode == 0, errors[-4000:]
+    return output
+
+
 @pytest.mark.parametrize("recipe", [pytest.param("single_device", marks=pytest.mark.quick), *list(COMMANDS)[1:]])
 def test_a_recipe_learns_and_says_so(recipe: str, trained: Callable[[str], Result]) -> None:
     result = trained(recipe)
-    printed = dict(re.findall(r"^(?:\[worker 0\] )?(\w[\w ]+?)  +(\S.*)$", result.output, re.MULTILINE))
+    printed = dict(re.findall(r"^(?:\[(?:worker 0|chief)\] )?(\w[\w ]+?)  +(\S.*)$", result.output, re.MULTILINE))
     assert float(printed["test accuracy"]) >= 0.97
     assert float(printed["test accuracy"]) == pytest.approx(result.summary["accuracy"], abs=1e-4)
     assert float(printed["examples per second"].replace(",", "")) > 0
@@ -97,7 +109,7 @@ def test_the_picture_shows_both_curves(recipe: str, trained: Callable[[str], Res
         assert columns.max() - columns.min() > 1000, "the curve does not cross the picture"
 
 
-@pytest.mark.parametrize("recipe", ["mirrored", "multi_worker_mirrored", "ring_all_reduce"])
+@pytest.mark.parametrize("recipe", [name for name in COMMANDS if name not in ("single_device", "parameter_server")])
 def test_a_strategy_trains_to_the_numbers_of_one_device(recipe: str, trained: Callable[[str], Result]) -> None:
     one, several = trained("single_device").summary, trained(recipe).summary
     # The sums of a step are rounded in another order; the first 80 steps have not amplified that yet.
@@ -106,6 +118,29 @@ def test_a_strategy_trains_to_the_numbers_of_one_device(recipe: str, trained: Ca
     assert several["history"]["loss"] == pytest.approx(one["history"]["loss"], abs=5e-3)
     assert several["loss"] == pytest.approx(one["loss"], abs=2e-2)
     assert several["accuracy"] == pytest.approx(one["accuracy"], abs=1e-2)
+
+
+def test_the_recommender_finds_more_than_what_is_popular(tmp_path: Path) -> None:
+    model, picture = tmp_path / "model.keras", tmp_path / "curves.png"
+    sizes = ["--users", "1000", "--items", "1000", "--batch-size", "256", "--epochs", "3"]
+    output = finished([sys.executable, str(RECOMMENDER), *sizes, "--save", str(model), "--plot", str(picture)], {})
+    recall = {
+        name: float(value) for name, value in re.findall(r"^(\w[\w ]+?)  +([\d.]+)  +[\d.]+$", output, re.MULTILINE)
+    }
+    assert recall["most popular"] * 1.2 < recall["recommender"] < recall["true tastes"]
+    assert set(re.findall(r"^kind/embeddings +\d/2 +\(500, 16\) +(\d) +32000$", output, re.MULTILINE)) == {"0", "1"}
+    steps = sum(int(steps) for steps in re.findall(r"^(\d+)/\1 - ", output, re.MULTILINE))
+    assert f"staleness     {steps} gradients, " in output
+    assert "lost workers  0" in output
+    with Image.open(picture) as image:
+        assert image.size == (1800, 540)
+
+    import keras
+
+    loaded = keras.models.load_model(model)
+    user, items = np.array([7], np.int32), np.arange(1000, dtype=np.int32)[np.newaxis]
+    scores = loaded.predict((user, items, np.zeros((1, 1000), np.float32)), verbose=0)
+    assert scores.std() > 0.5  # untrained ones are near 0
 
 
 @pytest.mark.quick

@@ -27,6 +27,7 @@ LAYERS = {
     "native": 1,
     "launch": 2,
     "collectives": 2,
+    "coordination": 2,
     "compression": 2,
     "data": 2,
     "optimizers": 3,
@@ -52,7 +53,12 @@ PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "keras.src", "horovod
 
 LONGEST_FILE = 500
 LONGEST_RECIPE = 120
-FOLDER_OF_STRATEGY = {"mirrored": "mirrored", "multi-worker": "multi_worker_mirrored", "ring": "ring_all_reduce"}
+FOLDER_OF_STRATEGY = {
+    "mirrored": "mirrored",
+    "multi-worker": "multi_worker_mirrored",
+    "ring": "ring_all_reduce",
+    "parameter-server": "parameter_server",
+}
 
 
 def package_of(module: str) -> str:
