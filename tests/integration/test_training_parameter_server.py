@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,66 @@ def test_a_server_that_goes_ends_training_at_once_with_the_cure() -> None:
     assert "parameter server 0" in seen["error"]
     assert "BackupAndRestore" in seen["error"]
     assert seen["seconds"] < 30
+
+
+# In its first life the chief kills a server, or a worker, in its third epoch; it prints what came of it.
+SCRIPT = """
+import os, pathlib, signal, sys
+import keras, numpy as np, tensorflow as tf, tfdist
+from parameter_server_cases import At, Constant, Examples, RATE
+
+what, backup = sys.argv[1:]
+
+def kill():
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            environ = path.read_text()
+        except OSError:
+            continue
+        if f"TFDIST_JOB_ID={os.environ['TFDIST_JOB_ID']}" in environ and f'"type": "{what}", "index": 0' in environ:
+            os.kill(int(path.parent.name), signal.SIGKILL)
+
+strategy = tfdist.strategies.from_environment()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), Constant()])
+    model.compile(keras.optimizers.SGD(RATE), "mae", metrics=[Examples()])
+first_life = os.environ["TFDIST_RESTARTS"] == "0"
+callbacks = [keras.callbacks.BackupAndRestore(backup)] + [At(2, 3, kill)] * first_life
+x, y = np.zeros((80, 2)), np.full((80, 1), -1000.0)
+history = model.fit(x, y, batch_size=8, epochs=5, verbose=0, callbacks=callbacks)
+told = [int(model.optimizer.iterations.numpy()), float(model.get_weights()[0][0]) / -RATE, len(history.epoch)]
+print("finished", *told, "restarts", os.environ["TFDIST_RESTARTS"], "lost", strategy.lost_workers, flush=True)
+"""
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("worker", "finished 50 50.0 5 restarts 0 lost 1"), ("ps", "finished 50 50.0 3 restarts 1 lost 0")],
+)
+def test_tfdist_run_brings_back_what_is_killed(tmp_path: Path, what: str, says: str) -> None:
+    script = tmp_path / "train ü.py"
+    script.write_text(SCRIPT)
+    command = [
+        sys.executable,
+        "-m",
+        "tfdist",
+        "run",
+        "--strategy",
+        "parameter-server",
+        "-n",
+        "2",
+        "--parameter-servers",
+    ]
+    (clean,) = environments()
+    clean = {name: value for name, value in clean.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
+    ended = subprocess.run(
+        [*command, "2", str(script), what, str(tmp_path / "backup")],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert says in ended.stdout

@@ -25,6 +25,7 @@ class Fake:
         self.back = threading.Event()
         self.servers_gone = False
         self.refusals = 0
+        self.dead: set[int] = set()
         self.reached: list[list[int]] = []
 
     def meaning(self, worker: int, error: BaseException) -> Literal["gone", "again", "wrong"]:
@@ -33,6 +34,9 @@ class Fake:
         if isinstance(error, BlockingIOError):
             return "again"
         return "gone" if isinstance(error, Gone) else "wrong"
+
+    def answers(self, worker: int) -> bool:
+        return worker not in self.dead
 
     def bring_back(self, workers: Sequence[int]) -> bool:
         self.reached.append(list(workers))
@@ -170,6 +174,37 @@ def test_a_worker_that_cannot_be_reached_yet_is_tried_again(make: Callable[..., 
     crew.submit(compute)
     assert outcome_of(crew).result == "done"
     assert fake.reached == [[0]] * 3
+
+
+def test_a_call_that_never_returns_from_a_dead_worker_holds_nobody(
+    make: Callable[..., Crew], fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_AFTER_SECONDS", 0.05)
+    crew = make(2)
+    never = threading.Event()
+    calls: list[int] = []
+
+    def compute(worker: int) -> str:
+        calls.append(worker)
+        if len(calls) == 1:
+            fake.dead.add(worker)
+            never.wait(DEADLINE_SECONDS)
+        return "done"
+
+    crew.submit(compute)
+    assert outcome_of(crew).result == "done"
+    assert crew.losses == 1
+    fake.dead.clear()
+    fake.back.set()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while crew.present < 2 and time.monotonic() < deadline:
+        crew.next_outcome(wait=False)
+        time.sleep(0.005)
+    assert crew.present == 2
+    never.set()
+    crew.submit(lambda worker: "more")
+    assert outcome_of(crew).result == "more"
+    assert crew.next_outcome(wait=False) is None
 
 
 def test_who_is_asked_again_has_not_gone(make: Callable[..., Crew]) -> None:

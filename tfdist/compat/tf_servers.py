@@ -11,6 +11,7 @@ Private names, read in TensorFlow 2.21.0:
 """
 
 import contextlib
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -140,21 +141,36 @@ def own_executor(*, fresh: bool = False) -> Any:
     Threads share an executor otherwise, and what fails or hangs on one worker does so in another thread.
 
     Args:
-        fresh: whether to leave what the thread has under way alone. Letting go of a tensor that a worker has a copy of is
-            a message to the worker; `tf.data` waits for the answers before each batch, and a worker that has gone gives
-            none.
+        fresh: whether to leave what the thread has under way to itself. Letting go of a tensor that a worker has a copy
+            of is a message to the worker; `tf.data` waits for the answers before each batch, and a worker that is
+            stopped gives none.
     """
     mine = getattr(_threads, "executor", None)
-    if mine is None or fresh:
+    if mine is not None and fresh:
+        if not _left:
+            _left.append(queue.SimpleQueue())
+            threading.Thread(target=_wait_for, args=(_left[0],), name="tfdist-executors", daemon=True).start()
+        _left[0].put(mine)
+        mine = None
+    if mine is None:
         # For good: to put the shared one back, as `executor_scope` does, TensorFlow waits for all that runs in it.
         mine = _threads.executor = executor.new_executor(enable_async=False)
-        _executors.append(mine)
         context.context().executor = mine
     return mine
 
 
+def _wait_for(executors: "queue.SimpleQueue[Any]") -> None:
+    """Wait for each executor that was left, in turn, and delete it: to delete one is to wait for it."""
+    while True:
+        left = executors.get()
+        with contextlib.suppress(tf.errors.OpError):
+            left.wait()
+        left.clear_error()
+        del left
+
+
 _threads = threading.local()
-_executors: list[Any] = []  # one that is deleted waits for what runs in it
+_left: list[queue.SimpleQueue[Any]] = []
 
 
 def is_passing(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ _LOSSES_OF_A_TASK = 3
 # A worker compiles a function when it runs it first.
 _FIRST_TAKES = 3
 _LOOK_SECONDS = 0.25
+_LOOK_AFTER_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 
 
@@ -32,6 +33,9 @@ class Transport(Protocol):
 
         May raise a better error instead.
         """
+
+    def answers(self, worker: int) -> bool:
+        """Return whether the worker's process is there; one that is stopped is."""
 
     def wait_until_back(self, worker: int, closed: threading.Event) -> bool:
         """Wait until a worker that had gone answers again; return False if the crew was closed meanwhile."""
@@ -65,6 +69,8 @@ class _Worker:
     state: _State = _State.READY
     task: _Task | None = None
     since: float = 0.0
+    looked: float = 0.0
+    replaced: bool = False
     known: set[object] = field(default_factory=set)
 
 
@@ -130,9 +136,7 @@ class Crew:
         self.losses = 0
         self._workers = [_Worker(index) for index in range(count)]
         for worker in self._workers:
-            threading.Thread(
-                target=self._work, args=(worker,), name=f"tfdist-worker-{worker.index}", daemon=True
-            ).start()
+            self._start(worker)
 
     @property
     def ready(self) -> int:
@@ -176,6 +180,7 @@ class Crew:
             WorkerLostError: no worker is left, and none has come back in time.
         """
         while True:
+            self._replace_the_dead(time.monotonic())
             with self._changed:
                 self._give_up_the_silent(time.monotonic())
                 self._bring_back()
@@ -196,7 +201,14 @@ class Crew:
             self._queue.clear()
             self._changed.notify_all()
 
+    def _start(self, worker: _Worker) -> None:
+        name = f"tfdist-worker-{worker.index}"
+        threading.Thread(target=self._work, args=(worker,), name=name, daemon=True).start()
+
     def _work(self, worker: _Worker) -> None:
+        if worker.state is _State.GONE and not self._return(worker):
+            return
+        self._welcome(worker)
         while True:
             with self._changed:
                 while not self._closed.is_set() and not self._queue:
@@ -217,17 +229,23 @@ class Crew:
                 except BaseException as meant:  # noqa: BLE001 - likewise
                     error = meant
             with self._changed:
+                if worker.replaced:
+                    return
                 self._end(worker, task, result, error, meaning)
+            del result, error
             if meaning == "gone" and not self._return(worker):
                 return
             if meaning == "again":
                 self._closed.wait(_PAUSE_SECONDS)
-            with self._changed:
-                if worker.state is not _State.READY:
-                    self._say(f"worker {worker.index} is back")
-                worker.state = _State.READY
-                self._alone_since = None
-                self._changed.notify_all()
+            self._welcome(worker)
+
+    def _welcome(self, worker: _Worker) -> None:
+        with self._changed:
+            if worker.state is not _State.READY:
+                self._say(f"worker {worker.index} is back")
+            worker.state = _State.READY
+            self._alone_since = None
+            self._changed.notify_all()
 
     def _return(self, worker: _Worker) -> bool:
         """Wait until a worker that has gone is reached again; return False if the crew is closed."""
@@ -275,6 +293,34 @@ class Crew:
             if worker.state is _State.BUSY:
                 worker.state = _State.READY
         self._changed.notify_all()
+
+    def _replace_the_dead(self, now: float) -> None:
+        """Start a new thread for each worker whose process has gone: TensorFlow may never return to the old one."""
+        with self._changed:
+            waited_for = [
+                worker
+                for worker in self._workers
+                if worker.state in (_State.BUSY, _State.SILENT)
+                and now - max(worker.since, worker.looked) > _LOOK_AFTER_SECONDS
+            ]
+        for worker in waited_for:
+            worker.looked = now
+            if self._transport.answers(worker.index):
+                continue
+            with self._changed:
+                if worker.state not in (_State.BUSY, _State.SILENT) or self._closed.is_set():
+                    continue
+                worker.replaced = True
+                task, worker.task = worker.task, None
+                if worker.state is _State.BUSY:
+                    self.losses += 1
+                    self._say(f"worker {worker.index} has gone (nobody listens at its address)")
+                if task is not None and task.number in self._cancelled:
+                    self._cancelled.discard(task.number)
+                elif task is not None:
+                    self._put_back(task, f"worker {worker.index}: its process has ended")
+                self._workers[worker.index] = _Worker(worker.index, state=_State.GONE)
+                self._start(self._workers[worker.index])
 
     def _give_up_the_silent(self, now: float) -> None:
         for worker in self._workers:

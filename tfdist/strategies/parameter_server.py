@@ -311,6 +311,9 @@ class _Transport:
         _require_servers(self._addresses["ps"])
         return "gone"
 
+    def answers(self, worker: int) -> bool:
+        return tf_servers.listens(self._addresses["worker"][worker])
+
     def wait_until_back(self, worker: int, closed: threading.Event) -> bool:
         while not closed.wait(_LOOK_SECONDS):
             if self._tasks is not None:

@@ -24,9 +24,6 @@ from tfdist.training import model as models
 from tfdist.training.data import Batch, Layout, flat
 from tfdist.training.workers import Workers
 
-# What a lost worker has copies of is let go of in so many steps.
-_UNSETTLED_STEPS = 100
-
 _WHOLE = (
     "tfdist: every batch of %r is computed by one worker: its loss or a layer (a loss function of one's own, weights, "
     "masks, synchronised BatchNormalization) needs sums over the whole batch in the middle of a step. The numbers are "
@@ -75,16 +72,6 @@ class Chief:
         #: examples in parts that came too late, see ``backup_workers``
         self.dropped_examples = 0
         self._patience = _Patience(timeout_seconds, require_servers)
-        self._losses = 0
-        self._unsettled = 0
-
-    def look_after_itself(self) -> None:
-        """Keep this thread from waiting for a worker that was lost lately, or that is not back."""
-        if self.crew.losses != self._losses or self.crew.present < len(self.devices):
-            self._losses, self._unsettled = self.crew.losses, _UNSETTLED_STEPS
-        if self._unsettled:
-            self._unsettled -= 1
-            tf_servers.own_executor(fresh=True)
 
     @property
     def together(self) -> bool:
@@ -157,9 +144,15 @@ class _Steps:
         self._logs: Any = None
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
+        tf_servers.own_executor(fresh=True)
+        try:
+            return self._call(iterator)
+        finally:
+            tf_servers.own_executor(fresh=True)
+
+    def _call(self, iterator: Iterator[Any]) -> Any:
         logs = None
         alone = not self._chief.together
-        self._chief.look_after_itself()
         for _, element in zip(range(self._model.steps_per_execution), iterator, strict=False):
             batch = as_batch(element, self._chief.parts)
             if alone:
@@ -168,7 +161,6 @@ class _Steps:
                     logs = self._wait_for_all()
             else:
                 logs = self._together(batch)
-            self._chief.look_after_itself()
         if logs is None:
             raise StopIteration
         return logs
@@ -316,6 +308,12 @@ class _Predictions:
         self._functions: dict[str, remote.Prediction] = {}
 
     def __call__(self, batches: list[Any]) -> Any:
+        try:
+            return self._call(batches)
+        finally:
+            tf_servers.own_executor(fresh=True)
+
+    def _call(self, batches: list[Any]) -> Any:
         crew, tasks = self._chief.crew, []
         for element in batches:
             batch = as_batch(element, 1)
@@ -336,7 +334,6 @@ class _Predictions:
         finally:
             for task in tasks:
                 crew.cancel(task)
-            self._chief.look_after_itself()
         rows = [results[task] for task in tasks]
         return rows[0] if len(rows) == 1 else tf.nest.map_structure(_joined, *rows, expand_composites=False)
 
