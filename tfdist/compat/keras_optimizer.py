@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+from keras.optimizers import SGD
 from keras.src.backend.common import global_state
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
@@ -45,6 +46,16 @@ def clips(optimizer: BaseOptimizer | None) -> bool:
             return True
         optimizer = inner_optimizer(optimizer)
     return False
+
+
+def adds_rows(optimizer: BaseOptimizer | None) -> bool:
+    """Return whether it is all the same to an optimizer if rows of one index in a sparse gradient are added up before.
+
+    To those that square gradients it is not: Keras squares each row as it comes.
+    """
+    while inner_optimizer(optimizer) is not None:
+        optimizer = inner_optimizer(optimizer)
+    return type(optimizer) is SGD and not clips(optimizer)
 
 
 def is_horovods(optimizer: Any) -> bool:
@@ -97,6 +108,22 @@ def rate_multiplied(optimizer: BaseOptimizer, factor: tf.Tensor | None) -> Itera
         yield
     finally:
         del own["_get_current_learning_rate"]
+
+
+def moved(optimizer: BaseOptimizer, variable: Any, former: tf.Variable) -> list[Any]:
+    """Let one optimizer know a Keras variable whose TensorFlow variable is another now; return the variable's slots.
+
+    Args:
+        optimizer: built or not.
+        variable: the Keras variable.
+        former: the TensorFlow variable that it had when the optimizer was built.
+    """
+    position = optimizer._trainable_variables_indices.pop(optimizer._var_key(former), None)
+    if position is None:
+        return []
+    optimizer._trainable_variables_indices[optimizer._var_key(variable)] = position
+    prefix = f"{variable.path.replace('/', '_')}_"  # Keras names slots after what they belong to
+    return [slot for slot in optimizer.variables if slot.name.startswith(prefix) and slot.shape == variable.shape]
 
 
 def bind_slots(optimizer: BaseOptimizer, partitioned: Mapping[int, list[Any]]) -> None:

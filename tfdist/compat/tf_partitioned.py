@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.name_scope import current_path
@@ -185,6 +186,9 @@ class PartitionedVariable:
         del name
         value = self.read_value()
         return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
 
     def numpy(self) -> Any:
         """Return the whole as an array."""

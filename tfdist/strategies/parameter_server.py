@@ -263,12 +263,15 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             return
         for (variable, value), server in zip(movable, plan, strict=True):
             if placed[value.device] != server:
-                self._move(variable, value, server)
+                self._move(variable, server)
+                for optimizer in keras_model.optimizers(model):
+                    for slot in keras_optimizer.moved(optimizer, variable, value):
+                        self._move(slot, server)
         self._loads = loads
 
-    def _move(self, variable: Any, value: tf.Variable, server: int) -> None:
+    def _move(self, variable: Any, server: int) -> None:
         with tf.device(tf_servers.server(server)), tf.init_scope():
-            moved = tf_servers.copy_of(value, self)
+            moved = tf_servers.copy_of(tf_partitioned.value_of(variable), self)
         tf_partitioned.replace_value(variable, moved)
         for pieces in self._pieces.values():
             if pieces[0].path == variable.path and pieces[0].server != server:

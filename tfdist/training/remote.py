@@ -172,7 +172,7 @@ class Computation:
             kinds: list[str | None] = []
             for value, variable in zip(values, variables, strict=True):
                 kinds.append(None if value is None else "rows" if isinstance(value, tf.IndexedSlices) else "whole")
-                gradients.extend(_left_on_server(value, variable, add_up=not keras_optimizer.clips(optimizer)))
+                gradients.extend(_left_on_server(value, variable, add_up=keras_optimizer.adds_rows(optimizer)))
             self.calls.append(_Call(optimizer, variables, kinds))
 
         return collect

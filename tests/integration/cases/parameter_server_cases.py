@@ -73,11 +73,11 @@ class Constant(keras.layers.Layer):
         return tf.zeros_like(x[:, :1]) + self.weight
 
 
-def counting(made: ParameterServerStrategy, optimizer: Any = None) -> keras.Model:
+def counting(made: ParameterServerStrategy, rate: float = RATE) -> keras.Model:
     """Return a model whose weight is -RATE times the number of updates that were applied, exactly."""
     with made.scope():
         model = keras.Sequential([keras.Input((2,)), Constant()])
-        model.compile(optimizer or keras.optimizers.SGD(RATE), "mae", metrics=[Examples()])
+        model.compile(keras.optimizers.SGD(rate), "mae", metrics=[Examples()])
     return model
 
 
@@ -160,7 +160,7 @@ def evaluate_with_a_kill() -> dict[str, Any]:
 def corrected_rates() -> dict[str, float]:
     """Return the weight, and what it must be from the staleness of each gradient."""
     made = strategy(staleness_correction=True)
-    model = counting(made, keras.optimizers.SGD(1.0))
+    model = counting(made, rate=1.0)
     model.fit(*data(400), batch_size=8, epochs=1, verbose=0)
     expected = sum(times / max(1, staleness) for staleness, times in made.staleness.counts.items())
     return {"weight": -float(model.get_weights()[0][0]), "expected": expected, "mean": made.staleness.mean}
