@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.bench import strategies
+from tfdist.bench.clock import Clock
 from tfdist.bench.models import MODELS
 
 # arm -> runs that many steps and returns their seconds; a worker process keeps what it has built
@@ -107,23 +108,11 @@ def _fit(strategy: tf.distribute.Strategy, model: str, global_batch_size: int) -
     dataset = _dataset(model, global_batch_size)
 
     def run(steps: int) -> float:
-        clock = _Clock()
+        clock = Clock()
         network.fit(dataset, steps_per_epoch=steps, epochs=1, verbose=0, callbacks=[clock])
-        return clock.ended - clock.began
+        return clock.seconds
 
     return run
-
-
-class _Clock(keras.callbacks.Callback):
-    """Notes when an epoch began and ended."""
-
-    began = ended = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.began = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.ended = time.perf_counter()
 
 
 _ARMS: Mapping[str, Callable[[str, str, int], Callable[[int], float]]] = {

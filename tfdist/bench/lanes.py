@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tfdist.cluster import ports
@@ -17,19 +18,25 @@ __all__ = ["LONGEST_SECONDS", "Lane", "turn"]
 #: how long a call, and therefore a turn of another lane, may take
 LONGEST_SECONDS = 1800.0
 
+_NONE: Mapping[str, str] = MappingProxyType({})
+
 
 class Lane:
     """Worker processes that are started by the first call and ended on leaving the ``with`` block.
 
     Args:
         name: a registered strategy, for workers as `tfdist run` starts them; or a peer: "tensorflow", or "horovod" for
-            workers as `horovodrun` starts them.
+            workers as `horovodrun` starts them; or "chief", for a process that starts tasks of its own.
         workers: number of processes.
         replicas_per_worker: replicas in each.
+        environment: variables for each, beside those that tell it who it is.
     """
 
-    def __init__(self, name: str, *, workers: int, replicas_per_worker: int = 1) -> None:
+    def __init__(
+        self, name: str, *, workers: int, replicas_per_worker: int = 1, environment: Mapping[str, str] = _NONE
+    ) -> None:
         self.name = name
+        self._environment = environment
         self._workers = workers
         self._replicas_per_worker = replicas_per_worker
         self._pool = WorkerPool(self._environments)
@@ -44,7 +51,7 @@ class Lane:
     def _environments(self) -> list[dict[str, str]]:
         environments = worker_environments(
             os.environ,
-            strategy=None if self.name in ("tensorflow", "horovod") else self.name,
+            strategy=None if self.name in ("tensorflow", "horovod", "chief") else self.name,
             ports=ports.free_ports(self._workers),
             replicas_per_worker=self._replicas_per_worker,
         )
@@ -52,7 +59,7 @@ class Lane:
             store = self._stores.enter_context(contextlib.closing(StoreServer("127.0.0.1", 0)))
             for rank, environment in enumerate(environments):
                 environment.update(_horovodrun(rank, self._workers, store.address))
-        return environments
+        return [{**environment, **self._environment} for environment in environments]
 
     def __enter__(self) -> "Lane":
         return self

@@ -7,7 +7,7 @@ from tfdist.bench.all_reduce import Report, Row
 from tfdist.bench.message import shown
 from tfdist.errors import MissingDependencyError
 
-__all__ = ["draw", "require_matplotlib"]
+__all__ = ["draw", "plain", "require_matplotlib"]
 
 # peers in greys, tfdist in colours
 _STYLES = {
@@ -28,7 +28,7 @@ def require_matplotlib() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "matplotlib is not installed; it draws the bandwidths. Install it: python -m pip install 'tfdist[demo]'"
+            "matplotlib is not installed; it draws the picture. Install it: python -m pip install 'tfdist[demo]'"
         ) from error
 
 
@@ -78,7 +78,7 @@ def _bandwidth(axes: Any, report: Report, rows: list[Row]) -> None:
     axes.set_ylabel("bus bandwidth (GB/s)")
     axes.set_title("One tensor", loc="left", fontweight="bold")
     axes.legend(frameon=False)
-    _plain(axes)
+    plain(axes)
 
 
 def _times(axes: Any, report: Report, rows: list[Row]) -> None:
@@ -104,10 +104,11 @@ def _times(axes: Any, report: Report, rows: list[Row]) -> None:
     axes.set_title(
         f"Gradients of {row.name}: {len(row.elements)} tensors, {row.bytes / 1e6:.0f} MB", loc="left", fontweight="bold"
     )
-    _plain(axes)
+    plain(axes)
 
 
-def _plain(axes: Any) -> None:
+def plain(axes: Any) -> None:
+    """Give axes a pale grid and no box."""
     axes.grid(color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
