@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from tfdist.bench.all_reduce import ENGINES
+from tfdist.bench.stragglers import MODES
 from tfdist.cli.main import main
 
 
@@ -23,6 +24,14 @@ def test_help_of_step_says_what_a_total_is() -> None:
         assert word in " ".join(done.output.split())
 
 
+def test_help_of_parameter_server_names_the_modes_and_what_is_not_measured() -> None:
+    done = CliRunner().invoke(main, ["bench", "parameter-server", "--help"])
+    assert done.exit_code == 0
+    told = " ".join(done.output.split())
+    for word in (*MODES, "max_staleness=0", "max_staleness=workers + 1", "is not measured here", "stopped and let go"):
+        assert word in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -35,6 +44,10 @@ def test_help_of_step_says_what_a_total_is() -> None:
         (["step", "--strategy", "horovod"], "--strategy"),
         (["step", "--strategy", "ring", "--batch-size", "7"], "7 examples for 2 replicas"),
         (["step", "--warm-up-steps", "0"], "--warm-up-steps"),
+        (["parameter-server", "--workers", "1,two"], "--workers is 'two'"),
+        (["parameter-server", "--workers", "2,2"], "each once"),
+        (["parameter-server", "--slow-factor", "0.5"], "--slow-factor"),
+        (["parameter-server", "--rows", "1"], "--rows"),
     ],
 )
 def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from tfdist.bench import all_reduce as all_reduce_bench
 from tfdist.bench import message, picture, table
 from tfdist.bench import step as step_bench
+from tfdist.cli import bench_servers
 from tfdist.errors import MissingDependencyError
 from tfdist.strategies import registry
 
@@ -24,6 +25,9 @@ def command() -> None:
     A figure is a ratio of the two sides' times in the same round, given as median [quartiles]; above 1 tfdist is
     faster. Absolute times depend on the machine and on what else it does; ratios much less.
     """
+
+
+command.add_command(bench_servers.command)
 
 
 @command.command()

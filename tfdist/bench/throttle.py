@@ -1,0 +1,97 @@
+"""A process that is made slower: it is stopped and let go in turns, some thirty times a second."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from tfdist.errors import ConfigError
+
+__all__ = ["CYCLE_SECONDS", "Throttle", "stop_seconds"]
+
+#: one turn of running and one of standing still
+CYCLE_SECONDS = 0.03
+
+# A process is not stopped longer in one go, however late this one was to stop it: what is missing comes later.
+_LONGEST_STOP_SECONDS = 10 * CYCLE_SECONDS
+
+
+def stop_seconds(ran: float, stopped: float, factor: float) -> float:
+    """Return how long to stop a process now, so that of all its time it has run one part in ``factor``.
+
+    Args:
+        ran: how long it could run so far, in seconds.
+        stopped: how long it was stopped so far.
+        factor: at least 1.
+
+    Example:
+        >>> stop_seconds(0.5, 0.75, 3.0)
+        0.25
+        >>> stop_seconds(0.5, 1.5, 3.0)
+        0.0
+    """
+    return min(_LONGEST_STOP_SECONDS, max(0.0, ran * (factor - 1) - stopped))
+
+
+class Throttle:
+    """Lets a process run one part in ``factor`` of the time, in the ``with`` block; afterwards it runs.
+
+    Turns that come too late are made up for, so the share is right over some seconds, whatever else the machine does.
+
+    Args:
+        pid: the process.
+        factor: how many times slower it gets, at least 1.
+        send: sends a signal to a process; `os.kill`.
+
+    Example:
+        >>> with Throttle(pid, 3.0):                                  # doctest: +SKIP
+        ...     measure()
+    """
+
+    def __init__(self, pid: int, factor: float, *, send: Callable[[int, int], None] = os.kill) -> None:
+        if not factor >= 1:
+            raise ConfigError(f"factor is {factor}; it must be at least 1: how many times slower the process gets.")
+        self._pid = pid
+        self._factor = factor
+        self._send = send
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"tfdist-throttle-{pid}", daemon=True)
+
+    def __enter__(self) -> "Throttle":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._over.set()
+            self._thread.join()
+        finally:  # also where a second Ctrl-C comes while the thread is waited for
+            self._signal(signal.SIGCONT)
+
+    def _run(self) -> None:
+        ran = stopped = 0.0
+        last = time.monotonic()
+        try:
+            while not self._over.wait(CYCLE_SECONDS / self._factor):
+                now = time.monotonic()
+                ran, last = ran + now - last, now
+                stop = stop_seconds(ran, stopped, self._factor)
+                if not stop:
+                    continue
+                if not self._signal(signal.SIGSTOP):
+                    return
+                self._over.wait(stop)
+                self._signal(signal.SIGCONT)
+                now = time.monotonic()
+                stopped, last = stopped + now - last, now
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> bool:
+        """Return whether the process is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            self._send(self._pid, number)
+            return True
+        return False
