@@ -56,9 +56,7 @@ def main() -> None:
     print(f"\nstaleness     {strategy.staleness}", f"lost workers  {strategy.lost_workers}", sep="\n")
     print(f"training      {len(log.train):,} interactions, {options.epochs} epochs, {seconds:.1f} s", flush=True)
     if options.save:
-        plain = build(log.users, log.items, options.dim)
-        plain.set_weights(model.get_weights())
-        plain.save(options.save)
+        model.save(options.save)
     if options.plot:
         draw(history, popular[0], strategy.staleness.counts, options)
 
@@ -116,7 +114,7 @@ def parse() -> argparse.Namespace:
     add("--per-user", 40.0, "interactions per user, in the mean", float)
     add("--dim", 16, "numbers in the vector of a user or an item")
     add("--negatives", 20, "items that are drawn beside each one that was taken")
-    add("--epochs", 6, "passes over the log")
+    add("--epochs", 5, "passes over the log")
     add("--batch-size", 1024, "interactions per update; asynchronously each worker computes whole batches")
     add("--learning-rate", 0.1, "of Adagrad", float)
     add("--k", 20, "length of the list of recommendations that is judged")
