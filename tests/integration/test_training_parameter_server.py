@@ -142,6 +142,18 @@ def test_batch_logs_are_those_of_applied_steps(pool: WorkerPool) -> None:
     assert all(999 < loss <= 1000 for loss, _ in seen)
 
 
+def test_a_callback_may_evaluate_while_workers_train(pool: WorkerPool) -> None:
+    seen = call(pool, "evaluate_in_the_middle")
+    assert seen["seen"] == [50.0, 7.0] * 4
+    assert seen["iterations"] == 20
+    assert "staleness_mean" in seen["staleness"]
+
+
+def test_an_interrupted_fit_leaves_nothing_to_the_next(pool: WorkerPool) -> None:
+    seen = call(pool, "interrupted")
+    assert seen == {"again": 10, "examples": [80.0], "exact": True}
+
+
 def test_an_error_of_the_users_is_raised_and_no_worker_is_blamed(pool: WorkerPool) -> None:
     seen = call(pool, "wrong_steps")
     assert "9" in seen["error"]

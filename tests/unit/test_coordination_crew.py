@@ -12,6 +12,7 @@ from tfdist.coordination.crew import Crew, Outcome
 from tfdist.errors import ServerLostError, WorkerLostError
 
 DEADLINE_SECONDS = 20.0
+ANY = range(10_000)
 
 
 class Gone(Exception):  # noqa: N818 - an event, not an error of ours
@@ -77,7 +78,7 @@ def make(fake: Fake) -> Iterator[Callable[..., Crew]]:
 def outcome_of(crew: Crew) -> Outcome:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
-        found = crew.next_outcome(wait=False)
+        found = crew.next_outcome(ANY, wait=False)
         if found is not None:
             return found
         time.sleep(0.005)
@@ -89,7 +90,7 @@ def test_every_task_is_computed_once(make: Callable[..., Crew]) -> None:
     numbers = {crew.submit(lambda worker, i=i: i * i): i for i in range(20)}
     seen = {outcome.number: outcome.result for outcome in (outcome_of(crew) for _ in range(20))}
     assert seen == {number: i * i for number, i in numbers.items()}
-    assert crew.next_outcome(wait=False) is None
+    assert crew.next_outcome(ANY, wait=False) is None
 
 
 def test_a_worker_that_goes_loses_its_task_to_another(make: Callable[..., Crew], fake: Fake) -> None:
@@ -110,11 +111,11 @@ def test_a_worker_that_goes_loses_its_task_to_another(make: Callable[..., Crew],
     fake.back.set()
     deadline = time.monotonic() + DEADLINE_SECONDS
     while crew.present < 2 and time.monotonic() < deadline:
-        crew.next_outcome(wait=False)
+        crew.next_outcome(ANY, wait=False)
         time.sleep(0.005)
     assert crew.present == 2
     assert fake.reached == [[0, 1]]
-    crew.next_outcome(wait=False)
+    crew.next_outcome(ANY, wait=False)
     assert [s.split(" (")[0] for s in crew.said] == [f"worker {calls[0]} has gone", f"worker {calls[0]} is back"]  # type: ignore[attr-defined]
 
 
@@ -143,7 +144,7 @@ def test_a_silent_worker_is_given_up_and_what_it_says_later_is_not_taken(make: C
     while crew.present < 2 and time.monotonic() < deadline:
         time.sleep(0.005)
     assert crew.present == 2
-    assert crew.next_outcome(wait=False) is None
+    assert crew.next_outcome(ANY, wait=False) is None
 
 
 def test_a_task_that_nobody_survives_is_an_error(make: Callable[..., Crew], fake: Fake) -> None:
@@ -198,13 +199,13 @@ def test_a_call_that_never_returns_from_a_dead_worker_holds_nobody(
     fake.back.set()
     deadline = time.monotonic() + DEADLINE_SECONDS
     while crew.present < 2 and time.monotonic() < deadline:
-        crew.next_outcome(wait=False)
+        crew.next_outcome(ANY, wait=False)
         time.sleep(0.005)
     assert crew.present == 2
     never.set()
     crew.submit(lambda worker: "more")
     assert outcome_of(crew).result == "more"
-    assert crew.next_outcome(wait=False) is None
+    assert crew.next_outcome(ANY, wait=False) is None
 
 
 def test_who_is_asked_again_has_not_gone(make: Callable[..., Crew]) -> None:
@@ -255,6 +256,18 @@ def test_without_any_worker_it_ends(make: Callable[..., Crew], fake: Fake) -> No
         outcome_of(crew)
 
 
+def test_outcomes_are_kept_for_who_asks_for_them(make: Callable[..., Crew]) -> None:
+    crew = make(1)
+    first, second = crew.submit(lambda worker: "first"), crew.submit(lambda worker: "second")
+    found = crew.next_outcome([second])
+    assert found is not None
+    assert found.result == "second"
+    assert crew.next_outcome([second], wait=False) is None
+    found = crew.next_outcome([first])
+    assert found is not None
+    assert found.result == "first"
+
+
 def test_what_is_cancelled_is_not_heard_of(make: Callable[..., Crew]) -> None:
     crew = make(1)
     resume = threading.Event()
@@ -273,7 +286,7 @@ def test_what_is_cancelled_is_not_heard_of(make: Callable[..., Crew]) -> None:
     resume.set()
     crew.submit(lambda worker: "wanted")
     assert outcome_of(crew).result == "wanted"
-    assert crew.next_outcome(wait=False) is None
+    assert crew.next_outcome(ANY, wait=False) is None
     assert module._LOSSES_OF_A_TASK == 3
 
 

@@ -7,7 +7,7 @@ time, loses its task to another one; what it may answer later is not taken. It g
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol
@@ -74,7 +74,7 @@ class _Worker:
     known: set[object] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
     """What became of a task.
 
@@ -107,7 +107,7 @@ class Crew:
     Example:
         >>> crew = Crew(2, transport, timeout_seconds=60.0, lost_seconds=600.0)      # doctest: +SKIP
         >>> number = crew.submit(lambda worker: worker)                              # doctest: +SKIP
-        >>> crew.next_outcome().result                                               # doctest: +SKIP
+        >>> crew.next_outcome([number]).result                                               # doctest: +SKIP
         0
     """
 
@@ -173,9 +173,12 @@ class Crew:
                 self._cancelled.add(number)
             self._outcomes = deque(outcome for outcome in self._outcomes if outcome.number != number)
 
-    def next_outcome(self, *, wait: bool = True) -> Outcome | None:
-        """Return what became of a task, in the order in which they end; None if nothing is known yet and not to wait.
+    def next_outcome(self, among: Collection[int], *, wait: bool = True) -> Outcome | None:
+        """Return what became of one of these tasks, in the order in which they end; None if nothing is known yet.
 
+        Args:
+            among: numbers of tasks; the outcomes of others are kept.
+            wait: whether to wait for one.
         Raises:
             WorkerLostError: no worker is left, and none has come back in time.
         """
@@ -184,7 +187,9 @@ class Crew:
             with self._changed:
                 self._give_up_the_silent(time.monotonic())
                 self._bring_back()
-                outcome = self._outcomes.popleft() if self._outcomes else None
+                outcome = next((one for one in self._outcomes if one.number in among), None)
+                if outcome is not None:
+                    self._outcomes.remove(outcome)
                 self._require_somebody(time.monotonic())
                 said, self._said = self._said, deque()
                 if outcome is None and wait and not said:
@@ -279,6 +284,8 @@ class Crew:
         if error is not None and meaning == "again":
             if mine:
                 self._queue.appendleft(task)
+            if worker.state is _State.BUSY:
+                worker.state = _State.READY
         elif error is not None and meaning == "gone":
             worker.state = _State.GONE
             worker.known.clear()

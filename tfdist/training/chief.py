@@ -96,16 +96,21 @@ class Chief:
             return steps[-1]
 
         def settle(logs: dict[str, Any]) -> dict[str, Any]:
+            # A callback may evaluate in the middle of an epoch of training: the logs tell which of them has ended.
+            mine = [one for one in steps if one.told is logs]
+            return mine[0].settle(logs) if mine else logs
+
+        def forget(training: bool) -> None:
             for one in steps:
-                logs = one.settle(logs)
-            return logs
+                if one.training == training:
+                    one.forget()  # what an interrupted call has left
 
         keras_model.override(
             model,
             build=functools.partial(self._build, model),
             make_function=make_function,
             make_predict_function=functools.partial(_Predictions, self, model),
-            before=lambda training: None,
+            before=forget,
             settle=settle,
         )
         saving.adopt(model, Workers())
@@ -142,11 +147,14 @@ class _Steps:
         self._epoch = Distribution()
         self._numbers = itertools.count()
         self._logs: Any = None
+        #: the logs that Keras was given last
+        self.told: Any = None
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         tf_servers.own_executor(fresh=True)
         try:
-            return self._call(iterator)
+            self.told = self._call(iterator)
+            return self.told
         finally:
             tf_servers.own_executor(fresh=True)
 
@@ -196,7 +204,7 @@ class _Steps:
         results: dict[int, remote.Result] = {}
         try:
             while len(results) < needed:
-                outcome = self._chief.crew.next_outcome()
+                outcome = self._chief.crew.next_outcome(tasks)
                 assert outcome is not None
                 results[tasks.index(outcome.number)] = _result(outcome)
         finally:
@@ -241,14 +249,15 @@ class _Steps:
                     del self._finished[task], self._under_way[task]
                     self._apply(ticket, update, outcome)
                     return True
-            found = self._chief.crew.next_outcome(wait=wait and bool(self._under_way))
+            found = self._chief.crew.next_outcome(self._under_way, wait=wait and bool(self._under_way))
             if found is None:
                 return False
             self._finished[found.number] = found
 
     def _apply(self, ticket: int, update: remote.Update, outcome: Outcome) -> None:
         if outcome.error is not None:
-            self._forget()
+            self._bound.drop(ticket)
+            self.forget()
         result = _result(outcome)
         staleness = self._bound.apply(ticket)
         if self.training:
@@ -257,13 +266,15 @@ class _Steps:
         factor = 1.0 / max(1, staleness) if self._chief.corrects_rate else 1.0
         self._logs = self._chief.apply(update.function([result], rate_factor=factor))
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Take no result of what is under way any more."""
         for task, (ticket, _) in self._under_way.items():
             self._chief.crew.cancel(task)
             self._bound.drop(ticket)
         self._under_way.clear()
         self._finished.clear()
+        self._logs = None
+        self._epoch = Distribution()
 
     # Both.
 
@@ -328,7 +339,7 @@ class _Predictions:
         results: dict[int, Any] = {}
         try:
             while len(results) < len(tasks):
-                outcome = crew.next_outcome()
+                outcome = crew.next_outcome(tasks)
                 assert outcome is not None
                 results[outcome.number] = _result(outcome)
         finally:

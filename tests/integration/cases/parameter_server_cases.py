@@ -1,5 +1,6 @@
 """What the tests of the parameter-server strategy run in a chief with three workers and two servers of its own."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -36,7 +37,7 @@ def ready() -> None:
 
 def all_present(made: ParameterServerStrategy) -> bool:
     """Return whether all workers can be given something; the chief reaches for them between two outcomes."""
-    made._crew.next_outcome(wait=False)
+    made._crew.next_outcome([], wait=False)
     return made._crew.present == WORKERS
 
 
@@ -284,6 +285,41 @@ def batch_logs() -> list[list[float]]:
     made = strategy()
     counting(made).fit(*data(80), batch_size=8, epochs=1, verbose=0, callbacks=[Keep()])
     return seen
+
+
+def evaluate_in_the_middle() -> dict[str, Any]:
+    """Evaluate and predict in a callback between batches, and at the last batch of each epoch, while others compute."""
+    made = strategy()
+    model = counting(made)
+    seen: list[float] = []
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch in (3, 9):
+                told = self.model.evaluate(*data(50), batch_size=8, verbose=0, return_dict=True)
+                seen.extend([float(told["examples"]), float(len(self.model.predict(data(7)[0], verbose=0)))])
+
+    history = model.fit(*data(80), batch_size=8, epochs=2, verbose=0, callbacks=[Evaluate()])
+    return {"seen": seen, "iterations": int(model.optimizer.iterations.numpy()), "staleness": list(history.history)}
+
+
+def interrupted() -> dict[str, Any]:
+    """Interrupt a fit between batches, and train again."""
+    made = strategy()
+    model = counting(made)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        model.fit(*data(160), batch_size=8, epochs=1, verbose=0, callbacks=[At(0, 6, interrupt)])
+    before = int(model.optimizer.iterations.numpy())
+    history = model.fit(*data(80), batch_size=8, epochs=1, verbose=0)
+    return {
+        "again": int(model.optimizer.iterations.numpy()) - before,
+        "examples": history.history["examples"],
+        "exact": _weight(model) == int(model.optimizer.iterations.numpy()),
+    }
 
 
 def wrong_steps() -> dict[str, Any]:
