@@ -77,7 +77,7 @@ def command(
     `fit` with SGD and Adagrad and max_staleness=None; the bytes placed on each server beside the memory of its process.
     With 10 million rows of 16 the servers need about 4 GB at the most.
 
-    Runs on the CPU, on Linux.
+    Runs on the CPU, on Linux; the defaults take about 8 minutes on 2 cores.
     """
     if plot is not None:
         picture.require_matplotlib()
