@@ -58,6 +58,12 @@ def adds_rows(optimizer: BaseOptimizer | None) -> bool:
     return type(optimizer) is SGD and not clips(optimizer)
 
 
+def takes_gradients_as_they_come(optimizer: BaseOptimizer) -> bool:
+    """Return whether an optimizer hands each gradient to its variable's update and looks at it nowhere else."""
+    looks = clips(optimizer) or optimizer.gradient_accumulation_steps or optimizer.loss_scale_factor is not None
+    return inner_optimizer(optimizer) is None and not looks
+
+
 def is_horovods(optimizer: Any) -> bool:
     """Return whether an optimizer is one that Horovod's `DistributedOptimizer` returned."""
     return type(optimizer).__module__.split(".")[0] == "horovod"

@@ -256,6 +256,23 @@ class PartitionedVariable:
         return merged
 
 
+class PartitionedGradient:
+    """A gradient in the parts of its variable, each on the part's server.
+
+    Only for optimizers that look at it nowhere but in the variable's update.
+
+    Args:
+        parts: a tensor or `tf.IndexedSlices` for each part, with the part's rows counted from zero.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = list(parts)
+        self.dtype = self.parts[0].dtype
+
+    def __mul__(self, factor: tf.Tensor) -> "PartitionedGradient":
+        return PartitionedGradient([part * factor for part in self.parts])
+
+
 def _value_of(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
@@ -279,7 +296,7 @@ def rows_for(variable: PartitionedVariable, index: int, value: Any) -> Any:
         indices = tf.gather(value.indices, mine) - tf.cast(begin, value.indices.dtype)
         shape = tf.stack([end - begin, *[int(dim) for dim in variable.shape[1:]]])
         return tf.IndexedSlices(rows, indices, shape)
-    if isinstance(value, PartitionedVariable):
+    if isinstance(value, (PartitionedVariable, PartitionedGradient)):
         return value.parts[index]
     shape = getattr(value, "shape", None)
     if shape is not None and tf.TensorShape(shape).rank and tf.TensorShape(shape) == variable.shape:

@@ -47,11 +47,15 @@ class _Note:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of an optimizer's `apply`: the variables, and what kind of gradient each has."""
+    """One call of an optimizer's `apply`: the variables, and what kind of gradient each has, in how many parts."""
 
     optimizer: Any
     variables: list[Any]
-    kinds: list[str | None]
+    kinds: list["_Kind | None"]
+
+
+# "whole" (a tensor) or "rows" (values and indices), and the number of parts
+_Kind = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -169,10 +173,15 @@ class Computation:
         def collect(optimizer: Any, given: Any, variables: Any) -> None:
             values = optimizers.weighted(optimizer, list(given))
             variables = list(variables) if variables is not None else keras_optimizer.known_variables(optimizer)
-            kinds: list[str | None] = []
+            kinds: list[_Kind | None] = []
+            add_up = keras_optimizer.adds_rows(optimizer)
+            in_parts = keras_optimizer.takes_gradients_as_they_come(optimizer)
             for value, variable in zip(values, variables, strict=True):
-                kinds.append(None if value is None else "rows" if isinstance(value, tf.IndexedSlices) else "whole")
-                gradients.extend(_left_on_server(value, variable, add_up=keras_optimizer.adds_rows(optimizer)))
+                pieces = [] if value is None else _pieces(value, variable, add_up=add_up, in_parts=in_parts)
+                name = "rows" if isinstance(value, tf.IndexedSlices) else "whole"
+                kinds.append((name, len(pieces)) if pieces else None)
+                for piece, device in pieces:
+                    gradients.extend(_left_on_server(piece, device))
             self.calls.append(_Call(optimizer, variables, kinds))
 
         return collect
@@ -259,7 +268,7 @@ class Update:
         return functools.partial(_consumed, call, results)
 
     def _kinds(self, gradients: list[tf.Tensor]) -> Iterator[tuple[tf.Tensor, str]]:
-        kinds = [k for call in self._computation.calls for kind in call.kinds for k in _TENSORS_OF[kind]]
+        kinds = [k for call in self._computation.calls for kind in call.kinds for k in _tensors_of(kind)]
         yield from zip(gradients, kinds * (len(gradients) // max(1, len(kinds))), strict=True)
 
     def _update(self, parts: int, rate_factor: tf.Tensor, scale: tf.Tensor, *rest: tf.Tensor) -> Any:
@@ -343,7 +352,6 @@ class Prediction:
 
 
 _COUNTS = [tf.TensorSpec([], tf.int32)] * 3
-_TENSORS_OF: dict[str | None, list[str]] = {None: [], "whole": ["whole"], "rows": ["rows", "rows"]}
 
 
 def adapt_embeddings(model: keras.Model) -> None:
@@ -403,32 +411,56 @@ def _refuse(tensors: list[Any]) -> list[Any]:
     raise ReducesInTheMiddle
 
 
-def _left_on_server(value: Any, variable: Any, *, add_up: bool) -> list[tf.Tensor]:
-    """Return a gradient's tensors, on the device of its variable; rows of one index are added up first."""
-    if value is None:
-        return []
-    device = tf_partitioned.value_of(variable).device
-    if isinstance(value, tf.IndexedSlices):
-        values, indices = value.values, value.indices
-        if add_up:
-            indices, inverse = tf.unique(indices)
-            values = tf.math.unsorted_segment_sum(values, inverse, tf.size(indices))
-        with tf.device(device):
-            return [tf.identity(values), tf.identity(indices)]
+def _pieces(value: Any, variable: Any, *, add_up: bool, in_parts: bool) -> list[tuple[Any, str]]:
+    """Return a gradient, in the parts of its variable if it may be, with the server of each.
+
+    Args:
+        value: a tensor or `tf.IndexedSlices`.
+        variable: the Keras variable.
+        add_up: whether rows of one index may be added up.
+        in_parts: whether the gradient may be in parts.
+    """
+    if add_up and isinstance(value, tf.IndexedSlices):
+        indices, inverse = tf.unique(value.indices)
+        values = tf.math.unsorted_segment_sum(value.values, inverse, tf.size(indices))
+        value = tf.IndexedSlices(values, indices, value.dense_shape)
+    own = tf_partitioned.value_of(variable)
+    if not in_parts or not isinstance(own, tf_partitioned.PartitionedVariable):
+        return [(value, own.device)]
+    return [(tf_partitioned.rows_for(own, index, value), device) for index, device in enumerate(own.devices)]
+
+
+def _left_on_server(value: Any, device: str) -> list[tf.Tensor]:
+    tensors = [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
     with tf.device(device):
-        return [tf.identity(value)]
+        return [tf.identity(tensor) for tensor in tensors]
 
 
-def _sum_of(kind: str | None, variable: Any, own: list[list[tf.Tensor]]) -> Any:
-    """Take the next gradient from each part's tensors, and return their sum."""
+def _tensors_of(kind: _Kind | None) -> list[str]:
+    """Return what each tensor of a gradient of this kind is."""
+    if kind is None:
+        return []
+    name, parts = kind
+    return [name] * (parts * (2 if name == "rows" else 1))
+
+
+def _sum_of(kind: _Kind | None, variable: Any, own: list[list[tf.Tensor]]) -> Any:
+    """Take the next gradient from the tensors of each part of the batch, and return their sum."""
     if kind is None:
         return None
+    name, parts = kind
+    shapes = [part.shape for part in tf_partitioned.value_of(variable).parts] if parts > 1 else [variable.shape]
+    sums = [_sum_of_piece(name, shape, own) for shape in shapes]
+    return sums[0] if parts == 1 else tf_partitioned.PartitionedGradient(sums)
+
+
+def _sum_of_piece(name: str, shape: Any, own: list[list[tf.Tensor]]) -> Any:
     tensors = [part.pop(0) for part in own]
-    if kind == "whole":
+    if name == "whole":
         return tensors[0] if len(tensors) == 1 else tf.add_n(tensors)
     indices = [part.pop(0) for part in own]
-    shape = tf.constant(variable.shape.as_list(), tf.int32)
-    return tf.IndexedSlices(tf.concat(tensors, axis=0), tf.concat(indices, axis=0), shape)
+    dense_shape = tf.constant(tf.TensorShape(shape).as_list(), tf.int32)
+    return tf.IndexedSlices(tf.concat(tensors, axis=0), tf.concat(indices, axis=0), dense_shape)
 
 
 def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
