@@ -1,7 +1,8 @@
 """The promise itself: under every strategy, features have the numbers of one device.
 
-Every strategy goes through all features in one of its columns; its other columns go through those in which the number
-of replicas matters most. `tfdist verify` runs all in all.
+A strategy goes through all features in one of its columns; its other columns go through those in which the number of
+replicas matters most. Of the two in which several processes run the script, one goes through all. `tfdist verify` runs
+all in all.
 """
 
 import pytest
@@ -11,7 +12,7 @@ from tfdist.strategies import registry
 from tfdist.verify import COLUMNS, Column, Report, column, feature
 
 DEADLINE_SECONDS = 1800
-WHOLE = column.select(["mirrored-2", "multi-worker-2x1", "ring-2", "parameter-server-2"])
+WHOLE = column.select(["mirrored-2", "ring-2", "parameter-server-2"])
 REST = tuple(one for one in COLUMNS if one not in WHOLE)
 WHERE_NUMBERS_MATTER = feature.select(
     [
@@ -26,13 +27,15 @@ WHERE_NUMBERS_MATTER = feature.select(
         "loss_scale_bad_*",
         "several_strategies",
         "own_data_uneven",
+        "generators_differ",
+        "one_worker_stops",
         "backup_and_restore",
     ]
 )
 
 
 def test_every_strategy_goes_through_all_features() -> None:
-    assert {one.strategy for one in WHOLE} == set(registry.names())
+    assert {one.strategy for one in WHOLE} == set(registry.names()) - {"multi-worker"}
 
 
 @pytest.fixture(scope="module")

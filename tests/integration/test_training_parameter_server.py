@@ -67,6 +67,15 @@ def test_a_killed_worker_changes_no_count(bound: int | None) -> None:
     assert seen["weight_again"] == 80
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_is_killed_for_good_is_done_without(workers: int) -> None:
+    seen = once("count_without", workers=workers)
+    assert seen["iterations"] == seen["weight"] == 60
+    assert seen["examples"] == [160.0] * 3
+    assert seen["lost"] == workers
+    assert seen["present"] == 3 - workers
+
+
 @pytest.mark.parametrize("bound", [None, 0])
 def test_a_stopped_worker_is_given_up_and_comes_back(pool: WorkerPool, bound: int | None) -> None:
     options = {"max_staleness": bound, "worker_timeout_seconds": 3.0}

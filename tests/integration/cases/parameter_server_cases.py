@@ -147,6 +147,22 @@ def count_with_trouble(what: str, options: dict[str, Any]) -> dict[str, Any]:
     return told | {"seconds": seconds, "again": again.history["examples"], "weight_again": _weight(model)}
 
 
+def count_without(workers: int) -> dict[str, Any]:
+    """Train 3 epochs of 20 batches while some workers are killed in the second, for good."""
+    made = strategy()
+    model = counting(made)
+    tasks = made._tasks
+    assert tasks is not None
+    tasks.revive = lambda job, index: None  # type: ignore[method-assign]
+
+    def kill() -> None:
+        for index in range(workers):
+            os.kill(pid("worker", index), signal.SIGKILL)
+
+    history = model.fit(*data(160), batch_size=8, epochs=3, verbose=0, callbacks=[At(1, 5, kill)])
+    return counts(made, model, history) | {"present": made._crew.present}
+
+
 def evaluate_with_a_kill() -> dict[str, Any]:
     """Evaluate 50 batches while worker 1 is killed, and predict afterwards."""
     made = strategy()
