@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import keras_model, keras_optimizer, keras_scope, tf_partitioned, tf_servers
-from tfdist.training import layers, losses, metrics, optimizers, reduction, step
+from tfdist.training import layers, losses, metrics, optimizers, reduction, step, transport
 from tfdist.training.data import Layout
 
 _untraced = tf.autograph.experimental.do_not_convert
@@ -51,11 +51,7 @@ class _Call:
 
     optimizer: Any
     variables: list[Any]
-    kinds: list["_Kind | None"]
-
-
-# "whole" (a tensor) or "rows" (values and indices), and the number of parts
-_Kind = tuple[str, int]
+    kinds: list[transport.Kind | None]
 
 
 @dataclass(frozen=True)
@@ -173,15 +169,15 @@ class Computation:
         def collect(optimizer: Any, given: Any, variables: Any) -> None:
             values = optimizers.weighted(optimizer, list(given))
             variables = list(variables) if variables is not None else keras_optimizer.known_variables(optimizer)
-            kinds: list[_Kind | None] = []
+            kinds: list[transport.Kind | None] = []
             add_up = keras_optimizer.adds_rows(optimizer)
             in_parts = keras_optimizer.takes_gradients_as_they_come(optimizer)
             for value, variable in zip(values, variables, strict=True):
-                pieces = [] if value is None else _pieces(value, variable, add_up=add_up, in_parts=in_parts)
+                pieces = [] if value is None else transport.pieces(value, variable, add_up=add_up, in_parts=in_parts)
                 name = "rows" if isinstance(value, tf.IndexedSlices) else "whole"
                 kinds.append((name, len(pieces)) if pieces else None)
                 for piece, device in pieces:
-                    gradients.extend(_left_on_server(piece, device))
+                    gradients.extend(transport.left_on_server(piece, device))
             self.calls.append(_Call(optimizer, variables, kinds))
 
         return collect
@@ -259,16 +255,14 @@ class Update:
             traced = tf.function(_untraced(functools.partial(self._update, len(results))))
             specs = [tf.TensorSpec([], tf.float32)] * 2
             specs += [tf.TensorSpec(note.shape, note.dtype) for note in self._computation.notes]
-            specs += [
-                tf.TensorSpec(_rows_free(tensor.shape, kind), tensor.dtype) for tensor, kind in self._kinds(gradients)
-            ]
+            specs += [transport.spec_of(tensor, kind) for tensor, kind in self._kinds(gradients)]
             self._functions[len(results)] = traced.get_concrete_function(*specs)
         function = self._functions[len(results)]
         call = functools.partial(function, *factors, *map(tf.convert_to_tensor, notes))
         return functools.partial(_consumed, call, results)
 
     def _kinds(self, gradients: list[tf.Tensor]) -> Iterator[tuple[tf.Tensor, str]]:
-        kinds = [k for call in self._computation.calls for kind in call.kinds for k in _tensors_of(kind)]
+        kinds = [k for call in self._computation.calls for kind in call.kinds for k in transport.tensors_of(kind)]
         yield from zip(gradients, kinds * (len(gradients) // max(1, len(kinds))), strict=True)
 
     def _update(self, parts: int, rate_factor: tf.Tensor, scale: tf.Tensor, *rest: tf.Tensor) -> Any:
@@ -282,7 +276,8 @@ class Update:
         with _placed():
             for call in self._computation.calls:
                 values = [
-                    _sum_of(kind, variable, own) for kind, variable in zip(call.kinds, call.variables, strict=True)
+                    transport.sum_of(kind, variable, own)
+                    for kind, variable in zip(call.kinds, call.variables, strict=True)
                 ]
                 if self._scales:
                     values = [None if value is None else value * tf.cast(scale, value.dtype) for value in values]
@@ -411,58 +406,6 @@ def _refuse(tensors: list[Any]) -> list[Any]:
     raise ReducesInTheMiddle
 
 
-def _pieces(value: Any, variable: Any, *, add_up: bool, in_parts: bool) -> list[tuple[Any, str]]:
-    """Return a gradient, in the parts of its variable if it may be, with the server of each.
-
-    Args:
-        value: a tensor or `tf.IndexedSlices`.
-        variable: the Keras variable.
-        add_up: whether rows of one index may be added up.
-        in_parts: whether the gradient may be in parts.
-    """
-    if add_up and isinstance(value, tf.IndexedSlices):
-        indices, inverse = tf.unique(value.indices)
-        values = tf.math.unsorted_segment_sum(value.values, inverse, tf.size(indices))
-        value = tf.IndexedSlices(values, indices, value.dense_shape)
-    own = tf_partitioned.value_of(variable)
-    if not in_parts or not isinstance(own, tf_partitioned.PartitionedVariable):
-        return [(value, own.device)]
-    return [(tf_partitioned.rows_for(own, index, value), device) for index, device in enumerate(own.devices)]
-
-
-def _left_on_server(value: Any, device: str) -> list[tf.Tensor]:
-    tensors = [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
-    with tf.device(device):
-        return [tf.identity(tensor) for tensor in tensors]
-
-
-def _tensors_of(kind: _Kind | None) -> list[str]:
-    """Return what each tensor of a gradient of this kind is."""
-    if kind is None:
-        return []
-    name, parts = kind
-    return [name] * (parts * (2 if name == "rows" else 1))
-
-
-def _sum_of(kind: _Kind | None, variable: Any, own: list[list[tf.Tensor]]) -> Any:
-    """Take the next gradient from the tensors of each part of the batch, and return their sum."""
-    if kind is None:
-        return None
-    name, parts = kind
-    shapes = [part.shape for part in tf_partitioned.value_of(variable).parts] if parts > 1 else [variable.shape]
-    sums = [_sum_of_piece(name, shape, own) for shape in shapes]
-    return sums[0] if parts == 1 else tf_partitioned.PartitionedGradient(sums)
-
-
-def _sum_of_piece(name: str, shape: Any, own: list[list[tf.Tensor]]) -> Any:
-    tensors = [part.pop(0) for part in own]
-    if name == "whole":
-        return tensors[0] if len(tensors) == 1 else tf.add_n(tensors)
-    indices = [part.pop(0) for part in own]
-    dense_shape = tf.constant(tf.TensorShape(shape).as_list(), tf.int32)
-    return tf.IndexedSlices(tf.concat(tensors, axis=0), tf.concat(indices, axis=0), dense_shape)
-
-
 def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
     """Call with all gradients, and let go of them here: TensorFlow tells the worker, which may not answer any more.
 
@@ -473,10 +416,6 @@ def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
     finally:
         for result in results:
             result.gradients.clear()
-
-
-def _rows_free(shape: tf.TensorShape, kind: str) -> tf.TensorShape:
-    return tf.TensorShape([None, *shape[1:]]) if kind == "rows" else shape
 
 
 def _placed() -> Any:
