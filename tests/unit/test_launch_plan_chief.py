@@ -10,7 +10,8 @@ from tfdist.launch import LaunchConfig, WorkerSpec
 from tfdist.launch.agent_chief import other_ports
 from tfdist.launch.guardian import sessions_left
 from tfdist.launch.plan import WORKER_FILE
-from tfdist.launch.plan_chief import TASK_FILE, plan_chief, tasks
+from tfdist.launch.plan import TASK_FILE
+from tfdist.launch.plan_chief import plan_chief, tasks
 
 COMMON = {"TFDIST_JOB_ID", "PYTHONUNBUFFERED", "TF_CONFIG"}
 CHIEF = "127.0.0.1:4001"

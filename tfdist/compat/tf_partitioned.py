@@ -17,8 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import KerasVariable
-from keras.src.backend.common.name_scope import current_path
 from tensorflow.python.eager import record, tape
+
+from tfdist.compat import keras_layers
 
 # A table up to this size is made whole and cut, so that it starts as on one device; a larger one is made in parts,
 # each from a seed of its own, because no machine may be able to hold it.
@@ -29,12 +30,10 @@ _FRAMES_TO_SEARCH = 40
 
 def path_of_new_variable(name: str | None) -> str:
     """Return the path of a variable of this name that is being created, such as ``dense/kernel``."""
-    known = (
-        _being_made()
-    )  # of a variable that Keras makes later than it describes it, the scope is not the one it is in
+    known = _being_made()
     if known is not None and getattr(known[0], "path", None):
-        return str(known[0].path)
-    return "/".join(filter(None, [current_path(), name or "variable"]))
+        return str(known[0].path)  # Keras may make a variable after it has left the scopes in which it was described
+    return keras_layers.path_of_new_variable(name or "variable")
 
 
 def _being_made() -> tuple[Any, Any] | None:
@@ -213,20 +212,13 @@ class PartitionedVariable:
                 getattr(part, method)(value[self.boundaries[index] : self.boundaries[index + 1]])
         return self
 
-    def scatter_add(self, slices: tf.IndexedSlices) -> "PartitionedVariable":
-        """Add rows, each to the part that has it."""
-        for index, part in enumerate(self.parts):
-            with tf.device(part.device):
-                part.scatter_add(rows_for(self, index, slices))
-        return self
-
     def bind(self, variables: Sequence[Any]) -> None:
         """Say which Keras variables (this one and its slots) an optimizer updates together with it.
 
         Args:
             variables: Keras variables whose values are partitioned alike.
         """
-        self._keras_variables = [variable for variable in variables if _value_of(variable) is not self]
+        self._keras_variables = [variable for variable in variables if value_of(variable) is not self]
 
     def focused(self) -> Iterator[tuple[int, tf.Variable]]:
         """Yield each part; meanwhile the bound Keras variables have their values in that part alone."""
@@ -273,13 +265,9 @@ class PartitionedGradient:
         return PartitionedGradient([part * factor for part in self.parts])
 
 
-def _value_of(variable: Any) -> Any:
-    return getattr(variable, "_value", variable)
-
-
 def value_of(variable: Any) -> Any:
     """Return the TensorFlow variable behind a Keras variable, whatever scope is current."""
-    return _value_of(variable)
+    return getattr(variable, "_value", variable)
 
 
 def replace_value(variable: Any, value: tf.Variable) -> None:
@@ -334,7 +322,7 @@ def embeddings_of(layer: keras.layers.Embedding) -> Any:
     variable = vars(layer).get("_embeddings")
     if variable is None or layer.lora_enabled or getattr(layer, "quantization_mode", None):
         return None
-    value: Any = _value_of(variable)
+    value: Any = value_of(variable)
     return value if hasattr(value, "sparse_read") and len(value.shape) == 2 else None
 
 

@@ -5,7 +5,7 @@ Private names, read in TensorFlow 2.21.0:
 - `context.context().update_server_def`, `_server_def`: brings a task that was started again back into the cluster;
   TensorFlow calls it from `ClusterCoordinator` alone, which gives a closure that was half applied to another worker.
 - `OneDeviceExtended` and its methods: what a strategy's object must have for Keras to train under it.
-- `executor`, `executor_scope`: an executor of a thread's own.
+- `executor`, `context.context().executor`: an executor of a thread's own.
 - `Graph.device(function)`: places an operation where its inputs are; `tf.device` takes names only.
 - `global_state`'s stack of name scopes in Keras 3.15.1: which object is creating a variable.
 """
@@ -185,8 +185,8 @@ def has_gpu(index: int) -> bool:
 
 
 @contextlib.contextmanager
-def where_the_data_is(default: str) -> Iterator[None]:
-    """Place each operation of the function being traced on its first input's parameter server, else on ``default``.
+def where_the_data_is() -> Iterator[None]:
+    """Place each operation of the function being traced on its first input's parameter server, else on the chief.
 
     Gradients are then unscaled, clipped and added up where they are, and only scalars travel.
     """
@@ -196,7 +196,7 @@ def where_the_data_is(default: str) -> Iterator[None]:
         if op.device:
             return str(op.device)
         homes = (tensor.device for tensor in op.inputs if "/job:ps" in (tensor.device or ""))
-        return next(homes, default)
+        return next(homes, CHIEF)
 
     with graph.device(place):
         yield

@@ -225,7 +225,7 @@ def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
     replicas = local_values(strategy, nest)
     if strategy.extended._in_multi_worker_mode():
         return tf.nest.map_structure(lambda value: _gathered(strategy, value), nest, expand_composites=False)
-    return tf.nest.map_structure(lambda *rows: rows[0] if len(rows) == 1 else _concat(rows), *replicas)
+    return tf.nest.map_structure(lambda *rows: rows[0] if len(rows) == 1 else joined(*rows), *replicas)
 
 
 def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
@@ -245,7 +245,8 @@ def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     return tf.cast(strategy.gather(carried, axis=0), first.dtype)
 
 
-def _concat(rows: tuple[Any, ...]) -> Any:
+def joined(*rows: Any) -> Any:
+    """Return the rows of several tensors of one kind as one tensor; scalars are stacked."""
     if isinstance(rows[0], tf.SparseTensor):
         return tf.sparse.concat(axis=0, sp_inputs=list(rows))
     return tf.stack(rows) if rows[0].shape.rank == 0 else tf.concat(rows, axis=0)

@@ -13,6 +13,7 @@ from tfdist.launch.config import LaunchConfig
 
 HOST = "127.0.0.1"
 WORKER_FILE = Path(__file__).with_name("worker.py")
+TASK_FILE = Path(__file__).with_name("task.py")
 
 # What gRPC reads, in this order and in lower case only: with a proxy it sends even 127.0.0.1 there, and waits for ever.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -78,6 +79,26 @@ def script_command(config: LaunchConfig, *, python: str, agent_pid: int) -> tupl
     return (python, str(WORKER_FILE), "--parent", str(agent_pid), kind, config.target, *config.arguments)
 
 
+def task_command(*, python: str, agent_pid: int) -> tuple[str, ...]:
+    """Return the command that serves a task, in a process that does not outlive the agent.
+
+    Example:
+        >>> task_command(python="python3", agent_pid=7)[2:]
+        ('--parent', '7')
+    """
+    return (python, str(TASK_FILE), "--parent", str(agent_pid))
+
+
+def tf_config(cluster: Mapping[str, Sequence[str]], task: TaskId) -> str:
+    """Return TF_CONFIG for a task of a cluster, given every task's address by type.
+
+    Example:
+        >>> tf_config({"worker": ["a:1"]}, TaskId(type="worker", index=0))
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
+    """
+    return json.dumps({"cluster": cluster, "task": {"type": task.type, "index": task.index}})
+
+
 def plan(
     config: LaunchConfig, *, ports: Sequence[int], job_id: str, directory: Path, python: str, agent_pid: int
 ) -> tuple[WorkerSpec, ...]:
@@ -126,7 +147,7 @@ def _spec(
     removed: tuple[str, ...] = ("TF_CONFIG",)  # of an outer cluster: a single worker is in none
     if len(addresses) > 1:
         removed = ()
-        own["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+        own["TF_CONFIG"] = tf_config({"worker": addresses}, task)
     return WorkerSpec(
         index=index, task=task, argv=argv, environment={**common, **own}, removed=removed, error_file=error_file
     )

@@ -4,15 +4,13 @@ The chief runs the script. Workers and parameter servers are processes of `task`
 All are told the cluster by TF_CONFIG, which TensorFlow and `tfdist.cluster` read alike.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.cluster.values import TaskId
 from tfdist.launch.config import LaunchConfig
-from tfdist.launch.plan import HOST, WorkerSpec, script_command
+from tfdist.launch.plan import HOST, WorkerSpec, script_command, task_command, tf_config
 
-TASK_FILE = Path(__file__).with_name("task.py")
 _OF_ANOTHER_JOB = ("TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_WORKERS", "TFDIST_LOCAL_INDEX")
 
 
@@ -54,8 +52,8 @@ def plan_chief(
         >>> config = LaunchConfig(target="train.py", parameter_servers=1)
         >>> more = dict(job_id="a1", directory=Path("/d"), python="python3", agent_pid=7)
         >>> chief, worker, server = plan_chief(config, ports=[4001, 4002, 4003], **more)
-        >>> json.loads(server.environment["TF_CONFIG"])["task"]
-        {'type': 'ps', 'index': 0}
+        >>> server.environment["TF_CONFIG"][-35:]
+        '"task": {"type": "ps", "index": 0}}'
     """
     everybody = tasks(config)
     assert len(ports) == len(everybody)
@@ -63,14 +61,14 @@ def plan_chief(
     cluster: dict[str, list[str]] = {}
     for task, port in zip(everybody, ports, strict=True):
         cluster.setdefault(task.type, []).append(f"{HOST}:{port}")
-    serve = (python, str(TASK_FILE), "--parent", str(agent_pid))
+    serve = task_command(python=python, agent_pid=agent_pid)
     error_file = directory / f"chief-{restarts}.json"  # what an earlier start recorded is not read again
     result = []
     for index, task in enumerate(everybody):
         environment = {
             "TFDIST_JOB_ID": job_id,
             "PYTHONUNBUFFERED": "1",
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": task.type, "index": task.index}}),
+            "TF_CONFIG": tf_config(cluster, task),
         }
         is_chief = task.type == "chief"
         if is_chief:

@@ -4,20 +4,17 @@
 """
 
 import atexit
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from tfdist.cluster.ports import free_ports
+from tfdist.cluster.values import TaskId
 from tfdist.errors import TfdistError
-from tfdist.launch.plan import HOST, around_the_proxy
-
-TASK_FILE = Path(__file__).with_name("task.py")
+from tfdist.launch.plan import HOST, around_the_proxy, task_command, tf_config
 
 # A worker that ends again and again would end for ever.
 _REVIVALS = 3
@@ -32,8 +29,8 @@ class LocalTasks:
         servers: number of parameter servers, at least 1.
 
     Example:
-        >>> with LocalTasks(workers=2, servers=1) as tasks:                  # doctest: +SKIP
-        ...     tasks.cluster["ps"]
+        >>> tasks = LocalTasks(workers=2, servers=1)                         # doctest: +SKIP
+        >>> tasks.cluster["ps"]                                              # doctest: +SKIP
         ['127.0.0.1:40003']
     """
 
@@ -59,12 +56,6 @@ class LocalTasks:
             raise
         if not sys.platform.startswith("linux"):
             atexit.register(self.end)  # on Linux the kernel ends them, after TensorFlow has taken leave of them
-
-    def __enter__(self) -> "LocalTasks":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def pid(self, job: str, index: int) -> int:
         """Return the process of a task."""
@@ -108,15 +99,14 @@ class LocalTasks:
         self._log.close()
 
     def _start(self, job: str, index: int) -> None:
-        configuration = {"cluster": self.cluster, "task": {"type": job, "index": index}}
         environment: Mapping[str, str] = {
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,
             **around_the_proxy(os.environ),
-            "TF_CONFIG": json.dumps(configuration),
+            "TF_CONFIG": tf_config(self.cluster, TaskId(type=job, index=index)),
         }
         self._processes[job, index] = subprocess.Popen(
-            [sys.executable, str(TASK_FILE), "--parent", str(os.getpid())],
+            task_command(python=sys.executable, agent_pid=os.getpid()),
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat import keras_model, tf_servers
+from tfdist.compat import keras_model, tf_servers, tf_strategies
 from tfdist.coordination.crew import Crew, Outcome
 from tfdist.coordination.staleness import Bound, Distribution
 from tfdist.errors import DeadlineError
@@ -346,7 +346,7 @@ class _Predictions:
             for task in tasks:
                 crew.cancel(task)
         rows = [results[task] for task in tasks]
-        return rows[0] if len(rows) == 1 else tf.nest.map_structure(_joined, *rows, expand_composites=False)
+        return rows[0] if len(rows) == 1 else tf.nest.map_structure(tf_strategies.joined, *rows, expand_composites=False)
 
 
 def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: Any, leaves: Any) -> int:
@@ -373,7 +373,7 @@ def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
     present = [part for part in found if int(part[1])] or found[:1]
     if parts > 1 or len(present) == 1:
         return present
-    leaves = [_joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
+    leaves = [tf_strategies.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
     return [(0, batch.rows, leaves)]
 
 
@@ -384,12 +384,6 @@ def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
         return [(0, rows, leaves)]
     cut = [step.part_of(leaves, part, parts) for part in range(parts)]
     return [(part, count, data) for part, (count, data) in enumerate(cut) if int(count)]
-
-
-def _joined(*rows: Any) -> Any:
-    if isinstance(rows[0], tf.SparseTensor):
-        return tf.sparse.concat(axis=0, sp_inputs=list(rows))
-    return tf.stack(rows) if rows[0].shape.rank == 0 else tf.concat(rows, axis=0)
 
 
 def _spec(leaf: Any) -> Any:

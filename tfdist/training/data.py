@@ -29,8 +29,7 @@ class Layout:
 
     def __init__(self, spec: tuple[Any, ...]) -> None:
         self.spec = spec
-        self._leaves = tf.nest.flatten(spec)
-        self.signature = [leaf for leaf in self._leaves if isinstance(leaf, tf.TypeSpec)]
+        self.signature = _specs(spec)
         self.key = repr(spec)
 
     def pack(self, tensors: Sequence[Any]) -> Any:
@@ -49,15 +48,12 @@ class Layout:
             relaxed: whether parts may have any number of examples.
         """
         _, data = self.spec[0]
-        specs = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.TypeSpec)]
-        return [_of_any_rows(spec) for spec in specs] if relaxed else specs
+        return [_of_any_rows(spec) for spec in _specs(data)] if relaxed else _specs(data)
 
     def part(self, tensors: Sequence[Any]) -> Any:
         """Return one replica's data from tensors in the order of `part_signature`."""
         _, data = self.spec[0]
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, tf.TypeSpec) else None for leaf in tf.nest.flatten(data)]
-        return tf.nest.pack_sequence_as(data, leaves)
+        return _packed(data, tensors)
 
     def parts(self, tensors: Sequence[Any]) -> list[tuple[tf.Tensor, list[Any]]]:
         """Return each local replica's number of examples and its data, flat, from what `signature` describes."""
@@ -65,9 +61,18 @@ class Layout:
 
     def slices(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Return a nest per local replica from tensors in the order of `signature`."""
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, tf.TypeSpec) else None for leaf in self._leaves]
-        return tf.nest.pack_sequence_as(self.spec, leaves)
+        return tuple(_packed(self.spec, tensors))
+
+
+def _specs(nest: Any) -> list[tf.TypeSpec]:
+    return [leaf for leaf in tf.nest.flatten(nest) if isinstance(leaf, tf.TypeSpec)]
+
+
+def _packed(nest: Any, tensors: Sequence[Any]) -> Any:
+    """Return the nest with tensors in the place of its specs, in order."""
+    given = iter(tensors)
+    leaves = [next(given) if isinstance(leaf, tf.TypeSpec) else None for leaf in tf.nest.flatten(nest)]
+    return tf.nest.pack_sequence_as(nest, leaves)
 
 
 def flat(slices: tuple[Any, ...]) -> tuple[Any, ...]:

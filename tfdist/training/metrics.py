@@ -1,5 +1,6 @@
 """Metrics in a tfdist scope: batch logs and epoch logs over the examples of all replicas."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -62,7 +63,7 @@ def synchronise(model: keras.Model, logs: Any, before: list[Any], current: step.
         variable.assign(tf.where(current.rows > 0, variable.value, value))
     variables = [v for metric in model.metrics for v in metric.variables]
     states, parts = layers.averaged_states(model, current) if training else ([], [])
-    own, structure = _scalars(logs)
+    own, structure = scalars(logs)
     sent = [_part(v) for v in variables] + parts
     sent += [reduction.weighted(value, current.share) for value in own]
     sums = reduction.sum_over_replicas(sent) if sent else []
@@ -93,21 +94,39 @@ def _metric_logs(
     """
     if not isinstance(logs, dict):
         return None
-    untouched = {metric.name for metric in model.metrics} - touched
     with keras.StatelessScope(state_mapping=list(zip(variables, sums, strict=False))):
         results = keras_model.metrics_result(model)
-    return results if set(results) == set(logs) and not untouched & set(logs) else None
+    return results if are_metrics(model, logs, results, touched) else None
 
 
-def _scalars(logs: Any) -> tuple[list[tf.Tensor], Any]:
-    """Return the float scalars in the logs and a function that puts others in their place."""
+def are_metrics(model: keras.Model, logs: Any, results: dict[str, Any], touched: set[str]) -> bool:
+    """Return whether a step's logs are exactly the model's metrics.
+
+    Args:
+        model: whose step it was.
+        logs: what the step returned.
+        results: the metrics as `fit` logs them.
+        touched: names of the metrics that the step has updated; others may merely share a name with something logged.
+    """
+    untouched = {metric.name for metric in model.metrics} - touched
+    return isinstance(logs, dict) and set(results) == set(logs) and not untouched & set(logs)
+
+
+def scalars(logs: Any, *, keep_others: bool = True) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
+    """Return the float scalars in the logs, and a function that puts other values in their place.
+
+    Args:
+        logs: what a step returned.
+        keep_others: whether what is no float scalar stays in the logs; else it becomes None.
+    """
     flat = tf.nest.flatten(logs)
     tensors = [None if value is None else tf.convert_to_tensor(value) for value in flat]
     index = [i for i, v in enumerate(tensors) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]
 
-    def put(values: list[tf.Tensor]) -> Any:
+    def put(values: list[Any]) -> Any:
+        leaves: list[Any] = list(tensors) if keep_others else [None] * len(tensors)
         for i, value in zip(index, values, strict=True):
-            tensors[i] = value
-        return tf.nest.pack_sequence_as(logs, tensors)
+            leaves[i] = value
+        return tf.nest.pack_sequence_as(logs, leaves)
 
     return [tensors[i] for i in index], put

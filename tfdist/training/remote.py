@@ -209,11 +209,9 @@ class Computation:
                 note(variable, "first", value - old)
             else:  # seeds, and what is no number
                 note(variable, "set", value)
-        names = set(keras_model.metrics_result(model))
-        untouched = {metric.name for metric in model.metrics} - touched
-        self.logs_are_metrics = isinstance(logs, dict) and set(logs) == names and not untouched & set(logs)
+        self.logs_are_metrics = metrics.are_metrics(model, logs, keras_model.metrics_result(model), touched)
         if not self.logs_are_metrics:
-            scalars, self.put_logs = _scalars(logs)
+            scalars, self.put_logs = metrics.scalars(logs, keep_others=False)
             for place, value in enumerate(scalars):
                 note(place, "log", reduction.weighted(value, current.share))
         return results
@@ -419,7 +417,7 @@ def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
 
 
 def _placed() -> Any:
-    return contextlib.nullcontext() if tf.executing_eagerly() else tf_servers.where_the_data_is(tf_servers.CHIEF)
+    return contextlib.nullcontext() if tf.executing_eagerly() else tf_servers.where_the_data_is()
 
 
 def _over_parts(note: _Note, values: list[np.ndarray], scale: float) -> np.ndarray:
@@ -446,20 +444,6 @@ def _unpacked(data: bytes, notes: Sequence[_Note]) -> list[np.ndarray]:
         arrays.append(np.frombuffer(data[begin:end], dtype).reshape(note.shape))
         begin = end
     return arrays
-
-
-def _scalars(logs: Any) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
-    """Return the float scalars in the logs, and a function that returns logs of them alone."""
-    flat = [None if value is None else tf.convert_to_tensor(value) for value in tf.nest.flatten(logs)]
-    places = [i for i, v in enumerate(flat) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]
-
-    def put(values: list[Any]) -> Any:
-        leaves: list[Any] = [None] * len(flat)
-        for place, value in zip(places, values, strict=True):
-            leaves[place] = value
-        return tf.nest.pack_sequence_as(logs, leaves)
-
-    return [flat[place] for place in places], put
 
 
 def _skeleton(value: Any) -> Any:
