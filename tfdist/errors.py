@@ -39,6 +39,10 @@ class DisagreementError(TfdistError, RuntimeError):
     """Workers that must agree do not (data, number of steps, shapes); the message names them."""
 
 
+class CorruptDataError(TfdistError, ValueError):
+    """Data that is read does not have its checksum, or is not what its description says; the message says where."""
+
+
 class ServerLostError(TfdistError, ConnectionError):
     """A parameter server has gone, and the variables that it kept with it."""
 

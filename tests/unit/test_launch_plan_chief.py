@@ -9,8 +9,7 @@ from tfdist.cluster import TaskId, from_environment
 from tfdist.launch import LaunchConfig, WorkerSpec
 from tfdist.launch.agent_chief import other_ports
 from tfdist.launch.guardian import sessions_left
-from tfdist.launch.plan import WORKER_FILE
-from tfdist.launch.plan import TASK_FILE
+from tfdist.launch.plan import TASK_FILE, WORKER_FILE
 from tfdist.launch.plan_chief import plan_chief, tasks
 
 COMMON = {"TFDIST_JOB_ID", "PYTHONUNBUFFERED", "TF_CONFIG"}

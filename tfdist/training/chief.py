@@ -346,7 +346,9 @@ class _Predictions:
             for task in tasks:
                 crew.cancel(task)
         rows = [results[task] for task in tasks]
-        return rows[0] if len(rows) == 1 else tf.nest.map_structure(tf_strategies.joined, *rows, expand_composites=False)
+        return (
+            rows[0] if len(rows) == 1 else tf.nest.map_structure(tf_strategies.joined, *rows, expand_composites=False)
+        )
 
 
 def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: Any, leaves: Any) -> int:
