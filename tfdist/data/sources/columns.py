@@ -1,0 +1,327 @@
+"""Values that were given -> columns that can be stored: the one check that every source uses.
+
+A value is kept or refused, never bent: an integer goes into a float feature when that float equals it, a float never
+into an integer feature. Floats may be rounded to a narrower float, but not to infinity.
+
+Example:
+    >>> column("label", Feature("uint8"), [1, 2, 255]).dtype.name
+    'uint8'
+    >>> column("label", Feature("uint8"), [1, 2, 256], start=1000)
+    Traceback (most recent call last):
+    ...
+    tfdist.errors.ConfigError: Example 1002: feature 'label' is 256 (int); it must be one uint8, from 0 to 255.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.data.schema import TEXT, Feature, Schema
+from tfdist.data.sources.protocol import Block
+from tfdist.errors import ConfigError, ConfigTypeError
+
+_BYTES = (bytes, bytearray, memoryview)
+NAMES = ("input", "label", "weight")  # of what has no names: x, (x, y) and (x, y, weight)
+
+
+def named(element: Any) -> Mapping[str, Any]:
+    """Return an element with names: a mapping as it is, x as "input", (x, y[, weight]) as "input", "label", "weight".
+
+    A part of a tuple that is a mapping brings its own names.
+
+    Raises:
+        ConfigError: a tuple of another length, or one name twice.
+
+    Example:
+        >>> named(({"a": 1, "b": 2}, 3))
+        {'a': 1, 'b': 2, 'label': 3}
+    """
+    if isinstance(element, Mapping):
+        return element
+    if not isinstance(element, tuple):
+        return {NAMES[0]: element}
+    if not 1 <= len(element) <= len(NAMES):
+        raise ConfigError(
+            f"an element has {len(element)} parts; it must be a mapping of names to values, or (x, y), or "
+            "(x, y, weight)."
+        )
+    found: dict[str, Any] = {}
+    for name, part in zip(NAMES, element, strict=False):
+        parts = part if isinstance(part, Mapping) else {name: part}
+        if twice := found.keys() & parts.keys():
+            raise ConfigError(f"feature {min(twice)!r} is there twice in one element; give each its own name.")
+        found.update(parts)
+    return found
+
+
+def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str = "") -> Block:
+    """Return examples (mappings of names to values) as columns.
+
+    Args:
+        schema: what each must consist of: all of its features and no others.
+        examples: mappings, or what `named` makes mappings of.
+        start: index of the first one, for messages.
+        origin: where they come from, for messages: " of a.csv".
+
+    Raises:
+        ConfigError: an example does not fit; the message has its index.
+    """
+    names = schema.keys()
+    rows: list[Mapping[str, Any]] = []
+    for index, example in enumerate(examples, start):
+        row = example
+        if not isinstance(example, Mapping):
+            if not isinstance(example, tuple) and tuple(names) != NAMES[:1]:
+                raise ConfigTypeError(
+                    f"Example {index}{origin} is {validation.shown(example)} ({type(example).__name__}); it must be a "
+                    f"mapping of {_listed(names)} to values."
+                )
+            row = named(example)
+        if row.keys() != names:
+            _refuse_names(names, row, f"Example {index}{origin}")
+        rows.append(row)
+    return {name: column(name, schema[name], [row[name] for row in rows], start, origin) for name in schema}
+
+
+def column(name: str, feature: Feature, values: Any, start: int = 0, origin: str = "") -> Any:
+    """Return the values of one feature as a column of a `Block`.
+
+    Args:
+        name: the feature's name, for messages.
+        feature: what each value must be.
+        values: one value per example: a sequence, or an array with examples first.
+        start: index of the first one, for messages.
+        origin: where they come from, for messages.
+
+    Returns:
+        Of text without a shape: a list of bytes. Of text with one: a list of object arrays of bytes. Of lists of any
+        length: a list of arrays. Else an array ``[examples, *shape]`` of the feature's dtype, in the machine's order.
+
+    Raises:
+        ConfigError: a value does not fit; the message has its index.
+    """
+    if feature.dtype == TEXT:
+        rows = values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+        if feature.shape == ():
+            return _texts(name, feature, rows, start, origin)
+        return [_text_array(name, feature, row, i, origin) for i, row in enumerate(rows, start)]
+    if None in feature.shape:
+        return _lists(name, feature, values, start, origin)
+    array = values if isinstance(values, np.ndarray) and values.dtype.kind != "O" else _stacked(values)
+    if array is None or array.shape[1:] != feature.shape or is_masked(array):
+        shape = [dim or 0 for dim in feature.shape]
+        result = np.empty((len(values), *shape), feature.dtype)
+        for i, value in enumerate(values):
+            result[i] = _array(name, feature, value, start + i, origin)
+        return result
+    result, wrong = cast(array, feature.dtype)
+    if wrong is not None and wrong.any():
+        first = int(np.flatnonzero(wrong.reshape(len(array), -1).any(axis=1))[0])
+        _refuse(name, feature, values[first], start + first, origin)
+    return np.ascontiguousarray(result)
+
+
+def cast(array: NDArray[Any], dtype: str) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Return an array as ``dtype``, and which of its values that dtype cannot hold (None: it holds all of them).
+
+    Example:
+        >>> cast(np.array([1, 1 << 24, (1 << 24) + 1]), "float32")[1]
+        array([False, False,  True])
+    """
+    target, kind = np.dtype(dtype), array.dtype.kind
+    if array.dtype.newbyteorder("=") == target or (array.size == 0 and kind in "biuf"):
+        return array.astype(target, copy=False), None
+    if kind not in "biuf" or (kind == "f" and target.kind != "f"):
+        return np.zeros(array.shape, target), np.ones(array.shape, np.bool_)
+    with np.errstate(all="ignore"):
+        result = array.astype(target)
+        if kind == "f":
+            return result, np.isfinite(array) & ~np.isfinite(result)
+        if target.kind == "f":
+            return result, None if kind == "b" else _inexact(array, result)
+        low, high = _range(target)
+        return result, (array < low) | (array > high) if kind != "b" else None
+
+
+def is_masked(value: Any) -> bool:
+    """Return whether a masked array hides any of its values."""
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+
+
+def text(value: Any) -> bytes | None:
+    """Return text as UTF-8 and bytes as they are; None for anything else, also for text that UTF-8 cannot hold."""
+    try:
+        if isinstance(value, str):
+            return value.encode()
+    except UnicodeEncodeError:
+        return None
+    if isinstance(value, _BYTES):
+        return bytes(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return text(value.item())
+    return text(value.numpy()) if hasattr(value, "numpy") else None  # an eager tensor
+
+
+def _range(target: np.dtype[Any]) -> tuple[int, int]:
+    if target.kind == "b":
+        return 0, 1
+    info = np.iinfo(target)
+    return int(info.min), int(info.max)
+
+
+def _inexact(array: NDArray[Any], result: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where integers and the floats made of them differ.
+
+    A float beyond the integers' range is left out before it is turned back: what that gives depends on the processor.
+    """
+    low, high = _range(array.dtype)
+    inside = np.isfinite(result) & (result >= float(low)) & (result < float(high + 1))
+    back = np.where(inside, result, 0).astype(array.dtype)
+    return ~inside | (back != array)
+
+
+def _stacked(values: Any) -> NDArray[Any] | None:
+    """The values as one array when they are all of one type, so that no value changes on the way; else None."""
+    types = set(map(type, values))
+    if len(types) != 1:
+        return None
+    kind = types.pop()
+    if kind is np.ndarray:
+        alike = len({(value.dtype, value.shape) for value in values}) == 1
+        return np.stack(values) if alike else None
+    if not issubclass(kind, (bool, int, float, np.number, np.bool_)):
+        return None
+    try:
+        array = np.array(values)
+    except OverflowError:
+        return None
+    # integers that no integer dtype holds together come back as floats or objects
+    return None if issubclass(kind, int) and array.dtype.kind not in "biu" else array
+
+
+def _array(name: str, feature: Feature, value: Any, index: int, origin: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # rows of different lengths
+        _refuse(name, feature, value, index, origin)
+    is_list = None in feature.shape
+    if is_masked(value) or (array.ndim != 1 if is_list else array.shape != feature.shape):
+        _refuse(name, feature, value, index, origin)
+    result, wrong = cast(array, feature.dtype)
+    if wrong is not None and wrong.any():
+        _refuse(name, feature, value, index, origin)
+    return result
+
+
+def _lists(name: str, feature: Feature, values: Any, start: int, origin: str) -> list[NDArray[Any]]:
+    types = {(value.dtype, value.ndim) if type(value) is np.ndarray else None for value in values}
+    if len(types) == 1 and None not in types and next(iter(types))[1] == 1:  # type: ignore[index]
+        whole, wrong = cast(np.concatenate(list(values)), feature.dtype)
+        if wrong is None or not wrong.any():
+            ends = np.cumsum([len(value) for value in values]).tolist()
+            return [whole[end - len(value) : end] for value, end in zip(values, ends, strict=True)]
+    return [_array(name, feature, value, i, origin) for i, value in enumerate(values, start)]
+
+
+def _texts(name: str, feature: Feature, values: Any, start: int, origin: str) -> list[bytes]:
+    types = set(map(type, values))
+    if types == {bytes}:
+        return list(values)
+    found = []
+    for index, value in enumerate(values, start):
+        as_bytes = text(value)
+        if as_bytes is None:
+            _refuse(name, feature, value, index, origin)
+        found.append(as_bytes)
+    return found
+
+
+def _text_array(name: str, feature: Feature, value: Any, index: int, origin: str) -> NDArray[np.object_]:
+    if isinstance(value, (str, *_BYTES)):
+        _refuse(name, feature, value, index, origin)
+    array = np.asarray(value) if hasattr(value, "dtype") else _objects(value)
+    if array.ndim != 1 if None in feature.shape else array.shape != feature.shape:
+        _refuse(name, feature, value, index, origin)
+    result = np.empty(array.shape, object)
+    flat = [text(item) for item in array.ravel().tolist()]
+    if None in flat:
+        _refuse(name, feature, value, index, origin)
+    result.ravel()[:] = flat
+    return result
+
+
+def _objects(value: Any) -> NDArray[np.object_]:
+    """Nested lists as an array of their items; NumPy would cut the NULs off the end of fixed-length bytes."""
+    try:
+        return np.array(value, dtype=object)
+    except ValueError:
+        return np.array(None, dtype=object)
+
+
+def _refuse_names(names: Iterable[str], row: Mapping[str, Any], who: str) -> NoReturn:
+    missing = [name for name in names if name not in row]
+    extra = [name for name in row if name not in set(names)]
+    said = [f"lacks {_listed(missing)}"] if missing else []
+    said += [f"has {_listed(extra)} besides"] if extra else []
+    raise ConfigError(
+        f"{who} {' and '.join(said)}; every example must have the features {_listed(names)} and no others. Leave out "
+        "what is not in all of them, give it a value where it is missing, or pass another schema."
+    )
+
+
+def _refuse(name: str, feature: Feature, value: Any, index: int, origin: str) -> NoReturn:
+    raise ConfigError(
+        f"Example {index}{origin}: feature {name!r} is {_described(value)}; it must be {_required(feature)}."
+        f"{_hint(feature, value)}"
+    )
+
+
+def _described(value: Any) -> str:
+    shown = validation.shown(value)
+    if hasattr(value, "dtype"):
+        shown = " ".join(shown.split())  # an array's takes several lines
+    if getattr(value, "shape", ()) != ():
+        return f"{shown} ({type(value).__name__} of {value.dtype}, shape {tuple(value.shape)})"
+    return f"{shown} ({getattr(value, 'dtype', type(value).__name__)})"
+
+
+def _required(feature: Feature) -> str:
+    what = "text or bytes" if feature.dtype == TEXT else feature.dtype
+    if None in feature.shape:
+        what = f"a list of {what}"
+    elif feature.shape:
+        what = f"an array of {what} of shape {feature.shape}"
+    elif feature.dtype != TEXT:
+        what = f"one {what}"
+    if feature.dtype != TEXT and np.dtype(feature.dtype).kind in "iu":
+        what += ", from {} to {}".format(*_range(np.dtype(feature.dtype)))
+    return what
+
+
+def _hint(feature: Feature, value: Any) -> str:
+    if value is None:
+        return " Give it a value, or leave the example out."
+    if is_masked(value):
+        return " Give the masked values one with .filled(value)."
+    if isinstance(value, str):
+        return " UTF-8 cannot hold it; pass its bytes." if feature.dtype == TEXT and feature.shape == () else ""
+    if feature.dtype == TEXT:
+        return ""
+    array = _objects(value) if not hasattr(value, "dtype") else np.asarray(value)
+    if None not in feature.shape and array.shape != feature.shape:
+        if len(array.shape) == len(feature.shape) == 1:
+            return " Pass a schema with the shape (None,) when lengths differ."
+        return " Make all examples of one shape first."
+    if array.dtype.kind == "f" and np.dtype(feature.dtype).kind in "iu":
+        return " Round it, or pass a schema with float32."
+    if np.dtype(feature.dtype).kind == "f" and array.dtype.kind in "iu":
+        return " This float cannot hold the integer exactly; cast it, or pass a schema with float64 or int64."
+    return ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [repr(name) for name in names]
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")

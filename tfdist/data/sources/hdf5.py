@@ -1,0 +1,158 @@
+"""HDF5 files through h5py: the datasets of a group are features, their first axis the examples.
+
+Example:
+    >>> import h5py, tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = str(pathlib.Path(folder, "a.h5"))
+    ...     with h5py.File(path, "w") as file:
+    ...         file["train/x"] = [1, 2, 3]
+    ...     source = open_hdf5(f"{path}:/train")
+    ...     print(source.count, [block["x"].tolist() for block in source.blocks(1, 3)])
+    3 [[2, 3]]
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.schema import DTYPES, TEXT, Feature, Schema
+from tfdist.data.sources import files
+from tfdist.data.sources.blocks import bytes_per_example, examples_per_block
+from tfdist.data.sources.columns import column
+from tfdist.data.sources.protocol import Block
+from tfdist.errors import ConfigError, CorruptDataError, MissingDependencyError
+
+_PATH = re.compile(r"(?P<file>.+\.(?:h5|hdf5|hdf|he5))(?::(?P<group>/.*))?", re.IGNORECASE)
+_CHUNK_CACHE_BYTES = 64 << 20  # of a dataset, so that a chunk is not decompressed for every block
+_ROWS_OF_UNKNOWN = 256
+
+
+def split(path: str) -> tuple[str, str]:
+    """Return the file and the group that ``file.h5:/group`` names.
+
+    Example:
+        >>> split("a.h5:/train"), split("a.h5")
+        (('a.h5', '/train'), ('a.h5', '/'))
+    """
+    found = _PATH.fullmatch(path)
+    return (found["file"], found["group"] or "/") if found else (path, "/")
+
+
+def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
+    """Return the datasets of a group of an HDF5 file as a source.
+
+    Args:
+        path: a local path, or a URL for fsspec; ``a.h5:/train`` names a group.
+        schema: the datasets to read, and what they must be; else all of the group.
+
+    Raises:
+        ConfigError: there is no such group, no dataset in it, or one that cannot be stored; lengths differ.
+        CorruptDataError: it is no HDF5 file.
+        MissingDependencyError: h5py is not installed.
+    """
+    where, group = split(path)
+    with _opened(where) as file:
+        if group not in file:
+            raise ConfigError(f"{where} has no group {group!r}; it has {_listed(file)}.")
+        inside = file[group]
+        h5py = _h5py()
+        if not isinstance(inside, h5py.Group):
+            raise ConfigError(f"{group!r} in {where} is a dataset; name the group that it is in.")
+        found = {name: item for name, item in inside.items() if isinstance(item, h5py.Dataset)}
+        wanted = found if schema is None else {name: found[name] for name in schema if name in found}
+        if missing := [name for name in schema or () if name not in found]:
+            raise ConfigError(f"{path} has no dataset {missing[0]!r}; it has {_listed(inside)}.")
+        if not wanted:
+            raise ConfigError(
+                f"{path} has no dataset at this level; it has {_listed(inside)}. Name a group: {where}:/group"
+            )
+        features = {name: _feature(name, item, path) for name, item in wanted.items()}
+        lengths = {name: len(item) for name, item in wanted.items()}
+    if len(set(lengths.values())) > 1:
+        low, high = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
+        raise ConfigError(
+            f"dataset {high!r} of {path} has {lengths[high]} examples and {low!r} has {lengths[low]}; all must have "
+            "the same number, along their first axis. Put what is no example into another group."
+        )
+    count = next(iter(lengths.values()))
+    if not count:
+        raise ConfigError(f"{path} has no examples in {', '.join(map(repr, lengths))}; at least one is needed.")
+    return Hdf5(where, group, schema or Schema(features), count)
+
+
+class Hdf5:
+    """The datasets of one group; pickled by the path, opened by the process that reads."""
+
+    seekable = True
+    sizes: NDArray[np.int64] | None = None
+
+    def __init__(self, path: str, group: str, schema: Schema, count: int) -> None:
+        self._path, self._group, self.schema = path, group, schema
+        self.count: int | None = count
+        self.identity: dict[str, Any] = {**files.identity("hdf5", [path]), "group": group}
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the examples from ``start`` to ``stop``."""
+        end = min(self.count or 0, self.count or 0 if stop is None else stop)
+        is_regular = all(feature.dtype != TEXT and feature.size is not None for feature in self.schema.values())
+        step = examples_per_block(bytes_per_example(self.schema))
+        step = step if is_regular else min(step, _ROWS_OF_UNKNOWN)
+        if start >= end:
+            return
+        with _opened(self._path) as file:
+            group = file[self._group]
+            for first in range(start, end, step):
+                last = min(first + step, end)
+                yield {
+                    name: column(name, feature, group[name][first:last], first, f" of {self._path}")
+                    for name, feature in self.schema.items()
+                }
+
+
+def _feature(name: str, item: Any, path: str) -> Feature:
+    h5py = _h5py()
+    if item.shape is None or item.ndim == 0:
+        raise ConfigError(f"dataset {name!r} of {path} has no axis of examples; put it into another group.")
+    if h5py.check_string_dtype(item.dtype) is not None:
+        return Feature(TEXT, item.shape[1:])
+    inner = h5py.check_vlen_dtype(item.dtype)
+    dtype, shape = (np.dtype(inner), (None,)) if inner is not None else (item.dtype, item.shape[1:])
+    if dtype.name not in DTYPES or (inner is not None and item.ndim > 1):
+        raise ConfigError(
+            f"dataset {name!r} of {path} is {item.dtype} of shape {item.shape}; it must be one of {', '.join(DTYPES)}, "
+            "or one list of any length per example. Convert it, or pass a schema without it."
+        )
+    return Feature(dtype.name, shape)
+
+
+def _listed(group: Any) -> str:
+    names = [f"{name}{'' if hasattr(item, 'dtype') else '/'}" for name, item in group.items()]
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") if names else "nothing"
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    h5py = _h5py()
+    with contextlib.ExitStack() as stack:
+        try:
+            handle: Any = stack.enter_context(files.opened(path)) if files.is_url(path) else path
+            file = h5py.File(handle, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES)
+        except FileNotFoundError as error:
+            raise ConfigError(f"source is {path!r}; there is no such file.") from error
+        except OSError as error:
+            raise CorruptDataError(f"{path} cannot be read as HDF5: {error}") from error
+        yield stack.enter_context(file)
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingDependencyError(
+            "HDF5 files need h5py, which is not installed. Run: python -m pip install 'tfdist[formats]'"
+        ) from error
+    return h5py

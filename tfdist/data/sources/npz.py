@@ -1,0 +1,108 @@
+"""NumPy's files: the members of an archive (.npz) are features; a single array (.npy) is one, named by its file.
+
+Nothing in them is unpickled. An .npy file is mapped into memory. An archive is loaded whole, once in every process that
+reads from it.
+
+Example:
+    >>> import tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = str(pathlib.Path(folder, "a.npz"))
+    ...     np.savez(path, x=np.arange(3), y=np.ones((3, 2)))
+    ...     source = open_npz(path)
+    ...     print(source.count, source.schema["y"].shape)
+    3 (2,)
+"""
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.schema import Schema
+from tfdist.data.sources import files
+from tfdist.data.sources.arrays import Arrays, open_arrays
+from tfdist.data.sources.protocol import Block
+from tfdist.errors import ConfigError, CorruptDataError
+
+
+def open_npz(path: str, schema: Schema | None = None) -> "Archive":
+    """Return an archive as a source.
+
+    Args:
+        path: a local path, or a URL for fsspec.
+        schema: what its members must be; else that follows from them.
+
+    Raises:
+        ConfigError: it has object arrays, arrays of several lengths, or none.
+        CorruptDataError: it is no archive of NumPy's.
+    """
+    return Archive([path], schema)
+
+
+def open_npy(paths: Sequence[str], schema: Schema | None = None) -> "Archive":
+    """Return .npy files as a source, each a feature with its file's name; a structured array has a feature per field.
+
+    Raises:
+        ConfigError: one is an object array, or lengths differ.
+        CorruptDataError: one is no array of NumPy's.
+    """
+    return Archive(list(paths), schema)
+
+
+class Archive:
+    """Arrays in files, read as they are needed; pickled by their paths."""
+
+    seekable = True
+
+    def __init__(self, paths: list[str], schema: Schema | None) -> None:
+        self._paths, arrays = paths, open_arrays(_load(paths), schema, files.identity("numpy", paths))
+        self._arrays: Arrays | None = arrays
+        self.schema, self.count, self.identity = arrays.schema, arrays.count, arrays.identity
+        self.sizes: NDArray[np.int64] | None = arrays.sizes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_arrays": None}
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the examples from ``start`` to ``stop``."""
+        if self._arrays is None:
+            self._arrays = open_arrays(_load(self._paths), self.schema, self.identity)
+        return self._arrays.blocks(start, stop)
+
+
+def _load(paths: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in paths:
+        arrays = _read(path)
+        if twice := found.keys() & arrays.keys():
+            raise ConfigError(f"two files have the feature {min(twice)!r}, the second is {path}; rename one.")
+        found.update(arrays)
+    if not found:
+        raise ConfigError(f"{paths[0]} has no arrays; at least one is needed.")
+    return found
+
+
+def _read(path: str) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        try:
+            is_mapped = path.lower().endswith(".npy") and not files.is_url(path)
+            handle: Any = path if is_mapped else stack.enter_context(files.opened(path))
+            loaded = np.load(handle, mmap_mode="r" if is_mapped else None, allow_pickle=False)
+            if isinstance(loaded, np.lib.npyio.NpzFile):
+                stack.enter_context(loaded)
+                return {name: loaded[name] for name in loaded.files}
+        except FileNotFoundError as error:
+            raise ConfigError(f"source is {path!r}; there is no such file.") from error
+        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+            if "allow_pickle" in str(error) or "Object arrays" in str(error):
+                raise ConfigError(
+                    f"{path} holds an array of objects, which is a pickle and could run anything; none is read. Save "
+                    "it as numbers, or text as an array with a dtype such as 'U20'."
+                ) from error
+            raise CorruptDataError(f"{path} is no array or archive of NumPy's, or was cut off: {error}") from error
+    name = os.path.splitext(files.name_of(path))[0]
+    return {field: loaded[field] for field in loaded.dtype.names} if loaded.dtype.names else {name: loaded}
