@@ -49,3 +49,22 @@ def one_row(spec: Any) -> Any:
         return tf.sparse.from_dense(dense) if isinstance(leaf, tf.SparseTensorSpec) else dense
 
     return tf.nest.map_structure(value, spec, expand_composites=False)
+
+
+class Wrapped(tf.data.Dataset):
+    """A dataset that is another one, with methods of its own; to TensorFlow and Keras it is that dataset.
+
+    Private names: `_variant_tensor`, `_inputs`, through which datasets of TensorFlow are made of each other.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self._wrapped = dataset
+        super().__init__(dataset._variant_tensor)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._wrapped]
+
+    @property
+    def element_spec(self) -> Any:
+        """What the elements look like."""
+        return self._wrapped.element_spec

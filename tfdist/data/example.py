@@ -117,6 +117,7 @@ class Template:
 
     Attributes:
         length: bytes of a payload.
+        entry_bytes: bytes of its features, which end it.
         slots: name -> (first byte, number of bytes) of its values.
     """
 
@@ -134,6 +135,7 @@ class Template:
         shift = len(message) - len(entries)
         self.slots = {name: (begin + shift, size) for name, (begin, size) in places.items()}
         self.length = len(message)
+        self.entry_bytes = len(entries)
         self._row = np.frombuffer(message, np.uint8)
         self._is_constant = np.ones(self.length, bool)
         for begin, size in self.slots.values():
@@ -283,3 +285,32 @@ def _signed(value: int) -> int:
 def joined(parts: Sequence[bytes]) -> bytes:
     """Return the example that has these entries."""
     return delimited(1, b"".join(parts))
+
+
+def value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]]]) -> Any:
+    """Return the value of a feature in a parsed example: bytes, an array of bytes, or an array of its dtype.
+
+    Raises:
+        CorruptDataError: the example does not have it, or not in this dtype and shape.
+    """
+    kind, items = parsed.get(name, _NO_LIST)
+    wanted = "bytes" if feature.encoding in ("bytes", "raw") else feature.encoding
+    count = 1 if feature.encoding == "raw" else feature.size
+    if (kind or wanted) != wanted or (count is not None and len(items) != count):
+        raise CorruptDataError(
+            f"feature {name!r} has {len(items)} values of {kind or 'nothing'}; it must have "
+            f"{'any number' if count is None else count} of {wanted}."
+        )
+    if feature.encoding == "bytes":
+        if feature.shape == ():
+            return items[0]
+        return np.array([*items, None], dtype=object)[:-1].reshape(feature.shape if count is not None else (-1,))
+    dtype = np.dtype(feature.dtype)
+    shape = tuple(-1 if dim is None else dim for dim in feature.shape)
+    if feature.encoding == "raw":
+        if len(items[0]) % dtype.itemsize or (feature.size or 0) * dtype.itemsize not in (len(items[0]), 0):
+            raise CorruptDataError(f"feature {name!r} has {len(items[0])} bytes, which are not {feature}.")
+        array = np.frombuffer(items[0], dtype.newbyteorder("<"))
+    else:
+        array = np.array(items, np.float32 if feature.encoding == "float" else np.int64)
+    return array.astype(dtype).reshape(shape)

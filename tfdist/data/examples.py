@@ -1,0 +1,216 @@
+"""A directory of examples, opened: how many there are, what they consist of, and each by its number."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.data import example, manifest, records
+from tfdist.data.index import Index, index_of
+from tfdist.data.layout import FIXED
+from tfdist.data.manifest import Manifest, Shard
+from tfdist.data.schema import Schema
+from tfdist.data.storage import Storage, storage
+from tfdist.errors import ConfigError, CorruptDataError
+
+__all__ = ["Examples", "open_directory"]
+
+
+def open_directory(
+    directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, cache: Any = None
+) -> "Examples":
+    """Open a directory that `tfdist.data.write` has made.
+
+    Args:
+        directory: its path or URL.
+        storage_options: for fsspec.
+        cache: a `tfdist.data.blocks.BlockCache` for remote directories.
+    Raises:
+        ConfigError: there is no manifest in it.
+        CorruptDataError: the manifest cannot be trusted.
+
+    Example:
+        >>> import tempfile, tfdist
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = tfdist.data.write({"x": np.arange(3.0), "name": ["a", "b", "c"]}, folder)
+        ...     examples = tfdist.data.open(folder)
+        ...     len(examples), examples[1]["name"]
+        (3, b'b')
+    """
+    place = storage(directory, storage_options=storage_options, cache=cache)
+    names = place.names()
+    if manifest.NAME not in names:
+        found = f"{len(names)} files but no {manifest.NAME}" if names else "no file"
+        raise ConfigError(
+            f"{place.url} has {found}. Pass a directory that `tfdist data write SOURCE DIRECTORY` has finished; of "
+            "TFRecord files that are there already, `tfdist data index` makes one."
+        )
+    size = place.size(manifest.NAME)
+    if size > manifest.LARGEST_BYTES:
+        raise CorruptDataError(f"{manifest.NAME} has {size} bytes; at most {manifest.LARGEST_BYTES} are read.")
+    return Examples(place, Manifest.from_bytes(place.read(manifest.NAME)))
+
+
+class Examples:
+    """The examples of a directory, by number.
+
+    Args:
+        place: the directory.
+        found: its manifest.
+    """
+
+    def __init__(self, place: Storage, found: Manifest) -> None:
+        self.storage = place
+        self.manifest = found
+        self.template = example.Template(found.schema) if found.layout == FIXED else None
+        #: int64 ``[shards + 1]``: number of each shard's first example
+        self.begins = np.cumsum([0, *(shard.examples for shard in found.shards)], dtype=np.int64)
+        self._indices: dict[int, Index] = {}
+        self._columns: dict[str, NDArray[Any]] = {}
+        for shard in found.shards:
+            self._check_size(shard)
+
+    def _check_size(self, shard: Shard) -> None:
+        size = self.storage.size(shard.file)
+        if size != shard.bytes:
+            raise CorruptDataError(
+                f"{shard.file} has {size} bytes; the manifest says {shard.bytes}. It was cut short or replaced. "
+                f"`tfdist data repair {self.storage.url}` keeps what is whole."
+            )
+        if self.template is not None and shard.bytes != shard.examples * (
+            self.template.length + records.OVERHEAD_BYTES
+        ):
+            raise CorruptDataError(
+                f"{shard.file} has {shard.bytes} bytes; {shard.examples} examples of {self.template.length} bytes take "
+                "another number. The manifest contradicts itself."
+            )
+
+    @property
+    def schema(self) -> Schema:
+        """What each example consists of."""
+        return self.manifest.schema
+
+    def __len__(self) -> int:
+        return self.manifest.examples
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return an example as a dict of values; of a slice, a list of them."""
+        if isinstance(number, slice):
+            return [self[place] for place in range(*number.indices(len(self)))]
+        place = validation.integer("number", number)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"example {place} of {len(self)}")
+        return next(self.each([place % len(self)]))
+
+    def each(self, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Yield examples, read in one go.
+
+        Raises:
+            CorruptDataError: one is corrupt; the message says which and where it is.
+        """
+        ids = np.asarray(numbers, np.int64)
+        shards, offsets, lengths = self.locate(ids)
+        ranges = [
+            (self.manifest.shards[shard].file, int(offset), int(length) + records.OVERHEAD_BYTES)
+            for shard, offset, length in zip(shards, offsets, lengths, strict=True)
+        ]
+        for number, shard, offset, data in zip(ids, shards, offsets, self.storage.read_ranges(ranges), strict=True):
+            payload = payload_of(data)
+            if payload is None:
+                raise CorruptDataError(self.corrupt(int(number), int(shard), int(offset)))
+            parsed = example.parse(payload)
+            yield {name: example.value(name, feature, parsed) for name, feature in self.schema.items()}
+
+    def corrupt(self, number: int, shard: int, offset: int) -> str:
+        """Return what an error says of a corrupt example."""
+        return (
+            f"example {number} is corrupt: {self.manifest.shards[shard].file}, byte {offset}. "
+            f"`tfdist data verify {self.storage.url}` finds all that are, `tfdist data repair` takes them out; "
+            "on_corrupt='skip' reads on without them."
+        )
+
+    def index(self, shard: int) -> Index:
+        """Return the index of a shard, made from the shard where its file is missing."""
+        if shard not in self._indices:
+            self._indices[shard] = self._load(self.manifest.shards[shard])
+        return self._indices[shard]
+
+    def _load(self, shard: Shard) -> Index:
+        assert shard.index is not None
+        try:
+            if self.storage.size(shard.index.file) == shard.index.bytes:
+                data = self.storage.read(shard.index.file)
+                return Index.from_bytes(data, shard, self.schema, self.manifest.layout)
+        except FileNotFoundError:
+            pass
+        found = index_of(self.storage.read(shard.file), shard.file, self.schema, self.manifest.layout)
+        if len(found.offsets) != shard.examples + 1:
+            raise CorruptDataError(
+                f"{shard.file} has {len(found.offsets) - 1} records; the manifest says {shard.examples}."
+            )
+        return found
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+        """Return shard, first byte of the frame, and bytes of the payload of examples."""
+        shards = np.searchsorted(self.begins, numbers, side="right") - 1
+        inside = numbers - self.begins[shards]
+        if self.template is not None:
+            length = self.template.length
+            offsets = inside * (length + records.OVERHEAD_BYTES)
+            return shards.astype(np.int32), offsets, np.full(len(numbers), length, np.int64)
+        ends = self.offsets
+        places = numbers + shards  # each shard has one offset more than it has examples
+        return shards.astype(np.int32), ends[places], ends[places + 1] - ends[places] - records.OVERHEAD_BYTES
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """The offsets of all shards' indices, one after the other."""
+        return self.column("offset")
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return an array of the index over all shards, such as ``value:label``."""
+        if name not in self._columns:
+            parts = [self.index(shard) for shard in range(len(self.manifest.shards))]
+            self._columns[name] = np.concatenate(
+                [part.offsets if name == "offset" else part.columns[name] for part in parts]
+            )
+        return self._columns[name]
+
+    def integers(self, name: str) -> NDArray[Any]:
+        """Return a feature of single integers for all examples, ``[examples]``, read from the index or from the shards.
+
+        Raises:
+            ConfigError: there is no such feature, or it is something else.
+        """
+        feature = self.schema.get(name)
+        if feature is None or feature.encoding != "int64" or feature.shape != ():
+            raise ConfigError(
+                f"feature {name!r} is {feature}; it must be a single integer per example. There are "
+                f"{', '.join(map(repr, self.schema))}."
+            )
+        if self.template is None:
+            return self.column(f"value:{name}")
+        found = []
+        for shard in self.manifest.shards:
+            width = self.template.length + records.OVERHEAD_BYTES
+            step = max(1, (16 << 20) // width)
+            for start in range(0, shard.examples, step):
+                count = min(step, shard.examples - start)
+                data = self.storage.read(shard.file, start * width, count * width)
+                rows = np.frombuffer(data, np.uint8).reshape(count, width)
+                found.append(self.template.column(name, rows[:, records.HEADER_BYTES : -4]))
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def payload_of(data: bytes) -> bytes | None:
+    """Return the payload of one record, or None if a checksum or its length does not fit."""
+    length = len(data) - records.OVERHEAD_BYTES
+    if length < 0 or data[: records.HEADER_BYTES] != records.header(length):
+        return None
+    return data[records.HEADER_BYTES : -4] if records.payload_fits(data, 0, length) else None

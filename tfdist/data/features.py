@@ -1,0 +1,89 @@
+"""From bytes to tensors: whole batches of one layout become a dict of features."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data import example
+from tfdist.data.schema import TEXT, Feature, Schema
+
+# what `tf.io.decode_raw` does not know, and what has the same bytes
+_SAME_BYTES = {"uint32": tf.int32, "uint64": tf.int64, "int8": tf.int8}
+
+
+def dtype_of(feature: Feature) -> tf.DType:
+    """Return the dtype of a feature's tensor."""
+    return tf.string if feature.dtype == TEXT else tf.as_dtype(feature.dtype)
+
+
+def shape_of(feature: Feature) -> list[int | None]:
+    """Return the shape of a feature's tensor over a batch."""
+    return [None, *feature.shape]
+
+
+def parsed(schema: Schema, payloads: tf.Tensor) -> dict[str, Any]:
+    """Return the features of whole payloads, string ``[n]``; a list of any length is ragged.
+
+    Raises:
+        tf.errors.InvalidArgumentError: an example does not fit the schema.
+    """
+    specs: dict[str, Any] = {name: _parse_spec(name, feature) for name, feature in schema.items()}
+    found = tf.io.parse_example(payloads, specs)
+    return {name: _decoded(feature, found[name]) for name, feature in schema.items()}
+
+
+def _parse_spec(name: str, feature: Feature) -> Any:
+    stored = {"float": tf.float32, "int64": tf.int64}.get(feature.encoding, tf.string)
+    if feature.size is None:
+        return tf.io.RaggedFeature(stored, value_key=name, row_splits_dtype=tf.int64)
+    return tf.io.FixedLenFeature([] if feature.encoding == "raw" else list(feature.shape), stored)
+
+
+def _decoded(feature: Feature, values: Any) -> Any:
+    if feature.encoding == "raw":
+        return from_raw(feature, values)
+    return values if values.dtype == dtype_of(feature) else tf.cast(values, dtype_of(feature))
+
+
+def from_raw(feature: Feature, values: tf.Tensor) -> tf.Tensor:
+    """Return arrays from their bytes, string ``[n]``."""
+    dtype = dtype_of(feature)
+    carried = _SAME_BYTES.get(feature.dtype, dtype)
+    count = feature.size or 0
+    if dtype == tf.bool:
+        found = tf.io.decode_raw(values, tf.uint8, fixed_length=None) > 0
+    else:
+        found = tf.io.decode_raw(values, carried)
+    found = tf.reshape(found, [-1, count]) if count else tf.zeros([tf.size(values), 0], found.dtype)
+    found = found if found.dtype == dtype else tf.bitcast(found, dtype)
+    return tf.reshape(found, [tf.shape(found)[0], *(dim or 0 for dim in feature.shape)])
+
+
+def from_rows(template: example.Template, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Return the features of payloads of the fixed layout, uint8 ``[n, length]``."""
+    return {name: _column(template, name, rows) for name in template.schema}
+
+
+def _column(template: example.Template, name: str, rows: tf.Tensor) -> tf.Tensor:
+    feature, (begin, size) = template.schema[name], template.slots[name]
+    dtype, count = dtype_of(feature), tf.shape(rows)[0]
+    part = rows[:, begin : begin + size]
+    shape = [count, *(dim or 0 for dim in feature.shape)]
+    if feature.encoding == "int64":
+        shifts = tf.constant([7 * place for place in range(size)], tf.int64)
+        groups = tf.cast(tf.bitwise.bitwise_and(part, tf.constant(0x7F, tf.uint8)), tf.int64)
+        return tf.cast(tf.reduce_sum(tf.bitwise.left_shift(groups, shifts), axis=1), dtype)
+    if dtype == tf.bool:
+        return tf.reshape(part > 0, shape)
+    if dtype.size == 1:
+        return tf.reshape(part if dtype == tf.uint8 else tf.bitcast(part, dtype), shape)
+    return tf.reshape(tf.bitcast(tf.reshape(part, [count, size // dtype.size, dtype.size]), dtype), shape)
+
+
+def with_shapes(schema: Schema, features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return features whose static shapes are those of the schema."""
+    for name, value in features.items():
+        if isinstance(value, tf.Tensor):
+            value.set_shape(shape_of(schema[name]))
+    return dict(features)

@@ -1,0 +1,118 @@
+"""The dataset that `tfdist.data.read` returns."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.compat import tf_data
+from tfdist.data.examples import Examples
+from tfdist.data.pipeline import Pipeline, Share
+from tfdist.data.position import Position
+from tfdist.errors import ConfigError
+
+
+class Reading(tf_data.Wrapped):
+    """A `tf.data.Dataset` of global batches that knows which epoch is next, and where in it reading stands.
+
+    Each iteration is an epoch. The next epoch begins once one has been read to its end; an iteration that was broken
+    off begins again at its start. A tfdist strategy reads of each batch only what its worker's replicas need.
+
+    Args:
+        pipeline: how examples become batches.
+        position: where to begin.
+    """
+
+    def __init__(self, pipeline: Pipeline, position: Position) -> None:
+        self._pipeline = pipeline
+        self._position = position
+        super().__init__(pipeline.epochs(position, Share(), advance=True))
+
+    @property
+    def examples(self) -> Examples:
+        """The directory that is read."""
+        return self._pipeline.examples
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is read, or is to be read next: 0 for the first."""
+        return self._position.epoch
+
+    @property
+    def steps(self) -> int:
+        """Number of batches in the iteration that begins next."""
+        return self._pipeline.batches(self._position.start).steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches in a whole epoch."""
+        return self._pipeline.batches().steps
+
+    def cardinality(self) -> tf.Tensor:
+        """Return the number of batches in the iteration that begins next, int64 scalar."""
+        return tf.constant(self.steps, tf.int64)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def state(self, batches: int | None = None) -> dict[str, Any]:
+        """Return where reading stands, as JSON of less than 1 KB.
+
+        Args:
+            batches: how many batches of the current iteration have been consumed. Default: as many as the replicas of
+                a tfdist strategy have consumed; anybody else has to say, because what was prefetched does not count.
+        Returns:
+            What `seek` and ``read(state=...)`` take, on any number of workers, with any global batch size.
+
+        Example:
+            >>> train.state(batches=3)                                              # doctest: +SKIP
+            {'version': 1, 'epoch': 0, 'consumed': 384, ...}
+        """
+        position = self._position
+        if batches is None:
+            batches = position.batches
+        batches = validation.integer("batches", batches, minimum=0, maximum=self.steps)
+        consumed = self._pipeline.batches(position.start).consumed(batches)
+        if batches and batches == self.steps:  # also where a tail was dropped
+            consumed = self._pipeline.identity.examples
+        return self._pipeline.identity.state(epoch=position.epoch, consumed=consumed)
+
+    def seek(self, state: dict[str, Any]) -> None:
+        """Go on from a state: iterators that are made from now on begin there.
+
+        Raises:
+            ConfigError: the state belongs to other data, another order or another seed.
+        """
+        found = self._pipeline.identity.position(state)
+        self._position.epoch, self._position.start, self._position.batches = found.epoch, found.start, 0
+
+    def share(self, first: int, count: int, parts: int) -> tf.data.Dataset:
+        """Return the part of every global batch that a worker's replicas take.
+
+        Args:
+            first: the worker's first part.
+            count: how many parts it takes.
+            parts: how many there are, one per replica.
+        Returns:
+            A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
+            number of examples and its data). A part without examples has one row and the number 0.
+        """
+        return self._pipeline.epochs(self._position, Share(first, count, parts), advance=False)
+
+    def consumed(self) -> None:
+        """Count a batch as consumed; a strategy that takes shares does."""
+        self._position.batches += 1
+
+    def finish(self) -> None:
+        """The epoch has been consumed; a strategy that takes shares says so."""
+        self._position.finish()
+
+
+def position_of(pipeline: Pipeline, state: Any) -> Position:
+    """Return where to begin: at the first epoch, or where a state says."""
+    if state is None:
+        return Position()
+    try:
+        return pipeline.identity.position(state)
+    except ConfigError as error:
+        raise ConfigError(f"state cannot be used: {error}") from error

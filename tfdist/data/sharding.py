@@ -1,0 +1,60 @@
+"""Which positions of an epoch make which global batch, and which part of it: arithmetic that every worker agrees on.
+
+Example:
+    >>> cut = Batches(examples=10, global_batch_size=4, tail="keep")
+    >>> cut.steps, [cut.bounds(step) for step in range(cut.steps)]
+    (3, [(0, 4), (4, 8), (8, 10)])
+"""
+
+from dataclasses import dataclass
+
+from tfdist import validation
+
+TAILS = ("pad", "drop", "keep")
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The global batches of an epoch, from a position on.
+
+    Args:
+        examples: positions in the epoch.
+        global_batch_size: examples of a batch, over all replicas.
+        tail: what becomes of a last batch with fewer: "pad" fills it up with examples of weight 0, "drop" leaves it
+            out, "keep" gives it as it is.
+        start: examples of this epoch that have been consumed already.
+    """
+
+    examples: int
+    global_batch_size: int
+    tail: str = "pad"
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        validation.one_of("tail", self.tail, TAILS)
+
+    @property
+    def steps(self) -> int:
+        """Number of batches that are left."""
+        left = max(0, self.examples - self.start)
+        return left // self.global_batch_size if self.tail == "drop" else -(-left // self.global_batch_size)
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """Return the first position of a batch and the one behind its last; positions beyond the epoch are padding."""
+        begin = self.start + step * self.global_batch_size
+        end = begin + self.global_batch_size
+        return begin, end if self.tail == "pad" else min(end, self.examples)
+
+    def consumed(self, steps: int) -> int:
+        """Return how many examples of the epoch are consumed after a number of batches."""
+        return min(self.start + steps * self.global_batch_size, self.examples)
+
+
+def part(rows: int, index: int, parts: int) -> tuple[int, int]:
+    """Return where one of several contiguous parts of a batch begins and ends; sizes differ by at most one.
+
+    Example:
+        >>> [part(10, index, 3) for index in range(3)]
+        [(0, 3), (3, 6), (6, 10)]
+    """
+    return rows * index // parts, rows * (index + 1) // parts

@@ -1,0 +1,334 @@
+"""Examples become a directory of TFRecord shards, with an index and a manifest beside them."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tfdist import validation
+from tfdist.data import journal as journals
+from tfdist.data import manifest as manifests
+from tfdist.data.encode import Encoded, Encoder
+from tfdist.data.example import Template
+from tfdist.data.layout import FIXED, layout_of
+from tfdist.data.manifest import Manifest, Shard
+from tfdist.data.plan import SHARD_BYTES, cuts
+from tfdist.data.schema import Schema
+from tfdist.data.shard import ShardWriter, index_name, shard_name
+from tfdist.data.sources import open_source
+from tfdist.data.sources.protocol import Source
+from tfdist.data.storage import Storage, storage
+from tfdist.errors import ConfigError
+
+#: Called with the examples that are written, how many there are (None where that is not known yet), and their bytes.
+Progress = Callable[[int, int | None, int], None]
+
+_OURS = re.compile(r"data-\d{5,}\.(tfrecord|index)")
+_WORTH_A_PROCESS = 64 << 20  # bytes; starting one takes as long as writing about as many
+
+
+def write(
+    examples: Any,
+    directory: str | os.PathLike[str],
+    *,
+    num_shards: int | None = None,
+    shard_bytes: int | None = None,
+    schema: Schema | None = None,
+    label: str | None = None,
+    processes: int | None = None,
+    exists: str = "raise",
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Write examples as TFRecord files that every tool can read; beside them, what makes reading fast and safe.
+
+    Examples keep their order: number i is the i-th that was given. Shards are contiguous stretches of about equal
+    bytes. Each appears whole or not at all, and the manifest last; a run that was interrupted goes on behind the shards
+    that are finished, and ends with the same bytes.
+
+    Args:
+        examples: a mapping of names to arrays, (images, labels), an iterable of mappings of names to values, a
+            `tf.data.Dataset`, or the path of CSV, Parquet, HDF5, NumPy or TFRecord files or of a folder with a folder
+            of pictures per class.
+        directory: where to; a path, or a URL that fsspec knows.
+        num_shards: how many files. Default: as many as ``shard_bytes`` asks for.
+        shard_bytes: about how many bytes each has. Default: 256 MiB.
+        schema: what each example consists of. Default: what the first one shows.
+        label: the feature that is learnt. Default: "label" if there is one.
+        processes: how many write at once, where the source can be read from anywhere. Default: one per processor if
+            there is enough to do.
+        exists: what to do with a directory that holds examples already: "raise", "keep" them and write nothing, or
+            "overwrite" them.
+        progress: called now and then, see `Progress`.
+        storage_options: for fsspec.
+    Returns:
+        The manifest.
+    Raises:
+        ConfigError: an argument, or an example that does not fit the schema; the message has its number.
+        StorageError: the disk is full, or may not be written to. Finished shards stay.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write({"x": np.zeros((10, 4), "float32"), "label": np.arange(10)}, folder).examples
+        10
+    """
+    validation.one_of("exists", exists, ("raise", "keep", "overwrite"))
+    if num_shards is not None:
+        num_shards = validation.integer("num_shards", num_shards, minimum=1, maximum=1_000_000)
+    wanted_bytes = SHARD_BYTES if shard_bytes is None else validation.integer("shard_bytes", shard_bytes, minimum=1)
+    if processes is not None:
+        processes = validation.integer("processes", processes, minimum=1)
+    if num_shards is not None and shard_bytes is not None:
+        raise ConfigError("num_shards and shard_bytes are both given; either decides the other. Leave one out.")
+    place = storage(directory, storage_options=storage_options)
+    with place.lock():
+        if manifests.NAME in place.names() and exists != "overwrite":
+            if exists == "keep":
+                return Manifest.from_bytes(place.read(manifests.NAME))
+            raise ConfigError(
+                f"{place.url} holds examples already. Choose another directory, or pass exists='overwrite' "
+                "(--overwrite) to replace them, or exists='keep' to leave them."
+            )
+        source = open_source(examples, schema=schema, label=label)
+        job = _Job(place, source, num_shards, wanted_bytes, progress, storage_options)
+        return job.run(label=_label(label, source.schema), processes=processes, overwrite=exists == "overwrite")
+
+
+def _label(label: str | None, schema: Schema) -> str | None:
+    if label is None:
+        return "label" if "label" in schema else None
+    if label not in schema:
+        raise ConfigError(f"label is {label!r}; the examples have {', '.join(map(repr, schema))}.")
+    return label
+
+
+class _Job:
+    """One source on its way into one directory."""
+
+    def __init__(
+        self,
+        place: Storage,
+        source: Source,
+        num_shards: int | None,
+        shard_bytes: int,
+        progress: Progress | None,
+        storage_options: Mapping[str, Any] | None,
+    ) -> None:
+        self._place = place
+        self._source = source
+        self._schema = source.schema
+        self._layout = layout_of(source.schema)
+        self._num_shards = num_shards
+        self._shard_bytes = shard_bytes
+        self._progress = progress
+        self._options = storage_options
+        identity = {"num_shards": num_shards, "shard_bytes": shard_bytes, "version": manifests.VERSION}
+        self._journal = journals.Journal(
+            place, {**identity, "schema": self._schema.to_json(), "source": source.identity}
+        )
+
+    def run(self, *, label: str | None, processes: int | None, overwrite: bool) -> Manifest:
+        self._prepare(overwrite=overwrite)
+        plan = self._plan()
+        if plan is not None and self._source.seekable:
+            shards = self._planned(plan, self._processes(processes, len(plan)))
+        else:
+            shards = self._in_order(None if plan is None else [stop for _, stop in plan])
+        if not shards:
+            raise ConfigError("there is no example. Pass at least one.")
+        manifest = Manifest(schema=self._schema, layout=self._layout, shards=tuple(shards), label=label)
+        with self._place.create(manifests.NAME) as file:
+            file.write(manifest.to_bytes())
+        self._journal.end()
+        return manifest
+
+    def _prepare(self, *, overwrite: bool) -> None:
+        """Begin, or go on where an interrupted run of the same job ended."""
+        if not self._journal.is_new:
+            return
+        names = self._place.names()
+        ours = [name for name in names if _OURS.fullmatch(name)]
+        if ours and not overwrite and journals.NAME not in names:
+            raise ConfigError(
+                f"{self._place.url} has {ours[0]} but no {manifests.NAME}, so it was not written here. Choose another "
+                "directory, or pass exists='overwrite' (--overwrite) to replace it."
+            )
+        self._place.remove(manifests.NAME)  # first: a directory without it holds nothing
+        for name in ours:
+            self._place.remove(name)
+        self._journal.begin()
+
+    def _plan(self) -> list[tuple[int, int]] | None:
+        source = self._source
+        if source.count == 0:
+            raise ConfigError("there is no example. Pass at least one.")
+        by_bytes = source.sizes is not None or self._layout == FIXED
+        if source.count is None or (self._num_shards is None and not by_bytes):
+            if self._num_shards is not None:
+                raise ConfigError(
+                    f"num_shards is {self._num_shards}, and how many examples there are is known at their end alone. "
+                    "Pass shard_bytes instead, or a source that has a length."
+                )
+            return None
+        example_bytes = Template(self._schema).length + 16 if self._layout == FIXED else 1
+        return cuts(
+            source.count,
+            sizes=source.sizes,
+            example_bytes=example_bytes,
+            num_shards=self._num_shards,
+            shard_bytes=self._shard_bytes,
+        )
+
+    def _processes(self, given: int | None, shards: int) -> int:
+        if given is not None:
+            return min(given, shards)
+        source = self._source
+        total = int(source.sizes.sum()) if source.sizes is not None else 0
+        if self._layout == FIXED:
+            total = (source.count or 0) * Template(self._schema).length
+        worth = total // _WORTH_A_PROCESS
+        return max(1, min(len(os.sched_getaffinity(0)), shards, worth))
+
+    def _planned(self, plan: list[tuple[int, int]], processes: int) -> list[Shard]:
+        """Write shards of which each is read on its own."""
+        open_ = [number for number in range(len(plan)) if number not in self._journal.shards]
+        tasks = [(number, *self._part(*plan[number])) for number in open_]
+        if processes > 1 and len(open_) > 1:
+            from tfdist.data.pool import in_processes
+
+            done = in_processes(
+                _write_shard, [(self._place.url, self._options, self._schema, *task) for task in tasks], processes
+            )
+        else:
+            done = (self._here(*task) for task in tasks)
+        self._report()
+        for number, shard in done:
+            self._journal.add(number, shard)
+            self._report()
+        return [self._journal.shards[number] for number in range(len(plan))]
+
+    def _here(self, number: int, source: Source, start: int, stop: int) -> tuple[int, Shard]:
+        return number, _one_shard(self._place, self._schema, number, source, start, stop, self._report)
+
+    def _part(self, start: int, stop: int) -> tuple[Source, int, int]:
+        """Return a source with no more than the examples of a shard, where it can be cut, and where they are in it."""
+        part = getattr(self._source, "part", None)
+        return (self._source, start, stop) if part is None else (part(start, stop), 0, stop - start)
+
+    def _in_order(self, ends: list[int] | None) -> list[Shard]:
+        """Write shards from a source that is read once, up to the given examples or until each has its bytes."""
+        finished: list[Shard] = []
+        while len(finished) in self._journal.shards:
+            finished.append(self._journal.shards[len(finished)])
+        written = sum(shard.examples for shard in finished)
+        encode, stream = Encoder(self._schema, self._layout), _Stream(_from(self._source, written))
+        while stream.more() and (ends is None or len(finished) < len(ends)):
+            with ShardWriter(self._place, shard_name(len(finished)), self._layout) as writer:
+                while stream.more():
+                    room = None if ends is None else ends[len(finished)] - written - writer.examples
+                    encoded = stream.take(encode, room=room, room_bytes=self._shard_bytes - writer.bytes)
+                    if encoded is None:
+                        break
+                    writer.add(encoded)
+                    self._report(writer.examples, writer.bytes)
+            assert writer.shard is not None
+            self._journal.add(len(finished), writer.shard)
+            finished.append(writer.shard)
+            written += writer.examples
+        if ends is not None and (written != ends[-1] or stream.more()):
+            raise ConfigError(
+                f"the source said that it had {ends[-1]} examples and gave {'more' if stream.more() else written}. "
+                "Pass shard_bytes instead of num_shards, or a source whose length is right."
+            )
+        return finished
+
+    def _report(self, examples: int = 0, data: int = 0) -> None:
+        if self._progress is not None:
+            done = self._journal.shards.values()
+            total = sum(shard.examples for shard in done), sum(shard.bytes for shard in done)
+            self._progress(total[0] + examples, self._source.count, total[1] + data)
+
+
+def _from(source: Source, start: int) -> Iterator[Any]:
+    """Yield the blocks from an example on; what a source that cannot be entered there gives before is left out."""
+    if source.seekable or not start:
+        yield from source.blocks(start, None)
+        return
+    skipped = 0
+    for block in source.blocks(0, None):
+        count = len(next(iter(block.values())))
+        if skipped + count > start:
+            yield {name: values[max(0, start - skipped) :] for name, values in block.items()}
+        skipped += count
+    if skipped < start:
+        raise ConfigError(
+            f"the source has {skipped} examples; {start} of it were written when the run was interrupted. It must give "
+            "the same examples again; pass exists='overwrite' (--overwrite) to begin anew."
+        )
+
+
+class _Stream:
+    """Blocks, taken in pieces that fit what is left of a shard."""
+
+    def __init__(self, blocks: Iterator[Any]) -> None:
+        self._blocks = blocks
+        self._block: Any = None
+        self._encoded: Encoded | None = None
+
+    def more(self) -> bool:
+        """Whether an example is left."""
+        while self._encoded is None and self._block is None:
+            block = next(self._blocks, None)
+            if block is None:
+                return False
+            self._block = block if len(next(iter(block.values()))) else None
+        return True
+
+    def take(self, encode: Encoder, *, room: int | None, room_bytes: int) -> Encoded | None:
+        """Return the next records, up to a number of them or until their bytes are reached; None if none fits."""
+        if self._encoded is None:
+            self._encoded, self._block = encode(self._block), None
+        encoded = self._encoded
+        stop = room if room is not None else int((encoded.ends - encoded.ends[0]).searchsorted(max(room_bytes, 0)))
+        if room is None and room_bytes > 0:
+            stop = max(1, stop)
+        stop = min(stop, len(encoded.ends))
+        if stop <= 0:
+            return None
+        self._encoded = encoded.cut(stop, len(encoded.ends)) if stop < len(encoded.ends) else None
+        return encoded.cut(0, stop)
+
+
+def _one_shard(
+    place: Storage,
+    schema: Schema,
+    number: int,
+    source: Source,
+    start: int,
+    stop: int,
+    report: Callable[[int, int], None] | None = None,
+) -> Shard:
+    layout = layout_of(schema)
+    encode = Encoder(schema, layout)
+    with ShardWriter(place, shard_name(number), layout) as writer:
+        for block in source.blocks(start, stop):
+            writer.add(encode(block))
+            if report is not None:
+                report(writer.examples, writer.bytes)
+    assert writer.shard is not None
+    if writer.examples != stop - start:
+        place.remove(shard_name(number))
+        place.remove(index_name(shard_name(number)))
+        raise ConfigError(
+            f"the source said that it had examples {start} to {stop} and gave {writer.examples} of them. Was it "
+            "changed while it was read?"
+        )
+    return writer.shard
+
+
+def _write_shard(
+    url: str, options: Mapping[str, Any] | None, schema: Schema, number: int, source: Source, start: int, stop: int
+) -> tuple[int, Shard]:
+    """Write one shard in another process."""
+    return number, _one_shard(storage(url, storage_options=options), schema, number, source, start, stop)
