@@ -16,7 +16,8 @@ import filelock
 from tfdist import validation
 from tfdist.data.disk_errors import explained
 from tfdist.data.filenames import is_plain, is_temporary, plain_name, temporary_name
-from tfdist.errors import DeadlineError, ShortReadError, StorageError
+from tfdist.data.ranges import within
+from tfdist.errors import DeadlineError, StorageError
 
 LOCK_NAME = ".lock"
 LOCK_SECONDS = 600.0
@@ -63,7 +64,7 @@ class LocalStorage:
         """Return ``length`` bytes from ``start``, or all that follow."""
         with self._open(name) as descriptor:
             if length is None:
-                length = os.fstat(descriptor).st_size - start
+                length = max(os.fstat(descriptor).st_size - start, 0)
             return self._read(descriptor, name, start, length)
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
@@ -118,8 +119,10 @@ class LocalStorage:
             self._make_directory()
             is_new = not os.path.lexists(path)
             path = path if is_new else self._inside(name)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o666)
             try:
+                _need_regular(descriptor, path)
                 size = os.fstat(descriptor).st_size
                 torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
                 text = (b"\n" if torn else b"") + line + (b"" if line.endswith(b"\n") else b"\n")
@@ -227,34 +230,21 @@ class LocalStorage:
             # without blocking: the file could be a pipe that has no writer
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise StorageError(f"{path} is no regular file; a data set consists of regular files. Remove it.")
+                _need_regular(descriptor, path)
                 yield descriptor
             finally:
                 os.close(descriptor)
 
     def _read(self, descriptor: int, name: str, start: int, length: int) -> bytes:
-        validation.integer("start", start, minimum=0)
-        size = os.fstat(descriptor).st_size
-        # before anything is allocated for a length that came from a stranger
-        if start > size or length < 0 or length > size - start:
-            raise short_read(f"{self.local / name}", start, length, size)
-        parts = []
+        where, parts = str(self.local / name), []
+        start, length = within(where, start, length, os.fstat(descriptor).st_size)
         while length > 0:
             part = os.pread(descriptor, min(length, _LARGEST_READ), start)
-            if not part:
-                raise short_read(f"{self.local / name}", start, length, os.fstat(descriptor).st_size)
+            if not part:  # it shrank meanwhile
+                within(where, start, length, os.fstat(descriptor).st_size)
             parts.append(part)
             start, length = start + len(part), length - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def short_read(path: str, start: int, length: int, size: int) -> ShortReadError:
-    """Return the error of a file that ends too early."""
-    return ShortReadError(
-        f"{path} has {size} bytes; {length} from byte {start} were asked for. It was cut or replaced: copy it again, "
-        "or write it again."
-    )
 
 
 class _Explained(io.RawIOBase):
@@ -293,6 +283,11 @@ def _claimed(temporary: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # somebody cleaned up between the two calls
+
+
+def _need_regular(descriptor: int, path: Path) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise StorageError(f"{path} is no regular file; a data set consists of regular files. Remove it.")
 
 
 def _acquired(guard: filelock.BaseFileLock, seconds: float) -> bool:

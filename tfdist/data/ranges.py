@@ -77,6 +77,36 @@ def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:
     return Plan(tuple(requests), tuple(tuple(_pieces(keys, requests, *wanted_range)) for wanted_range in ranges))
 
 
+def within(where: str, start: int, length: int, size: int) -> tuple[int, int]:
+    """Return ``start`` and ``length`` as plain ints, if they lie in a file of ``size`` bytes.
+
+    Nothing is allocated for a length that a stranger's index names before it was here.
+
+    Args:
+        where: the file, for the message.
+        start: in bytes.
+        length: in bytes.
+        size: in bytes.
+    Raises:
+        ConfigError: not integers, or negative.
+        ShortReadError: the file ends before that.
+
+    Example:
+        >>> within("a.index", 90, 20, size=100)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        tfdist.errors.ShortReadError: a.index has 100 bytes; 20 from byte 90 were asked for. It ...
+    """
+    start = validation.integer(f"{where}: start", start, minimum=0)
+    length = validation.integer(f"{where}: length", length, minimum=0)
+    if start + length > size:
+        raise ShortReadError(
+            f"{where} has {size} bytes; {length} from byte {start} were asked for. It was cut or replaced: copy it "
+            "again, or write it again."
+        )
+    return start, length
+
+
 def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The same bytes as spans that are sorted and neither overlap nor touch."""
     found: list[tuple[int, int]] = []

@@ -8,14 +8,15 @@ from datetime import datetime
 from typing import Any, BinaryIO, cast
 
 import fsspec
+from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.registry import known_implementations
 
 from tfdist import validation
 from tfdist.data.blocks import BlockCache, File
 from tfdist.data.filenames import is_plain, plain_name, temporary_name
-from tfdist.data.local import LOCK_SECONDS, short_read
-from tfdist.data.ranges import Range, coalesce
+from tfdist.data.local import LOCK_SECONDS
+from tfdist.data.ranges import Range, coalesce, within
 from tfdist.errors import ConfigError, MissingDependencyError, MissingFileError, StorageError, TfdistError
 
 GAP_BYTES = 256 << 10  # a request costs about as long as this many bytes take
@@ -118,13 +119,12 @@ class FsspecStorage:
         """Return the bytes of each (name, start, length), in the order of ``ranges``."""
         if len({name for name, _, _ in ranges} - self._files.keys()) > 2:
             self.names()  # one request for all sizes
+        located = []
         for name, start, length in ranges:
-            size = self.size(name)
-            if min(start, length) < 0 or start + length > size:
-                raise short_read(f"{self.url}/{name}", start, length, size)
+            file = self._known(name)
+            located.append((file, *within(f"{self.url}/{name}", start, length, file.size)))
         if self._cache is None:
-            return self._fetch(ranges, self._gap)
-        located = [(self._known(name), start, length) for name, start, length in ranges]
+            return self._fetch([(file.name, start, length) for file, start, length in located], self._gap)
         return self._cache.read_ranges(located, lambda wanted: self._fetch(wanted, 0))
 
     def _fetch(self, ranges: Sequence[Range], gap: int) -> list[bytes]:
@@ -234,9 +234,8 @@ class FsspecStorage:
             raise
         except FileNotFoundError as error:
             self._need_bucket(doing)
-            raise MissingFileError(
-                f"{where} cannot be {doing}: there is none. Look whether the URL is right."
-            ) from error
+            kind = StorageError if doing == "written" else MissingFileError
+            raise kind(f"{where} cannot be {doing}: there is none. Look whether the URL is right.") from error
         except Exception as error:
             raise StorageError(f"{where} cannot be {doing}: {_reason(error)}. {_advice(error)}") from error
 
@@ -299,9 +298,13 @@ def _driver(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _rename(fs: Any, source: str, target: str) -> None:
+    if type(fs).mv is AbstractFileSystem.mv:  # fsspec's own copies, and takes names for patterns
+        fs.cp_file(source, target)
+        fs.rm_file(source)
+        return
     try:
         fs.mv(source, target)
-    except FileExistsError:  # SFTP and others do not rename over a file
+    except FileExistsError:  # some do not rename over a file
         fs.rm_file(target)
         fs.mv(source, target)
 
