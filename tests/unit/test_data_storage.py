@@ -2,7 +2,9 @@
 
 import gc
 import io
+import json
 import pickle
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ from tfdist.errors import (
 )
 
 BUCKET = "digits"
+ROOT = Path(__file__).parents[2]
 FOLDERS = ["plain", "größe mit Leerzeichen 数据", "a/b c/d+e%20f"]
 Make = Callable[..., Storage]
 
@@ -39,7 +42,7 @@ def s3() -> Iterator[dict[str, Any]]:
         yield options
 
 
-@pytest.fixture(params=["local", "memory", "s3", "s3 cached"])
+@pytest.fixture(params=["local", "memory", "cached", "s3"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, s3: dict[str, Any]) -> Iterator[Make]:
     """Makes storages of new directories; the same for the same folder."""
     root = uuid.uuid4().hex
@@ -47,10 +50,10 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, s3: dict[str, Any]) -> 
     def made(folder: str = "plain") -> Storage:
         if request.param == "local":
             return storage(tmp_path / folder)
-        if request.param == "memory":
-            return storage(f"memory://{root}/{folder}")
-        cache = BlockCache(limit_bytes=1 << 12, block_bytes=64) if "cached" in request.param else None
-        return storage(f"s3://{BUCKET}/{root}/{folder}", storage_options=s3, cache=cache)
+        if request.param == "s3":
+            return storage(f"s3://{BUCKET}/{root}/{folder}", storage_options=s3)
+        cache = BlockCache(limit_bytes=1 << 12, block_bytes=64) if request.param == "cached" else None
+        return storage(f"memory://{root}/{folder}", cache=cache)
 
     yield made
     fsspec.filesystem("memory").store.clear()
@@ -246,6 +249,31 @@ def uploads(place: Storage) -> list[Any]:
     return place._driver().call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])
 
 
+FORK = """
+import json, os, signal, sys
+from tfdist.data.blocks import BlockCache
+from tfdist.data.storage import storage
+signal.alarm(40)
+place = storage(sys.argv[1], storage_options=json.loads(sys.argv[2]), cache=BlockCache(limit_bytes=9999, block_bytes=9))
+assert place.read("f") == b"x" * 1000
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(place.read("f", 3, 500) != b"x" * 500 or place.names() != ["f"])
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert place.read("f", 999) == b"x"
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_forked_process_has_connections_of_its_own(s3: dict[str, Any]) -> None:
+    url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    put(storage(url, storage_options=s3), "f", b"x" * 1000)
+    command = [sys.executable, "-c", FORK, url, json.dumps(s3)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_missing_bucket_is_named(s3: dict[str, Any]) -> None:
     place = storage("s3://no-such-bucket/folder", storage_options=s3)
     for act in (place.names, lambda: place.size("f"), lambda: put(place, "f", b"1")):
@@ -292,6 +320,16 @@ def test_a_cache_saves_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     put(place, "f", content[::-1])  # another content is another file to the cache
     assert place.read("f", 0, 20) == content[::-1][:20]
     place._driver().store.clear()
+
+
+def test_a_cache_knows_an_object_by_its_content(s3: dict[str, Any]) -> None:
+    cache, url = BlockCache(limit_bytes=1000, block_bytes=10), f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    for content, misses in ((b"a" * 30, 3), (b"b" * 30, 6)):
+        put(storage(url, storage_options=s3), "f", content)
+        listed, asked = (storage(url, storage_options=s3, cache=cache) for _ in range(2))
+        assert listed.names() == ["f"]  # tells sizes and versions too
+        assert listed.read_ranges([("f", 0, 30)]) == asked.read_ranges([("f", 0, 30)]) == [content]
+        assert cache.counts().misses == misses
 
 
 @pytest.mark.parametrize(
