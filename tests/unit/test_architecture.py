@@ -21,6 +21,7 @@ LAYERS = {
     "": 0,
     "errors": 0,
     "validation": 0,
+    "cache": 0,
     "compat": 1,
     "cluster": 1,
     "monitor": 1,
@@ -47,7 +48,10 @@ LAYERS = {
 # The registry is a table of names that anybody may read: it stands as low as what it imports.
 LAYER_OF_MODULE = {"tfdist.strategies.registry": 1}
 
-LOADS_NO_TENSORFLOW = ("", "errors", "validation", "cluster", "monitor", "launch", "cli", "build", "doctor", "__main__")
+LOADS_NO_TENSORFLOW = (
+    *("", "errors", "validation", "cache", "cluster", "monitor", "native", "launch", "cli", "build", "doctor"),
+    "__main__",
+)
 FRAMEWORKS = ("tensorflow", "keras", "horovod")
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "keras.src", "horovod._", "horovod.tensorflow.mpi_ops")
 

@@ -17,8 +17,8 @@ from tfdist.build.edits import Edit
 from tfdist.build.installed import Record
 from tfdist.build.program import ProgramError, Runner
 from tfdist.build.recipe import Extra, Folders, Options, Toolkit
-from tfdist.build.target import Target
 from tfdist.errors import UnsupportedError
+from tfdist.native.target import Target
 
 _FETCH_SECONDS = 1800.0
 _BUILD_SECONDS = 7200.0

@@ -17,13 +17,14 @@ import psutil
 from packaging.requirements import Requirement
 
 from tfdist.build import gpu, mpi, recipe, target
-from tfdist.build.cache import Cache, folder, locked, locked_folder, open_cache
+from tfdist.build.cache import Cache, open_cache
 from tfdist.build.compiling import Build, OnProgress
 from tfdist.build.installed import Proof, find_installed, misfit, prove
 from tfdist.build.recipe import Options
-from tfdist.build.target import Target
-from tfdist.build.workshop import remove_stale, workshop
+from tfdist.build.workshop import workshop
+from tfdist.cache import folder, locked, locked_folder, remove_stale
 from tfdist.errors import TfdistError
+from tfdist.native.target import Target, observe
 
 _INSTALL_SECONDS = 600.0
 _PROVE_SECONDS = 300.0
@@ -88,7 +89,7 @@ def install(
     """
     request = _Request(
         options=options or Options(),
-        here=target.observe(),
+        here=observe(),
         environ=os.environ if environ is None else environ,
         on_progress=on_progress,
     )
@@ -161,7 +162,7 @@ def _build(request: _Request, *, force: bool, jobs: int | None, log: Path | None
     def say(holder: str) -> None:
         request.on_progress(f"waiting for {holder}, which builds the same", None)
 
-    with locked(cache, key, timeout_seconds=_WAIT_SECONDS, on_wait=say):
+    with locked(cache.lock(key), timeout_seconds=_WAIT_SECONDS, on_wait=say):
         kept = None if force else request.kept_wheel()
         if kept:
             return kept

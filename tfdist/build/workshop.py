@@ -2,8 +2,6 @@
 
 import contextlib
 import secrets
-import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +9,6 @@ from tfdist.build.cause import Cause, find_cause
 from tfdist.build.program import ProgramError, Runner
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.launch.resources import guarded
-
-_STALE_SECONDS = 24 * 3600.0
 
 
 @contextlib.contextmanager
@@ -53,15 +49,3 @@ def _explained(error: TfdistError | OSError, log: Path, *, verb: str) -> str:
         why = find_cause(str(error))
     cure = [f"What to do: {why.cure}"] if why.cure else []
     return "\n".join([f"Horovod was not {verb}: {why.line}", *cure, f"The full log: {log}"])
-
-
-def remove_stale(folder: Path) -> None:
-    """Remove what was left in a folder of temporary folders a day ago or more, for instance by a loss of power."""
-    for entry in folder.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - entry.stat().st_mtime <= _STALE_SECONDS:
-                continue
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink()

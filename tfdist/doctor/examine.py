@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from tfdist.build.installed import find_installed
-from tfdist.build.target import version_of_tensorflow
 from tfdist.doctor import (
     cgroup,
     clock,
@@ -27,6 +26,7 @@ from tfdist.doctor import (
     versions,
 )
 from tfdist.doctor.finding import Finding, warning
+from tfdist.native.target import version_of_tensorflow
 
 _SHORT_SECONDS = 20.0
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.build.cache import Cache, folder, locked, locked_folder, open_cache
+from tfdist.build.cache import Cache, open_cache
+from tfdist.cache import folder, locked, locked_folder
 from tfdist.errors import ConfigError, DeadlineError
 
 
@@ -87,17 +88,17 @@ def test_a_damaged_wheel_counts_for_none(cache: Cache, tmp_path: Path) -> None:
 def test_who_waits_is_told_for_whom_and_not_for_ever(cache: Cache) -> None:
     told: list[str] = []
     with (
-        locked(cache, "key", timeout_seconds=10, on_wait=told.append),
-        locked(cache, "other", timeout_seconds=10, on_wait=told.append),
+        locked(cache.lock("key"), timeout_seconds=10, on_wait=told.append),
+        locked(cache.lock("other"), timeout_seconds=10, on_wait=told.append),
     ):
         assert told == []
         with (
             pytest.raises(DeadlineError, match=f"process {os.getpid()} has been doing the same"),
-            locked(cache, "key", timeout_seconds=0.1, on_wait=told.append),
+            locked(cache.lock("key"), timeout_seconds=0.1, on_wait=told.append),
         ):
             pytest.fail("two had the same lock")
     assert told == [f"process {os.getpid()}"]
-    with locked(cache, "key", timeout_seconds=0.1, on_wait=told.append):
+    with locked(cache.lock("key"), timeout_seconds=0.1, on_wait=told.append):
         assert len(told) == 1
 
 

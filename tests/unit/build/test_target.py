@@ -7,6 +7,7 @@ import pytest
 
 from tfdist.build import target
 from tfdist.errors import MissingDependencyError
+from tfdist.native.target import observe, version_of_tensorflow
 
 
 def program(folder: Path, name: str) -> str:
@@ -18,9 +19,9 @@ def program(folder: Path, name: str) -> str:
 
 
 def test_this_environment() -> None:
-    seen = target.observe()
+    seen = observe()
     assert seen.python == sys.executable
-    assert seen.version == target.version_of_tensorflow()
+    assert seen.version == version_of_tensorflow()
     assert (seen.root / "tensorflow" / "include").is_dir()
     assert seen.python_tag == f"cp3{sys.version_info.minor}"
     assert "-" not in seen.platform + seen.python_tag
@@ -57,4 +58,4 @@ def test_a_python_without_pip_is_told_how_to_get_it() -> None:
 def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install tensorflow"):
-        target.observe()
+        observe()

@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from tfdist.build.program import Runner
-from tfdist.build.workshop import remove_stale, workshop
+from tfdist.build.workshop import workshop
+from tfdist.cache import remove_stale
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 
 pytestmark = pytest.mark.timeout(60)

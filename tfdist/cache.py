@@ -1,0 +1,153 @@
+"""The user's folder for what is made once and kept, and locks over all processes of this machine.
+
+Example:
+    >>> folder({"TFDIST_CACHE_DIR": "/data/tfdist"})
+    PosixPath('/data/tfdist')
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from tfdist.errors import ConfigError, DeadlineError, TfdistError
+
+_LOOK_SECONDS = 0.2
+_STALE_SECONDS = 24 * 3600.0
+
+
+def folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the cache: TFDIST_CACHE_DIR, else tfdist in XDG_CACHE_HOME, else in ~/.cache."""
+    if environ.get("TFDIST_CACHE_DIR"):
+        return Path(environ["TFDIST_CACHE_DIR"]).expanduser().absolute()
+    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or os.path.expanduser("~"), ".cache"))
+    return Path(base, "tfdist").absolute()
+
+
+def make(root: Path, names: tuple[str, ...]) -> None:
+    """Make these folders in the folder of the cache, and try that files can be written there.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    try:
+        for name in names:
+            (root / name).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=root / name):
+                pass
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {root} cannot be written ({_reason(error)}). Name another: export TFDIST_CACHE_DIR=/path"
+        ) from error
+
+
+def put(source: Path, place: Path, *, work: Path) -> Path:
+    """Copy a file to its place at once: others see the old file, or the whole new one.
+
+    Args:
+        source: the file.
+        place: where it is put; its folder is made.
+        work: where the copy is before, on the same file system.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as whole, tempfile.NamedTemporaryFile(dir=work, delete=False) as copy:
+        try:
+            shutil.copyfileobj(whole, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+            os.chmod(copy.name, 0o644)
+            os.replace(copy.name, place)
+        except BaseException:
+            os.unlink(copy.name)
+            raise
+    return place
+
+
+def remove_stale(place: Path) -> None:
+    """Remove what was left in a folder of temporary folders a day ago or more, for instance by a loss of power."""
+    for entry in place.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat().st_mtime <= _STALE_SECONDS:
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a file; the system releases it when the process that holds it ends, however it ends.
+
+    Args:
+        path: the file, which is made and stays.
+        timeout_seconds: how long to wait for a process that holds it.
+        on_wait: called once, with who holds it, when there is someone to wait for.
+    Raises:
+        DeadlineError: the lock was not free in time.
+        TfdistError: the file system knows no locks.
+    """
+    with path.open("a+", encoding="utf-8") as file:
+
+        def holder() -> str:
+            file.seek(0)
+            return f"process {file.read().strip() or '?'}"
+
+        _wait(file.fileno(), path, holder, timeout_seconds=timeout_seconds, on_wait=on_wait)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+@contextlib.contextmanager
+def locked_folder(place: Path, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a folder, in which nothing is written for that; otherwise like `locked`."""
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        _wait(descriptor, place, lambda: "another process", timeout_seconds=timeout_seconds, on_wait=on_wait)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait(
+    descriptor: int,
+    path: Path,
+    holder: Callable[[], str],
+    *,
+    timeout_seconds: float,
+    on_wait: Callable[[str], None],
+) -> None:
+    deadline, waiting = time.monotonic() + timeout_seconds, False
+    while not _take(descriptor, path):
+        if not waiting:
+            on_wait(holder())
+            waiting = True
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"{holder()} has been doing the same for more than {timeout_seconds:g} s. End it, then try again."
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def _take(descriptor: int, path: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise TfdistError(
+            f"{path} cannot be locked ({_reason(error)}); its file system may know no locks. Use a folder on another: "
+            "for the cache, export TFDIST_CACHE_DIR=/path."
+        ) from error
+    return True

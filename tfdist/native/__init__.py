@@ -1,0 +1,1 @@
+"""What native parts are built for."""

@@ -1,0 +1,137 @@
+"""What native parts are built for: this Python, and the TensorFlow installed in it; which compiler there is.
+
+Example:
+    >>> Target.example().include
+    PosixPath('/env/lib/python3.11/site-packages/tensorflow/include')
+"""
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.errors import MissingDependencyError
+
+PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "intel-tensorflow", "tf-nightly")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What native parts are made for.
+
+    Attributes:
+        package: the distribution that brings the module ``tensorflow``.
+        version: its version.
+        root: the folder that holds the package ``tensorflow``.
+        python: this interpreter.
+        python_tag: as wheels write it, ``cp311``.
+        platform: as wheels write it, ``linux_x86_64``.
+        libc: name and version of the C library; a library built on a newer one does not load on an older one.
+    """
+
+    package: str
+    version: str
+    root: Path
+    python: str
+    python_tag: str
+    platform: str
+    libc: str
+
+    @property
+    def include(self) -> Path:
+        """The folder of TensorFlow's headers."""
+        return self.root / "tensorflow" / "include"
+
+    @classmethod
+    def example(cls) -> "Target":
+        """Return a target for the examples in docstrings."""
+        return cls(
+            package="tensorflow",
+            version="2.21.0",
+            root=Path("/env/lib/python3.11/site-packages"),
+            python="/env/bin/python",
+            python_tag="cp311",
+            platform="linux_x86_64",
+            libc="glibc2.36",
+        )
+
+
+def observe() -> Target:
+    """Return what is installed here; TensorFlow is found, not loaded.
+
+    Raises:
+        MissingDependencyError: TensorFlow is not installed, or without the headers that a build needs.
+    """
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingDependencyError(
+            f"TensorFlow is not installed in {sys.executable}; native parts are built for one. "
+            f"Install it: {sys.executable} -m pip install tensorflow"
+        )
+    root = Path(next(iter(spec.submodule_search_locations))).parent
+    if not (root / "tensorflow" / "include" / "tensorflow" / "core").is_dir():
+        raise MissingDependencyError(
+            f"the TensorFlow in {root} comes without its headers (tensorflow/include), which a build needs. "
+            f"Install the wheel of the registry: {sys.executable} -m pip install --force-reinstall tensorflow"
+        )
+    package, version = _tensorflow()
+    return Target(
+        package=package,
+        version=version,
+        root=root,
+        python=sys.executable,
+        python_tag=f"cp{sys.version_info.major}{sys.version_info.minor}",
+        platform=sysconfig.get_platform().replace("-", "_").replace(".", "_"),
+        libc="".join(platform.libc_ver()),
+    )
+
+
+def _tensorflow() -> tuple[str, str]:
+    for name in PACKAGES:
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise MissingDependencyError(
+        f"a module tensorflow is there, but none of the packages {', '.join(PACKAGES)} is installed, so its version is "
+        f"not known. Install the wheel of the registry: {sys.executable} -m pip install tensorflow"
+    )
+
+
+def version_of_tensorflow() -> str:
+    """Return the version of the TensorFlow that is installed; empty when there is none."""
+    try:
+        return _tensorflow()[1]
+    except MissingDependencyError:
+        return ""
+
+
+COMPILERS = ("c++", "g++", "clang++")
+
+
+def find_program(environ: Mapping[str, str], variable: str, *names: str) -> str | None:
+    """Return the path of a program; None when there is none.
+
+    Args:
+        environ: its PATH is searched.
+        variable: the name of a variable that chooses the program, and is followed when it is set; may be empty.
+        names: what is looked for otherwise, the first that is found counts.
+
+    Example:
+        >>> find_program({"PATH": "/nowhere"}, "CXX", *COMPILERS)
+    """
+    chosen = environ.get(variable, "").split()[:1]
+    found = (shutil.which(name, path=environ.get("PATH", "")) for name in chosen or names)
+    return next(filter(None, found), None)
+
+
+def missing_compiler() -> str:
+    """Return the sentence that says that there is no C++ compiler, with the commands that cure it."""
+    return (
+        "no C++ compiler (g++) is on PATH; as root: apt-get install g++; without root: conda install -c conda-forge gxx"
+    )
