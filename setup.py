@@ -17,7 +17,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["tfdist", "tfdist.*"]),
-    package_data={"tfdist": ["py.typed"]},
+    package_data={"tfdist": ["py.typed"], "tfdist.native": ["*.cc", "*.h"]},
     python_requires=">=3.11,<3.14",  # Keras 3.15 ends with Python 3.10; TensorFlow 2.21 has no wheel for 3.14
     install_requires=[
         f"tensorflow{TENSORFLOW}",
@@ -27,6 +27,11 @@ setup(
         "rich>=13,<16",
         "psutil>=5.9",
         "packaging>=23",
+        "google-crc32c>=1.5",
+        "filelock>=3.12",
+        "safetensors>=0.4.3",
+        "fsspec>=2023.12",
+        "loky>=3.4",
     ],
     extras_require={
         # the recipes under strategies/: real data without a download, and the picture of the loss curves

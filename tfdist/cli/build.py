@@ -1,5 +1,6 @@
-"""`tfdist build`: parse, call `tfdist.build`, show how far it is, print what was done."""
+"""`tfdist build`: parse, call `tfdist.build` or `tfdist.native`, show how far it is, print what was done."""
 
+import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from tfdist.build import Options, Outcome, gpu, install, mpi
 from tfdist.cli.interrupts import unwinding
+from tfdist.native import library, target
 
 _STEP_PERCENT = 10  # of the compilation, for a line where there is no terminal
 
@@ -94,6 +96,26 @@ def horovod(
             on_progress=watch.show,
         )
     click.echo(described(outcome, seconds=time.monotonic() - started))
+
+
+@command.command(epilog="Exit code: 0 when they are kept, 1 when they were not compiled, 2 when they cannot be kept.")
+@click.option("--force", is_flag=True, help="Compile anew, whatever is kept.")
+def ops(force: bool) -> None:
+    """Compile tfdist's own TensorFlow ops, and say where they are kept.
+
+    They read records of TFRecord files (`tfdist.data.read`). Whoever reads first compiles them, so this is for places
+    where nothing can be compiled later, for instance while an image is made. It takes seconds and a C++ compiler (g++).
+    Where they are missing, or TFDIST_NATIVE is 0, NumPy reads the same.
+
+    They are kept per versions of TensorFlow, C library and sources in TFDIST_CACHE_DIR, else $XDG_CACHE_HOME/tfdist,
+    else ~/.cache/tfdist.
+    """
+    here = target.observe()
+    started = time.monotonic()
+    with unwinding():
+        built = library.build(here, os.environ, force=force, on_start=lambda sentence: click.echo(sentence, err=True))
+    took = f"were compiled in {time.monotonic() - started:.0f} s" if built.was == "built" else "are compiled"
+    click.echo(f"The ops for TensorFlow {here.version} {took}.\nThe library: {built.path}")
 
 
 def described(outcome: Outcome, *, seconds: float) -> str:

@@ -13,7 +13,7 @@ COMMANDS = {
     "run": "Start a script on N local workers; end all when one fails.",
     "verify": "Compare every Keras feature on every strategy with one device.",
     "doctor": "Say what this machine has, what is missing, and what cures it.",
-    "build": "Build Horovod for the TensorFlow that is installed; kept for the next time.",
+    "build": "Build Horovod, or ops of our own, for the TensorFlow that is installed; kept for the next time.",
     "bench": "Measure speed beside the peers.",
 }
 

@@ -1,0 +1,196 @@
+"""How the library of ops is kept: compiled once, whole or not there, and with a cause when it cannot be had.
+
+The compiler is a script that writes what it was told to; the real one is met in tests/integration.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
+from tfdist.native import library
+from tfdist.native.target import Target
+
+HERE = Target.example()
+OUTPUT = 'while [ "$1" != -o ]; do shift; done; echo "a library" > "$2"'
+BUILD = """
+import os, sys
+from tfdist.native import library
+from tfdist.native.target import Target
+print(library.build(Target.example(), os.environ, on_start=lambda said: print(said, flush=True)).was)
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """Writes the script; returns an environment that has it, and a cache of its own."""
+
+    def write(body: str) -> dict[str, str]:
+        path = tmp_path / "compiler"
+        path.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/started\n{body}\n")
+        path.chmod(0o755)
+        return {**os.environ, "CXX": str(path), "TFDIST_CACHE_DIR": str(tmp_path / "my cache")}
+
+    return write
+
+
+def started(tmp_path: Path) -> list[int]:
+    return [int(line) for line in (tmp_path / "started").read_text().split()]
+
+
+def left_in(environ: dict[str, str]) -> list[str]:
+    root = Path(environ["TFDIST_CACHE_DIR"])
+    return sorted(f"{folder}/{path.suffix}" for folder in ("work", "logs", "ops") for path in (root / folder).iterdir())
+
+
+def test_it_is_compiled_once_and_kept(compiler: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
+    environ, said = compiler(OUTPUT), []
+    assert library.find(HERE, environ) is None
+    built = library.build(HERE, environ, on_start=said.append)
+    assert (built.was, library.find(HERE, environ)) == ("built", built.path)
+    assert built.path.read_bytes().startswith(b"a library\n")
+    assert library.build(HERE, environ, on_start=said.append) == replace(built, was="kept")
+    assert len(started(tmp_path)) == 1
+    assert [sentence.split()[0] for sentence in said] == ["Compiling"]
+    assert library.build(HERE, environ, force=True) == built
+    assert len(started(tmp_path)) == 2
+    assert left_in(environ) == ["ops/.so"]
+
+
+def test_another_tensorflow_machine_or_source_has_another_library(
+    compiler: Callable[[str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = compiler(OUTPUT)
+    places = {library.place(HERE, environ)}
+    for other in (
+        {"version": "2.16.2"},
+        {"platform": "linux_aarch64"},
+        {"libc": "glibc2.28"},
+        {"package": "tf-nightly"},
+    ):
+        places.add(library.place(replace(HERE, **other), environ))
+    copy = tmp_path / "sources"
+    copy.mkdir()
+    for path in library.SOURCES.glob("*.[ch]*"):
+        (copy / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(library, "SOURCES", copy)
+    assert library.place(HERE, environ) in places
+    (copy / "crc32c.h").write_bytes((copy / "crc32c.h").read_bytes() + b"\n")
+    assert library.place(HERE, environ) not in places
+    assert len(places) == 5
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-1], lambda b: b + b"x", lambda b: b"A" + b[1:], None])
+def test_a_damaged_library_counts_for_none(
+    compiler: Callable[[str], dict[str, str]], damage: Callable[[bytes], bytes] | None
+) -> None:
+    environ = compiler(OUTPUT)
+    path = library.build(HERE, environ).path
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    assert library.find(HERE, environ) is None
+    assert library.build(HERE, environ).was == "built"
+    assert library.find(HERE, environ) == path
+
+
+@pytest.mark.timeout(60)
+def test_of_two_processes_one_compiles(compiler: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    environ = compiler(f"read line < {tmp_path}/go; {OUTPUT}")
+    processes = []
+    try:
+        for first_word in ("Compiling", "Waiting"):
+            processes.append(
+                subprocess.Popen([sys.executable, "-c", BUILD], env=environ, stdout=subprocess.PIPE, text=True)
+            )
+            assert processes[-1].stdout.readline().startswith(first_word)
+        (tmp_path / "go").write_text("go\n")
+        assert [process.communicate(timeout=30)[0] for process in processes] == ["built\n", "kept\n"]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert len(started(tmp_path)) == 1
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupted_build_ends_the_compiler_and_leaves_nothing(
+    compiler: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    environ = compiler(f"echo half > records.so; echo > {tmp_path}/go; read line < {tmp_path}/go")
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUILD], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        (tmp_path / "go").read_text()  # the compiler is at work
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert not any(psutil.pid_exists(pid) for pid in started(tmp_path))
+    assert left_in(environ) == ["logs/.log"]
+    assert library.build(HERE, compiler(OUTPUT)).was == "built"
+
+
+def test_a_compiler_that_fails_is_reported_with_its_first_error(compiler: Callable[[str], dict[str, str]]) -> None:
+    environ = compiler("echo 'a.cc: In function f:'; echo 'a.cc:7:1: error: no such type' >&2; exit 4")
+    with pytest.raises(
+        TfdistError, match=r"ended with code 4: a.cc:7:1: error: no such type\. The full log: "
+    ) as caught:
+        library.build(HERE, environ)
+    log = Path(str(caught.value).rsplit("The full log: ", 1)[1])
+    assert "In function f" in log.read_text()
+    assert left_in(environ) == ["logs/.log"]
+
+
+def test_without_a_compiler(compiler: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
+    environ = compiler(OUTPUT)
+    with pytest.raises(MissingDependencyError, match="CXX is 'absent'"):
+        library.build(HERE, {**environ, "CXX": "absent"})
+    nothing = {"PATH": str(tmp_path), "TFDIST_CACHE_DIR": environ["TFDIST_CACHE_DIR"]}
+    with pytest.raises(MissingDependencyError, match=r"apt-get install g\+\+"):
+        library.build(HERE, nothing)
+    assert not Path(environ["TFDIST_CACHE_DIR"]).exists()
+    kept = library.build(HERE, environ).path
+    assert library.build(HERE, nothing).path == kept
+
+
+def test_a_cache_that_cannot_be_written(
+    compiler: Callable[[str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = compiler(OUTPUT)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written.*TFDIST_CACHE_DIR"):
+        library.build(HERE, {**environ, "TFDIST_CACHE_DIR": str(tmp_path / "file" / "cache")})
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        library.build(HERE, environ)
+    assert left_in(environ) == []
+
+
+def test_a_kept_library_is_used_from_a_cache_that_cannot_be_written(
+    compiler: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = compiler(OUTPUT)
+    built = library.build(HERE, environ)
+
+    def forbidden(*_: object) -> None:
+        raise ConfigError("the cache folder cannot be written")
+
+    monkeypatch.setattr("tfdist.cache.make", forbidden)
+    assert library.build(HERE, environ) == replace(built, was="kept")

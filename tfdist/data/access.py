@@ -1,0 +1,245 @@
+"""Records read at known places of local files, in NumPy: the reference for the ops of `tfdist.native`.
+
+Guaranteed for whatever the arguments and the files hold: nothing outside of a file is read; a record is ok exactly when
+it lies in its file and, where it is checked, its length and both checksums fit; of one that is not ok nothing is
+returned. What is read is copied, so it outlives its file.
+"""
+
+import mmap
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.data.records import HEADER_BYTES, OVERHEAD_BYTES, header, masked_crc
+from tfdist.errors import ConfigError
+
+_MOST_ZEROS = 1 << 30  # bytes of rows that are longer than any file
+_Identity = tuple[int, int, int, int]
+_header = lru_cache(maxsize=4096)(header)
+
+
+class Maps:
+    """Files mapped into memory, each when it is first read.
+
+    A file that was replaced, cut short or extended since it was read last is mapped anew. It may be used in several
+    threads.
+
+    Args:
+        paths: the files, by their numbers.
+
+    Example:
+        >>> maps = Maps(["/data/data-00000.tfrecord"])
+        >>> len(maps)
+        1
+        >>> maps.close()
+    """
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        self._paths = [os.fspath(path) for path in paths]
+        self._kept: dict[int, tuple[_Identity, NDArray[np.uint8]]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> NDArray[np.uint8]:
+        """Return the bytes of a file as they are now, to be read alone.
+
+        Raises:
+            OSError: the file cannot be opened.
+            ConfigError: it is no regular file.
+        """
+        path = self._paths[number]
+        with self._lock:
+            kept = self._kept.get(number)
+        if kept is not None and kept[0] == _identity(os.stat(path)):
+            return kept[1]
+        kept = _map(path)
+        with self._lock:
+            self._kept[number] = kept
+        return kept[1]
+
+    def close(self) -> None:
+        """Let go of all files; they are mapped anew when they are read again."""
+        with self._lock:
+            self._kept.clear()  # a map ends with the last array that shows it
+
+
+def _identity(about: os.stat_result) -> _Identity:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def _map(path: str) -> tuple[_Identity, NDArray[np.uint8]]:
+    # Without O_NONBLOCK opening a pipe would wait for a writer.
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        about = os.fstat(file)
+        if not os.path.isfile(f"/proc/self/fd/{file}"):
+            raise ConfigError(f"{path!r} is no regular file; records are read from one.")
+        if not about.st_size:
+            return _identity(about), np.empty(0, np.uint8)
+        return _identity(about), np.frombuffer(mmap.mmap(file, about.st_size, access=mmap.ACCESS_READ), np.uint8)
+    finally:
+        os.close(file)
+
+
+def read_records(
+    maps: Maps,
+    file: NDArray[np.int32],
+    offset: NDArray[np.int64],
+    length: NDArray[np.int64],
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    check: NDArray[np.bool_],
+) -> tuple[list[bytes], NDArray[np.bool_]]:
+    """Return a part of the payload of each record.
+
+    Args:
+        maps: the files.
+        file: int32, ``[n]``: in which file the record is.
+        offset: int64, ``[n]``: where its framing begins, in bytes.
+        length: int64, ``[n]``: bytes of its payload.
+        start: int64, ``[n]``: where in the payload the part begins, in bytes.
+        size: int64, ``[n]``: bytes of the part.
+        check: bool, ``[n]``: whether length and checksums are looked at.
+    Returns:
+        The parts, and whether each record is ok, bool ``[n]``. A part is empty where not.
+    Raises:
+        ConfigError: vectors of different lengths, or a number that no file has.
+        OSError: a file cannot be opened.
+
+    Example:
+        >>> import tempfile
+        >>> from tfdist.data.records import frame
+        >>> with tempfile.NamedTemporaryFile() as shard:
+        ...     _ = shard.write(frame(b"first") + frame(b"second")), shard.flush()
+        ...     read_records(Maps([shard.name]), [0, 0], [21, 4], [6, 5], [3, 0], [3, 5], [True, True])
+        ([b'ond', b''], array([ True, False]))
+    """
+    files, at, lengths, starts, sizes, checks = _vectors(
+        maps, file=file, offset=offset, length=length, start=start, size=size, check=check
+    )
+    shards = {number: maps[number] for number in np.unique(files).tolist()}
+    ok = _lies(at, lengths, _sizes_of(shards, files))
+    ok &= (starts >= 0) & (sizes >= 0) & (starts <= lengths)
+    ok &= sizes <= np.where(ok, lengths - np.where(ok, starts, 0), 0)
+    parts = [b""] * len(files)
+    for i in np.flatnonzero(ok).tolist():
+        begin = int(at[i]) + HEADER_BYTES
+        payload, first, last = shards[int(files[i])][begin:], int(starts[i]), int(starts[i] + sizes[i])
+        if not checks[i]:
+            parts[i] = payload[first:last].tobytes()
+            continue
+        count = int(lengths[i])
+        whole = payload[:count].tobytes()
+        stored = int.from_bytes(payload[count : count + 4].tobytes(), "little")
+        framed = shards[int(files[i])][begin - HEADER_BYTES : begin].tobytes()
+        if framed == _header(count) and stored == masked_crc(whole):
+            parts[i] = whole if last - first == count else whole[first:last]
+        else:
+            ok[i] = False
+    return parts, ok
+
+
+def read_rows(
+    maps: Maps, file: NDArray[np.int32], offset: NDArray[np.int64], check: NDArray[np.bool_], length: int
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Return the payloads of records that all have the same length.
+
+    Args:
+        maps: the files.
+        file: int32, ``[n]``: in which file the record is.
+        offset: int64, ``[n]``: where its framing begins, in bytes.
+        check: bool, ``[n]``: whether length and checksums are looked at.
+        length: bytes of every payload.
+    Returns:
+        The payloads, uint8 ``[n, length]``, and whether each record is ok, bool ``[n]``. Zeros where not.
+    Raises:
+        ConfigError: vectors of different lengths, a number that no file has, or a negative ``length``; or ``length`` is
+            longer than any file and more than a gigabyte of zeros were to be returned.
+        OSError: a file cannot be opened.
+
+    Example:
+        >>> import tempfile
+        >>> from tfdist.data.records import frame
+        >>> with tempfile.NamedTemporaryFile() as shard:
+        ...     _ = shard.write(frame(bytes([1, 2])) + frame(bytes([3, 4]))), shard.flush()
+        ...     read_rows(Maps([shard.name]), [0, 0], [18, 19], [True, True], 2)[0].tolist()
+        [[3, 4], [0, 0]]
+    """
+    length = validation.integer("length", length, minimum=0)
+    files, at, checks = _vectors(maps, file=file, offset=offset, check=check)
+    numbers, counts = np.unique(files, return_counts=True)
+    shards = {number: maps[number] for number in numbers.tolist()}
+    largest = max((len(shard) for shard in shards.values()), default=0)
+    if length > largest and length * len(files) > _MOST_ZEROS:
+        raise ConfigError(f"length is {length} bytes, and the largest file has {largest}; a row must fit into a file.")
+    ok = _lies(at, np.full(len(files), min(length, largest + 1), np.int64), _sizes_of(shards, files))
+    rows = np.zeros((len(files), length), np.uint8)
+    of_shards = np.split(np.argsort(files, kind="stable"), np.cumsum(counts)[:-1])
+    for shard, chosen in zip(shards.values(), of_shards, strict=bool(shards)):
+        inside = chosen[ok[chosen]]
+        if not inside.size:
+            continue
+        framed = _windows(shard, length + OVERHEAD_BYTES)[at[inside]]
+        whole = _are_whole(framed, checks[inside], length)
+        ok[inside] = whole
+        if whole.all():
+            rows[inside] = framed[:, HEADER_BYTES:-4]
+        else:
+            rows[inside[whole]] = framed[whole, HEADER_BYTES:-4]
+    return rows, ok
+
+
+def _windows(shard: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+    """The file's bytes from each position on, ``[positions, width]``; nothing is copied."""
+    # NumPy's sliding_window_view makes the same at ten times the cost.
+    return np.ndarray((len(shard) - width + 1, width), np.uint8, buffer=shard, strides=(1, 1))
+
+
+def _are_whole(framed: NDArray[np.uint8], checks: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+    """Whether each record, uint8 ``[n, length + 16]``, has the right length and checksums, or is not to be checked."""
+    if not checks.any():
+        return np.ones(len(framed), np.bool_)
+    fits = (framed[:, :HEADER_BYTES] == np.frombuffer(_header(length), np.uint8)).all(axis=1)
+    stored = np.ascontiguousarray(framed[:, -4:]).view("<u4")[:, 0]
+    content, width = framed.tobytes(), length + OVERHEAD_BYTES  # slices of bytes are what costs least
+    for i in np.flatnonzero(fits & checks).tolist():
+        begin = i * width + HEADER_BYTES
+        fits[i] = masked_crc(content[begin : begin + length]) == stored[i]
+    return fits | ~checks
+
+
+def _vectors(maps: Maps, **vectors: Any) -> list[NDArray[Any]]:
+    """The arguments as vectors of one length; file numbers that there are."""
+    # 64 bits also for the numbers of files: what is out of range must not become something else on its way here.
+    dtypes: Mapping[str, Any] = {"check": np.bool_}
+    arrays = {name: np.asarray(values, dtypes.get(name, np.int64)) for name, values in vectors.items()}
+    count = arrays["file"].size
+    for name, array in arrays.items():
+        if array.shape != (count,):
+            raise ConfigError(f"{name} has shape {array.shape}, file has {count} values; each must be one per record.")
+    files = arrays["file"]
+    if count and not (files.min() >= 0 and files.max() < len(maps)):
+        raise ConfigError(f"file has numbers from {files.min()} to {files.max()}; there are {len(maps)} files.")
+    return list(arrays.values())
+
+
+def _sizes_of(shards: Mapping[int, NDArray[np.uint8]], files: NDArray[np.int64]) -> NDArray[np.int64]:
+    sizes = np.zeros(max(shards, default=-1) + 1, np.int64)
+    for number, shard in shards.items():
+        sizes[number] = len(shard)
+    return sizes[files]
+
+
+def _lies(offset: NDArray[np.int64], length: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each record, with its framing, lies in its file; in differences, which cannot overflow."""
+    room = size - OVERHEAD_BYTES
+    fits = (offset >= 0) & (length >= 0) & (length <= room)
+    return fits & (offset <= room - np.where(fits, length, 0))

@@ -1,0 +1,169 @@
+"""What Python calls: the ops of the library, or None with the reason in the log."""
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.native import library
+from tfdist.native.target import observe
+from tfdist.validation import shown
+
+SWITCH = "TFDIST_NATIVE"
+_log = logging.getLogger(__name__)
+_alone = threading.Lock()
+
+
+class Records:
+    """The ops that read records at known places of TFRecord files; `records` returns one.
+
+    Guaranteed for whatever the tensors and the files hold: nothing outside of a file is read; a record is ok exactly
+    when it lies in its file and, where it is checked, its length and both checksums fit; of one that is not ok nothing
+    is returned. Files are mapped into memory once per process. One that was replaced, cut short or extended since the
+    last call is mapped anew; one that is cut short during a call ends the process, as with any memory map.
+
+    The ops run on the CPU, in any number of threads, without Python's lock. They have no state that TensorFlow knows
+    of, like its own `read_file`: in a graph with constant arguments alone it may run them once.
+
+    Attributes:
+        path: where the library is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import tensorflow as tf
+
+        self.path = path
+        self._ops = tf.load_op_library(str(path))
+        missing = [name for name in ("tfdist_read_records", "tfdist_read_rows") if not hasattr(self._ops, name)]
+        if missing:
+            raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
+        self._library = ctypes.CDLL(str(path))
+        self._library.tfdist_unmap.restype = None
+        self._library.tfdist_mapped.restype = ctypes.c_int64
+
+    def read_records(
+        self, files: Any, file: Any, offset: Any, length: Any, start: Any, size: Any, check: Any
+    ) -> tuple[Any, Any]:
+        """Return a part of the payload of each record.
+
+        Args:
+            files: string, ``[F]``: paths.
+            file: int32, ``[n]``: in which file the record is.
+            offset: int64, ``[n]``: where its framing begins, in bytes.
+            length: int64, ``[n]``: bytes of its payload.
+            start: int64, ``[n]``: where in the payload the part begins, in bytes.
+            size: int64, ``[n]``: bytes of the part.
+            check: bool, ``[n]``: whether length and checksums are looked at.
+        Returns:
+            The parts, string ``[n]``, and whether each record is ok, bool ``[n]``. A part is empty where not.
+        Raises:
+            tf.errors.InvalidArgumentError: vectors of different lengths, or a number that no file has.
+            tf.errors.OpError: a file cannot be opened.
+
+        Example:
+            >>> records().read_records(["a.tfrecord"], [0], [0], [3], [0], [3], [True])  # doctest: +SKIP
+        """
+        return tuple(
+            self._ops.tfdist_read_records(
+                files=files, file=file, offset=offset, length=length, start=start, size=size, check=check
+            )
+        )
+
+    def read_rows(self, files: Any, file: Any, offset: Any, check: Any, length: int) -> tuple[Any, Any]:
+        """Return the payloads of records that all have the same length.
+
+        Args:
+            files: string, ``[F]``: paths.
+            file: int32, ``[n]``: in which file the record is.
+            offset: int64, ``[n]``: where its framing begins, in bytes.
+            check: bool, ``[n]``: whether length and checksums are looked at.
+            length: bytes of every payload.
+        Returns:
+            The payloads, uint8 ``[n, length]``, and whether each record is ok, bool ``[n]``. Zeros where not.
+        Raises:
+            tf.errors.InvalidArgumentError: as for `read_records`; or ``length`` is longer than any file and more than
+                a gigabyte of zeros were to be returned.
+            tf.errors.OpError: a file cannot be opened.
+
+        Example:
+            >>> records().read_rows(["a.tfrecord"], [0], [0], [True], 3)  # doctest: +SKIP
+        """
+        rows, ok = self._ops.tfdist_read_rows(files=files, file=file, offset=offset, check=check, length=length)
+        count = getattr(file, "shape", (None,))[0]
+        rows.set_shape([count, length])
+        ok.set_shape([count])
+        return rows, ok
+
+    def unmap(self) -> None:
+        """Let go of all files; the next call maps them anew. TensorFlow keeps the kernels of eager calls for ever."""
+        self._library.tfdist_unmap()
+
+    @property
+    def mapped(self) -> int:
+        """How many files are mapped."""
+        return int(self._library.tfdist_mapped())
+
+
+def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether TFDIST_NATIVE leaves the ops on.
+
+    Raises:
+        ConfigError: it is neither 0 nor 1.
+
+    Example:
+        >>> is_wanted({"TFDIST_NATIVE": "0"}), is_wanted({})
+        (False, True)
+    """
+    value = environ.get(SWITCH, "").strip()
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{SWITCH} is {shown(value)}; it must be 0 (off) or 1 (on, as without it).")
+    return value != "0"
+
+
+def records() -> Records | None:
+    """Return the ops that read records, compiled by the first process that asks; None where they cannot be had.
+
+    Why not is said in one warning; then `tfdist.data.access` does the same in NumPy. The answer is kept.
+
+    Raises:
+        ConfigError: TFDIST_NATIVE is neither 0 nor 1.
+
+    Example:
+        >>> ops = records()  # doctest: +SKIP
+    """
+    if not is_wanted():
+        return None
+    with _alone:
+        return _load()
+
+
+@cache
+def _load() -> Records | None:
+    try:
+        return _first()
+    except (TfdistError, OSError, AttributeError) as error:
+        _log.warning("Records are read through NumPy, which takes longer, because tfdist's ops are missing: %s", error)
+        return None
+
+
+def _first() -> Records:
+    import tensorflow as tf
+
+    target, environ = observe(), dict(os.environ)
+    built = library.build(target, environ, on_start=_log.warning)
+    try:
+        return Records(built.path)
+    except (tf.errors.OpError, OSError) as error:
+        if built.was == "built":
+            raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
+    # It may have been compiled on a machine with newer libraries.
+    built = library.build(target, environ, force=True, on_start=_log.warning)
+    try:
+        return Records(built.path)
+    except tf.errors.OpError as error:
+        raise TfdistError(f"{built.path} cannot be loaded ({error})") from error

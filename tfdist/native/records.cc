@@ -1,0 +1,332 @@
+// TensorFlow ops that read records of TFRecord files at known places, checked, out of memory maps.
+//
+// They are written against TensorFlow's C interface: it is the same in every version, needs no headers of templates,
+// and compiles in a second. tfdist/data/access.py is the same in NumPy, and says what the ops promise.
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "crc32c.h"
+#include "maps.h"
+#include "tensorflow/c/kernels.h"
+#include "tensorflow/c/ops.h"
+#include "tensorflow/c/tf_datatype.h"
+#include "tensorflow/c/tf_status.h"
+#include "tensorflow/c/tf_tensor.h"
+#include "tensorflow/core/platform/ctstring.h"
+
+namespace tfdist {
+namespace {
+
+constexpr uint64_t kHeader = 12;   // uint64 length of the payload, uint32 masked CRC of these eight bytes
+constexpr uint64_t kFraming = 16;  // the header, and uint32 masked CRC of the payload behind it
+
+// Rows longer than their files are all zeros; more of them than this are an error rather than memory.
+constexpr uint64_t kMostZeros = uint64_t{1} << 30;
+
+// Records lie far apart: while one is read the lines of a later one are on their way from memory.
+constexpr int64_t kAhead = 8;
+constexpr uint64_t kLine = 64;
+constexpr uint64_t kMostLines = 4;  // the processor recognises the rest of a longer record by itself
+
+template <auto Delete>
+struct Deleter {
+  template <typename T>
+  void operator()(T* pointer) const {
+    Delete(pointer);
+  }
+};
+using Status = std::unique_ptr<TF_Status, Deleter<TF_DeleteStatus>>;
+using Tensor = std::unique_ptr<TF_Tensor, Deleter<TF_DeleteTensor>>;
+
+bool Ok(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
+
+void Fail(const Status& status, TF_Code code, const std::string& message) {
+  TF_SetStatus(status.get(), code, message.c_str());
+}
+
+void FailWithErrno(const Status& status, int error, const std::string& path) {
+  if (error == EINVAL) {
+    Fail(status, TF_INVALID_ARGUMENT, path + " is no regular file; records are read from one.");
+    return;
+  }
+  const TF_Code code = error == ENOENT || error == ENOTDIR   ? TF_NOT_FOUND
+                       : error == EACCES || error == EPERM   ? TF_PERMISSION_DENIED
+                       : error == ENOMEM || error == EMFILE  ? TF_RESOURCE_EXHAUSTED
+                                                             : TF_UNKNOWN;
+  Fail(status, code, path + " cannot be opened (" + std::strerror(error) + ").");
+}
+
+// The input of an op, a vector; `status` says if it is none.
+template <typename T>
+class Vector {
+ public:
+  Vector(TF_OpKernelContext* context, int index, const char* name, const Status& status) {
+    if (!Ok(status)) return;
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context, index, &tensor, status.get());
+    tensor_.reset(tensor);
+    if (!Ok(status)) return;
+    if (TF_NumDims(tensor) != 1) {
+      const std::string rank = std::to_string(TF_NumDims(tensor));
+      Fail(status, TF_INVALID_ARGUMENT, std::string(name) + " has rank " + rank + "; it must be a vector.");
+      return;
+    }
+    data_ = static_cast<const T*>(TF_TensorData(tensor));
+    size_ = TF_Dim(tensor, 0);
+  }
+
+  int64_t size() const { return size_; }
+  const T& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  Tensor tensor_;
+  const T* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+void RequireSize(int64_t received, int64_t required, const char* name, const Status& status) {
+  if (!Ok(status) || received == required) return;
+  Fail(status, TF_INVALID_ARGUMENT,
+       std::string(name) + " has " + std::to_string(received) + " values, and file has " + std::to_string(required) +
+           "; each must have one per record.");
+}
+
+// The maps of the files that a call reads, by their numbers.
+class CallMaps {
+ public:
+  CallMaps(KeptMaps& kept, const Vector<TF_TString>& files, const Vector<int32_t>& file, const Status& status) {
+    if (!Ok(status)) return;
+    maps_.resize(files.size());
+    for (int64_t i = 0; i < file.size(); ++i) {
+      const int32_t number = file[i];
+      if (number < 0 || number >= files.size()) {
+        Fail(status, TF_INVALID_ARGUMENT,
+             "file[" + std::to_string(i) + "] is " + std::to_string(number) + "; there are " +
+                 std::to_string(files.size()) + " files.");
+        return;
+      }
+      if (maps_[number] != nullptr) continue;
+      const std::string path(TF_TString_GetDataPointer(&files[number]), TF_TString_GetSize(&files[number]));
+      int error = path.find('\0') == std::string::npos ? 0 : ENOENT;  // the system would read up to there
+      if (error == 0) maps_[number] = kept.Get(path, &error);
+      if (maps_[number] == nullptr) {
+        FailWithErrno(status, error, path);
+        return;
+      }
+      largest_ = std::max(largest_, maps_[number]->size());
+    }
+  }
+
+  const FileMap& operator[](int32_t number) const { return *maps_[number]; }
+  uint64_t largest() const { return largest_; }
+
+ private:
+  std::vector<SharedMap> maps_;
+  uint64_t largest_ = 0;
+};
+
+bool Lies(const FileMap& map, int64_t offset, int64_t length) {
+  if (offset < 0 || length < 0 || map.size() < kFraming) return false;
+  const uint64_t room = map.size() - kFraming;  // differences instead of sums: nothing here can overflow
+  return static_cast<uint64_t>(length) <= room && static_cast<uint64_t>(offset) <= room - static_cast<uint64_t>(length);
+}
+
+// The payload of a record; nullptr where it does not lie in the file, or is not whole and that was to be checked.
+const uint8_t* Payload(const FileMap& map, int64_t offset, int64_t length, bool check) {
+  if (!Lies(map, offset, length)) return nullptr;
+  const uint8_t* record = map.data() + offset;
+  const uint8_t* payload = record + kHeader;
+  const bool is_whole = !check || (Load<uint64_t>(record) == static_cast<uint64_t>(length) &&
+                                   Load<uint32_t>(record + 8) == MaskedCrc32c(record, 8) &&
+                                   Load<uint32_t>(payload + length) == MaskedCrc32c(payload, length));
+  return is_whole ? payload : nullptr;
+}
+
+void Prefetch(const FileMap& map, int64_t offset, int64_t length) {
+  if (!Lies(map, offset, length)) return;
+  const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(length) + kFraming, kMostLines * kLine);
+  for (uint64_t at = 0; at < size; at += kLine) __builtin_prefetch(map.data() + offset + at);
+}
+
+struct Kernel {
+  KeptMaps maps;
+  int64_t length = 0;  // of a row
+};
+
+void* NewKernel(TF_OpKernelConstruction*) { return new Kernel; }
+
+void* NewRowsKernel(TF_OpKernelConstruction* construction) {
+  const Status status(TF_NewStatus());
+  auto kernel = std::make_unique<Kernel>();
+  TF_OpKernelConstruction_GetAttrInt64(construction, "length", &kernel->length, status.get());
+  if (!Ok(status)) TF_OpKernelConstruction_Failure(construction, status.get());
+  return kernel.release();
+}
+
+void DeleteKernel(void* kernel) { delete static_cast<Kernel*>(kernel); }
+
+Tensor Output(TF_OpKernelContext* context, int index, TF_DataType type, std::vector<int64_t> shape, size_t width,
+              const Status& status) {
+  size_t bytes = width;
+  for (const int64_t dim : shape) bytes *= static_cast<size_t>(dim);
+  const int rank = static_cast<int>(shape.size());
+  return Tensor(TF_AllocateOutput(context, index, type, shape.data(), rank, bytes, status.get()));
+}
+
+void ReadRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& status) {
+  const Vector<TF_TString> files(context, 0, "files", status);
+  const Vector<int32_t> file(context, 1, "file", status);
+  const Vector<int64_t> offset(context, 2, "offset", status);
+  const Vector<int64_t> length(context, 3, "length", status);
+  const Vector<int64_t> start(context, 4, "start", status);
+  const Vector<int64_t> size(context, 5, "size", status);
+  const Vector<bool> check(context, 6, "check", status);
+  const int64_t n = file.size();
+  RequireSize(offset.size(), n, "offset", status);
+  RequireSize(length.size(), n, "length", status);
+  RequireSize(start.size(), n, "start", status);
+  RequireSize(size.size(), n, "size", status);
+  RequireSize(check.size(), n, "check", status);
+  const CallMaps maps(kernel.maps, files, file, status);
+  if (!Ok(status)) return;
+  const Tensor payloads = Output(context, 0, TF_STRING, {n}, sizeof(TF_TString), status);
+  if (!Ok(status)) return;
+  const Tensor oks = Output(context, 1, TF_BOOL, {n}, sizeof(bool), status);
+  if (!Ok(status) || n == 0) return;
+  auto* payload = static_cast<TF_TString*>(TF_TensorData(payloads.get()));
+  auto* ok = static_cast<bool*>(TF_TensorData(oks.get()));
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length[i + kAhead]);
+    const bool is_inside = start[i] >= 0 && size[i] >= 0 && start[i] <= length[i] && size[i] <= length[i] - start[i];
+    const uint8_t* from = is_inside ? Payload(maps[file[i]], offset[i], length[i], check[i]) : nullptr;
+    ok[i] = from != nullptr;
+    if (from == nullptr || size[i] == 0) continue;
+    char* to = TF_TString_ResizeUninitialized(&payload[i], size[i]);
+    std::memcpy(to, from + start[i], size[i]);
+  }
+}
+
+void ReadRows(Kernel& kernel, TF_OpKernelContext* context, const Status& status) {
+  const Vector<TF_TString> files(context, 0, "files", status);
+  const Vector<int32_t> file(context, 1, "file", status);
+  const Vector<int64_t> offset(context, 2, "offset", status);
+  const Vector<bool> check(context, 3, "check", status);
+  const int64_t n = file.size(), length = kernel.length;
+  RequireSize(offset.size(), n, "offset", status);
+  RequireSize(check.size(), n, "check", status);
+  const CallMaps maps(kernel.maps, files, file, status);
+  if (!Ok(status)) return;
+  if (n > 0 && static_cast<uint64_t>(length) > maps.largest() &&
+      static_cast<uint64_t>(length) > kMostZeros / static_cast<uint64_t>(n)) {
+    return Fail(status, TF_INVALID_ARGUMENT,
+                "length is " + std::to_string(length) + " bytes, and the largest file has " +
+                    std::to_string(maps.largest()) + "; a row must fit into a file.");
+  }
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(n, length, &bytes)) {
+    return Fail(status, TF_INVALID_ARGUMENT, "the rows have more bytes than can be counted; ask for fewer.");
+  }
+  const Tensor rows = Output(context, 0, TF_UINT8, {n, length}, sizeof(uint8_t), status);
+  if (!Ok(status)) return;
+  const Tensor oks = Output(context, 1, TF_BOOL, {n}, sizeof(bool), status);
+  if (!Ok(status) || n == 0) return;
+  auto* row = static_cast<uint8_t*>(TF_TensorData(rows.get()));
+  auto* ok = static_cast<bool*>(TF_TensorData(oks.get()));
+  for (int64_t i = 0; i < n; ++i, row += length) {
+    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length);
+    const uint8_t* from = Payload(maps[file[i]], offset[i], length, check[i]);
+    ok[i] = from != nullptr;
+    if (length == 0) continue;  // a tensor without elements has no memory
+    if (from != nullptr) {
+      std::memcpy(row, from, length);
+    } else {
+      std::memset(row, 0, length);
+    }
+  }
+}
+
+template <void (*Read)(Kernel&, TF_OpKernelContext*, const Status&)>
+void Compute(void* kernel, TF_OpKernelContext* context) {
+  const Status status(TF_NewStatus());
+  Read(*static_cast<Kernel*>(kernel), context, status);
+  if (!Ok(status)) TF_OpKernelContext_Failure(context, status.get());
+}
+
+// Outputs are as long as the vector of file numbers. The C interface cannot read `length` here: the width of rows is
+// set where the op is called.
+void OneForEach(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeHandle* shape = TF_NewShapeHandle();
+  TF_ShapeInferenceContextGetInput(context, 1, shape, status);
+  if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextWithRank(context, shape, 1, shape, status);
+  if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, 0, shape, status);
+  if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, 1, shape, status);
+  TF_DeleteShapeHandle(shape);
+}
+
+void UnknownRows(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+}
+
+struct Op {
+  const char* name;
+  std::vector<const char*> inputs, outputs, attrs;
+  void (*shape)(TF_ShapeInferenceContext*, TF_Status*);
+  void* (*create)(TF_OpKernelConstruction*);
+  void (*compute)(void*, TF_OpKernelContext*);
+};
+
+// What cannot be registered is missing when the library is loaded, and is reported there.
+bool Register(const Op& op) {
+  const Status status(TF_NewStatus());
+  TF_OpDefinitionBuilder* definition = TF_NewOpDefinitionBuilder(op.name);
+  for (const char* input : op.inputs) TF_OpDefinitionBuilderAddInput(definition, input);
+  for (const char* output : op.outputs) TF_OpDefinitionBuilderAddOutput(definition, output);
+  for (const char* attr : op.attrs) TF_OpDefinitionBuilderAddAttr(definition, attr);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, op.shape);
+  TF_RegisterOpDefinition(definition, status.get());
+  if (!Ok(status)) return false;
+  TF_KernelBuilder* kernel = TF_NewKernelBuilder(op.name, "CPU", op.create, op.compute, DeleteKernel);
+  TF_RegisterKernelBuilder(op.name, kernel, status.get());
+  return Ok(status);
+}
+
+[[maybe_unused]] const bool records_registered = Register({
+    "TfdistReadRecords",
+    {"files: string", "file: int32", "offset: int64", "length: int64", "start: int64", "size: int64", "check: bool"},
+    {"payload: string", "ok: bool"},
+    {},
+    OneForEach,
+    NewKernel,
+    Compute<ReadRecords>,
+});
+
+[[maybe_unused]] const bool rows_registered = Register({
+    "TfdistReadRows",
+    {"files: string", "file: int32", "offset: int64", "check: bool"},
+    {"rows: uint8", "ok: bool"},
+    {"length: int >= 0"},
+    UnknownRows,
+    NewRowsKernel,
+    Compute<ReadRows>,
+});
+
+}  // namespace
+}  // namespace tfdist
+
+// For `tfdist.native`, which calls them by name.
+extern "C" {
+
+__attribute__((visibility("default"))) void tfdist_unmap() { tfdist::KeptMaps::ClearAll(); }
+
+__attribute__((visibility("default"))) int64_t tfdist_mapped() { return tfdist::MapTable::Get().Count(); }
+
+__attribute__((visibility("default"))) uint32_t tfdist_masked_crc(const uint8_t* data, size_t size) {
+  return tfdist::MaskedCrc32c(data, size);
+}
+}
