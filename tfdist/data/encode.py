@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data import example, records
-from tfdist.data.index import texts_of
 from tfdist.data.layout import FIXED, indexed_values
 from tfdist.data.schema import Feature, Schema
+from tfdist.data.shard_index import texts_of
 
 
 @dataclass(frozen=True)

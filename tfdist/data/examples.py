@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data import example, manifest, records
-from tfdist.data.index import Index, index_of
 from tfdist.data.layout import FIXED
 from tfdist.data.manifest import Manifest, Shard
 from tfdist.data.schema import Schema
+from tfdist.data.shard_index import Index, index_of
 from tfdist.data.storage import Storage, storage
 from tfdist.errors import ConfigError, CorruptDataError
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tfdist.data import access, records
 from tfdist.data.examples import Examples, payload_of
-from tfdist.data.index import texts_of
 from tfdist.data.layout import EXTENT, FIXED, indexed_values
+from tfdist.data.shard_index import texts_of
 from tfdist.data.storage import Storage
 from tfdist.errors import CorruptDataError
 

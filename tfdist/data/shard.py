@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.encode import Encoded
-from tfdist.data.index import Index
 from tfdist.data.layout import FIXED
 from tfdist.data.manifest import IndexFile, Shard
 from tfdist.data.records import OVERHEAD_BYTES
+from tfdist.data.shard_index import Index
 from tfdist.data.storage import Storage
 
 
