@@ -26,14 +26,9 @@ Features = dict[str, Any]
 class Share:
     """Whose part of every global batch is read: ``count`` of ``parts`` equal parts, from ``first`` on."""
 
-    first: int = 0
-    count: int = 1
-    parts: int = 1
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is the whole batch in one piece."""
-        return self.parts == 1
+    first: int
+    count: int
+    parts: int
 
     def pieces(self, rows: int) -> list[tuple[int, int, int]]:
         """Return for each part its number of examples and the rows to take: one, of a neighbour, where it has none."""
@@ -43,6 +38,11 @@ class Share:
             first = min(begin, max(rows - 1, 0))
             found.append((end - begin, first, max(end, first + 1)))
         return found
+
+    def rows(self, rows: int) -> tuple[int, int]:
+        """Return the first row of a batch that is read, and the one behind the last."""
+        pieces = self.pieces(rows)
+        return min(first for _, first, _ in pieces), max(end for _, _, end in pieces)
 
 
 class Pipeline:
@@ -98,25 +98,27 @@ class Pipeline:
         """Return the batches of an epoch of which ``start`` examples have been consumed."""
         return sharding.Batches(self.order.examples, self.global_batch_size, self.tail, start)
 
-    def epochs(self, position: Position, share: Share, *, advance: bool) -> tf.data.Dataset:
+    def epochs(self, position: Position, share: Share | None) -> tf.data.Dataset:
         """Return a dataset of the epoch at ``position``, which is looked up when the first batch is asked for.
+
+        Whole batches tell the position when the last one is handed out; who takes shares has to.
 
         Args:
             position: where reading stands.
-            share: which part of each batch.
-            advance: whether the next epoch is next once this one has been read to its end.
+            share: which part of each batch; None for whole ones.
         Returns:
-            What ``finish`` returned, for the whole batch; else (fingerprint, rows of the batch, pieces).
+            What ``finish`` returned for each batch; of shares (fingerprint, examples of the batch, pieces).
         """
 
         def begin(_: np.int64) -> tuple[np.int64, np.int64, np.int64, np.int64]:
+            if share is None:
+                position.begin()
             steps = self.batches(position.start).steps
             return np.int64(position.epoch), np.int64(position.start), np.int64(steps), self._fingerprint(position)
 
-        def end(_: np.int64) -> bool:
-            if advance:
-                position.finish()
-            return False
+        def end() -> np.bool_:
+            position.is_last = True
+            return np.bool_(True)
 
         def epoch(which: tf.Tensor) -> tf.data.Dataset:
             number, start, steps, mark = tf.numpy_function(begin, [which], (tf.int64,) * 4)
@@ -128,9 +130,10 @@ class Pipeline:
                 deterministic=True,
             )
             batches = batches.prefetch(_PREFETCHED)
-            # The last element is asked for when all before have been handed out, and is then left out.
-            marker = batches.take(0) if not advance else _nothing_but(batches, end)
-            return batches.concatenate(marker)
+            if share is not None:
+                return batches
+            # behind the prefetching, so that it happens when the last batch is asked for
+            return batches.enumerate().map(lambda step, data: _after(tf.equal(step, steps - 1), end, data))
 
         return tf.data.Dataset.range(1).flat_map(epoch)
 
@@ -138,19 +141,18 @@ class Pipeline:
         text = repr((self.identity, position.epoch, position.start, self.global_batch_size, self.tail))
         return np.int64(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little"))
 
-    def _batch(self, epoch: tf.Tensor, start: tf.Tensor, step: tf.Tensor, mark: tf.Tensor, share: Share) -> Any:
+    def _batch(self, epoch: tf.Tensor, start: tf.Tensor, step: tf.Tensor, mark: tf.Tensor, share: Share | None) -> Any:
         rows, ids, weight, seeds = self._numbers(epoch, start, step, share)
         found, sound = self._features(ids)
         if self._augment is not None:
             found = mapped(self._augment, found, seeds)
         weight = weight * sound
-        if share.is_whole:
-            if self.tail != "keep":
-                ids.set_shape([self.global_batch_size])
-                found = {name: _sized(value, self.global_batch_size) for name, value in found.items()}
-                weight.set_shape([self.global_batch_size])
-            return self._finish(found, weight if self._weighs else None)
+        if share is None and self.tail != "keep":
+            found = {name: _sized(value, self.global_batch_size) for name, value in found.items()}
+            weight.set_shape([self.global_batch_size])
         data = self._finish(found, weight if self._weighs else None)
+        if share is None:
+            return data
         fingerprint = tf.where(tf.equal(step, 0), mark, tf.zeros_like(mark))
         return fingerprint, tf.cast(rows, tf.int32), self._pieces(data, rows, share)
 
@@ -164,11 +166,13 @@ class Pipeline:
             for piece in range(share.count)
         )
 
-    def _numbers(self, epoch: tf.Tensor, start: tf.Tensor, step: tf.Tensor, share: Share) -> tuple[tf.Tensor, ...]:
+    def _numbers(
+        self, epoch: tf.Tensor, start: tf.Tensor, step: tf.Tensor, share: Share | None
+    ) -> tuple[tf.Tensor, ...]:
         def numbers(epoch: Any, start: Any, step: Any) -> tuple[Any, ...]:
             begin, end = self.batches(int(start)).bounds(int(step))
-            pieces = share.pieces(end - begin)
-            positions = np.arange(begin + pieces[0][1], begin + pieces[-1][2], dtype=np.int64)
+            first, last = (0, end - begin) if share is None else share.rows(end - begin)
+            positions = np.arange(begin + first, begin + last, dtype=np.int64)
             count = self.order.examples
             ids = self.order.ids(seed=self.seed, epoch=int(epoch), positions=positions % count)
             seeds = order.seeds_of(ids, seed=self.seed, epoch=int(epoch)) if self._augment else _NO_SEEDS
@@ -288,16 +292,11 @@ def _sized(value: Any, rows: int) -> Any:
     return value
 
 
-def _nothing_but(like: tf.data.Dataset, call: Callable[[np.int64], bool]) -> tf.data.Dataset:
-    """Return a dataset without elements, of the spec of another, that calls a function when it is read."""
-    one = tf.data.Dataset.range(1).filter(lambda which: _flag(call, which))
-    return one.flat_map(lambda _: like.take(0))
-
-
-def _flag(call: Callable[[np.int64], bool], which: tf.Tensor) -> tf.Tensor:
-    found = tf.numpy_function(lambda which: np.bool_(call(which)), [which], tf.bool)
-    found.set_shape([])
-    return found
+def _after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any:
+    """Return the data, after a call of Python where the condition holds."""
+    done = tf.cond(condition, lambda: tf.numpy_function(call, [], tf.bool), lambda: tf.constant(False))
+    with tf.control_dependencies([done]):
+        return tf.nest.map_structure(tf.identity, data)
 
 
 def _parallel_calls() -> int:

@@ -1,6 +1,6 @@
 """Where reading stands, in a few numbers: what to save, and what to go on from."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tfdist import validation
@@ -16,16 +16,20 @@ class Position:
     Attributes:
         epoch: 0 for the first.
         start: examples of this epoch that were consumed before, by an earlier process.
-        batches: batches that have been consumed since, where somebody counts them.
+        batches: batches that have been handed out since, where somebody counts them.
+        is_last: whether the last batch of the epoch has been handed out. Who reads does not always look further.
     """
 
     epoch: int = 0
     start: int = 0
-    batches: int = field(default=0)
+    batches: int = 0
+    is_last: bool = False
 
-    def finish(self) -> None:
-        """The epoch has been read to its end."""
-        self.epoch, self.start, self.batches = self.epoch + 1, 0, 0
+    def begin(self) -> None:
+        """Begin an iteration: the next epoch if this one was read to its end, else what is left of this one."""
+        if self.is_last:
+            self.epoch, self.start = self.epoch + 1, 0
+        self.batches, self.is_last = 0, False
 
 
 @dataclass(frozen=True)

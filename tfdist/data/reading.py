@@ -26,7 +26,7 @@ class Reading(tf_data.Wrapped):
     def __init__(self, pipeline: Pipeline, position: Position) -> None:
         self._pipeline = pipeline
         self._position = position
-        super().__init__(pipeline.epochs(position, Share(), advance=True))
+        super().__init__(pipeline.epochs(position, None))
 
     @property
     def examples(self) -> Examples:
@@ -36,7 +36,7 @@ class Reading(tf_data.Wrapped):
     @property
     def epoch(self) -> int:
         """The epoch that is read, or is to be read next: 0 for the first."""
-        return self._position.epoch
+        return self._position.epoch + self._position.is_last
 
     @property
     def steps(self) -> int:
@@ -97,15 +97,16 @@ class Reading(tf_data.Wrapped):
             A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
             number of examples and its data). A part without examples has one row and the number 0.
         """
-        return self._pipeline.epochs(self._position, Share(first, count, parts), advance=False)
+        return self._pipeline.epochs(self._position, Share(first, count, parts))
 
-    def consumed(self) -> None:
-        """Count a batch as consumed; a strategy that takes shares does."""
+    def begin(self) -> None:
+        """Begin an iteration of shares; a strategy that takes them says so, before it asks for the first."""
+        self._position.begin()
+
+    def handed_out(self) -> None:
+        """Count a batch; a strategy that takes shares says so of each that it consumes."""
         self._position.batches += 1
-
-    def finish(self) -> None:
-        """The epoch has been consumed; a strategy that takes shares says so."""
-        self._position.finish()
+        self._position.is_last = self._position.batches == self.steps
 
 
 def position_of(pipeline: Pipeline, state: Any) -> Position:

@@ -3,7 +3,7 @@
 Every worker reads the same dataset and takes its contiguous rows of each global batch, so N replicas train on the
 batches of one device, in order, whatever N is. With `AutoShardPolicy.OFF` or `FILE` each worker reads a dataset of
 its own; a step then takes one part in (number of workers) of each worker's batch, and workers that run out take part
-with no examples until the last one is done.
+with no examples until the last one is done. Of what `tfdist.data.read` returns, a worker reads its rows alone.
 """
 
 import enum
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.compat import tf_data, tf_strategies
+from tfdist.data.reading import Reading
 from tfdist.errors import DisagreementError
 from tfdist.training import step
 from tfdist.training.workers import Workers
@@ -143,7 +144,11 @@ class Input:
         self.element_spec = tf_data.without_optionals(dataset.element_spec)
         self.batches = _own_batches(batches, workers) if own else batches
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-        elements = _slices(dataset, self.source, local_replicas, workers)
+        self._reading = dataset if isinstance(dataset, Reading) else None
+        if self._reading is not None:
+            elements = _share(self._reading, local_replicas, workers)
+        else:
+            elements = _slices(dataset, self.source, local_replicas, workers)
         self._layout = Layout(tf_data.without_nones(elements.element_spec.slices))
         self._dataset = elements.map(_Element.flat).prefetch(2)
 
@@ -151,6 +156,8 @@ class Input:
         # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
         # that is made, and Keras makes some that it does not use.
         epoch = self._epoch(map(_Element.of, iter(self._dataset)))
+        if self._reading is not None:
+            epoch = _counted(epoch, self._reading)
         return (Batch(element.slices, rows, self._layout) for element, rows in epoch)
 
     def _epoch(self, elements: Iterator[_Element]) -> Iterator[tuple[_Element, tf.Tensor]]:
@@ -159,6 +166,20 @@ class Input:
         if self.source is Source.SHARED:
             return _shared(elements, self.batches, self._endless, self.workers)
         return _own(elements, self._layout, self.workers)
+
+
+def _share(reading: Reading, local_replicas: int, workers: Workers) -> tf.data.Dataset:
+    """Return the dataset of this worker's elements, of which nothing else is read."""
+    own = reading.share(workers.index * local_replicas, local_replicas, workers.count * local_replicas)
+    return own.map(lambda mark, rows, slices: _Element(slices, rows, mark))
+
+
+def _counted(epoch: Iterator[tuple[_Element, tf.Tensor]], reading: Reading) -> Iterator[tuple[_Element, tf.Tensor]]:
+    """Yield the batches of an epoch, each of which is consumed at once."""
+    reading.begin()
+    for batch in epoch:
+        reading.handed_out()
+        yield batch
 
 
 def _own_batches(batches: int | None, workers: Workers) -> int | None:
