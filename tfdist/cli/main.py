@@ -14,6 +14,7 @@ COMMANDS = {
     "verify": "Compare every Keras feature on every strategy with one device.",
     "doctor": "Say what this machine has, what is missing, and what cures it.",
     "build": "Build Horovod, or ops of our own, for the TensorFlow that is installed; kept for the next time.",
+    "data": "Write examples as TFRecord files that are read shuffled, divided and resumed exactly.",
     "bench": "Measure speed beside the peers.",
 }
 

@@ -280,7 +280,7 @@ def _refuse(name: str, feature: Feature, value: Any, index: int, origin: str) ->
 
 
 def _described(value: Any) -> str:
-    shown = validation.shown(value)
+    shown = validation.shown(value.item() if isinstance(value, np.generic) else value)
     if hasattr(value, "dtype"):
         shown = " ".join(shown.split())  # an array's takes several lines
     if getattr(value, "shape", ()) != ():
@@ -310,7 +310,10 @@ def _hint(feature: Feature, value: Any) -> str:
         return " UTF-8 cannot hold it; pass its bytes." if feature.dtype == TEXT and feature.shape == () else ""
     if feature.dtype == TEXT:
         return ""
-    array = _objects(value) if not hasattr(value, "dtype") else np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return " Its rows have different lengths."
     if None not in feature.shape and array.shape != feature.shape:
         if len(array.shape) == len(feature.shape) == 1:
             return " Pass a schema with the shape (None,) when lengths differ."

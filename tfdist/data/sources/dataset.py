@@ -54,13 +54,13 @@ def open_dataset(dataset: Any, schema: Schema | None = None) -> "Batched | Strea
         found = schema or Schema({name: _feature(name, spec, spec.shape) for name, spec in specs.items()})
         _same_names(found, specs)
         return Batched(dataset, found, None if count < 0 else count)
-    iterator = map(named, dataset.as_numpy_iterator())
+    iterator = map(_named, dataset.as_numpy_iterator())
     first = next(iterator, None)
     if first is None:
         raise ConfigError("the dataset has no elements; at least one is needed.")
     found = schema or Schema({name: _feature(name, spec, np.shape(first[name])) for name, spec in specs.items()})
     _same_names(found, specs)
-    stream = Stream(found, chain([first], iterator), lambda: map(named, dataset.as_numpy_iterator()))
+    stream = Stream(found, chain([first], iterator), lambda: map(_named, dataset.as_numpy_iterator()))
     stream.count, stream.identity = None if count < 0 else count, _identity(dataset, count)
     return stream
 
@@ -87,11 +87,17 @@ class Batched:
         rows = rows if has_fixed_size else min(rows, _BATCH_OF_UNKNOWN)
         at = start
         for element in _in_batches(dataset, rows, specs):
-            batch = {name: _values(tensor) for name, tensor in named(element).items()}
+            batch = {name: _values(tensor) for name, tensor in _named(element).items()}
             yield {name: column(name, feature, batch[name], at) for name, feature in self.schema.items()}
             at += len(next(iter(batch.values())))
         if at == 0 and stop != 0:
             raise ConfigError("the dataset has no elements; at least one is needed.")
+
+
+def _named(element: Any) -> dict[str, Any]:
+    """An element with names; those of tensorflow-io's Parquet datasets are bytes."""
+    names: Mapping[Any, Any] = named(element)
+    return {name.decode() if isinstance(name, bytes) else name: value for name, value in names.items()}
 
 
 def _in_batches(dataset: Any, rows: int, specs: Mapping[str, Any]) -> Any:
@@ -109,7 +115,7 @@ def _values(tensor: Any) -> Any:
 
 
 def _specs(element: Any) -> dict[str, Any]:
-    found = dict(named(element))
+    found = _named(element)
     for name, spec in found.items():
         if isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank == 0:
             found[name] = tf.TensorSpec(spec.shape, spec.dtype)

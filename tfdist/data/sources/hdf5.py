@@ -153,6 +153,6 @@ def _h5py() -> Any:
         import h5py
     except ImportError as error:
         raise MissingDependencyError(
-            "HDF5 files need h5py, which is not installed. Run: python -m pip install 'tfdist[formats]'"
+            f"HDF5 files need h5py, which cannot be imported ({error}). Run: python -m pip install 'tfdist[formats]'"
         ) from error
     return h5py

@@ -98,7 +98,7 @@ def _read(path: str) -> dict[str, Any]:
         except FileNotFoundError as error:
             raise ConfigError(f"source is {path!r}; there is no such file.") from error
         except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-            if "allow_pickle" in str(error) or "Object arrays" in str(error):
+            if "Object arrays" in str(error) or "Python objects" in str(error):
                 raise ConfigError(
                     f"{path} holds an array of objects, which is a pickle and could run anything; none is read. Save "
                     "it as numbers, or text as an array with a dtype such as 'U20'."

@@ -28,7 +28,8 @@ def arrow() -> Any:
         import pyarrow
     except ImportError as error:
         raise MissingDependencyError(
-            "CSV and Parquet files need pyarrow, which is not installed. Run: python -m pip install 'tfdist[formats]'"
+            f"CSV and Parquet files need pyarrow, which cannot be imported ({error}). Run: python -m pip install "
+            "'tfdist[formats]'"
         ) from error
     return pyarrow
 

@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data import example, records
+from tfdist.data import manifest as manifests
+from tfdist.data.manifest import Manifest
 from tfdist.data.schema import TEXT, Feature, Schema
 from tfdist.data.sources import files
 from tfdist.data.sources.blocks import BLOCK_BYTES, BLOCK_EXAMPLES, cut, length
@@ -40,7 +42,8 @@ _READ_BYTES = 1 << 20  # a record is read in such pieces, so that a corrupt leng
 def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source:
     """Return TFRecord files as one source.
 
-    Without a schema the first 256 records of the first file tell it: a feature with one value in all of them is a
+    Without a schema, files that `tfdist.data.write` made have that of their manifest; of others the first 256 records
+    of the first file tell it: a feature with one value in all of them is a
     single value, one with as many in each an array, else a list of any length.
 
     Args:
@@ -51,7 +54,7 @@ def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source
         ConfigError: a file has no records, or records have not the same features.
         CorruptDataError: a file is no TFRecord file, or its records are no tf.train.Example.
     """
-    found = schema or _inferred(paths[0])
+    found = schema or _of_manifest(paths[0]) or _inferred(paths[0])
     return chained([_open(path, found) for path in paths])
 
 
@@ -184,6 +187,17 @@ def _block(schema: Schema, payloads: Sequence[bytes], start: int, path: str) -> 
         name: column(name, feature, [row[name] for row in rows], start, f" of {path}")
         for name, feature in schema.items()
     }
+
+
+def _of_manifest(path: str) -> Schema | None:
+    """The schema in the manifest beside a file, if it is this format's and names the file."""
+    folder, _, name = path.rpartition("/")
+    try:
+        with files.opened(f"{folder or '.'}/{manifests.NAME}") as file:
+            found = Manifest.from_bytes(file.read(manifests.LARGEST_BYTES))
+    except (OSError, CorruptDataError):
+        return None
+    return found.schema if any(shard.file == name for shard in found.shards) else None
 
 
 def _inferred(path: str) -> Schema:
