@@ -53,7 +53,7 @@ setup(
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         # no extra for Horovod: pip cannot build it for this TensorFlow, `tfdist build horovod` can
         # the last tensorflow-io loads under TensorFlow 2.16 alone (undefined symbols in later ones)
-        "io": ["tensorflow-io==0.37.1", "tensorflow==2.16.2"],
+        "io": ["tensorflow-io==0.37.1", "tensorflow==2.16.2", "pyarrow<24"],  # its NumPy is 1.26; later pyarrow needs 2
         # drivers of remote stores; fsspec has others
         "s3": ["s3fs>=2024.6"],
         "gcs": ["gcsfs>=2024.6"],
