@@ -120,22 +120,41 @@ class HardwareCrc32c {
 
 #endif  // TFDIST_CRC_TARGET
 
-inline uint32_t Crc32c(const uint8_t* data, size_t size) {
+// The state over bytes that follow those of `state`; the first state is ~0u, and the CRC the inverse of the last one.
+inline uint32_t Extend(uint32_t state, const uint8_t* data, size_t size) {
 #ifdef TFDIST_CRC_TARGET
   static const bool has_instruction = HasCrcInstruction();
   if (has_instruction) {
     static const HardwareCrc32c hardware;
-    return ~hardware(~0u, data, size);
+    return hardware(state, data, size);
   }
 #endif
   static const PortableCrc32c portable;
-  return ~portable(~0u, data, size);
+  return portable(state, data, size);
 }
 
 // As records store it: a file that holds records in records would otherwise have checksums of checksums.
-inline uint32_t MaskedCrc32c(const uint8_t* data, size_t size) {
-  const uint32_t crc = Crc32c(data, size);
+inline uint32_t Masked(uint32_t state) {
+  const uint32_t crc = ~state;
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+}
+
+inline uint32_t MaskedCrc32c(const uint8_t* data, size_t size) { return Masked(Extend(~0u, data, size)); }
+
+// Copies, and returns the checksum of what was copied. One part after the other: it is read from memory once, in order,
+// and is still in the nearest cache when its checksum is taken.
+inline uint32_t CopyWithMaskedCrc32c(uint8_t* to, const uint8_t* from, size_t size) {
+  constexpr size_t kPart = 8 * 3 * 512;
+  uint32_t state = ~0u;
+  while (size > 0) {
+    const size_t part = size < kPart ? size : kPart;
+    std::memcpy(to, from, part);
+    state = Extend(state, to, part);
+    to += part;
+    from += part;
+    size -= part;
+  }
+  return Masked(state);
 }
 
 }  // namespace tfdist

@@ -137,15 +137,29 @@ bool Lies(const FileMap& map, int64_t offset, int64_t length) {
   return static_cast<uint64_t>(length) <= room && static_cast<uint64_t>(offset) <= room - static_cast<uint64_t>(length);
 }
 
-// The payload of a record; nullptr where it does not lie in the file, or is not whole and that was to be checked.
-const uint8_t* Payload(const FileMap& map, int64_t offset, int64_t length, bool check) {
-  if (!Lies(map, offset, length)) return nullptr;
-  const uint8_t* record = map.data() + offset;
+bool HeaderFits(const uint8_t* record, int64_t length) {
+  return Load<uint64_t>(record) == static_cast<uint64_t>(length) &&
+         Load<uint32_t>(record + 8) == MaskedCrc32c(record, 8);
+}
+
+// Copies the whole payload of a record that lies in the map; whether it is as it should be.
+bool CopyWhole(uint8_t* to, const uint8_t* record, int64_t length, bool check) {
   const uint8_t* payload = record + kHeader;
-  const bool is_whole = !check || (Load<uint64_t>(record) == static_cast<uint64_t>(length) &&
-                                   Load<uint32_t>(record + 8) == MaskedCrc32c(record, 8) &&
-                                   Load<uint32_t>(payload + length) == MaskedCrc32c(payload, length));
-  return is_whole ? payload : nullptr;
+  if (!check) {
+    std::memcpy(to, payload, length);
+    return true;
+  }
+  return HeaderFits(record, length) && CopyWithMaskedCrc32c(to, payload, length) == Load<uint32_t>(payload + length);
+}
+
+bool CopyPart(uint8_t* to, const uint8_t* record, int64_t length, int64_t start, int64_t size, bool check) {
+  if (start == 0 && size == length) return CopyWhole(to, record, length, check);
+  const uint8_t* payload = record + kHeader;
+  if (check && !(HeaderFits(record, length) && MaskedCrc32c(payload, length) == Load<uint32_t>(payload + length))) {
+    return false;
+  }
+  std::memcpy(to, payload + start, size);
+  return true;
 }
 
 void Prefetch(const FileMap& map, int64_t offset, int64_t length) {
@@ -203,12 +217,13 @@ void ReadRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& stat
   auto* ok = static_cast<bool*>(TF_TensorData(oks.get()));
   for (int64_t i = 0; i < n; ++i) {
     if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length[i + kAhead]);
-    const bool is_inside = start[i] >= 0 && size[i] >= 0 && start[i] <= length[i] && size[i] <= length[i] - start[i];
-    const uint8_t* from = is_inside ? Payload(maps[file[i]], offset[i], length[i], check[i]) : nullptr;
-    ok[i] = from != nullptr;
-    if (from == nullptr || size[i] == 0) continue;
-    char* to = TF_TString_ResizeUninitialized(&payload[i], size[i]);
-    std::memcpy(to, from + start[i], size[i]);
+    const FileMap& map = maps[file[i]];
+    ok[i] = start[i] >= 0 && size[i] >= 0 && start[i] <= length[i] && size[i] <= length[i] - start[i] &&
+            Lies(map, offset[i], length[i]);
+    if (!ok[i]) continue;
+    auto* to = reinterpret_cast<uint8_t*>(TF_TString_ResizeUninitialized(&payload[i], size[i]));
+    ok[i] = CopyPart(to, map.data() + offset[i], length[i], start[i], size[i], check[i]);
+    if (!ok[i]) TF_TString_ResizeUninitialized(&payload[i], 0);
   }
 }
 
@@ -236,18 +251,14 @@ void ReadRows(Kernel& kernel, TF_OpKernelContext* context, const Status& status)
   if (!Ok(status)) return;
   const Tensor oks = Output(context, 1, TF_BOOL, {n}, sizeof(bool), status);
   if (!Ok(status) || n == 0) return;
-  auto* row = static_cast<uint8_t*>(TF_TensorData(rows.get()));
+  uint8_t nowhere;  // a tensor without elements has no memory
+  auto* row = length > 0 ? static_cast<uint8_t*>(TF_TensorData(rows.get())) : &nowhere;
   auto* ok = static_cast<bool*>(TF_TensorData(oks.get()));
   for (int64_t i = 0; i < n; ++i, row += length) {
     if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length);
-    const uint8_t* from = Payload(maps[file[i]], offset[i], length, check[i]);
-    ok[i] = from != nullptr;
-    if (length == 0) continue;  // a tensor without elements has no memory
-    if (from != nullptr) {
-      std::memcpy(row, from, length);
-    } else {
-      std::memset(row, 0, length);
-    }
+    const FileMap& map = maps[file[i]];
+    ok[i] = Lies(map, offset[i], length) && CopyWhole(row, map.data() + offset[i], length, check[i]);
+    if (!ok[i]) std::memset(row, 0, length);
   }
 }
 
