@@ -103,6 +103,13 @@ def test_a_schema_of_other_dtypes_is_checked() -> None:
         open_source(dataset, schema={"y": Feature("uint8")})
 
 
+def test_names_that_are_bytes() -> None:
+    """As tensorflow-io gives those of Parquet's columns."""
+    source = open_source(Dataset.from_tensor_slices({b"x": [1, 2], "ä".encode(): [3.0, 4.0]}))
+    assert features(source) == {"x": ("int32", ()), "ä": ("float32", ())}
+    assert column(source, "ä") == [3.0, 4.0]
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

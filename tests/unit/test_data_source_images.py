@@ -17,7 +17,7 @@ from tfdist.data import example, records
 from tfdist.data.schema import Feature
 from tfdist.data.sources import open_source
 from tfdist.data.sources.images import open_images
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, MissingFileError
 
 PICTURES = {
     "JPEG": b"\xff\xd8\xff\xe0" + bytes(20),
@@ -96,6 +96,12 @@ def test_what_does_not_belong_there(name: str, content: bytes, said: str, folder
     (folder / name).write_bytes(content)
     with pytest.raises(ConfigError, match=said):
         rows(open_source(folder))
+
+
+def test_a_link_that_leads_nowhere(folder: Path) -> None:
+    (folder / "hund" / "c.jpg").symlink_to("nothing.jpg")
+    with pytest.raises(MissingFileError, match=r"c\.jpg cannot be read"):
+        open_source(folder)
 
 
 def test_a_folder_of_parts_is_the_callers_matter(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What is particular to a kind of source: dtypes and layouts, what is refused, and how the message helps."""
 
+import json
 import pickle
 import sys
 from collections.abc import Iterator
@@ -420,6 +421,29 @@ def test_mixtures_and_unknown_files(tmp_path: Path) -> None:
 )
 def test_kinds_by_name(name: str, kind: str) -> None:
     assert kind_of(name) == kind
+
+
+def test_files_with_other_columns_and_without_rows(tmp_path: Path) -> None:
+    for name, columns in {"a": {"x": [1]}, "b": {"x": [2], "y": [3]}, "c": {"x": pa.array([], pa.int64())}}.items():
+        pyarrow.parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    with pytest.raises(ConfigError, match=r"b\.parquet and .*a\.parquet have not the same columns: .*'y'"):
+        open_source(tmp_path)
+    assert column(open_source(tmp_path, schema={"x": Feature("int8")}), "x") == [1, 2]
+    assert column(open_source([tmp_path / "c.parquet", tmp_path / "a.parquet"]), "x") == [1]
+    with pytest.raises(ConfigError, match=r"c\.parquet has no rows"):
+        open_source(tmp_path / "c.parquet")
+
+
+def test_empty_shards_of_others_are_left_out(tmp_path: Path) -> None:
+    for i, content in enumerate((b"", record(a=[1]), b"", record(a=[2]))):
+        (tmp_path / f"a.tfrecord-{i:05d}-of-00004").write_bytes(content)
+    assert column(open_source(tmp_path), "a") == [1, 2]
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a\udcff.csv"
+    path.write_text("x\n1\n")
+    json.dumps(open_source(path).identity, ensure_ascii=False).encode()
 
 
 def test_a_schema_must_be_one() -> None:

@@ -49,18 +49,22 @@ def open_csv(path: str, schema: Schema | None = None) -> "Csv":
             raise ConfigError(f"{path} has a header and no rows; at least one is needed.")
     found = schema or Schema({name: _feature(name, kind, path) for name, kind in kinds.items()})
     table.same_columns(found, names, path)
-    return Csv(path, found)
+    return Csv(path, found, names)
 
 
 class Csv:
-    """The rows of one file, read from its beginning."""
+    """The rows of one file, read from its beginning.
+
+    Attributes:
+        columns: all that the file has.
+    """
 
     seekable = False
     sizes: NDArray[np.int64] | None = None
     count: int | None = None
 
-    def __init__(self, path: str, schema: Schema) -> None:
-        self.schema, self._path = schema, path
+    def __init__(self, path: str, schema: Schema, columns: list[str]) -> None:
+        self.schema, self.columns, self._path = schema, columns, path
         self.identity: dict[str, Any] = files.identity("csv", [path])
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:

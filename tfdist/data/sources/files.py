@@ -8,8 +8,10 @@ Example:
 import glob
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from tfdist.data.disk_errors import explained
 from tfdist.errors import ConfigError, MissingDependencyError
 
 
@@ -71,7 +73,7 @@ def entries(folder: str) -> list[Entry]:
         store, inner = _store(folder)
         rows = [_remote(store, info) for info in store.ls(inner, detail=True) if info["name"].rstrip("/") != inner]
     else:
-        with os.scandir(folder) as found:
+        with explained(Path(folder), "read"), os.scandir(folder) as found:
             rows = [_local(entry.name, entry.path) for entry in found if not entry.name.startswith(".")]
     return sorted(row for row in rows if not row.name.startswith("."))
 
@@ -89,7 +91,8 @@ def opened(path: str) -> BinaryIO:
     if is_url(path):
         store, inner = _store(path)
         return cast(BinaryIO, store.open(inner, "rb"))
-    return open(path, "rb")
+    with explained(Path(path), "read"):
+        return open(path, "rb")
 
 
 def read_all(paths: list[str]) -> list[bytes]:
@@ -101,7 +104,7 @@ def read_all(paths: list[str]) -> list[bytes]:
         return [found[path] for path in inner] if isinstance(found, dict) else [found]
     contents = []
     for path in paths:
-        with open(path, "rb") as file:
+        with explained(Path(path), "read"), open(path, "rb") as file:
             contents.append(file.read())
     return contents
 
@@ -109,11 +112,16 @@ def read_all(paths: list[str]) -> list[bytes]:
 def identity(kind: str, paths: Iterable[str]) -> dict[str, Any]:
     """Return JSON that changes when one of the files is written anew."""
     rows = [entry(path) for path in paths]
-    return {"kind": kind, "files": [[row.name, row.size, row.stamp] for row in rows]}
+    names = [row.name.encode(errors="backslashreplace").decode() for row in rows]  # also those that are no UTF-8
+    return {
+        "kind": kind,
+        "files": [[name, row.size, row.stamp] for name, row in zip(names, rows, strict=True)],
+    }
 
 
 def _local(name: str, path: str) -> Entry:
-    status = os.stat(path)
+    with explained(Path(path), "read"):
+        status = os.stat(path)
     return Entry(name, path, os.path.isdir(path), status.st_size, str(status.st_mtime_ns))
 
 

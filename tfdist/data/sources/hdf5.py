@@ -81,17 +81,21 @@ def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
     count = next(iter(lengths.values()))
     if not count:
         raise ConfigError(f"{path} has no examples in {', '.join(map(repr, lengths))}; at least one is needed.")
-    return Hdf5(where, group, schema or Schema(features), count)
+    return Hdf5(where, group, schema or Schema(features), list(found), count)
 
 
 class Hdf5:
-    """The datasets of one group; pickled by the path, opened by the process that reads."""
+    """The datasets of one group; pickled by the path, opened by the process that reads.
+
+    Attributes:
+        columns: all that the group has.
+    """
 
     seekable = True
     sizes: NDArray[np.int64] | None = None
 
-    def __init__(self, path: str, group: str, schema: Schema, count: int) -> None:
-        self._path, self._group, self.schema = path, group, schema
+    def __init__(self, path: str, group: str, schema: Schema, columns: list[str], count: int) -> None:
+        self._path, self._group, self.schema, self.columns = path, group, schema, columns
         self.count: int | None = count
         self.identity: dict[str, Any] = {**files.identity("hdf5", [path]), "group": group}
 

@@ -102,7 +102,7 @@ class Images:
         self.sizes: NDArray[np.int64] | None = np.asarray([entry.size for entry in found], np.int64)
         digest = hashlib.blake2b(digest_size=16)
         for name, entry in zip(self._names, found, strict=True):
-            digest.update(f"{name}\0{entry.size}\0{entry.stamp}\n".encode())
+            digest.update(f"{name}\0{entry.size}\0{entry.stamp}\n".encode(errors="surrogateescape"))
         self.identity: dict[str, Any] = {"kind": "images", "count": len(found), "digest": digest.hexdigest()}
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:

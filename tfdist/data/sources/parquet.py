@@ -50,17 +50,21 @@ def open_parquet(path: str, schema: Schema | None = None) -> "Parquet":
         raise ConfigError(f"{path} has no columns.")
     found = schema or table.schema_of(types, path)
     table.same_columns(found, names, path)
-    return Parquet(path, found, rows, max(_LEAST_ROWS, examples_per_block(most)))
+    return Parquet(path, found, names, rows, max(_LEAST_ROWS, examples_per_block(most)))
 
 
 class Parquet:
-    """The rows of one file; pickled by its path."""
+    """The rows of one file; pickled by its path.
+
+    Attributes:
+        columns: all that the file has.
+    """
 
     seekable = True
     sizes: NDArray[np.int64] | None = None
 
-    def __init__(self, path: str, schema: Schema, rows: list[int], step: int) -> None:
-        self.schema, self._path, self._step = schema, path, step
+    def __init__(self, path: str, schema: Schema, columns: list[str], rows: list[int], step: int) -> None:
+        self.schema, self.columns, self._path, self._step = schema, columns, path, step
         self._ends = list(itertools.accumulate(rows))
         self.count: int | None = sum(rows)
         self.identity: dict[str, Any] = files.identity("parquet", [path])

@@ -114,10 +114,24 @@ def _open(kind: str, paths: list[str], schema: Schema | None) -> Source:
         return open_npy(paths, schema)
     opened: list[Source] = []
     for path in paths:
-        source = _open_one(kind, path, schema)
-        schema = source.schema  # the first file's, for all
+        source = _open_one(kind, path, opened[0].schema if opened else schema)
         opened.append(source)
-    return chained(opened)
+        if schema is None and _columns(source) != _columns(opened[0]):
+            odd = sorted(_columns(source) ^ _columns(opened[0]))
+            raise ConfigError(
+                f"{path} and {paths[0]} have not the same columns: only one of them has {', '.join(map(repr, odd))}. "
+                "Pass a schema with the columns that are wanted."
+            )
+    found = chained(opened)
+    if found.count == 0:
+        raise ConfigError(
+            f"{', '.join(paths[:5])} ha{'s' if len(paths) == 1 else 've'} no rows; at least one is needed."
+        )
+    return found
+
+
+def _columns(source: Source) -> set[str]:
+    return set(getattr(source, "columns", source.schema))
 
 
 def _open_one(kind: str, path: str, schema: Schema | None) -> Source:

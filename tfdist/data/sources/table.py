@@ -17,6 +17,8 @@ from tfdist.data.sources.columns import column
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError, MissingDependencyError
 
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names; others are NumPy's
+
 
 def arrow() -> Any:
     """Return the module pyarrow.
@@ -63,7 +65,7 @@ def feature_of_type(name: str, kind: Any, where: str) -> Feature:
     if _is_text(inner):
         return Feature(TEXT, tuple(shape))
     if types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner):
-        return Feature(np.dtype(inner.to_pandas_dtype()).name, tuple(shape))
+        return Feature(_FLOATS.get(str(inner), str(inner)), tuple(shape))
     raise ConfigError(
         f"column {name!r} of {where} is {kind}; it must be bool, a number, text, bytes, or a list of these. Convert it "
         "(a time to seconds, say), or pass a schema without it."

@@ -54,8 +54,11 @@ def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source
         ConfigError: a file has no records, or records have not the same features.
         CorruptDataError: a file is no TFRecord file, or its records are no tf.train.Example.
     """
-    found = schema or _of_manifest(paths[0]) or _inferred(paths[0])
-    return chained([_open(path, found) for path in paths])
+    filled = [path for path in paths if files.entry(path).size]  # other tools leave empty shards
+    if not filled:
+        raise ConfigError(f"{paths[0]} has no records; at least one is needed.")
+    found = schema or _of_manifest(filled[0]) or _inferred(filled[0])
+    return chained([_open(path, found) for path in filled])
 
 
 def _open(path: str, schema: Schema) -> "Records | Stream":
@@ -233,9 +236,5 @@ def _feature(name: str, kinds: set[str], sizes: set[int], path: str) -> Feature:
 
 @contextlib.contextmanager
 def _mapped(path: str) -> Iterator[Any]:
-    with open(path, "rb") as file:
-        if not files.entry(path).size:
-            yield b""
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield data
+    with files.opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
