@@ -54,7 +54,7 @@ class Encoder:
         if self._template is not None:
             framed = records.frame_rows(self._template.encode(block, count))
             ends = np.arange(1, count + 1, dtype=np.int64) * framed.shape[1]
-            return Encoded(framed.data.cast("B") if count else b"", ends, {})
+            return Encoded(framed.tobytes(), ends, {})
         return self._one_by_one(block, count)
 
     def _one_by_one(self, block: Mapping[str, Any], count: int) -> Encoded:
@@ -62,32 +62,38 @@ class Encoder:
         columns = {name: _entries(name, feature, block[name], count) for name, feature in self._schema.items()}
         starts = {name: np.empty(count, np.uint32) for name in texts}
         sizes = {name: np.empty(count, np.uint32) for name in texts}
-        payloads, ends, end = [], np.empty(count, np.int64), 0
+        # the pieces of all records are joined once: a picture is copied no more often than it must be
+        pieces: list[bytes] = []
+        ends, end = np.empty(count, np.int64), 0
         for place in range(count):
             entries = [column[place] for column in columns.values()]
-            payload = example.joined(entries)
-            position = len(payload) - sum(map(len, entries))
-            for name, item in zip(columns, entries, strict=True):
-                position += len(item)
+            size = sum(len(piece) for entry in entries for piece in entry)
+            prefix = example.prefix(size)
+            position = len(prefix)
+            for name, entry in zip(columns, entries, strict=True):
+                position += sum(map(len, entry))
                 if name in sizes:  # the bytes end their entry
-                    size = len(example.as_bytes(block[name][place]))
-                    starts[name][place], sizes[name][place] = position - size, size
-            payloads.append(records.frame(payload))
-            end += len(payloads[-1])
+                    starts[name][place], sizes[name][place] = position - len(entry[-1]), len(entry[-1])
+            payload = [prefix, *(piece for entry in entries for piece in entry)]
+            pieces += [records.header(position), *payload, records.footer(payload)]
+            end += position + records.OVERHEAD_BYTES
             ends[place] = end
         found: dict[str, NDArray[Any]] = {}
         for name in texts:
             found[f"start:{name}"], found[f"size:{name}"] = starts[name], sizes[name]
         for name in indexed_values(self._schema, self._layout):
             found[f"value:{name}"] = np.asarray(block[name], self._schema[name].dtype)
-        return Encoded(b"".join(payloads), ends, found)
+        return Encoded(b"".join(pieces), ends, found)
 
 
-def _entries(name: str, feature: Feature, column: Any, count: int) -> list[bytes]:
-    """Return a feature's part of each example of a block."""
+def _entries(name: str, feature: Feature, column: Any, count: int) -> list[tuple[bytes, ...]]:
+    """Return a feature's part of each example of a block, in pieces; the last piece is the bytes of a single text."""
     if feature.is_fixed:  # thousands at once: they differ in the last bytes alone
         template = example.Template(Schema({name: feature}))
         rows = template.encode({name: column}, count)
         skip = template.length - template.entry_bytes
-        return [row[skip:].tobytes() for row in rows]
-    return [example.entry(name, feature, example.content_of(feature, column[place])) for place in range(count)]
+        return [(row[skip:].tobytes(),) for row in rows]
+    if feature.encoding == "bytes" and feature.shape == ():
+        values = [example.as_bytes(value) for value in column]
+        return [(example.text_prefix(name, len(value)), value) for value in values]
+    return [(example.entry(name, feature, example.content_of(feature, column[place])),) for place in range(count)]

@@ -71,6 +71,15 @@ def entry(name: str, feature: Feature, content: bytes) -> bytes:
     return delimited(1, delimited(1, name.encode()) + delimited(2, listed))
 
 
+def text_prefix(name: str, size: int) -> bytes:
+    """Return what stands before the bytes of a feature that is one text of ``size`` bytes; they end its entry."""
+    field = b"\x0a" + varint(size)
+    listed = b"\x0a" + varint(len(field) + size) + field
+    value = b"\x12" + varint(len(listed) + size) + listed
+    key = delimited(1, name.encode())
+    return b"\x0a" + varint(len(key) + len(value) + size) + key + value
+
+
 def content_of(feature: Feature, value: Any) -> bytes:
     """Return the content of a feature's list for one value (bytes, text or an array that fits the feature)."""
     if feature.encoding == "bytes":
@@ -91,6 +100,8 @@ def _integers(feature: Feature, array: Any) -> bytes:
 
 def as_bytes(value: Any) -> bytes:
     """Return bytes as they are, and text as UTF-8."""
+    if isinstance(value, bytes):
+        return value
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
@@ -137,13 +148,15 @@ class Template:
         self.length = len(message)
         self.entry_bytes = len(entries)
         self._row = np.frombuffer(message, np.uint8)
-        self._is_constant = np.ones(self.length, bool)
-        for begin, size in self.slots.values():
-            self._is_constant[begin : begin + size] = False
+        self._constant = np.full(self.length, 0xFF, np.uint8)  # the bits that are the same in all records
+        for name, (begin, size) in self.slots.items():
+            is_varint = schema[name].encoding == "int64"  # its bytes say that another follows, up to the last
+            self._constant[begin : begin + size] = 0x80 if is_varint else 0
 
     def encode(self, columns: Mapping[str, Any], count: int) -> NDArray[np.uint8]:
         """Return the payloads of ``count`` examples, uint8 ``[count, length]``, from arrays that fit the schema."""
-        rows = np.tile(self._row, (count, 1))
+        rows = np.empty((count, self.length), np.uint8)
+        rows[:] = self._row
         for name, feature in self.schema.items():
             begin, size = self.slots[name]
             values = np.ascontiguousarray(columns[name], dtype=np.dtype(feature.dtype).newbyteorder("<"))
@@ -171,7 +184,29 @@ class Template:
         """Return which payloads are examples of this schema: everything but the values is as it must be."""
         if rows.shape[1] != self.length:
             return np.zeros(len(rows), bool)
-        return np.all((rows == self._row)[:, self._is_constant], axis=1)
+        return ~np.any((rows ^ self._row) & self._constant, axis=1)
+
+
+def template_bytes(schema: Schema) -> int:
+    """Return the length of a fixed schema's payload, without making it: a stranger's schema may ask for any.
+
+    Example:
+        >>> schema = Schema({"x": Feature("float32", (2,)), "y": Feature("int64")})
+        >>> template_bytes(schema) == Template(schema).length
+        True
+    """
+    return _delimited_bytes(sum(_entry_bytes(name, feature) for name, feature in schema.items()))
+
+
+def _entry_bytes(name: str, feature: Feature) -> int:
+    content = _slot_bytes(feature)
+    if content or feature.encoding == "raw":
+        content = _delimited_bytes(content)
+    return _delimited_bytes(_delimited_bytes(len(name.encode())) + _delimited_bytes(_delimited_bytes(content)))
+
+
+def _delimited_bytes(size: int) -> int:
+    return 1 + len(varint(size)) + size
 
 
 def _slot_bytes(feature: Feature) -> int:
@@ -282,9 +317,15 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+def prefix(size: int) -> bytes:
+    """Return what stands before the entries of an example, which have ``size`` bytes together."""
+    return b"\x0a" + varint(size)
+
+
 def joined(parts: Sequence[bytes]) -> bytes:
     """Return the example that has these entries."""
-    return delimited(1, b"".join(parts))
+    entries = b"".join(parts)
+    return prefix(len(entries)) + entries
 
 
 def value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]]]) -> Any:
@@ -308,9 +349,15 @@ def value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]
     dtype = np.dtype(feature.dtype)
     shape = tuple(-1 if dim is None else dim for dim in feature.shape)
     if feature.encoding == "raw":
-        if len(items[0]) % dtype.itemsize or (feature.size or 0) * dtype.itemsize not in (len(items[0]), 0):
+        wrong = (
+            len(items[0]) % dtype.itemsize if feature.size is None else len(items[0]) - feature.size * dtype.itemsize
+        )
+        if wrong:
             raise CorruptDataError(f"feature {name!r} has {len(items[0])} bytes, which are not {feature}.")
         array = np.frombuffer(items[0], dtype.newbyteorder("<"))
     else:
         array = np.array(items, np.float32 if feature.encoding == "float" else np.int64)
-    return array.astype(dtype).reshape(shape)
+    found = array.astype(dtype)
+    if feature.encoding == "int64" and (found != array).any():
+        raise CorruptDataError(f"feature {name!r} has {array[found != array][0]}, which is no {feature.dtype}.")
+    return found.reshape(shape)

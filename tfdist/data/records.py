@@ -10,6 +10,7 @@ Example:
 """
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ _MASK_DELTA = 0xA282EAD8
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct("<QI")
-_SEARCH_BYTES = 1 << 22
+_SEARCH_BYTES = 1 << 20
 
 
 def masked_crc(data: Any) -> int:
@@ -52,6 +53,14 @@ def header(length: int) -> bytes:
     return packed + _CRC.pack(masked_crc(packed))
 
 
+def footer(payload: Iterable[bytes]) -> bytes:
+    """Return the last 4 bytes of a record whose payload is given in pieces."""
+    crc = 0
+    for piece in payload:
+        crc = google_crc32c.extend(crc, piece)
+    return _CRC.pack(masked(crc))
+
+
 def frame_rows(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the records of payloads of one length.
 
@@ -68,8 +77,7 @@ def frame_rows(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     crcs = np.fromiter((value(data[i : i + length]) for i in range(0, count * length, length)), np.uint32, count)
     if not length:
         crcs = np.zeros(count, np.uint32)  # the CRC-32C of nothing
-    rotated = (crcs >> np.uint32(15)) | (crcs << np.uint32(17))
-    framed[:, -4:] = (rotated + np.uint32(_MASK_DELTA)).astype("<u4").view(np.uint8).reshape(count, 4)
+    framed[:, -4:] = _rotated(crcs).astype("<u4").view(np.uint8).reshape(count, 4)
     return framed
 
 
@@ -121,30 +129,61 @@ def resynchronise(data: Any, start: int) -> int:
     """Return where the next record whose two checksums fit begins, at ``start`` or later; the data's end if none does.
 
     Every position is tried: a corrupt stretch may have any length.
+
+    Example:
+        >>> resynchronise(b"no record" + frame(b"one"), 0)
+        9
     """
     end = len(data)
     while start + OVERHEAD_BYTES <= end:
         stop = min(end, start + _SEARCH_BYTES)
-        window = np.frombuffer(bytes(data[start : min(end, stop + HEADER_BYTES)]), np.uint8)
-        for candidate in _plausible(window, end - start):
+        for candidate in headers(bytes(data[start : min(end, stop + HEADER_BYTES - 1)]), end - start):
             position = start + int(candidate)
-            length, crc = _HEADER.unpack_from(data, position)
-            if crc == masked(google_crc32c.value(bytes(data[position : position + 8]))) and payload_fits(
-                data, position, length
-            ):
+            if payload_fits(data, position, _LENGTH.unpack_from(data, position)[0]):
                 return position
         start = stop
     return end
 
 
-def _plausible(window: NDArray[np.uint8], room: int) -> NDArray[np.int64]:
-    """Return the positions at which eight bytes, taken as a length, lead to a place within the data."""
+def headers(data: bytes, room: int) -> NDArray[np.int64]:
+    """Return the positions at which a header stands whose checksum fits and whose record ends within the data.
+
+    Args:
+        data: where to look.
+        room: bytes from the beginning of ``data`` to the end of the file.
+
+    Example:
+        >>> headers(b"no record" + header(5), room=30).tolist(), headers(b"no record" + header(5), room=29).tolist()
+        ([9], [])
+    """
+    window = np.frombuffer(data, np.uint8)
     count = len(window) - HEADER_BYTES + 1
     if count <= 0:
         return np.zeros(0, np.int64)
-    lengths = np.zeros(count, np.uint64)
+    # Files have less than 2^48 bytes: of random positions few are left, and of a stretch of zeros all.
+    places = np.flatnonzero((window[6 : 6 + count] | window[7 : 7 + count]) == 0)
+    lengths = np.zeros(len(places), np.int64)
+    for byte in range(6):
+        lengths |= window[places + byte].astype(np.int64) << (8 * byte)
+    places = places[lengths <= room - places - OVERHEAD_BYTES]
+    crcs = np.full(len(places), _CRC_OF_ZEROS, np.uint32)
     for byte in range(8):
-        lengths |= window[byte : byte + count].astype(np.uint64) << np.uint64(8 * byte)
-    positions = np.arange(count, dtype=np.int64)
-    ends = room - positions - OVERHEAD_BYTES
-    return positions[(ends >= 0) & (lengths <= np.maximum(ends, 0).astype(np.uint64))]
+        crcs ^= _CRC_OF_BYTE[byte][window[places + byte]]
+    stored = sum(window[places + 8 + byte].astype(np.uint32) << np.uint32(8 * byte) for byte in range(4))
+    return places[_rotated(crcs) == stored]
+
+
+def _rotated(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return CRCs as records store them, see `masked`."""
+    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_MASK_DELTA)
+
+
+# A CRC is affine: that of eight bytes is that of eight zeros, and what each byte adds at its place.
+_CRC_OF_ZEROS = google_crc32c.value(bytes(8))
+_CRC_OF_BYTE = [
+    np.array(
+        [google_crc32c.value(bytes(place) + bytes([byte]) + bytes(7 - place)) ^ _CRC_OF_ZEROS for byte in range(256)],
+        np.uint32,
+    )
+    for place in range(8)
+]

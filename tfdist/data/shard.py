@@ -58,11 +58,12 @@ class ShardWriter:
 
     def add(self, encoded: Encoded) -> None:
         """Append records."""
-        self._file.write(encoded.data)
-        self._crc = google_crc32c.extend(self._crc, bytes(encoded.data))
+        data = encoded.data if isinstance(encoded.data, bytes) else bytes(encoded.data)
+        self._file.write(data)
+        self._crc = google_crc32c.extend(self._crc, data)
         self._ends.append(encoded.ends + self.bytes)
         self._columns.append(encoded.columns)
-        self.bytes += len(encoded.data)
+        self.bytes += len(data)
         self.examples += len(encoded.ends)
 
     def __exit__(

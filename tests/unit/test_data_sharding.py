@@ -1,0 +1,107 @@
+"""Batches and their parts: every worker gets as many steps, all parts together are the batch, whatever their number."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdist.data.position import Identity, Position
+from tfdist.data.sharding import TAILS, Batches, part
+from tfdist.errors import ConfigError
+
+IDENTITY = Identity(digest="5f" * 16, order="full", seed=17, examples=103)
+
+
+@given(
+    examples=st.integers(1, 300),
+    size=st.integers(1, 40),
+    parts=st.integers(1, 8),
+    tail=st.sampled_from(TAILS),
+    start=st.integers(0, 300),
+)
+@settings(max_examples=200, deadline=None)
+def test_parts_of_all_batches_are_every_position_once(
+    examples: int, size: int, parts: int, tail: str, start: int
+) -> None:
+    start = min(start, examples)
+    batches = Batches(examples, size, tail, start)
+    seen = []
+    for step in range(batches.steps):
+        begin, end = batches.bounds(step)
+        assert end - begin == size or tail == "keep"
+        pieces = [part(end - begin, index, parts) for index in range(parts)]
+        assert max(b - a for a, b in pieces) - min(b - a for a, b in pieces) <= 1
+        seen += [begin + row for first, last in pieces for row in range(first, last)]
+    kept = [position for position in seen if position < examples]
+    whole = (examples - start) // size * size if tail == "drop" else examples - start
+    assert kept == list(range(start, start + whole))
+    assert len(seen) - len(kept) == (batches.steps * size - whole if tail == "pad" else 0)
+
+
+@given(examples=st.integers(1, 200), first=st.integers(1, 30), second=st.integers(1, 30), steps=st.integers(0, 30))
+@settings(max_examples=100, deadline=None)
+def test_another_batch_size_goes_on_behind_what_was_consumed(
+    examples: int, first: int, second: int, steps: int
+) -> None:
+    before = Batches(examples, first)
+    steps = min(steps, before.steps)
+    after = Batches(examples, second, start=before.consumed(steps))
+    rest = [row for step in range(after.steps) for row in range(*after.bounds(step)) if row < examples]
+    assert rest == list(range(min(steps * first, examples), examples))
+
+
+def test_a_state_is_small_json_and_comes_back() -> None:
+    state = IDENTITY.state(epoch=10**9, consumed=100)
+    text = json.dumps(state)
+    assert len(text) < 1000
+    position = IDENTITY.position(json.loads(text))
+    assert (position.epoch, position.start) == (10**9, 100)
+
+
+def test_a_state_at_the_end_of_an_epoch_is_the_next_one() -> None:
+    position = IDENTITY.position(IDENTITY.state(epoch=4, consumed=103))
+    assert (position.epoch, position.start) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"digest": "00"}, "written anew or repaired"),
+        ({"seed": 1}, "the seed is another"),
+        ({"order": "none"}, "the order is another"),
+        ({"examples": 7}, "another number of examples"),
+        ({"version": 99}, "version 99"),
+        ({"consumed": 104}, "from 0 to 103"),
+        ({"consumed": -1}, "from 0 to 103"),
+        ({"epoch": True}, "an integer"),
+        ({"epoch": "1"}, "an integer"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(changed: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        IDENTITY.position({**IDENTITY.state(epoch=0, consumed=0), **changed})
+
+
+@pytest.mark.parametrize(
+    "state", [None, [], {}, {"epoch": 1}, "state", {**IDENTITY.state(epoch=0, consumed=0), "x": 1}]
+)
+def test_what_is_no_state_is_refused(state: object) -> None:
+    with pytest.raises(ConfigError, match="state is"):
+        IDENTITY.position(state)
+
+
+def test_an_iteration_that_was_broken_off_begins_again_and_one_that_ended_makes_way() -> None:
+    position = Position(epoch=2, start=40)
+    position.batches = 3
+    position.begin()
+    assert (position.epoch, position.start, position.batches) == (2, 40, 0)
+    position.is_last = True
+    position.begin()
+    assert (position.epoch, position.start, position.is_last) == (3, 0, False)
+
+
+def test_numpy_numbers_in_a_state_are_taken() -> None:
+    state = {**IDENTITY.state(epoch=0, consumed=0), "epoch": np.int64(2), "consumed": np.int64(5)}
+    assert IDENTITY.position(state).start == 5
