@@ -73,7 +73,7 @@ class Stream:
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the examples from ``start`` to ``stop``; those before are read and dropped."""
         iterator = self._next_reading()
-        rows, index = _rows(self.schema), 0
+        rows, is_fixed, index = _rows(self.schema), self.schema.is_fixed, 0
         for _ in range(start):
             if next(iterator, _NOTHING) is _NOTHING:
                 return
@@ -82,7 +82,7 @@ class Stream:
         held_bytes = 0
         for example in iterator if stop is None or index < stop else ():
             held.append(example)
-            held_bytes += 0 if self.schema.is_fixed else weight_of(example)
+            held_bytes += 0 if is_fixed else weight_of(example)
             is_last = stop is not None and index + len(held) >= stop
             if is_last or len(held) >= rows or held_bytes >= BLOCK_BYTES:
                 yield block(self.schema, held, index)
