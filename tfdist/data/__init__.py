@@ -1,8 +1,12 @@
 """Examples in TFRecord files: written safely, shuffled globally, divided exactly, resumed from a few numbers.
 
     write     arrays, streams and files become a directory of TFRecord shards with an index and a manifest
+    index     TFRecord files that are there already become such a directory as they are
     open      the directory's examples by number, without TensorFlow
     read      a `tf.data.Dataset` that `fit` takes
+    info      what a directory holds: counts, sizes, schema, labels
+    verify    every byte is looked at, and everything that is wrong is listed
+    repair    what is corrupt is taken out, and the rest kept
 
 Example:
     >>> import tempfile, numpy as np, tfdist
@@ -22,8 +26,12 @@ _WHERE = {
     "Feature": "schema:Feature",
     "Manifest": "manifest:Manifest",
     "Schema": "schema:Schema",
+    "index": "indexing:index",
+    "info": "inspecting:info",
     "open": "examples:open_directory",
     "read": "reader:read",
+    "repair": "repairing:repair",
+    "verify": "verifying:verify",
     "write": "writer:write",
 }
 __all__ = sorted(_WHERE)

@@ -1,5 +1,6 @@
 """A directory of examples, opened: how many there are, what they consist of, and each by its number."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,12 +12,16 @@ from tfdist import validation
 from tfdist.data import example, manifest, records
 from tfdist.data.layout import FIXED
 from tfdist.data.manifest import Manifest, Shard
+from tfdist.data.reindex import index_anew
 from tfdist.data.schema import Schema
-from tfdist.data.shard_index import Index, index_of
+from tfdist.data.shard_index import Index, largest_index
 from tfdist.data.storage import Storage, storage
+from tfdist.data.survey import Content
 from tfdist.errors import ConfigError, CorruptDataError
 
 __all__ = ["Examples", "open_directory"]
+
+_logger = logging.getLogger(__name__)
 
 
 def open_directory(
@@ -41,6 +46,16 @@ def open_directory(
         (3, b'b')
     """
     place = storage(directory, storage_options=storage_options, cache=cache)
+    return Examples(place, read_manifest(place))
+
+
+def read_manifest(place: Storage) -> Manifest:
+    """Return the manifest of a directory.
+
+    Raises:
+        ConfigError: there is none.
+        CorruptDataError: it cannot be trusted.
+    """
     names = place.names()
     if manifest.NAME not in names:
         found = f"{len(names)} files but no {manifest.NAME}" if names else "no file"
@@ -51,7 +66,7 @@ def open_directory(
     size = place.size(manifest.NAME)
     if size > manifest.LARGEST_BYTES:
         raise CorruptDataError(f"{manifest.NAME} has {size} bytes; at most {manifest.LARGEST_BYTES} are read.")
-    return Examples(place, Manifest.from_bytes(place.read(manifest.NAME)))
+    return Manifest.from_bytes(place.read(manifest.NAME, 0, size))
 
 
 class Examples:
@@ -65,13 +80,13 @@ class Examples:
     def __init__(self, place: Storage, found: Manifest) -> None:
         self.storage = place
         self.manifest = found
+        for shard in found.shards:  # first: what is made below is as large as the files, not as a manifest may say
+            self._check_size(shard)
         self.template = example.Template(found.schema) if found.layout == FIXED else None
         #: int64 ``[shards + 1]``: number of each shard's first example
         self.begins = np.cumsum([0, *(shard.examples for shard in found.shards)], dtype=np.int64)
         self._indices: dict[int, Index] = {}
         self._columns: dict[str, NDArray[Any]] = {}
-        for shard in found.shards:
-            self._check_size(shard)
 
     def _check_size(self, shard: Shard) -> None:
         size = self.storage.size(shard.file)
@@ -79,13 +94,6 @@ class Examples:
             raise CorruptDataError(
                 f"{shard.file} has {size} bytes; the manifest says {shard.bytes}. It was cut short or replaced. "
                 f"`tfdist data repair {self.storage.url}` keeps what is whole."
-            )
-        if self.template is not None and shard.bytes != shard.examples * (
-            self.template.length + records.OVERHEAD_BYTES
-        ):
-            raise CorruptDataError(
-                f"{shard.file} has {shard.bytes} bytes; {shard.examples} examples of {self.template.length} bytes take "
-                "another number. The manifest contradicts itself."
             )
 
     @property
@@ -142,19 +150,21 @@ class Examples:
         return self._indices[shard]
 
     def _load(self, shard: Shard) -> Index:
-        assert shard.index is not None
         try:
-            if self.storage.size(shard.index.file) == shard.index.bytes:
-                data = self.storage.read(shard.index.file)
-                return Index.from_bytes(data, shard, self.schema, self.manifest.layout)
-        except FileNotFoundError:
-            pass
-        found = index_of(self.storage.read(shard.file), shard.file, self.schema, self.manifest.layout)
-        if len(found.offsets) != shard.examples + 1:
-            raise CorruptDataError(
-                f"{shard.file} has {len(found.offsets) - 1} records; the manifest says {shard.examples}."
+            return stored_index(self.storage, self.manifest, shard)
+        except (FileNotFoundError, CorruptDataError) as error:
+            _logger.warning(
+                "%s is indexed anew, in memory; `tfdist data repair %s` writes its index. The reason: %s",
+                *(shard.file, self.storage.url, error),
             )
-        return found
+        return index_anew(
+            Content(self.storage, shard.file),
+            shard.file,
+            self.schema,
+            self.manifest.layout,
+            examples=shard.examples,
+            accept=lambda problem: _logger.warning("%s", problem),
+        )
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
         """Return shard, first byte of the frame, and bytes of the payload of examples."""
@@ -167,6 +177,12 @@ class Examples:
         ends = self.offsets
         places = numbers + shards  # each shard has one offset more than it has examples
         return shards.astype(np.int32), ends[places], ends[places + 1] - ends[places] - records.OVERHEAD_BYTES
+
+    def verify(self) -> Any:
+        """Look at every byte; see `tfdist.data.verify`, which returns the same report."""
+        from tfdist.data.verifying import verify_directory  # which builds on this file
+
+        return verify_directory(self)
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -206,6 +222,24 @@ class Examples:
                 rows = np.frombuffer(data, np.uint8).reshape(count, width)
                 found.append(self.template.column(name, rows[:, records.HEADER_BYTES : -4]))
         return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def stored_index(place: Storage, found: Manifest, shard: Shard) -> Index:
+    """Return the index of a shard as it was written.
+
+    Raises:
+        MissingFileError: it is not there.
+        CorruptDataError: it is not what was written.
+    """
+    assert shard.index is not None
+    size = place.size(shard.index.file)
+    most = largest_index(shard.examples, found.schema, found.layout)
+    if size != shard.index.bytes or size > most:
+        raise CorruptDataError(
+            f"{shard.index.file} has {size} bytes; the manifest says {shard.index.bytes}, and an index of "
+            f"{shard.examples} examples has at most {most}."
+        )
+    return Index.from_bytes(place.read(shard.index.file, 0, size), shard, found.schema, found.layout)
 
 
 def payload_of(data: bytes) -> bytes | None:

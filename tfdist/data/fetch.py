@@ -115,9 +115,11 @@ class Fetcher:
         self.source = source
         self.verify = verify
         self._skip = skip
-        self._seen = np.full(len(examples) if verify == "first" else 1, verify == "never")
+        # of zeros, which take memory when they are touched
+        self._seen = np.zeros(len(examples), bool) if verify == "first" else np.full(1, verify == "never")
         self._remembers = verify == "first"
         self._reported: set[int] = set()
+        self._stand_in: int | None = None
         self._lock = threading.Lock()
         self._texts = texts_of(examples.schema, examples.manifest.layout)
         values = indexed_values(examples.schema, examples.manifest.layout)
@@ -195,10 +197,12 @@ class Fetcher:
         return np.where(ok, ids, good)
 
     def _any_sound(self, near: int) -> int:
-        for step in range(1, len(self.examples)):
+        steps = range(1, len(self.examples))
+        for step in steps if self._stand_in is None else (self._stand_in - near, *steps):
             candidate = np.array([(near + step) % len(self.examples)])
             if self._read(candidate, np.ones(1, bool))[1][0]:
-                return int(candidate[0])
+                self._stand_in = int(candidate[0])  # the next batch of a long corrupt stretch need not look for it
+                return self._stand_in
         raise CorruptDataError(f"no example of {self.examples.storage.url} is sound.")
 
 

@@ -2,7 +2,7 @@
 
 Example:
     >>> from tfdist.data.schema import Feature
-    >>> shard = Shard(file="data-00000.tfrecord", examples=2, bytes=88, crc32c=7, smallest=28, largest=28)
+    >>> shard = Shard(file="data-00000.tfrecord", examples=2, bytes=90, crc32c=7, smallest=29, largest=29)
     >>> manifest = Manifest(schema=Schema({"x": Feature("float64", (2,))}), layout="fixed", shards=(shard,))
     >>> Manifest.from_bytes(manifest.to_bytes()) == manifest
     True
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist import validation
+from tfdist.data.example import template_bytes
 from tfdist.data.filenames import plain_name
 from tfdist.data.layout import FIXED, LAYOUTS
 from tfdist.data.records import OVERHEAD_BYTES
@@ -27,6 +28,7 @@ FORMAT = "tfdist.data"
 VERSION = 1
 LARGEST_BYTES = 256 << 20
 _MOST = 1 << 62
+_MOST_WITHOUT_EXAMPLES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +153,27 @@ def _read(data: bytes) -> Manifest:
         raise ConfigError("two of its files have the same name.")
     revision = validation.integer("revision", found["revision"], minimum=1, maximum=_MOST)
     manifest = Manifest(schema=schema, layout=layout, shards=shards, label=label, revision=revision)
-    if layout == FIXED and not schema.is_fixed:
-        raise ConfigError("its layout is fixed and its schema is not.")
+    if layout == FIXED:
+        _check_fixed(schema, shards)
     if found["digest"] != manifest.digest:
         raise ConfigError("its digest does not fit the rest of it: it was changed, or damaged.")
     return manifest
+
+
+def _check_fixed(schema: Schema, shards: tuple[Shard, ...]) -> None:
+    """Refuse records that the schema does not make: whoever makes its template needs as much memory as one takes."""
+    if not schema.is_fixed:
+        raise ConfigError("its layout is fixed and its schema is not.")
+    length = template_bytes(schema)
+    for shard in shards:
+        if shard.examples and (shard.smallest, shard.largest) != (length, length):
+            raise ConfigError(
+                f"{shard.file} has examples of {shard.smallest} to {shard.largest} bytes; its schema's have {length}."
+            )
+        if shard.bytes != shard.examples * (length + OVERHEAD_BYTES):
+            raise ConfigError(f"{shard.file} has {shard.bytes} bytes, which {shard.examples} examples do not take.")
+    if length > _MOST_WITHOUT_EXAMPLES and not any(shard.examples for shard in shards):
+        raise ConfigError(f"its examples would have {length} bytes, and there is none.")
 
 
 def _shard(layout: str, place: int, value: Any) -> Shard:

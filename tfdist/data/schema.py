@@ -30,6 +30,7 @@ _FLOATS = ("float16", "float32", "float64")
 DTYPES = (*_INTEGERS, *_FLOATS, TEXT)
 MOST_FEATURES = 10_000
 MOST_ELEMENTS = 1 << 40
+MOST_DIMENSIONS = 32
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ class Schema(Mapping[str, Feature]):
             raise ConfigError(f"schema has {len(features)} features; it must have 1 to {MOST_FEATURES}.")
         for name, feature in features.items():
             validation.text("a feature's name", name)
+            if not _is_unicode(name):
+                raise ConfigError(f"a feature's name is {name!a}; it must be text that has a form in UTF-8.")
             if not isinstance(feature, Feature):
                 raise ConfigTypeError(
                     f"feature {name!r} is {validation.shown(feature)}; it must be a tfdist.data.Feature."
@@ -204,16 +207,28 @@ def feature_of(name: str, value: Any) -> Feature:
 
 
 def _dtype_name(dtype: Any) -> str:
+    if isinstance(dtype, str):  # NumPy understands many more, some at length
+        return dtype
     try:
         return np.dtype(dtype).name
     except TypeError:
         return str(dtype)
 
 
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
+        return False
+    return True
+
+
 def _shape(shape: Any) -> tuple[int | None, ...]:
     if not isinstance(shape, (tuple, list)):
         raise ConfigTypeError(f"shape is {validation.shown(shape)}; it must be a tuple of integers, such as (8, 8).")
     checked = tuple(None if dim is None else validation.integer("shape", dim, minimum=0) for dim in shape)
+    if len(checked) > MOST_DIMENSIONS:
+        raise ConfigError(f"shape has {len(checked)} dimensions; it may have {MOST_DIMENSIONS}.")
     if None in checked and checked != (None,):
         raise ConfigError(
             f"shape is {checked}; only a list, (None,), may have any length. Store an array of another size flat, with "

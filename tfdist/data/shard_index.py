@@ -6,21 +6,23 @@ size:NAME     uint32 ``[records]``: its bytes
 value:NAME    ``[records, ...]``: values of features with a fixed size
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import google_crc32c
 import numpy as np
-import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from tfdist.data import example, records
+from tfdist.data import records
 from tfdist.data.layout import EXTENT, indexed_values
 from tfdist.data.manifest import Shard
 from tfdist.data.schema import Schema
 from tfdist.errors import CorruptDataError
+
+_HEADER_BYTES = 256  # of an array in a safetensors file, and more than it takes
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,21 @@ class Index:
         """
         assert shard.index is not None
         name = shard.index.file
+        wanted = arrays_of(shard.examples, schema, layout)
         if len(data) != shard.index.bytes or google_crc32c.value(data) != shard.index.crc32c:
             raise CorruptDataError(f"{name} is not what was written: its {len(data)} bytes have another checksum.")
         try:
             arrays = safetensors.numpy.load(data)
-        except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # what safetensors and NumPy raise about a stranger's file is not documented
             raise CorruptDataError(f"{name} is no index ({error}).") from error
-        wanted = arrays_of(shard.examples, schema, layout)
         for key, (dtype, shape) in wanted.items():
             if key not in arrays or arrays[key].dtype != dtype or arrays[key].shape != shape:
                 raise CorruptDataError(f"{name} has no array {key!r} of {dtype} and shape {shape}.")
-        offsets = arrays.pop("offset")
-        lengths = np.diff(offsets)
-        if offsets[0] < 0 or offsets[-1] > shard.bytes or (lengths < records.OVERHEAD_BYTES).any():
+        offsets = arrays["offset"]
+        inside = (offsets >= 0) & (offsets <= shard.bytes)  # first, so that differences cannot overflow
+        if not inside.all() or (np.diff(offsets) < records.OVERHEAD_BYTES).any():
             raise CorruptDataError(f"{name} has records outside of {shard.file}.")
-        return cls(offsets, arrays)
+        return cls(offsets, {key: arrays[key] for key in wanted if key != "offset"})
 
 
 def arrays_of(count: int, schema: Schema, layout: str) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -77,42 +79,13 @@ def arrays_of(count: int, schema: Schema, layout: str) -> dict[str, tuple[np.dty
     return found
 
 
+def largest_index(count: int, schema: Schema, layout: str) -> int:
+    """Return how many bytes the index of ``count`` records has at most."""
+    arrays = arrays_of(count, schema, layout)
+    contents = sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
+    return contents + _HEADER_BYTES * len(arrays) + sum(6 * len(name) for name in arrays)  # JSON may escape names
+
+
 def texts_of(schema: Schema, layout: str) -> list[str]:
     """Return the features whose place in the payload stands in the index."""
     return [name for name, feature in schema.items() if not feature.is_fixed] if layout == EXTENT else []
-
-
-def index_of(data: Any, shard: str, schema: Schema, layout: str) -> Index:
-    """Return the index of a shard, from the shard itself.
-
-    Args:
-        data: its bytes, or a memory map.
-        shard: its name, for messages.
-        schema: of its examples.
-        layout: extent or generic.
-    Raises:
-        CorruptDataError: a record does not have its checksum, or is no example of the schema.
-    """
-    found = records.scan(data)
-    if found.problem:
-        raise CorruptDataError(f"{shard}: at byte {int(found.offsets[-1])} there is {found.problem}.")
-    count = len(found.offsets) - 1
-    columns = {
-        key: np.zeros(shape, dtype)
-        for key, (dtype, shape) in arrays_of(count, schema, layout).items()
-        if key != "offset"
-    }
-    texts, values = texts_of(schema, layout), indexed_values(schema, layout)
-    for place in range(count if columns else 0):
-        begin = int(found.offsets[place]) + records.HEADER_BYTES
-        payload = bytes(data[begin : int(found.offsets[place + 1]) - 4])
-        if not records.payload_fits(data, int(found.offsets[place]), len(payload)):
-            raise CorruptDataError(f"{shard}: record {place} at byte {begin - records.HEADER_BYTES} is corrupt.")
-        parsed, spans = example.parse(payload), example.extents(payload) if texts else {}
-        for name in texts:
-            if name not in spans:
-                raise CorruptDataError(f"{shard}: record {place} has not exactly one value of bytes in {name!r}.")
-            columns[f"start:{name}"][place], columns[f"size:{name}"][place] = spans[name]
-        for name in values:
-            columns[f"value:{name}"][place] = example.value(name, schema[name], parsed)
-    return Index(found.offsets, columns)

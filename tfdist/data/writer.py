@@ -23,7 +23,7 @@ from tfdist.errors import ConfigError
 #: Called with the examples that are written, how many there are (None where that is not known yet), and their bytes.
 Progress = Callable[[int, int | None, int], None]
 
-_OURS = re.compile(r"data-\d{5,}\.(tfrecord|index)")
+_OURS = re.compile(r"data-\d{5,}(\.repair-\d+)?\.(tfrecord|index)")
 _WORTH_A_PROCESS = 64 << 20  # bytes; starting one takes as long as writing about as many
 
 
