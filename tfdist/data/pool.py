@@ -17,7 +17,7 @@ def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]],
     Raises:
         TfdistError: a process was killed, for instance because memory ran out.
     """
-    pool = ProcessPoolExecutor(max_workers=processes, context="loky")
+    pool = ProcessPoolExecutor(max_workers=processes)
     ended_well = False
     try:
         futures = [pool.submit(function, *task) for task in tasks]
