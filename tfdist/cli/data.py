@@ -1,5 +1,6 @@
 """`tfdist data`: parse, call `tfdist.data`, show how far it is, print what was done."""
 
+import importlib
 import json
 import re
 import time
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from tfdist import data
 from tfdist.cli.interrupts import unwinding
 
+_CHECKS = ("index", "info", "verify", "repair")
 _STEP_PERCENT = 10  # for a line where there is no terminal
 _STEP_BYTES = 1 << 30  # the same where nobody knows how much there will be
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -35,9 +37,23 @@ def size(_ctx: Any, _param: Any, value: str | None) -> int | None:
     return number
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Group(click.Group):
+    """Imports the commands that look at examples when one is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *_CHECKS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _CHECKS:
+            return super().get_command(ctx, cmd_name)
+        found = getattr(importlib.import_module("tfdist.cli.data_check"), cmd_name)
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def command() -> None:
-    """Write examples as TFRecord files that are read shuffled, divided and resumed exactly."""
+    """Write examples as TFRecord files that are read shuffled, divided and resumed exactly; find and repair damage."""
 
 
 @command.command(epilog="Exit code: 0 when all was written, 1 when it was not, 2 when the request makes no sense.")
@@ -85,7 +101,7 @@ def write(
     appears in DIRECTORY before it is whole. What SOURCE is, is told by names; what a value is, by the first examples or
     by --schema. An example that does not fit ends the run with its number.
     """
-    schema = None if schema_file is None else _schema(schema_file)
+    schema = None if schema_file is None else schema_of(schema_file)
     started = time.monotonic()
     with unwinding(), _Watch() as watch:
         manifest = data.write(
@@ -125,12 +141,12 @@ def readable(number: float) -> str:
     return f"{number:.1f} TB"
 
 
-def _schema(path: Path) -> Any:
+def schema_of(path: Path) -> Any:
+    """Return the schema that a file says as JSON, or the one of a manifest."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise click.UsageError(f"--schema {path} is no JSON: {error}") from error
-    # a manifest is understood too
     return data.Schema.from_json(found.get("schema", found) if isinstance(found, dict) else found)
 
 

@@ -28,7 +28,7 @@ class Rebuilt:
         schema: of the examples.
         layout: that all whole records have.
         label: the feature that is learnt.
-        revision: the one that the new manifest gets.
+        revision: the one that the lost manifest had, as far as that can be told.
         shards: what each is, its index, and whether something in it is no example.
         lost: what is no example.
         inferred: what was told from the records, in words.
@@ -65,14 +65,14 @@ def rebuilt(place: Storage, shards: list[str], schema: Schema | None) -> Rebuilt
                 schema=chosen,
                 layout=layout,
                 label=label if isinstance(label, str) and label in chosen else "label" if "label" in chosen else None,
-                revision=_revision(damaged) + 1,
+                revision=_revision(damaged),
                 shards=tuple((about, rows, bool(faults[about.file])) for about, rows in found),
                 lost=tuple(
                     Place(shard, fault.offset, None, fault.problem, 1)
                     for shard, listed in faults.items()
                     for fault in listed
                 ),
-                inferred=(said, f"layout: {layout}", f"revision: {_revision(damaged) + 1}"),
+                inferred=(said, f"layout: {layout}"),
             )
     raise AssertionError("the last schema is always taken")
 

@@ -7,7 +7,7 @@ last: whenever it ends, the directory is what it was or what it becomes.
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,7 +170,7 @@ class _Work:
     def __init__(self, place: Storage, old: Manifest) -> None:
         self._place = place
         self._old = old
-        self._revision = old.revision + 1
+        self._revision = next_revision(old.revision, _files_of(old))
         self._shards: list[Shard] = []
         self._lost: list[Place] = []
         self._rewritten: dict[str, str] = {}
@@ -250,7 +250,7 @@ def _rebuild(place: Storage, schema: Schema | None) -> Repair:
     """Make a manifest from the shards that are there."""
     shards = newest(files(place))
     found: Rebuilt = rebuilt(place, shards, schema)
-    revision, old_names = found.revision, place.names()
+    revision, old_names = next_revision(found.revision, shards), place.names()
     finished, rewritten, indexed = [], {}, []
     for shard, rows, is_damaged in found.shards:
         if is_damaged:
@@ -280,7 +280,7 @@ def _rebuild(place: Storage, schema: Schema | None) -> Repair:
         rewritten=rewritten,
         indexed=tuple(indexed),
         removed=tuple(removed),
-        inferred=found.inferred,
+        inferred=(*found.inferred, f"revision: {revision}"),
     )
 
 
@@ -304,6 +304,11 @@ def original(name: str) -> tuple[str, int]:
     """
     found = _REVISED.fullmatch(name)
     return (f"{found['stem']}{found['suffix']}", int(found["revision"])) if found else (name, 1)
+
+
+def next_revision(last: int, names: Iterable[str]) -> int:
+    """Return the revision after the last, and after all in which a file was made, so that no name is used again."""
+    return max([last, *(original(name)[1] for name in names)]) + 1
 
 
 def newest(names: list[str]) -> list[str]:
