@@ -20,8 +20,9 @@ from tfdist.data.sources.columns import column, is_masked, named
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError
 
-_DIGEST_BYTES = 64 << 20  # of an array; of a larger one as many, in pieces spread over it
+_DIGEST_BYTES = 8 << 20  # of an array; of a larger one as many, in pieces spread over it
 _DIGEST_PIECES = 64
+_DIGEST_OF_VALUE = 4096  # bytes of each text
 
 
 def open_arrays(examples: Any, schema: Schema | None = None, identity: dict[str, Any] | None = None) -> "Arrays":
@@ -108,6 +109,11 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     if hasattr(values, "dtype"):
         array = np.asarray(values)
         return array.astype(object) if array.dtype.kind == "T" else array
+    if isinstance(values, (list, tuple)) and values and isinstance(values[0], (bytes, str)):
+        # not as NumPy's text, in which each takes as much as the longest
+        array = np.empty(len(values), object)
+        array[:] = values
+        return array
     try:
         array = np.asarray(values)
     except ValueError:  # lists of several lengths
@@ -171,7 +177,8 @@ def _digest(array: NDArray[Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     if array.dtype.kind == "O":
         for value in array.flat[:: max(1, array.size // 10_000)]:
-            digest.update(repr(value)[:10_000].encode(errors="surrogatepass"))
+            content = _content(value)
+            digest.update(b"%d:" % len(content) + content[:_DIGEST_OF_VALUE])
         return digest.hexdigest()
     if array.nbytes <= _DIGEST_BYTES:
         digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
@@ -180,6 +187,12 @@ def _digest(array: NDArray[Any]) -> str:
     for first in np.linspace(0, max(0, len(array) - rows), _DIGEST_PIECES).astype(int):
         digest.update(np.ascontiguousarray(array[first : first + rows]).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def _content(value: Any) -> bytes:
+    if isinstance(value, (bytes, np.ndarray)):
+        return value if isinstance(value, bytes) else value.tobytes()
+    return (value if isinstance(value, str) else repr(value)).encode(errors="surrogatepass")
 
 
 def _names(names: Mapping[str, Any]) -> str:
