@@ -1,0 +1,306 @@
+"""A repair keeps all that is whole, touches nothing that is sound, and can be ended at any moment."""
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+import tfdist
+from tests.corruption import (
+    EXAMPLES,
+    LAYOUTS,
+    PARTS,
+    Faulty,
+    KilledError,
+    flip,
+    flip_stored,
+    labels_of,
+    parts,
+    snapshot,
+    write,
+)
+from tfdist.data.repairing import newest, original, repair_storage, revised
+from tfdist.data.schema import Feature, Schema
+from tfdist.data.storage import storage
+from tfdist.errors import ConfigError, CorruptDataError, TfdistError
+
+pytestmark = pytest.mark.timeout(60)
+
+ALL = list(range(EXAMPLES))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_to_do_changes_nothing(tmp_path: Path, layout: str) -> None:
+    write(tmp_path, layout)
+    before = snapshot(tmp_path)
+    done = tfdist.data.repair(tmp_path)
+    assert not done.has_changed
+    assert (done.kept, done.revision, done.lost) == (EXAMPLES, 1, ())
+    assert snapshot(tmp_path) == before
+    assert "nothing was changed" in str(done)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_corrupt_record_costs_one_example(tmp_path: Path, layout: str, part: str) -> None:
+    write(tmp_path, layout)
+    before = snapshot(tmp_path)
+    name, offset = parts(tfdist.data.open(tmp_path), 7)[part]
+    flip(tmp_path / name, offset)
+    done = tfdist.data.repair(tmp_path)
+    assert (done.kept, done.lost_examples, [place.example for place in done.lost]) == (9, 1, [7])
+    assert done.rewritten == {"data-00001.tfrecord": "data-00001.repair-2.tfrecord"}
+    assert tfdist.data.verify(tmp_path).is_sound
+    examples = tfdist.data.open(tmp_path)
+    assert labels_of(examples) == [*ALL[:7], *ALL[8:]]
+    assert examples.manifest.revision == 2
+    after = snapshot(tmp_path)
+    assert "data-00001.tfrecord" not in after
+    assert "data-00001.index" not in after
+    assert after["data-00000.tfrecord"] == before["data-00000.tfrecord"]
+    assert not tfdist.data.repair(tmp_path).has_changed
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_repaired_twice(tmp_path: Path, layout: str) -> None:
+    write(tmp_path, layout, num_shards=1)
+    for number in (3, 5):
+        name, offset = parts(tfdist.data.open(tmp_path), number)["length"]
+        flip(tmp_path / name, offset)
+        done = tfdist.data.repair(tmp_path)
+    assert done.rewritten == {"data-00000.repair-2.tfrecord": "data-00000.repair-3.tfrecord"}
+    assert labels_of(tfdist.data.open(tmp_path)) == [0, 1, 2, 4, 5, 7, 8, 9]
+    assert sum(name.endswith(".tfrecord") for name in snapshot(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("layout", ["extent", "generic"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_index_alone_is_made_anew(tmp_path: Path, layout: str, is_there: bool) -> None:
+    write(tmp_path, layout)
+    before = snapshot(tmp_path)
+    if is_there:
+        flip(tmp_path / "data-00001.index", 40)
+    else:
+        (tmp_path / "data-00001.index").unlink()
+    done = tfdist.data.repair(tmp_path)
+    assert (done.indexed, done.rewritten, done.lost, done.revision) == (("data-00001.index",), {}, (), 1)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_shard_that_was_cut(tmp_path: Path, layout: str) -> None:
+    for where in (5, 0):  # within a record, between two
+        folder = tmp_path / str(where)
+        write(folder, layout, num_shards=2)
+        offset = int(tfdist.data.open(folder).locate(np.array([8]))[1][0])
+        os.truncate(folder / "data-00001.tfrecord", offset + where)
+        done = tfdist.data.repair(folder)
+        assert (done.kept, done.lost_examples) == (8, 2)
+        assert labels_of(tfdist.data.open(folder)) == ALL[:8]
+        assert tfdist.data.verify(folder).is_sound
+
+
+def test_a_shard_without_anything_whole_goes(tmp_path: Path) -> None:
+    write(tmp_path, "extent")
+    (tmp_path / "data-00000.tfrecord").write_bytes(bytes(1000))
+    done = tfdist.data.repair(tmp_path)
+    assert done.rewritten == {"data-00000.tfrecord": ""}
+    assert labels_of(tfdist.data.open(tmp_path)) == ALL[5:]
+    assert sorted(snapshot(tmp_path)) == ["data-00001.index", "data-00001.tfrecord", "manifest.json"]
+
+
+def test_nothing_whole_at_all_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "fixed")
+    for path in tmp_path.glob("*.tfrecord"):
+        path.write_bytes(bytes(path.stat().st_size))
+    before = snapshot(tmp_path)
+    with pytest.raises(CorruptDataError, match="no example that is whole"):
+        tfdist.data.repair(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_missing_shard_is_given_up_on_request(tmp_path: Path) -> None:
+    write(tmp_path, "extent")
+    (tmp_path / "data-00000.tfrecord").unlink()
+    with pytest.raises(CorruptDataError, match=r"data-00000.tfrecord.*drop_missing"):
+        tfdist.data.repair(tmp_path)
+    done = tfdist.data.repair(tmp_path, drop_missing=True)
+    assert (done.kept, done.lost_examples) == (5, 5)
+    assert labels_of(tfdist.data.open(tmp_path)) == ALL[5:]
+
+
+def test_what_is_no_example_is_taken_out(tmp_path: Path) -> None:
+    from tfdist.data.records import frame
+
+    for layout in LAYOUTS:
+        folder = tmp_path / layout
+        write(folder, layout, num_shards=1)
+        with (folder / "data-00000.tfrecord").open("ab") as file:
+            file.write(frame(b"something else"))
+        assert not tfdist.data.verify(folder).is_sound
+        assert tfdist.data.repair(folder).kept == EXAMPLES
+        assert labels_of(tfdist.data.open(folder)) == ALL
+
+
+def test_the_manifest_is_made_again_on_request(tmp_path: Path) -> None:
+    for layout in LAYOUTS:
+        folder = tmp_path / layout
+        write(folder, layout)
+        examples = list(tfdist.data.open(folder))
+        (folder / "manifest.json").unlink()
+        with pytest.raises(ConfigError, match="rebuild_manifest"):
+            tfdist.data.repair(folder)
+        done = tfdist.data.repair(folder, rebuild_manifest=True)
+        assert any("told from the records" in said for said in done.inferred)
+        found = list(tfdist.data.open(folder))
+        assert all(np.array_equal(a[name], b[name]) for a, b in zip(examples, found, strict=True) for name in a)
+        assert tfdist.data.open(folder).manifest.layout == layout
+        assert tfdist.data.open(folder).manifest.label == "label"
+        assert tfdist.data.verify(folder).is_sound
+
+
+def test_a_manifest_whose_schema_is_legible_keeps_it(tmp_path: Path) -> None:
+    tfdist.data.write({"x": np.zeros((4, 2, 2), "uint8"), "label": np.arange(4).astype("uint8")}, tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"digest": "', '"digest": "0'))
+    with pytest.raises(CorruptDataError, match="digest"):
+        tfdist.data.open(tmp_path)
+    done = tfdist.data.repair(tmp_path, rebuild_manifest=True)
+    assert any("still has it" in said for said in done.inferred)
+    examples = tfdist.data.open(tmp_path)
+    assert examples.schema["x"] == Feature("uint8", (2, 2))
+    assert (examples.manifest.layout, examples.manifest.revision) == ("fixed", 2)
+    path.write_text("{")
+    tfdist.data.repair(tmp_path, rebuild_manifest=True)
+    assert tfdist.data.open(tmp_path).schema["x"] == Feature("string")  # the records do not say more
+    path.unlink()
+    given = Schema({"x": Feature("uint8", (2, 2)), "label": Feature("uint8")})
+    tfdist.data.repair(tmp_path, rebuild_manifest=True, schema=given)
+    assert tfdist.data.open(tmp_path).schema == given
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_manifest_and_records_corrupt_at_once(tmp_path: Path, layout: str) -> None:
+    write(tmp_path, layout)
+    examples = tfdist.data.open(tmp_path)
+    for number, part in ((2, "length"), (8, "middle")):
+        name, offset = parts(examples, number)[part]
+        flip(tmp_path / name, offset)
+    (tmp_path / "manifest.json").write_bytes(b"\0" * 500)
+    done = tfdist.data.repair(tmp_path, rebuild_manifest=True)
+    assert (done.kept, len(done.lost)) == (8, 2)
+    assert labels_of(tfdist.data.open(tmp_path)) == [0, 1, 3, 4, 5, 6, 7, 9]
+    assert tfdist.data.verify(tmp_path).is_sound
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_killed_at_any_step_the_directory_is_the_old_or_the_new_one(tmp_path: Path, layout: str) -> None:
+    source = tmp_path / "source"
+    write(source, layout, num_shards=3)
+    examples = tfdist.data.open(source)
+    for number, part in ((1, "middle"), (9, "length")):
+        name, offset = parts(examples, number)[part]
+        flip(source / name, offset)
+    if layout != "fixed":
+        (source / "data-00001.index").unlink()
+    whole = [0, *ALL[2:9]]
+    counted = Faulty(storage(shutil.copytree(source, tmp_path / "counted")), None)
+    repair_storage(counted)
+    assert counted.steps >= 6
+    for step in range(counted.steps):
+        folder = shutil.copytree(source, tmp_path / f"step {step}")
+        with pytest.raises(KilledError):
+            repair_storage(Faulty(storage(folder), step))
+        found = tfdist.data.open(folder)
+        report = found.verify()
+        if found.manifest.revision == 1:
+            assert report.sound == len(whole)
+            assert {place.example for place in report.places if place.examples} == {1, 9}
+        else:
+            assert report.is_sound
+            assert labels_of(found) == whole
+        repair_storage(storage(folder))
+        assert snapshot(folder) == snapshot(tmp_path / "counted")
+
+
+def test_killed_while_the_manifest_is_made_again(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write(source, "extent", num_shards=2)
+    name, offset = parts(tfdist.data.open(source), 7)["length"]
+    flip(source / name, offset)
+    (source / "manifest.json").unlink()
+    counted = Faulty(storage(shutil.copytree(source, tmp_path / "counted")), None)
+    repair_storage(counted, rebuild_manifest=True)
+    for step in range(counted.steps):
+        folder = shutil.copytree(source, tmp_path / f"step {step}")
+        with pytest.raises(KilledError):
+            repair_storage(Faulty(storage(folder), step), rebuild_manifest=True)
+        repair_storage(storage(folder), rebuild_manifest=True)
+        assert labels_of(tfdist.data.open(folder)) == [*ALL[:7], *ALL[8:]]
+        assert tfdist.data.verify(folder).is_sound
+
+
+def test_on_a_store(tmp_path: Path) -> None:
+    url = f"memory://{uuid.uuid4().hex}/digits"
+    try:
+        for layout in LAYOUTS:
+            write(f"{url}/{layout}", layout)
+            examples = tfdist.data.open(f"{url}/{layout}")
+            flip_stored(examples.storage, *parts(examples, 7)["high byte of length"])
+            assert [place.example for place in tfdist.data.verify(f"{url}/{layout}").places] == [7]
+            assert tfdist.data.repair(f"{url}/{layout}").kept == 9
+            assert labels_of(tfdist.data.open(f"{url}/{layout}")) == [*ALL[:7], *ALL[8:]]
+    finally:
+        fsspec.filesystem("memory").store.clear()
+        fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, "extent")
+    others = ["data-00000-r1.tfrecord", "notes.txt", "data-00009.index", "extra.tfrecord", "data-00000.repaired.txt"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    flip(tmp_path / "data-00000.tfrecord", 20)
+    tfdist.data.repair(tmp_path)
+    assert [name for name in others if not (tmp_path / name).exists()] == []
+
+
+def test_what_writes_over_a_repaired_directory_removes_it(tmp_path: Path) -> None:
+    write(tmp_path, "extent")
+    flip(tmp_path / "data-00000.tfrecord", 20)
+    tfdist.data.repair(tmp_path)
+    tfdist.data.write({"x": np.zeros((3, 2))}, tmp_path, exists="overwrite")
+    assert sorted(snapshot(tmp_path)) == ["data-00000.tfrecord", "manifest.json"]
+
+
+def test_names_of_revisions() -> None:
+    assert revised("train.tfrecord-00000-of-00002", 5) == "train.repair-5.tfrecord-00000-of-00002"
+    assert revised("plain", 2) == "plain.repair-2"
+    for name in ("data-00001.tfrecord", "train.tfrecord-00000-of-00002", "plain", "a.repair-x.tfrecord"):
+        assert original(revised(name, 7)) == (original(name)[0], 7)
+    assert newest(["b.tfrecord", "a.tfrecord", "a.repair-2.tfrecord", "a.repair-10.tfrecord"]) == [
+        "a.repair-10.tfrecord",
+        "b.tfrecord",
+    ]
+
+
+def test_the_report_is_json(tmp_path: Path) -> None:
+    write(tmp_path, "fixed")
+    flip(tmp_path / "data-00000.tfrecord", 20)
+    done = tfdist.data.repair(tmp_path)
+    assert json.loads(json.dumps(done.to_json()))["lost_examples"] == 1
+    assert "is now data-00000.repair-2.tfrecord" in str(done)
+
+
+def test_a_manifest_that_cannot_be_read_is_not_replaced_silently(tmp_path: Path) -> None:
+    write(tmp_path, "fixed")
+    (tmp_path / "manifest.json").write_text("{}")
+    before = snapshot(tmp_path)
+    with pytest.raises(TfdistError, match="rebuild"):
+        tfdist.data.repair(tmp_path)
+    assert snapshot(tmp_path) == before
