@@ -18,7 +18,7 @@ from typing import Any
 from tfdist import validation
 from tfdist.data.example import template_bytes
 from tfdist.data.filenames import plain_name
-from tfdist.data.layout import FIXED, LAYOUTS
+from tfdist.data.layout import FIXED, GENERIC, LAYOUTS, layout_of
 from tfdist.data.records import OVERHEAD_BYTES
 from tfdist.data.schema import Schema
 from tfdist.errors import ConfigError, CorruptDataError
@@ -153,6 +153,8 @@ def _read(data: bytes) -> Manifest:
         raise ConfigError("two of its files have the same name.")
     revision = validation.integer("revision", found["revision"], minimum=1, maximum=_MOST)
     manifest = Manifest(schema=schema, layout=layout, shards=shards, label=label, revision=revision)
+    if layout not in (layout_of(schema), GENERIC):
+        raise ConfigError(f"its layout is {layout}, which its schema does not allow.")
     if layout == FIXED:
         _check_fixed(schema, shards)
     if found["digest"] != manifest.digest:
@@ -162,8 +164,6 @@ def _read(data: bytes) -> Manifest:
 
 def _check_fixed(schema: Schema, shards: tuple[Shard, ...]) -> None:
     """Refuse records that the schema does not make: whoever makes its template needs as much memory as one takes."""
-    if not schema.is_fixed:
-        raise ConfigError("its layout is fixed and its schema is not.")
     length = template_bytes(schema)
     for shard in shards:
         if shard.examples and (shard.smallest, shard.largest) != (length, length):
