@@ -1,8 +1,9 @@
 # Every target does its own set-up: .venv is made and filled when it is missing or setup.py has changed.
 #   make demo       train the digits classifier on two workers and draw its loss curves
-#   make test       ruff, mypy and every test
+#   make test       ruff, mypy and every test, and the tests of data once more beside tensorflow-io
 #   make test-fast  ruff, mypy, the unit tests and the quick integration tests
 #   make verify     the equivalence matrix on this machine
+#   make test-io    the tests of data, and a part of verify, with tensorflow-io and TensorFlow 2.16 in .venv-io
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
 #   make lint       ruff and mypy
 #   make clean      remove what builds, tests and runs leave behind, and .venv
@@ -12,13 +13,16 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+IO := .venv-io
+IO_STAMP := $(IO)/.installed
 CANDIDATES := python3.11 python3.12 python3.13 python3
+IO_FEATURES := even partial_batch global_clipnorm sync_batch_norm_partial dropout
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast verify horovod lint clean
+.PHONY: help demo test test-io test-fast verify horovod lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,8 +35,14 @@ demo: $(STAMP)
 horovod: $(STAMP)
 	@$(BIN)/tfdist build horovod
 
-test: lint horovod
+test: lint horovod test-io
 	$(BIN)/python -m pytest tests
+
+# The last tensorflow-io loads under TensorFlow 2.16 alone, which is also the oldest that tfdist takes.
+test-io: $(IO_STAMP)
+	$(IO)/bin/python -m pytest tests/unit/test_data_order.py tests/integration/test_data_tensorflow_io.py \
+	  tests/integration/test_data_sources.py tests/integration/test_data_reader.py
+	@$(IO)/bin/tfdist verify --strategy mirrored-2 --strategy multi-worker-2x1 $(IO_FEATURES:%=--feature %)
 
 test-fast: lint horovod
 	$(BIN)/python -m pytest tests -m quick
@@ -45,7 +55,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(IO) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted install is done again. A .venv without a working pip is a half-made one.
@@ -77,3 +87,10 @@ $(STAMP): setup.py
 	echo "Installing tfdist into $(VENV) (the first time about a minute and 2 GB)"; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[demo,test]"; \
 	touch $(STAMP)
+
+$(IO_STAMP): setup.py | $(STAMP)
+	@set -e; \
+	if ! $(IO)/bin/python -m pip --version >/dev/null 2>&1; then $(BIN)/python -m venv --clear $(IO); fi; \
+	echo "Installing tfdist with tensorflow-io and TensorFlow 2.16 into $(IO) (the first time about a minute and 2 GB)"; \
+	$(IO)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[io,test]"; \
+	touch $(IO_STAMP)

@@ -1,8 +1,7 @@
 """The promise itself: under every strategy, features have the numbers of one device.
 
-A strategy goes through all features in one of its columns; its other columns go through those in which the number of
-replicas matters most. Of the two in which several processes run the script, one goes through all. `tfdist verify` runs
-all in all.
+Two columns go through all features: one with its replicas in one process, one with a process for each. The others go
+through those in which the number of replicas matters most. `tfdist verify` runs all in all.
 """
 
 import pytest
@@ -12,7 +11,7 @@ from tfdist.strategies import registry
 from tfdist.verify import COLUMNS, Column, Report, column, feature
 
 DEADLINE_SECONDS = 1800
-WHOLE = column.select(["mirrored-2", "ring-2", "parameter-server-2"])
+WHOLE = column.select(["mirrored-2", "ring-2"])
 REST = tuple(one for one in COLUMNS if one not in WHOLE)
 WHERE_NUMBERS_MATTER = feature.select(
     [
@@ -34,8 +33,9 @@ WHERE_NUMBERS_MATTER = feature.select(
 )
 
 
-def test_every_strategy_goes_through_all_features() -> None:
-    assert {one.strategy for one in WHOLE} == set(registry.names()) - {"multi-worker"}
+def test_every_strategy_has_a_column() -> None:
+    assert {one.strategy for one in (*WHOLE, *REST)} == set(registry.names())
+    assert {registry.get(one.strategy).processes for one in WHOLE} == {"one", "workers"}
 
 
 @pytest.fixture(scope="module")
