@@ -120,22 +120,25 @@ class Pipeline:
             position.is_last = True
             return np.bool_(True)
 
-        def epoch(which: tf.Tensor) -> tf.data.Dataset:
-            number, start, steps, mark = tf.numpy_function(begin, [which], (tf.int64,) * 4)
-            for scalar in (number, start, steps, mark):
+        def steps_of_epoch(which: tf.Tensor) -> tf.data.Dataset:
+            scalars = tuple(tf.numpy_function(begin, [which], (tf.int64,) * 4))
+            for scalar in scalars:
                 scalar.set_shape([])
-            batches = tf.data.Dataset.range(steps).map(
-                lambda step: self._batch(number, start, step, mark, share),
-                num_parallel_calls=_parallel_calls(),
-                deterministic=True,
-            )
-            batches = batches.prefetch(_PREFETCHED)
-            if share is not None:
-                return batches
-            # behind the prefetching, so that it happens when the last batch is asked for
-            return batches.enumerate().map(lambda step, data: _after(tf.equal(step, steps - 1), end, data))
+            steps = tf.data.Dataset.range(scalars[2])
+            return tf.data.Dataset.zip(steps, tf.data.Dataset.from_tensors(scalars).repeat())
 
-        return tf.data.Dataset.range(1).flat_map(epoch)
+        def batch(step: tf.Tensor, scalars: tuple[tf.Tensor, ...]) -> Any:
+            number, start, steps, mark = scalars
+            data = self._batch(number, start, step, mark, share)
+            return data if share is not None else (tf.equal(step, steps - 1), data)
+
+        # Functions inside a flat_map are prepared anew in every epoch, in tenths of a second: numbers are inside alone.
+        batches = tf.data.Dataset.range(1).flat_map(steps_of_epoch)
+        batches = batches.map(batch, num_parallel_calls=_parallel_calls(), deterministic=True).prefetch(_PREFETCHED)
+        if share is not None:
+            return batches
+        # behind the prefetching, so that it happens when the last batch is asked for
+        return batches.map(lambda is_last, data: _after(is_last, end, data))
 
     def _fingerprint(self, position: Position) -> np.int64:
         text = repr((self.identity, position.epoch, position.start, self.global_batch_size, self.tail))
