@@ -4,7 +4,6 @@ python strategies/single_device/train.py
 """
 
 import argparse
-import math
 from pathlib import Path
 
 import keras
@@ -19,26 +18,20 @@ def main() -> None:
     strategy = tf.distribute.get_strategy()  # TensorFlow's own for one device
     cluster = tfdist.cluster.from_environment()
     keras.utils.set_random_seed(digits.SEED)
-    data = digits.load_digits()
-    steps = options.epochs * math.ceil(len(data.train_labels) / options.batch_size)
+    data, batch = digits.write_digits(), options.batch_size  # three folders of TFRecords, written once
+    train = tfdist.data.read(data / "train", global_batch_size=batch, seed=digits.SEED, tail="keep")
+    validation = tfdist.data.read(data / "validation", global_batch_size=batch, order="none", tail="keep")
+    test = tfdist.data.read(data / "test", global_batch_size=batch, order="none", tail="keep")
 
     with strategy.scope():
         model = digits.build_model()
-        learning_rate = keras.optimizers.schedules.CosineDecay(2e-3, decay_steps=steps)
+        learning_rate = keras.optimizers.schedules.CosineDecay(2e-3, decay_steps=options.epochs * train.steps_per_epoch)
         optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.05, global_clipnorm=1.0)
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
-    clock = report.EpochClock(len(data.train_labels))
-    history = model.fit(
-        data.train_images,
-        data.train_labels,
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        validation_data=(data.validation_images, data.validation_labels),
-        callbacks=[clock],
-        verbose=2,
-    )
-    loss, accuracy = model.evaluate(data.test_images, data.test_labels, batch_size=options.batch_size, verbose=0)
+    clock = report.EpochClock(len(train.examples))
+    history = model.fit(train, validation_data=validation, epochs=options.epochs, callbacks=[clock], verbose=2)
+    loss, accuracy = model.evaluate(test, verbose=0)
 
     if cluster.is_chief:
         summary = report.Summary(

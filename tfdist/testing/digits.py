@@ -9,14 +9,20 @@ Example:
     ((1257, 8, 8, 1), 180, 360)
 """
 
+import hashlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist import cache
+from tfdist.data import manifest, writer
 from tfdist.errors import MissingDependencyError
 
+PARTS = ("train", "validation", "test")
 SEED = 17  # of the split, and of the recipes
 _VALIDATION, _TEST = 180, 360
 _LARGEST_PIXEL = 16.0
@@ -70,6 +76,49 @@ def load_digits() -> Digits:
         test_images=images[:_TEST],
         test_labels=labels[:_TEST],
     )
+
+
+def write_digits(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder with the digits as TFRecords, which are written unless they are there already.
+
+    Any number of processes may call it at once: one writes, the others wait for it. Other digits, or another version of
+    the format, would get another folder, so what is found is what would be written.
+
+    Args:
+        folder: where to. Default: the user's cache, see `tfdist.cache.folder`.
+    Returns:
+        A folder with three that `tfdist.data.read` takes: ``train``, ``validation`` and ``test``. Their examples are
+        those of `load_digits` in the same order: ``image``, float32 ``[8, 8, 1]``, and ``label``, int32.
+    Raises:
+        MissingDependencyError: scikit-learn is not installed.
+        ConfigError, StorageError: the folder cannot be written.
+
+    Example:
+        >>> import tempfile, tfdist
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     {part: len(tfdist.data.open(write_digits(folder) / part)) for part in PARTS}
+        {'train': 1257, 'validation': 180, 'test': 360}
+    """
+    digits = load_digits()
+    arrays = {
+        part: {"image": getattr(digits, f"{part}_images"), "label": getattr(digits, f"{part}_labels")} for part in PARTS
+    }
+    if folder is None:
+        folder = cache.folder(os.environ)
+        cache.make(folder, ("digits",))
+        folder = folder / "digits"
+    place = Path(folder, _version(arrays)).absolute()
+    for part, examples in arrays.items():
+        writer.write(examples, place / part, exists="keep")
+    return place
+
+
+def _version(arrays: dict[str, dict[str, NDArray[np.generic]]]) -> str:
+    digest = hashlib.sha256(f"{manifest.FORMAT} {manifest.VERSION}".encode())
+    for examples in arrays.values():
+        for name, values in examples.items():
+            digest.update(repr((name, values.dtype.str, values.shape)).encode() + values.tobytes())
+    return digest.hexdigest()[:12]
 
 
 def build_model() -> keras.Model:
