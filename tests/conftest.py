@@ -28,7 +28,8 @@ GRACE_SECONDS = 3.0  # what is about to end may end
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # set once per process by libraries when they are imported
 FOREIGN_VARIABLES = ("PYTEST_", "TF2_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "KMP_", "TPU_", "CUDA_MODULE_", "HDF5_")
-FOREIGN_THREADS = ("pytest_timeout", "tqdm_monitor", "pymp-")
+# Dummy: how Python calls a thread of TensorFlow's pools that has written into a log
+FOREIGN_THREADS = ("pytest_timeout", "tqdm_monitor", "pymp-", "Dummy-")
 FOREIGN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
