@@ -411,3 +411,33 @@ def test_bytes_that_compute_are_data(tmp_path: Path) -> None:
             with contextlib.suppress(TfdistError):
                 call(folder)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udfff", " ", ""])
+def test_names_of_features_that_are_no_text(name: str) -> None:
+    found = json.loads(_MANIFEST.to_bytes())
+    found["schema"][name] = {"dtype": "float32", "shape": []}
+    with pytest.raises(CorruptDataError, match="name is"):
+        Manifest.from_bytes(signed(found))
+
+
+@pytest.mark.parametrize("dtype", ["(", "f4,(", "V1000000000", "(2,)f4", "O", "m8[", "f4" * 1000])
+def test_dtypes_that_numpy_would_think_about(dtype: str) -> None:
+    found = json.loads(_MANIFEST.to_bytes())
+    found["schema"]["x"]["dtype"] = dtype
+    with pytest.raises(CorruptDataError, match="dtype is"):
+        Manifest.from_bytes(signed(found))
+
+
+def test_an_index_that_is_larger_than_its_examples_need(tmp_path: Path) -> None:
+    """The manifest vouches for its size, which costs a stranger nothing: the file is a hole."""
+    write(tmp_path, "generic", num_shards=1)
+    manifest = tfdist.data.open(tmp_path).manifest
+    (shard,) = manifest.shards
+    assert shard.index is not None
+    claimed = dataclasses.replace(shard, index=dataclasses.replace(shard.index, bytes=1 << 40))
+    (tmp_path / "manifest.json").write_bytes(dataclasses.replace(manifest, shards=(claimed,)).to_bytes())
+    with (tmp_path / shard.index.file).open("r+b") as file:
+        file.truncate(1 << 40)
+    assert len(list(tfdist.data.open(tmp_path))) == EXAMPLES  # indexed anew, from the shard
+    assert _peak(lambda: tfdist.data.verify(tmp_path).require_sound()) < MOST_BYTES
