@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data import features, order, sharding
+from tfdist.data.ahead import Ahead
 from tfdist.data.decoded import DecodedCache
 from tfdist.data.examples import Examples
 from tfdist.data.fetch import PAYLOAD, Fetcher, MappedBytes
@@ -84,6 +85,7 @@ class Pipeline:
         self.global_batch_size = global_batch_size
         self.tail = tail
         self.identity = Identity(examples.manifest.digest, order.name, seed, order.examples)
+        self._ahead = Ahead(order, seed)
         self._fetcher = fetcher
         self._decode = decode
         self._augment = augment
@@ -173,13 +175,21 @@ class Pipeline:
         self, epoch: tf.Tensor, start: tf.Tensor, step: tf.Tensor, share: Share | None
     ) -> tuple[tf.Tensor, ...]:
         def numbers(epoch: Any, start: Any, step: Any) -> tuple[Any, ...]:
-            begin, end = self.batches(int(start)).bounds(int(step))
-            first, last = (0, end - begin) if share is None else share.rows(end - begin)
-            positions = np.arange(begin + first, begin + last, dtype=np.int64)
-            count = self.order.examples
-            ids = self.order.ids(seed=self.seed, epoch=int(epoch), positions=positions % count)
+            batches = self.batches(int(start))
+
+            def bounds(step: int) -> tuple[int, int]:
+                begin, end = batches.bounds(step)
+                first, last = (0, end - begin) if share is None else share.rows(end - begin)
+                return begin + first, begin + last
+
+            begin, end = batches.bounds(int(step))
+            ids = self._ahead.ids(
+                epoch=int(epoch), step=int(step), steps=batches.steps, bounds=bounds, key=(int(start), share)
+            )
+            first, last = bounds(int(step))
+            weight = (np.arange(first, last) < self.order.examples).astype(np.float32)
             seeds = order.seeds_of(ids, seed=self.seed, epoch=int(epoch)) if self._augment else _NO_SEEDS
-            return np.int64(end - begin), ids, (positions < count).astype(np.float32), seeds
+            return np.int64(end - begin), ids, weight, seeds
 
         rows, ids, weight, seeds = tf.numpy_function(
             numbers, [epoch, start, step], (tf.int64, tf.int64, tf.float32, tf.int32), stateful=False
