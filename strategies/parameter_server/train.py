@@ -29,7 +29,14 @@ def main() -> None:
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
     clock = report.EpochClock(len(train.examples))
-    history = model.fit(train, validation_data=validation, epochs=options.epochs, callbacks=[clock], verbose=2)
+    history = model.fit(
+        train,
+        shuffle=False,  # done already: every epoch has an order of its own
+        epochs=options.epochs,
+        validation_data=validation,
+        callbacks=[clock],
+        verbose=2,
+    )
     loss, accuracy = model.evaluate(test, verbose=0)
 
     if cluster.is_chief:
