@@ -129,24 +129,25 @@ def test_tails(folders: dict[str, str], tail: str) -> None:
         assert batches[-1][2].numpy().tolist() == [1.0] * 3 + [0.0] * 7
 
 
-@pytest.mark.parametrize("parts", range(1, 9))
-def test_shares_of_any_number_of_workers_are_the_global_batches(folders: dict[str, str], parts: int) -> None:
-    for layout, tail in (("fixed", "pad"), ("generic", "keep"), ("extent", "drop")):
-        whole = [batch[1].numpy().tolist() for batch in read(folders, layout, "numpy", tail=tail)]
-        shares = []
-        for worker in range(parts):
-            share = read(folders, layout, "numpy", tail=tail).share(worker, 1, parts)
-            shares.append([(int(n), y[: int(n)].numpy().tolist()) for _, _, ((n, (_, y, *_)),) in share])
-        steps = {len(share) for share in shares}
-        assert steps == {len(whole)}
-        for step, batch in enumerate(whole):
-            assert [i for share in shares for i in share[step][1]] == batch
-            counts = [share[step][0] for share in shares]
-            assert max(counts) - min(counts) <= 1
+@pytest.mark.parametrize(
+    ("parts", "layout", "tail"),
+    [(1, "generic", "pad"), (2, "extent", "keep"), (3, "generic", "keep"), (8, "fixed", "pad")],
+)
+def test_shares_of_workers_are_the_global_batches(folders: dict[str, str], parts: int, layout: str, tail: str) -> None:
+    """That this holds for any number of workers is shown without TensorFlow."""
+    whole = [batch[1].numpy().tolist() for batch in read(folders, layout, "numpy", tail=tail)]
+    shares = []
+    for worker in range(parts):
+        share = read(folders, layout, "numpy", tail=tail).share(worker, 1, parts)
+        shares.append([(int(n), y[: int(n)].numpy().tolist()) for _, _, ((n, (_, y, *_)),) in share])
+    assert {len(share) for share in shares} == {len(whole)}
+    for step, batch in enumerate(whole):
+        assert [i for share in shares for i in share[step][1]] == batch
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("batches", [0, 1, 7, 10, 11])
+@pytest.mark.parametrize(
+    ("path", "batches"), [("numpy", 0), ("numpy", 1), ("numpy", 10), ("numpy", 11), ("ops", 7), ("remote", 7)]
+)
 def test_a_state_leads_to_what_was_left(folders: dict[str, str], batches: int, path: str) -> None:
     first = read(folders, "extent", path)
     whole = [ids_of([batch]) for batch in first]

@@ -28,6 +28,7 @@ _WHERE = {
     "Schema": "schema:Schema",
     "index": "indexing:index",
     "info": "inspecting:info",
+    "Reading": "reading:Reading",
     "open": "examples:open_directory",
     "read": "reader:read",
     "repair": "repairing:repair",

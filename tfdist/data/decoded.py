@@ -97,7 +97,7 @@ class DecodedCache:
 
 
 def _traced(decode: Callable[[tf.Tensor], Any]) -> Any:
-    function = tf.function(decode, input_signature=[tf.TensorSpec([None], tf.int64)])
+    function = tf.function(decode, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
     return function.get_concrete_function().structured_outputs
 
 

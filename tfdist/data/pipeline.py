@@ -122,6 +122,7 @@ class Pipeline:
             position.is_last = True
             return np.bool_(True)
 
+        @_as_it_is
         def steps_of_epoch(which: tf.Tensor) -> tf.data.Dataset:
             scalars = tuple(tf.numpy_function(begin, [which], (tf.int64,) * 4))
             for scalar in scalars:
@@ -129,6 +130,7 @@ class Pipeline:
             steps = tf.data.Dataset.range(scalars[2])
             return tf.data.Dataset.zip(steps, tf.data.Dataset.from_tensors(scalars).repeat())
 
+        @_as_it_is
         def batch(step: tf.Tensor, scalars: tuple[tf.Tensor, ...]) -> Any:
             number, start, steps, mark = scalars
             data = self._batch(number, start, step, mark, share)
@@ -273,6 +275,8 @@ class Pipeline:
         return features.with_shapes(examples.schema, {name: columns[name] for name in fetcher.names}), ok
 
 
+# Our own functions need no AutoGraph, and it would read their source; a user's get it, each as a tf.function.
+_as_it_is = tf.autograph.experimental.do_not_convert
 _NO_SEEDS = np.zeros((0, 2), np.int32)
 
 
@@ -285,7 +289,8 @@ def _local(pieces: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]
 def mapped(function: Callable[..., Features], found: Features, *more: tf.Tensor) -> Features:
     """Return the features that a function makes of each example of a batch."""
     specs = [tf.nest.map_structure(_spec_of_one, given) for given in (found, *more)]
-    traced = tf.function(function).get_concrete_function(*specs)
+    function = tf.function(function)
+    traced = function.get_concrete_function(*specs)
     return tf.map_fn(lambda row: function(*row), (found, *more), fn_output_signature=_signature(traced))
 
 
@@ -296,7 +301,12 @@ def _spec_of_one(value: Any) -> Any:
 
 
 def _signature(traced: Any) -> Any:
-    return tf.nest.map_structure(lambda out: tf.TensorSpec(out.shape, out.dtype), traced.structured_outputs)
+    def spec(out: Any) -> tf.TypeSpec:
+        if out.shape.rank == 1 and out.shape[0] is None:  # a list of any length
+            return tf.RaggedTensorSpec([None], out.dtype)
+        return tf.TensorSpec(out.shape, out.dtype)
+
+    return tf.nest.map_structure(spec, traced.structured_outputs)
 
 
 def _sized(value: Any, rows: int) -> Any:
