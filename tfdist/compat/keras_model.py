@@ -190,6 +190,11 @@ def set_batches(epoch_iterator: TFEpochIterator, batches: int | None) -> None:
     epoch_iterator._num_batches = batches
 
 
+def expect_batches(epoch_iterator: TFEpochIterator, batches: int) -> None:
+    """Let the epochs that begin from now on have this many batches, of the same dataset."""
+    epoch_iterator._num_batches = batches
+
+
 def wait_for_nothing(epoch_iterator: TFEpochIterator) -> None:
     """Keep an epoch from waiting, at its end, for whatever threads of this process have under way in TensorFlow."""
     vars(epoch_iterator)["tf_sync"] = lambda: None

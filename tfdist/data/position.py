@@ -25,6 +25,10 @@ class Position:
     batches: int = 0
     is_last: bool = False
 
+    def lead_to(self, other: "Position") -> None:
+        """Be where another position is, at the beginning of an iteration."""
+        self.epoch, self.start, self.batches, self.is_last = other.epoch, other.start, 0, False
+
     def begin(self) -> None:
         """Begin an iteration: the next epoch if this one was read to its end, else what is left of this one."""
         if self.is_last:

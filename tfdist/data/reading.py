@@ -41,7 +41,7 @@ class Reading(tf_data.Wrapped):
     @property
     def steps(self) -> int:
         """Number of batches in the iteration that begins next."""
-        return self._pipeline.batches(self._position.start).steps
+        return self._pipeline.batches(0 if self._position.is_last else self._position.start).steps
 
     @property
     def steps_per_epoch(self) -> int:
@@ -59,8 +59,9 @@ class Reading(tf_data.Wrapped):
         """Return where reading stands, as JSON of less than 1 KB.
 
         Args:
-            batches: how many batches of the current iteration have been consumed. Default: as many as the replicas of
-                a tfdist strategy have consumed; anybody else has to say, because what was prefetched does not count.
+            batches: how many batches of the current iteration have been consumed. Default: all at its end; before, as
+                many as the replicas of a tfdist strategy have consumed. Anybody else has to say before the end, because
+                what was prefetched does not count.
         Returns:
             What `seek` and ``read(state=...)`` take, on any number of workers, with any global batch size.
 
@@ -68,12 +69,12 @@ class Reading(tf_data.Wrapped):
             >>> train.state(batches=3)                                              # doctest: +SKIP
             {'version': 1, 'epoch': 0, 'consumed': 384, ...}
         """
-        position = self._position
+        position, steps = self._position, self._pipeline.batches(self._position.start).steps
         if batches is None:
-            batches = position.batches
-        batches = validation.integer("batches", batches, minimum=0, maximum=self.steps)
+            batches = steps if position.is_last else position.batches
+        batches = validation.integer("batches", batches, minimum=0, maximum=steps)
         consumed = self._pipeline.batches(position.start).consumed(batches)
-        if batches and batches == self.steps:  # also where a tail was dropped
+        if batches and batches == steps:  # also where a tail was dropped
             consumed = self._pipeline.identity.examples
         return self._pipeline.identity.state(epoch=position.epoch, consumed=consumed)
 
@@ -83,8 +84,7 @@ class Reading(tf_data.Wrapped):
         Raises:
             ConfigError: the state belongs to other data, another order or another seed.
         """
-        found = self._pipeline.identity.position(state)
-        self._position.epoch, self._position.start, self._position.batches = found.epoch, found.start, 0
+        self._position.lead_to(position_of(self._pipeline, state))
 
     def share(self, first: int, count: int, parts: int) -> tf.data.Dataset:
         """Return the part of every global batch that a worker's replicas take.
@@ -103,10 +103,15 @@ class Reading(tf_data.Wrapped):
         """Begin an iteration of shares; a strategy that takes them says so, before it asks for the first."""
         self._position.begin()
 
-    def handed_out(self) -> None:
-        """Count a batch; a strategy that takes shares says so of each that it consumes."""
-        self._position.batches += 1
-        self._position.is_last = self._position.batches == self.steps
+    def handed_out(self) -> bool:
+        """Count a batch, and return whether it was the last of the iteration.
+
+        A strategy that takes shares says so of each that it consumes.
+        """
+        position = self._position
+        position.batches += 1
+        position.is_last = position.batches == self._pipeline.batches(position.start).steps
+        return position.is_last
 
 
 def position_of(pipeline: Pipeline, state: Any) -> Position:
@@ -114,6 +119,8 @@ def position_of(pipeline: Pipeline, state: Any) -> Position:
     if state is None:
         return Position()
     try:
-        return pipeline.identity.position(state)
+        found = pipeline.identity.position(state)
     except ConfigError as error:
         raise ConfigError(f"state cannot be used: {error}") from error
+    # what is left may be less than a batch, now that the batches are larger, and be dropped
+    return found if pipeline.batches(found.start).steps else Position(found.epoch + 1)

@@ -132,15 +132,25 @@ class Input:
         batches: how many, None if that is not known or they do not end.
         local_replicas: replicas of this worker.
         workers: the workers that take part.
+        expect: told how many batches the next epoch has, where that is known when one ends.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, *, batches: int | None, local_replicas: int, workers: Workers) -> None:
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        batches: int | None,
+        local_replicas: int,
+        workers: Workers,
+        expect: Callable[[int], None] = lambda _: None,
+    ) -> None:
         policy = dataset.options().experimental_distribute.auto_shard_policy
         own = workers.count > 1 and policy in (_Policy.OFF, _Policy.FILE)
         self.source = Source.OWN if own else Source.SHARED
         if own and policy == _Policy.FILE:
             dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
         self.workers = workers
+        self._expect = expect
         self.element_spec = tf_data.without_optionals(dataset.element_spec)
         self.batches = _own_batches(batches, workers) if own else batches
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
@@ -157,7 +167,7 @@ class Input:
         # that is made, and Keras makes some that it does not use.
         epoch = self._epoch(map(_Element.of, iter(self._dataset)))
         if self._reading is not None:
-            epoch = _counted(epoch, self._reading)
+            epoch = _counted(epoch, self._reading, self._expect)
         return (Batch(element.slices, rows, self._layout) for element, rows in epoch)
 
     def _epoch(self, elements: Iterator[_Element]) -> Iterator[tuple[_Element, tf.Tensor]]:
@@ -174,11 +184,14 @@ def _share(reading: Reading, local_replicas: int, workers: Workers) -> tf.data.D
     return own.map(lambda mark, rows, slices: _Element(slices, rows, mark))
 
 
-def _counted(epoch: Iterator[tuple[_Element, tf.Tensor]], reading: Reading) -> Iterator[tuple[_Element, tf.Tensor]]:
+def _counted(
+    epoch: Iterator[tuple[_Element, tf.Tensor]], reading: Reading, expect: Callable[[int], None]
+) -> Iterator[tuple[_Element, tf.Tensor]]:
     """Yield the batches of an epoch, each of which is consumed at once."""
     reading.begin()
     for batch in epoch:
-        reading.handed_out()
+        if reading.handed_out():
+            expect(reading.steps)  # an epoch that was resumed in its middle has fewer than the next
         yield batch
 
 

@@ -49,7 +49,13 @@ class KerasTraining:
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         callbacks.quiet(caller, self._workers)
         batches = keras_model.batches_of(epoch_iterator)
-        distributed = Input(dataset, batches=batches, local_replicas=self._slices, workers=self._workers)
+        distributed = Input(
+            dataset,
+            batches=batches,
+            local_replicas=self._slices,
+            workers=self._workers,
+            expect=lambda batches: keras_model.expect_batches(epoch_iterator, batches),
+        )
         if distributed.source is Source.OWN:
             keras_model.set_batches(epoch_iterator, distributed.batches)
         return distributed
