@@ -8,15 +8,16 @@ returned. What is read is copied, so it outlives its file.
 import mmap
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.records import HEADER_BYTES, OVERHEAD_BYTES, header, masked_crc
+from tfdist.data.records import HEADER_BYTES, OVERHEAD_BYTES, header, masked_each
 from tfdist.errors import ConfigError
 
 _MOST_ZEROS = 1 << 30  # bytes of rows that are longer than any file
@@ -130,20 +131,21 @@ def read_records(
     ok &= (starts >= 0) & (sizes >= 0) & (starts <= lengths)
     ok &= sizes <= np.where(ok, lengths - np.where(ok, starts, 0), 0)
     parts = [b""] * len(files)
-    for i in np.flatnonzero(ok).tolist():
-        begin = int(at[i]) + HEADER_BYTES
-        payload, first, last = shards[int(files[i])][begin:], int(starts[i]), int(starts[i] + sizes[i])
-        if not checks[i]:
-            parts[i] = payload[first:last].tobytes()
-            continue
-        count = int(lengths[i])
-        whole = payload[:count].tobytes()
-        stored = int.from_bytes(payload[count : count + 4].tobytes(), "little")
-        framed = shards[int(files[i])][begin - HEADER_BYTES : begin].tobytes()
-        if framed == _header(count) and stored == masked_crc(whole):
-            parts[i] = whole if last - first == count else whole[first:last]
-        else:
-            ok[i] = False
+    for shard, chosen in _by_shard(shards, files):
+        inside = chosen[ok[chosen]]
+        begins = at[inside] + HEADER_BYTES
+        firsts, content = begins + starts[inside], shard.data
+        spans = zip(firsts.tolist(), (firsts + sizes[inside]).tolist(), strict=True)
+        found = [content[first:last].tobytes() for first, last in spans]
+        looks = np.flatnonzero(checks[inside])
+        if looks.size:
+            checked = inside[looks]
+            ok[checked] = _fit(
+                shard, begins[looks], lengths[checked], starts[checked], [found[i] for i in looks.tolist()]
+            )
+        for place, sound, part in zip(inside.tolist(), ok[inside].tolist(), found, strict=True):
+            if sound:
+                parts[place] = part
     return parts, ok
 
 
@@ -175,15 +177,13 @@ def read_rows(
     """
     length = validation.integer("length", length, minimum=0)
     files, at, checks = _vectors(maps, file=file, offset=offset, check=check)
-    numbers, counts = np.unique(files, return_counts=True)
-    shards = {number: maps[number] for number in numbers.tolist()}
+    shards = {number: maps[number] for number in np.unique(files).tolist()}
     largest = max((len(shard) for shard in shards.values()), default=0)
     if length > largest and length * len(files) > _MOST_ZEROS:
         raise ConfigError(f"length is {length} bytes, and the largest file has {largest}; a row must fit into a file.")
     ok = _lies(at, np.full(len(files), min(length, largest + 1), np.int64), _sizes_of(shards, files))
     rows = np.zeros((len(files), length), np.uint8)
-    of_shards = np.split(np.argsort(files, kind="stable"), np.cumsum(counts)[:-1])
-    for shard, chosen in zip(shards.values(), of_shards, strict=bool(shards)):
+    for shard, chosen in _by_shard(shards, files):
         inside = chosen[ok[chosen]]
         if not inside.size:
             continue
@@ -195,6 +195,44 @@ def read_rows(
         else:
             rows[inside[whole]] = framed[whole, HEADER_BYTES:-4]
     return rows, ok
+
+
+def _by_shard(
+    shards: Mapping[int, NDArray[np.uint8]], files: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.intp]]]:
+    """Yield each file with the places of its records; files with their numbers in ascending order."""
+    order = np.argsort(files, kind="stable")
+    ends = np.searchsorted(files[order], list(shards), side="right")
+    yield from zip(shards.values(), np.split(order, ends[:-1]), strict=bool(shards))
+
+
+def _fit(
+    shard: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    parts: list[bytes],
+) -> NDArray[np.bool_]:
+    """Whether length and checksums of records fit, whose payloads begin at ``begins`` and of which parts are read."""
+    distinct, which = np.unique(lengths, return_inverse=True)
+    headers = np.frombuffer(b"".join(map(_header, distinct.tolist())), np.uint8).reshape(-1, HEADER_BYTES)
+    fits = (_windows(shard, HEADER_BYTES)[begins - HEADER_BYTES] == headers[which]).all(axis=1)
+    stored = _windows(shard, 4)[begins + lengths].view("<u4")[:, 0]
+    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+    if (sizes == lengths).all():
+        crcs = np.fromiter(map(google_crc32c.value, parts), np.uint32, len(parts))
+    else:  # what stands around a part goes through on its own: a large part is not copied once more
+        content, extend = shard.data, google_crc32c.extend
+        firsts = begins + starts
+        spans = zip(
+            begins.tolist(), firsts.tolist(), (firsts + sizes).tolist(), (begins + lengths).tolist(), strict=True
+        )
+        around = ((content[a:b].tobytes(), content[c:d].tobytes()) for a, b, c, d in spans)
+        whole = (
+            extend(extend(extend(0, before), part), after) for part, (before, after) in zip(parts, around, strict=True)
+        )
+        crcs = np.fromiter(whole, np.uint32, len(parts))
+    return fits & (masked_each(crcs) == stored)
 
 
 def _windows(shard: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
@@ -209,10 +247,11 @@ def _are_whole(framed: NDArray[np.uint8], checks: NDArray[np.bool_], length: int
         return np.ones(len(framed), np.bool_)
     fits = (framed[:, :HEADER_BYTES] == np.frombuffer(_header(length), np.uint8)).all(axis=1)
     stored = np.ascontiguousarray(framed[:, -4:]).view("<u4")[:, 0]
-    content, width = framed.tobytes(), length + OVERHEAD_BYTES  # slices of bytes are what costs least
-    for i in np.flatnonzero(fits & checks).tolist():
-        begin = i * width + HEADER_BYTES
-        fits[i] = masked_crc(content[begin : begin + length]) == stored[i]
+    looks = np.flatnonzero(fits & checks)
+    content = framed.tobytes()  # slices of bytes are what costs least
+    begins = (looks * (length + OVERHEAD_BYTES) + HEADER_BYTES).tolist()
+    crcs = map(google_crc32c.value, [content[begin : begin + length] for begin in begins])
+    fits[looks] = masked_each(np.fromiter(crcs, np.uint32, len(looks))) == stored[looks]
     return fits | ~checks
 
 

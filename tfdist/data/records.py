@@ -77,7 +77,7 @@ def frame_rows(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     crcs = np.fromiter((value(data[i : i + length]) for i in range(0, count * length, length)), np.uint32, count)
     if not length:
         crcs = np.zeros(count, np.uint32)  # the CRC-32C of nothing
-    framed[:, -4:] = _rotated(crcs).astype("<u4").view(np.uint8).reshape(count, 4)
+    framed[:, -4:] = masked_each(crcs).astype("<u4").view(np.uint8).reshape(count, 4)
     return framed
 
 
@@ -170,10 +170,10 @@ def headers(data: bytes, room: int) -> NDArray[np.int64]:
     for byte in range(8):
         crcs ^= _CRC_OF_BYTE[byte][window[places + byte]]
     stored = sum(window[places + 8 + byte].astype(np.uint32) << np.uint32(8 * byte) for byte in range(4))
-    return places[_rotated(crcs) == stored]
+    return places[masked_each(crcs) == stored]
 
 
-def _rotated(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def masked_each(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return CRCs as records store them, see `masked`."""
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_MASK_DELTA)
 
