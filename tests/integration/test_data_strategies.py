@@ -1,0 +1,159 @@
+"""`tfdist.data.read` under strategies: the batches of one device, a slice for each worker, and any state on any number.
+
+All cases of a kind run in one call: what takes time is to start processes.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfdist import data
+from tfdist.cluster import ports
+from tfdist.testing.environment import worker_environments
+from tfdist.testing.pool import WorkerPool
+
+DEADLINE_SECONDS = 260
+CASES = Path(__file__).parent / "cases"
+POOLS = {"mirrored": 1, "multi-worker": 2, "ring": 3, None: 1}  # processes; the last one's strategy starts its own
+SIZES = (41, 37)  # with batches of 12, the last one has 5 examples, or 1: less than there are workers
+ALL = PADDED, DROPPED, KEPT = ("41", "pad"), ("41", "drop"), ("37", "keep")
+TRAINED = {
+    "mirrored-2": [KEPT],
+    "mirrored": ALL,  # three replicas
+    "multi-worker": ALL,
+    "ring": [PADDED, KEPT],
+    "parameter-server": [DROPPED, KEPT],
+}
+EPOCHS, STEPS = 2, {"pad": 4, "keep": 4, "drop": 3}
+
+pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 40)
+
+
+class Pools:
+    """Worker processes, started with this file's first test and kept for all."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._pools = {kind: stack.enter_context(_pool(kind)) for kind in POOLS}
+        for pool in self._pools.values():
+            pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+
+    def __call__(self, strategy: str, function: str, **arguments: Any) -> list[Any]:
+        """Call a function of `data_cases` with a strategy, on all workers that it has."""
+        kind = {"one": "mirrored", "mirrored-2": "mirrored", "parameter-server": None}.get(strategy, strategy)
+        answers = self._pools[kind].call(
+            f"data_cases:{function}", {"name": strategy, **arguments}, timeout_seconds=DEADLINE_SECONDS
+        )
+        for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
+            assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
+        return [reply.value for reply in answers]
+
+
+def _pool(kind: str | None) -> WorkerPool:
+    return WorkerPool(lambda: _environments(kind))
+
+
+def _environments(kind: str | None) -> list[dict[str, str]]:
+    replicas = 3 if kind == "mirrored" else 1
+    free = ports.free_ports(POOLS[kind])
+    made = worker_environments(os.environ, strategy=kind, ports=free, replicas_per_worker=replicas)
+    return [environment | {"PYTHONPATH": str(CASES)} for environment in made]
+
+
+@pytest.fixture(scope="module")
+def call() -> Iterator[Pools]:
+    with ExitStack() as stack:
+        yield Pools(stack)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A directory of pictures for each size."""
+    from PIL import Image
+
+    root, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    found = {}
+    for size in SIZES:
+        pictures = []
+        for _ in range(size):
+            file = root / "picture.png"
+            Image.fromarray(random.integers(0, 256, (4, 4, 3), np.uint8)).save(file)
+            pictures.append(file.read_bytes())
+        found[str(size)] = str(root / f"größe {size}")
+        data.write({"image": pictures, "label": np.arange(size) % 5}, found[str(size)], num_shards=3)
+    return found
+
+
+@pytest.fixture(scope="module")
+def one(call: Pools, folders: dict[str, str]) -> dict[tuple[str, str], Any]:
+    """What plain Keras does with the same data on one device."""
+    (found,) = call("one", "trained", folders=folders, cases=ALL)
+    return dict(zip(ALL, found, strict=True))
+
+
+@pytest.mark.parametrize("strategy", TRAINED)
+def test_fit_has_the_numbers_of_one_device(strategy: str, call: Pools, folders: dict[str, str], one: Any) -> None:
+    for worker in call(strategy, "trained", folders=folders, cases=TRAINED[strategy]):
+        for case, seen in zip(TRAINED[strategy], worker, strict=True):
+            assert seen["steps"] == one[case]["steps"] == EPOCHS * STEPS[case[1]], case
+            assert seen["epoch"] == one[case]["epoch"] == EPOCHS, case
+            for name in ("weights", "logs"):
+                np.testing.assert_allclose(seen[name], one[case][name], rtol=1e-5, atol=1e-5, err_msg=str(case))
+
+
+@pytest.mark.parametrize(("strategy", "ops"), [("multi-worker", True), ("ring", False)])
+def test_a_worker_looks_up_its_slice_alone(strategy: str, ops: bool, call: Pools, folders: dict[str, str]) -> None:
+    workers = call(strategy, "looked_up", folder=folders["41"], tail="keep", ops=ops)
+    for epoch in zip(*workers, strict=True):
+        assert sorted(number for worker in epoch for number in worker) == list(range(41))
+        shares = [len(worker) for worker in epoch]
+        assert max(shares) - min(shares) <= STEPS["keep"]  # parts of a batch differ by one example at most
+
+
+@pytest.mark.parametrize(("size", "tail", "left"), [("41", "pad", 17 + 7), ("37", "keep", 13)])
+def test_what_two_workers_began_one_or_three_end(
+    size: str, tail: str, left: int, call: Pools, folders: dict[str, str], one: Any
+) -> None:
+    chief, other = call("multi-worker", "interrupted", folder=folders[size], tail=tail, epoch=0, batch=1)
+    assert chief == other
+    assert chief["epoch"] == chief["state"]["epoch"] == 0
+    assert chief["state"]["consumed"] == 24
+    rest = {"folder": folders[size], "tail": tail, "state": chief["state"], "weights": chief["weights"]}
+    for strategy in ("one", "ring"):
+        workers = call(strategy, "resumed", **rest, epochs=EPOCHS)
+        for seen in workers:
+            assert seen["steps"] == EPOCHS * STEPS[tail] - 2
+            np.testing.assert_allclose(seen["weights"], one[size, tail]["weights"], rtol=1e-5, atol=1e-5)
+        again = 2 * (tail == "keep" and strategy == "ring")  # workers without an example read a neighbour of it
+        assert sum(len(seen["looked_up"][0]) for seen in workers) == left + again, "the epoch began anew"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("multi-worker", {"seed": 6}), ("multi-worker", {"tail": "drop"}), ("ring", {"order": "none"})],
+    ids=str,
+)
+def test_workers_that_read_differently_are_told(
+    strategy: str, options: dict[str, Any], call: Pools, folders: dict[str, str]
+) -> None:
+    for said in call(strategy, "refused", folder=folders["37"], options=options):
+        assert "workers read different data: at step 0 of the epoch worker 0 has" in said
+        assert ("batches" if "tail" in options else "a batch with fingerprint") in said
+
+
+def test_workers_that_write_the_same_at_once_write_it_once(call: Pools, tmp_path: Path) -> None:
+    folder = tmp_path / "größe 1"
+    written, *others = call("ring", "written", folder=str(folder))
+    assert others == [written] * 2
+    (place,) = {Path(name).parents[1] for name, *_ in written}
+    assert {part.name: len(data.open(part)) for part in place.iterdir()} == {
+        "train": 1257,
+        "validation": 180,
+        "test": 360,
+    }
+    assert place.parent == folder
+    assert [written] == call("mirrored", "written", folder=str(folder))
