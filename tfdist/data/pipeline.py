@@ -289,9 +289,9 @@ def _local(pieces: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]
 def mapped(function: Callable[..., Features], found: Features, *more: tf.Tensor) -> Features:
     """Return the features that a function makes of each example of a batch."""
     specs = [tf.nest.map_structure(_spec_of_one, given) for given in (found, *more)]
-    function = tf.function(function)
-    traced = function.get_concrete_function(*specs)
-    return tf.map_fn(lambda row: function(*row), (found, *more), fn_output_signature=_signature(traced))
+    graph: Any = tf.function(function)
+    traced = graph.get_concrete_function(*specs)
+    return tf.map_fn(lambda row: graph(*row), (found, *more), fn_output_signature=_signature(traced))
 
 
 def _spec_of_one(value: Any) -> Any:
