@@ -188,6 +188,19 @@ def test_a_reading_can_be_led_to_a_state(folders: dict[str, str]) -> None:
     assert reading.epoch == 1
 
 
+def test_where_nobody_counts_a_state_must_be_told_how_much_was_consumed(folders: dict[str, str]) -> None:
+    reading = read(folders, "fixed", "numpy")
+    assert reading.state()["consumed"] == 0
+    iterator = iter(reading)
+    next(iterator)
+    with pytest.raises(ConfigError, match="batches="):
+        reading.state()
+    assert reading.state(batches=1)["consumed"] == 10
+    for _ in iterator:
+        pass
+    assert reading.state()["consumed"] == COUNT
+
+
 def test_an_iteration_that_is_broken_off_begins_again(folders: dict[str, str]) -> None:
     reading = read(folders, "fixed", "numpy")
     first = ids_of(reading.take(3))

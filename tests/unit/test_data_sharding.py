@@ -95,10 +95,10 @@ def test_what_is_no_state_is_refused(state: object) -> None:
 def test_an_iteration_that_was_broken_off_begins_again_and_one_that_ended_makes_way() -> None:
     position = Position(epoch=2, start=40)
     position.batches = 3
-    position.begin()
+    position.begin(counted=True)
     assert (position.epoch, position.start, position.batches) == (2, 40, 0)
     position.is_last = True
-    position.begin()
+    position.begin(counted=True)
     assert (position.epoch, position.start, position.is_last) == (3, 0, False)
 
 

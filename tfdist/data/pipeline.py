@@ -114,7 +114,7 @@ class Pipeline:
 
         def begin(_: np.int64) -> tuple[np.int64, np.int64, np.int64, np.int64]:
             if share is None:
-                position.begin()
+                position.begin(counted=False)
             steps = self.batches(position.start).steps
             return np.int64(position.epoch), np.int64(position.start), np.int64(steps), self._fingerprint(position)
 

@@ -18,22 +18,29 @@ class Position:
         start: examples of this epoch that were consumed before, by an earlier process.
         batches: batches that have been handed out since, where somebody counts them.
         is_last: whether the last batch of the epoch has been handed out. Who reads does not always look further.
+        is_uncounted: whether an iteration has begun whose batches nobody counts.
     """
 
     epoch: int = 0
     start: int = 0
     batches: int = 0
     is_last: bool = False
+    is_uncounted: bool = False
 
     def lead_to(self, other: "Position") -> None:
         """Be where another position is, at the beginning of an iteration."""
         self.epoch, self.start, self.batches, self.is_last = other.epoch, other.start, 0, False
+        self.is_uncounted = False
 
-    def begin(self) -> None:
-        """Begin an iteration: the next epoch if this one was read to its end, else what is left of this one."""
+    def begin(self, *, counted: bool) -> None:
+        """Begin an iteration: the next epoch if this one was read to its end, else what is left of this one.
+
+        Args:
+            counted: whether somebody counts the batches.
+        """
         if self.is_last:
             self.epoch, self.start = self.epoch + 1, 0
-        self.batches, self.is_last = 0, False
+        self.batches, self.is_last, self.is_uncounted = 0, False, not counted
 
 
 @dataclass(frozen=True)

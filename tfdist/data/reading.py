@@ -62,6 +62,8 @@ class Reading(tf_data.Wrapped):
             batches: how many batches of the current iteration have been consumed. Default: all at its end; before, as
                 many as the replicas of a tfdist strategy have consumed. Anybody else has to say before the end, because
                 what was prefetched does not count.
+        Raises:
+            ConfigError: nobody counts, and ``batches`` is not given.
         Returns:
             What `seek` and ``read(state=...)`` take, on any number of workers, with any global batch size.
 
@@ -71,6 +73,11 @@ class Reading(tf_data.Wrapped):
         """
         position, steps = self._position, self._pipeline.batches(self._position.start).steps
         if batches is None:
+            if position.is_uncounted and not position.is_last:
+                raise ConfigError(
+                    "an epoch has begun, and outside of a tfdist strategy nobody counts its batches. Say how many have "
+                    "been consumed: state(batches=...)."
+                )
             batches = steps if position.is_last else position.batches
         batches = validation.integer("batches", batches, minimum=0, maximum=steps)
         consumed = self._pipeline.batches(position.start).consumed(batches)
@@ -101,7 +108,7 @@ class Reading(tf_data.Wrapped):
 
     def begin(self) -> None:
         """Begin an iteration of shares; a strategy that takes them says so, before it asks for the first."""
-        self._position.begin()
+        self._position.begin(counted=True)
 
     def handed_out(self) -> bool:
         """Count a batch, and return whether it was the last of the iteration.
