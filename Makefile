@@ -42,7 +42,7 @@ test: lint horovod test-io
 test-io: $(IO_STAMP)
 	$(IO)/bin/python -m pytest tests/unit/test_data_order.py tests/integration/test_data_tensorflow_io.py \
 	  tests/integration/test_data_sources.py tests/integration/test_data_reader.py
-	@$(IO)/bin/tfdist verify --strategy mirrored-2 --strategy multi-worker-2x1 $(IO_FEATURES:%=--feature %)
+	@$(IO)/bin/tfdist verify --strategy mirrored-2 $(IO_FEATURES:%=--feature %)
 
 test-fast: lint horovod
 	$(BIN)/python -m pytest tests -m quick
