@@ -82,7 +82,7 @@ DTYPES += ["float16", "float32", "float64"]
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_dtype_and_shape_comes_back_on_every_path(layout: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    arrays: dict[str, Any] = {"label": IDS}
+    arrays: dict[str, Any] = {"label": IDS, "empty": np.zeros((COUNT, 0), "float64")}
     for dtype in DTYPES if layout != "extent" else ["bool", "int8", "uint32", "float64"]:
         for shape in [(), (2, 3)] if layout != "extent" else [()]:
             kind = np.dtype(dtype).kind
@@ -100,7 +100,6 @@ def test_every_dtype_and_shape_comes_back_on_every_path(layout: str, tmp_path: P
         arrays["text"] = TEXTS
     if layout == "generic":
         arrays["texts"] = np.array([[t, b"\0" + t] for t in TEXTS], object)
-        arrays["empty"] = np.zeros((COUNT, 0), "float64")
     assert data.write(arrays, tmp_path, num_shards=2).layout == layout
     for ops in (False, True):
         for x, y in data.read(tmp_path, global_batch_size=40, tail="keep", ops=ops):

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfdist.data.order import Full
 from tfdist.data.position import Identity, Position
 from tfdist.data.sharding import TAILS, Batches, part
+from tfdist.data.stretch import WHOLE, Share, Stretches
 from tfdist.errors import ConfigError
 
 IDENTITY = Identity(digest="5f" * 16, order="full", seed=17, examples=103)
@@ -105,3 +107,43 @@ def test_an_iteration_that_was_broken_off_begins_again_and_one_that_ended_makes_
 def test_numpy_numbers_in_a_state_are_taken() -> None:
     state = {**IDENTITY.state(epoch=0, consumed=0), "epoch": np.int64(2), "consumed": np.int64(5)}
     assert IDENTITY.position(state).start == 5
+
+
+@given(
+    examples=st.integers(1, 200),
+    size=st.integers(1, 30),
+    workers=st.integers(1, 8),
+    replicas=st.integers(1, 3),
+    tail=st.sampled_from(TAILS),
+    start=st.integers(0, 60),
+    together=st.integers(1, 100),
+)
+@settings(max_examples=150, deadline=None)
+def test_workers_together_read_the_batches_of_one_each_example_once(
+    examples: int, size: int, workers: int, replicas: int, tail: str, start: int, together: int
+) -> None:
+    start = min(start, examples)
+    order = Full(examples)
+    parts = workers * replicas
+
+    def epoch_of(share: Share) -> list[list[list[tuple[int, float]]]]:
+        """For each step, for each part, the examples with their weights."""
+        stretches = Stretches(order, 3, lambda start: Batches(examples, size, tail, start), share, examples=together)
+        found = []
+        for number in range(stretches.count(start)):
+            some = stretches(epoch=2, start=start, number=number)
+            for batch in range(len(some.steps)):
+                assert some.steps[batch] == len(found)
+                assert some.pieces[batch, :, 2].max() == some.counts[batch] <= some.ids.shape[1]
+                rows = list(zip(some.ids[batch].tolist(), some.weights[batch].tolist(), strict=True))
+                found.append([rows[first : first + count] for count, first, _ in some.pieces[batch].tolist()])
+        return found
+
+    whole = [pieces[0] for pieces in epoch_of(WHOLE)]
+    shares = [epoch_of(Share(worker * replicas, replicas, parts)) for worker in range(workers)]
+    assert {len(share) for share in shares} == {len(whole)}, "equal steps"
+    for step, batch in enumerate(whole):
+        assert [row for share in shares for piece in share[step] for row in piece] == batch
+    real = [example for batch in whole for example, weight in batch if weight]
+    positions = range(start, start + (examples - start) // size * size if tail == "drop" else examples)
+    assert real == order.ids(seed=3, epoch=2, positions=np.array(positions, np.int64)).tolist()

@@ -3,47 +3,23 @@
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import features, order, sharding
-from tfdist.data.ahead import Ahead
+from tfdist.data import columns, features, order, sharding
 from tfdist.data.decoded import DecodedCache
 from tfdist.data.examples import Examples
 from tfdist.data.fetch import PAYLOAD, Fetcher, MappedBytes
-from tfdist.data.layout import EXTENT, FIXED
 from tfdist.data.position import Identity, Position
+from tfdist.data.stretch import WHOLE, Share, Stretches
 
 _PREFETCHED = 2  # batches
 _MOST_AT_ONCE = 16
+_EARLY = 2  # stretches of batches that are prepared at once
 
 Features = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Share:
-    """Whose part of every global batch is read: ``count`` of ``parts`` equal parts, from ``first`` on."""
-
-    first: int
-    count: int
-    parts: int
-
-    def pieces(self, rows: int) -> list[tuple[int, int, int]]:
-        """Return for each part its number of examples and the rows to take: one, of a neighbour, where it has none."""
-        found = []
-        for index in range(self.first, self.first + self.count):
-            begin, end = sharding.part(rows, index, self.parts)
-            first = min(begin, max(rows - 1, 0))
-            found.append((end - begin, first, max(end, first + 1)))
-        return found
-
-    def rows(self, rows: int) -> tuple[int, int]:
-        """Return the first row of a batch that is read, and the one behind the last."""
-        pieces = self.pieces(rows)
-        return min(first for _, first, _ in pieces), max(end for _, _, end in pieces)
 
 
 class Pipeline:
@@ -85,16 +61,17 @@ class Pipeline:
         self.global_batch_size = global_batch_size
         self.tail = tail
         self.identity = Identity(examples.manifest.digest, order.name, seed, order.examples)
-        self._ahead = Ahead(order, seed)
-        self._fetcher = fetcher
         self._decode = decode
         self._augment = augment
         self._cache = cache
         self._finish = finish
         self._weighs = weighs
-        self._ops: tuple[Any, list[str]] | None = None  # with the files that they read
-        if native is not None and isinstance(fetcher.source, MappedBytes):
-            self._ops = native, fetcher.source.paths
+        if cache is not None:
+            self._reader: columns.ColumnReader = columns.WhenAsked(fetcher)
+        elif native is not None and isinstance(fetcher.source, MappedBytes):
+            self._reader = columns.ByOps(fetcher, native, fetcher.source.paths)
+        else:
+            self._reader = columns.ByNumpy(fetcher)
 
     def batches(self, start: int = 0) -> sharding.Batches:
         """Return the batches of an epoch of which ``start`` examples have been consumed."""
@@ -111,34 +88,40 @@ class Pipeline:
         Returns:
             What ``finish`` returned for each batch; of shares (fingerprint, examples of the batch, pieces).
         """
+        stretches = Stretches(self.order, self.seed, self.batches, share or WHOLE, examples=self._reader.examples)
 
-        def begin(_: np.int64) -> tuple[np.int64, np.int64, np.int64, np.int64]:
+        def begin() -> tuple[np.int64, ...]:
             if share is None:
                 position.begin(counted=False)
-            steps = self.batches(position.start).steps
-            return np.int64(position.epoch), np.int64(position.start), np.int64(steps), self._fingerprint(position)
+            epoch, start = position.epoch, position.start
+            scalars = epoch, start, self.batches(start).steps, stretches.count(start)
+            return (*map(np.int64, scalars), self._fingerprint(position))
 
         def end() -> np.bool_:
             position.is_last = True
             return np.bool_(True)
 
         @_as_it_is
-        def steps_of_epoch(which: tf.Tensor) -> tf.data.Dataset:
-            scalars = tuple(tf.numpy_function(begin, [which], (tf.int64,) * 4))
-            for scalar in scalars:
-                scalar.set_shape([])
-            steps = tf.data.Dataset.range(scalars[2])
-            return tf.data.Dataset.zip(steps, tf.data.Dataset.from_tensors(scalars).repeat())
+        def numbers_of_epoch(_: tf.Tensor) -> tf.data.Dataset:
+            epoch, start, steps, count, mark = _shaped(tf.numpy_function(begin, [], (tf.int64,) * 5), [[]] * 5)
+            numbers = tf.data.Dataset.range(count)
+            return numbers.map(lambda number: (epoch, start, number, steps, mark))
 
         @_as_it_is
-        def batch(step: tf.Tensor, scalars: tuple[tf.Tensor, ...]) -> Any:
-            number, start, steps, mark = scalars
-            data = self._batch(number, start, step, mark, share)
-            return data if share is not None else (tf.equal(step, steps - 1), data)
+        def early(epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor, steps: tf.Tensor, mark: tf.Tensor) -> Any:
+            found = self._early(stretches, epoch, start, number)
+            batches = tf.shape(found["step"])
+            return {**found, "steps": tf.fill(batches, steps), "mark": tf.fill(batches, mark)}
+
+        @_as_it_is
+        def late(found: dict[str, Any]) -> Any:
+            data = self._late(found, share)
+            return data if share is not None else (tf.equal(found["step"], found["steps"] - 1), data)
 
         # Functions inside a flat_map are prepared anew in every epoch, in tenths of a second: numbers are inside alone.
-        batches = tf.data.Dataset.range(1).flat_map(steps_of_epoch)
-        batches = batches.map(batch, num_parallel_calls=_parallel_calls(), deterministic=True).prefetch(_PREFETCHED)
+        batches = tf.data.Dataset.range(1).flat_map(numbers_of_epoch)
+        batches = batches.map(early, num_parallel_calls=_EARLY, deterministic=True).prefetch(1).unbatch()
+        batches = batches.map(late, num_parallel_calls=_parallel_calls(), deterministic=True).prefetch(_PREFETCHED)
         if share is not None:
             return batches
         # behind the prefetching, so that it happens when the last batch is asked for
@@ -148,142 +131,79 @@ class Pipeline:
         text = repr((self.identity, position.epoch, position.start, self.global_batch_size, self.tail))
         return np.int64(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little"))
 
-    def _batch(self, epoch: tf.Tensor, start: tf.Tensor, step: tf.Tensor, mark: tf.Tensor, share: Share | None) -> Any:
-        rows, ids, weight, seeds = self._numbers(epoch, start, step, share)
-        found, sound = self._features(ids)
+    def _early(self, stretches: Stretches, epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor) -> dict[str, Any]:
+        """Return what is prepared of several batches at once, batches first."""
+
+        def prepared(epoch: Any, start: Any, number: Any) -> list[Any]:
+            found = stretches(epoch=int(epoch), start=int(start), number=int(number))
+            numbers = [found.steps, found.rows, found.counts, found.pieces, found.ids, found.weights]
+            seeds = [order.seeds_of(found.ids, seed=self.seed, epoch=int(epoch))] if self._augment else []
+            return [*numbers, *seeds, *columns.arrays_of(self._reader, found.ids)]
+
+        per_example: list[columns.Spec] = [(tf.int64, []), (tf.float32, [])]
+        per_example += [(tf.int32, [2])] if self._augment else []
+        per_example += self._reader.specs
+        specs: list[columns.Spec] = [(tf.int64, [None]), (tf.int64, [None]), (tf.int64, [None])]
+        specs += [(tf.int32, [None, None, 3])]
+        specs += [(dtype, [None, None, *shape]) for dtype, shape in per_example]
+        values = tf.numpy_function(prepared, [epoch, start, number], [dtype for dtype, _ in specs], stateful=False)
+        step, rows, count, pieces, ids, weights, *rest = _shaped(values, [shape for _, shape in specs])
+        examples: dict[str, Any] = {"ids": ids, "weight": weights}
+        if self._augment:
+            examples["seeds"] = rest.pop(0)
+        examples["columns"] = tuple(rest)
+        return {"step": step, "rows": rows, "count": count, "pieces": pieces, "examples": examples}
+
+    def _late(self, batch: dict[str, Any], share: Share | None) -> Any:
+        """Return a batch, or a share of it, from what was prepared."""
+        is_whole = share is None and self.tail != "keep"
+        examples = batch["examples"] if is_whole else _first(batch["examples"], batch["count"])
+        ids = examples["ids"]
+        if self._cache is None:
+            found, sound = self._decoded(ids, list(examples["columns"]))
+        else:
+            found, sound = self._cache.through(ids, lambda ids: self._decoded(ids, []))
         if self._augment is not None:
-            found = mapped(self._augment, found, seeds)
-        weight = weight * sound
-        if share is None and self.tail != "keep":
+            found = mapped(self._augment, found, examples["seeds"])
+        weight = examples["weight"] * sound
+        if is_whole:
             found = {name: _sized(value, self.global_batch_size) for name, value in found.items()}
             weight.set_shape([self.global_batch_size])
         data = self._finish(found, weight if self._weighs else None)
         if share is None:
             return data
-        fingerprint = tf.where(tf.equal(step, 0), mark, tf.zeros_like(mark))
-        return fingerprint, tf.cast(rows, tf.int32), self._pieces(data, rows, share)
+        mark = tf.where(tf.equal(batch["step"], 0), batch["mark"], tf.zeros_like(batch["mark"]))
+        return mark, tf.cast(batch["rows"], tf.int32), _cut(data, batch["pieces"], share.count)
 
-    def _pieces(self, data: Any, rows: tf.Tensor, share: Share) -> tuple[Any, ...]:
-        spans = tf.numpy_function(
-            lambda rows: np.array(_local(share.pieces(int(rows))), np.int32), [rows], tf.int32, stateful=False
-        )
-        spans.set_shape([share.count, 3])
-        return tuple(
-            (spans[piece, 0], tf.nest.map_structure(lambda v, p=piece: v[spans[p, 1] : spans[p, 2]], data))
-            for piece in range(share.count)
-        )
-
-    def _numbers(
-        self, epoch: tf.Tensor, start: tf.Tensor, step: tf.Tensor, share: Share | None
-    ) -> tuple[tf.Tensor, ...]:
-        def numbers(epoch: Any, start: Any, step: Any) -> tuple[Any, ...]:
-            batches = self.batches(int(start))
-
-            def bounds(step: int) -> tuple[int, int]:
-                begin, end = batches.bounds(step)
-                first, last = (0, end - begin) if share is None else share.rows(end - begin)
-                return begin + first, begin + last
-
-            begin, end = batches.bounds(int(step))
-            ids = self._ahead.ids(
-                epoch=int(epoch), step=int(step), steps=batches.steps, bounds=bounds, key=(int(start), share)
-            )
-            first, last = bounds(int(step))
-            weight = (np.arange(first, last) < self.order.examples).astype(np.float32)
-            seeds = order.seeds_of(ids, seed=self.seed, epoch=int(epoch)) if self._augment else _NO_SEEDS
-            return np.int64(end - begin), ids, weight, seeds
-
-        rows, ids, weight, seeds = tf.numpy_function(
-            numbers, [epoch, start, step], (tf.int64, tf.int64, tf.float32, tf.int32), stateful=False
-        )
-        rows.set_shape([])
-        ids.set_shape([None])
-        weight.set_shape([None])
-        seeds.set_shape([None, 2])
-        return rows, ids, weight, seeds
-
-    def _features(self, ids: tf.Tensor) -> tuple[Features, tf.Tensor]:
-        """Return the features of examples, decoded, and 1 for each that is sound."""
-        if self._cache is None:
-            return self._decoded(ids)
-        return self._cache.through(ids, self._decoded)
-
-    def _decoded(self, ids: tf.Tensor) -> tuple[Features, tf.Tensor]:
-        found, sound = self._read(ids)
+    def _decoded(self, ids: tf.Tensor, early: list[tf.Tensor]) -> tuple[Features, tf.Tensor]:
+        found, sound = self._reader.late(ids, early)
+        schema = self.examples.schema
+        if PAYLOAD in found:
+            found = features.parsed(schema, found[PAYLOAD])
+        found = features.with_shapes(schema, found)
         return (found if self._decode is None else mapped(self._decode, found)), sound
-
-    def _read(self, ids: tf.Tensor) -> tuple[Features, tf.Tensor]:
-        if self._ops is None:
-            columns, sound = self._columns_by_numpy(ids)
-            return self._from_columns(columns), sound
-        columns, ok = self._by_ops(ids, *self._ops)
-        carefully = lambda: tf.nest.flatten(self._columns_by_numpy(ids))  # noqa: E731
-        at_once = lambda: tf.nest.flatten((columns, tf.ones_like(ids, tf.float32)))  # noqa: E731
-        flat = tf.cond(tf.reduce_all(ok), at_once, carefully)
-        columns, sound = tf.nest.pack_sequence_as((columns, ids), flat)
-        return self._from_columns(columns), sound
-
-    def _columns_by_numpy(self, ids: tf.Tensor) -> tuple[Features, tf.Tensor]:
-        schema, names = self.examples.schema, self._fetcher.names
-        dtypes = [tf.string if name == PAYLOAD else features.dtype_of(schema[name]) for name in names]
-
-        def fetch(ids: Any) -> list[Any]:
-            columns, weight = self._fetcher(ids)
-            return [*(columns[name] for name in names), weight]
-
-        *columns, weight = tf.numpy_function(fetch, [ids], [*dtypes, tf.float32], stateful=False)
-        weight.set_shape([None])
-        for name, column in zip(names, columns, strict=True):
-            column.set_shape([None] if name == PAYLOAD else features.shape_of(schema[name]))
-        return dict(zip(names, columns, strict=True)), weight
-
-    def _from_columns(self, columns: Features) -> Features:
-        if PAYLOAD in self._fetcher.names:
-            columns = features.parsed(self.examples.schema, columns[PAYLOAD])
-        return features.with_shapes(self.examples.schema, columns)
-
-    def _by_ops(self, ids: tf.Tensor, ops: Any, paths: list[str]) -> tuple[Features, tf.Tensor]:
-        """Return the columns as `_columns_by_numpy` does, and which examples are sound; every checksum is checked."""
-        examples, fetcher, layout = self.examples, self._fetcher, self.examples.manifest.layout
-        texts = [name for name in examples.schema if name not in fetcher.values] if layout == EXTENT else []
-        dtypes = [features.dtype_of(examples.schema[name]) for name in fetcher.values]
-
-        def place(ids: Any) -> list[Any]:
-            extents = [part for name in texts for part in fetcher.extent(name, ids)]
-            return [*examples.locate(ids), *extents, *fetcher.values_of(ids).values()]
-
-        types = [tf.int32, tf.int64, tf.int64, *[tf.int64] * (2 * len(texts)), *dtypes]
-        file, offset, length, *rest = tf.numpy_function(place, [ids], types, stateful=False)
-        for vector in (file, offset, length, *rest[: 2 * len(texts)]):
-            vector.set_shape([None])
-        check = tf.fill(tf.shape(ids), fetcher.verify != "never")
-        files = tf.constant(paths)
-        if layout == FIXED:
-            assert examples.template is not None
-            rows, ok = ops.read_rows(files, file, offset, check, length=examples.template.length)
-            return features.with_shapes(examples.schema, features.from_rows(examples.template, rows)), ok
-        if layout != EXTENT:
-            payload, ok = ops.read_records(files, file, offset, length, tf.zeros_like(length), length, check)
-            return {PAYLOAD: payload}, ok
-        columns: Features = dict(zip(fetcher.values, rest[2 * len(texts) :], strict=True))
-        ok = tf.ones_like(check)
-        for place_, name in enumerate(texts):
-            start, size = rest[2 * place_ : 2 * place_ + 2]
-            looks = check if not place_ else tf.zeros_like(check)
-            columns[name], sound = ops.read_records(files, file, offset, length, start, size, looks)
-            ok = tf.logical_and(ok, sound)
-        return features.with_shapes(examples.schema, {name: columns[name] for name in fetcher.names}), ok
 
 
 # Our own functions need no AutoGraph, and it would read their source; a user's get it, each as a tf.function.
 _as_it_is = tf.autograph.experimental.do_not_convert
-_NO_SEEDS = np.zeros((0, 2), np.int32)
 
 
-def _local(pieces: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return the pieces with rows counted from the first that is read."""
-    first = pieces[0][1]
-    return [(count, begin - first, end - first) for count, begin, end in pieces]
+def _shaped(values: Sequence[tf.Tensor], shapes: Sequence[list[int | None]]) -> Sequence[tf.Tensor]:
+    for value, shape in zip(values, shapes, strict=True):
+        value.set_shape(shape)
+    return values
+
+
+def _first(values: Any, count: tf.Tensor) -> Any:
+    return tf.nest.map_structure(lambda value: value[:count], values)
+
+
+def _cut(data: Any, pieces: tf.Tensor, count: int) -> tuple[Any, ...]:
+    """Return each part's number of examples and its rows."""
+    return tuple(
+        (pieces[piece, 0], tf.nest.map_structure(lambda v, p=piece: v[pieces[p, 1] : pieces[p, 2]], data))
+        for piece in range(count)
+    )
 
 
 def mapped(function: Callable[..., Features], found: Features, *more: tf.Tensor) -> Features:

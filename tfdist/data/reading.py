@@ -7,8 +7,9 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.compat import tf_data
 from tfdist.data.examples import Examples
-from tfdist.data.pipeline import Pipeline, Share
+from tfdist.data.pipeline import Pipeline
 from tfdist.data.position import Position
+from tfdist.data.stretch import Share
 from tfdist.errors import ConfigError
 
 
