@@ -8,7 +8,7 @@ returned. What is read is copied, so it outlives its file.
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -134,9 +134,8 @@ def read_records(
     for shard, chosen in _by_shard(shards, files):
         inside = chosen[ok[chosen]]
         begins = at[inside] + HEADER_BYTES
-        firsts, content = begins + starts[inside], shard.data
-        spans = zip(firsts.tolist(), (firsts + sizes[inside]).tolist(), strict=True)
-        found = [content[first:last].tobytes() for first, last in spans]
+        firsts, cut = begins + starts[inside], _cutter(shard)
+        found = [cut(span) for span in map(slice, firsts.tolist(), (firsts + sizes[inside]).tolist())]
         looks = np.flatnonzero(checks[inside])
         if looks.size:
             checked = inside[looks]
@@ -222,17 +221,25 @@ def _fit(
     if (sizes == lengths).all():
         crcs = np.fromiter(map(google_crc32c.value, parts), np.uint32, len(parts))
     else:  # what stands around a part goes through on its own: a large part is not copied once more
-        content, extend = shard.data, google_crc32c.extend
+        cut, extend = _cutter(shard), google_crc32c.extend
         firsts = begins + starts
         spans = zip(
             begins.tolist(), firsts.tolist(), (firsts + sizes).tolist(), (begins + lengths).tolist(), strict=True
         )
-        around = ((content[a:b].tobytes(), content[c:d].tobytes()) for a, b, c, d in spans)
+        around = ((cut(slice(a, b)), cut(slice(c, d))) for a, b, c, d in spans)
         whole = (
             extend(extend(extend(0, before), part), after) for part, (before, after) in zip(parts, around, strict=True)
         )
         crcs = np.fromiter(whole, np.uint32, len(parts))
     return fits & (masked_each(crcs) == stored)
+
+
+def _cutter(shard: NDArray[np.uint8]) -> Callable[[slice], bytes]:
+    """Return what cuts bytes out of a file; a memory map does so at half the cost of NumPy."""
+    mapped = getattr(shard.base, "obj", None)
+    if isinstance(mapped, mmap.mmap):
+        return mapped.__getitem__
+    return lambda span: shard.data[span].tobytes()
 
 
 def _windows(shard: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
