@@ -24,9 +24,9 @@ def targets() -> set[str]:
 
 def code_of(page: Path) -> str:
     """The blocks and the spans of a page that show commands; blocks in a named language (Python, JSON) do not."""
-    text = page.read_text()
-    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return "\n".join(blocks + re.findall(r"`([^`\n]+)`", text))
+    fenced = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    blocks = [block for language, block in fenced.findall(page.read_text()) if not language]
+    return "\n".join(blocks + re.findall(r"`([^`\n]+)`", fenced.sub("", page.read_text())))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
