@@ -107,9 +107,12 @@ def as_bytes(value: Any) -> bytes:
 
 def _padded(values: NDArray[Any], width: int) -> NDArray[np.uint8]:
     """Return varints of ``width`` bytes, uint8 ``[n, width]``."""
-    unsigned = values.astype(np.int64).view(np.uint64).reshape(-1, 1)
-    groups = (unsigned >> (np.uint64(7) * np.arange(width, dtype=np.uint64))).astype(np.uint8) & np.uint8(0x7F)
-    groups[:, :-1] |= np.uint8(0x80)
+    unsigned = values.astype(np.int64).view(np.uint64).reshape(-1)
+    groups = np.full((len(unsigned), width), 0x80, np.uint8)
+    groups[:, -1] = 0
+    used = -(-int(unsigned.max(initial=0)).bit_length() // 7)  # most labels have one group that is not padding
+    for place in range(used):
+        groups[:, place] |= (unsigned >> np.uint64(7 * place)).astype(np.uint8) & np.uint8(0x7F)
     return groups
 
 
