@@ -21,7 +21,7 @@ _QUICK = Setup(rows=8192, images=256, written_rows=500, written_images=50, round
 @click.command("data")
 @click.option("--rows", type=click.IntRange(4096), default=500_000, show_default=True, help="Rows that are read.")
 @click.option("--images", type=click.IntRange(256), default=4000, show_default=True, help="Pictures that are read.")
-@click.option("--written-rows", type=click.IntRange(4), default=50_000, show_default=True, help="Rows per write.")
+@click.option("--written-rows", type=click.IntRange(4), default=200_000, show_default=True, help="Rows per write.")
 @click.option("--written-images", type=click.IntRange(4), default=1000, show_default=True, help="Pictures per write.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measurements of each side.")
 @click.option("--quick", is_flag=True, help="Few examples and one round: whether it runs, not how fast it is.")
