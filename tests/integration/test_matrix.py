@@ -11,7 +11,7 @@ from tfdist.strategies import registry
 from tfdist.verify import COLUMNS, Column, Report, column, feature
 
 DEADLINE_SECONDS = 1800
-WHOLE = column.select(["mirrored-2", "ring-2"])
+WHOLE = column.select(["mirrored-2", "multi-worker-2x1"])
 REST = tuple(one for one in COLUMNS if one not in WHOLE)
 WHERE_NUMBERS_MATTER = feature.select(
     [
