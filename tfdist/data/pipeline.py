@@ -136,28 +136,26 @@ class Pipeline:
 
         def prepared(epoch: Any, start: Any, number: Any) -> list[Any]:
             found = stretches(epoch=int(epoch), start=int(start), number=int(number))
-            numbers = [found.steps, found.rows, found.counts, found.pieces, found.ids, found.weights]
+            numbers = [found.steps, found.rows, found.pieces, found.ids, found.weights]
             seeds = [order.seeds_of(found.ids, seed=self.seed, epoch=int(epoch))] if self._augment else []
             return [*numbers, *seeds, *columns.arrays_of(self._reader, found.ids)]
 
         per_example: list[columns.Spec] = [(tf.int64, []), (tf.float32, [])]
         per_example += [(tf.int32, [2])] if self._augment else []
         per_example += self._reader.specs
-        specs: list[columns.Spec] = [(tf.int64, [None]), (tf.int64, [None]), (tf.int64, [None])]
-        specs += [(tf.int32, [None, None, 3])]
+        specs: list[columns.Spec] = [(tf.int64, [None]), (tf.int64, [None]), (tf.int32, [None, None, 3])]
         specs += [(dtype, [None, None, *shape]) for dtype, shape in per_example]
         values = tf.numpy_function(prepared, [epoch, start, number], [dtype for dtype, _ in specs], stateful=False)
-        step, rows, count, pieces, ids, weights, *rest = _shaped(values, [shape for _, shape in specs])
+        step, rows, pieces, ids, weights, *rest = _shaped(values, [shape for _, shape in specs])
         examples: dict[str, Any] = {"ids": ids, "weight": weights}
         if self._augment:
             examples["seeds"] = rest.pop(0)
         examples["columns"] = tuple(rest)
-        return {"step": step, "rows": rows, "count": count, "pieces": pieces, "examples": examples}
+        return {"step": step, "rows": rows, "pieces": pieces, "examples": examples}
 
     def _late(self, batch: dict[str, Any], share: Share | None) -> Any:
         """Return a batch, or a share of it, from what was prepared."""
-        is_whole = share is None and self.tail != "keep"
-        examples = batch["examples"] if is_whole else _first(batch["examples"], batch["count"])
+        examples = batch["examples"]
         ids = examples["ids"]
         if self._cache is None:
             found, sound = self._decoded(ids, list(examples["columns"]))
@@ -166,7 +164,7 @@ class Pipeline:
         if self._augment is not None:
             found = mapped(self._augment, found, examples["seeds"])
         weight = examples["weight"] * sound
-        if is_whole:
+        if share is None and self.tail != "keep":
             found = {name: _sized(value, self.global_batch_size) for name, value in found.items()}
             weight.set_shape([self.global_batch_size])
         data = self._finish(found, weight if self._weighs else None)
@@ -192,10 +190,6 @@ def _shaped(values: Sequence[tf.Tensor], shapes: Sequence[list[int | None]]) -> 
     for value, shape in zip(values, shapes, strict=True):
         value.set_shape(shape)
     return values
-
-
-def _first(values: Any, count: tf.Tensor) -> Any:
-    return tf.nest.map_structure(lambda value: value[:count], values)
 
 
 def _cut(data: Any, pieces: tf.Tensor, count: int) -> tuple[Any, ...]:

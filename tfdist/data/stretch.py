@@ -38,12 +38,11 @@ WHOLE = Share(0, 1, 1)
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive batches; what is read of each has ``counts`` rows, and rows beyond that repeat the last.
+    """Consecutive batches, of each of which as many rows are read.
 
     Attributes:
         steps: number of each batch in the iteration, int64 ``[batches]``.
         rows: examples of the whole batch, int64 ``[batches]``.
-        counts: rows that are read, int64 ``[batches]``.
         pieces: examples, first row and end of each part, counted from the first row that is read, int32
             ``[batches, parts, 3]``.
         ids: the examples, int64 ``[batches, rows]``.
@@ -52,7 +51,6 @@ class Stretch:
 
     steps: NDArray[np.int64]
     rows: NDArray[np.int64]
-    counts: NDArray[np.int64]
     pieces: NDArray[np.int32]
     ids: Ids
     weights: NDArray[np.float32]
@@ -82,23 +80,35 @@ class Stretches:
         self._seed = seed
         self._batches = batches
         self._share = share
-        first, end = share.rows(batches(0).global_batch_size)
-        self._together = max(1, examples // (end - first))
+        self._width = self._rows(batches(0).global_batch_size)
+        self._together = max(1, examples // self._width)
+
+    def _rows(self, rows: int) -> int:
+        first, end = self._share.rows(rows)
+        return end - first
+
+    def _alike(self, batches: Batches) -> int:
+        """Return how many batches have as many rows as the first; the last one may have fewer, and is read alone."""
+        if not batches.steps:
+            return 0
+        begin, end = batches.bounds(batches.steps - 1)
+        return batches.steps - (self._rows(end - begin) != self._width)
 
     def count(self, start: int) -> int:
         """Return the number of stretches of what is left of an epoch."""
-        return -(-self._batches(start).steps // self._together)
+        batches = self._batches(start)
+        alike = self._alike(batches)
+        return -(-alike // self._together) + batches.steps - alike
 
     def __call__(self, *, epoch: int, start: int, number: int) -> Stretch:
         """Return a stretch, 0 for the first."""
         batches = self._batches(start)
-        steps = range(number * self._together, min((number + 1) * self._together, batches.steps))
+        first, alike = number * self._together, self._alike(batches)
+        steps = range(first, min(first + self._together, alike)) if first < alike else range(alike, batches.steps)
         bounds = [batches.bounds(step) for step in steps]
         spans = [self._share.rows(end - begin) for begin, end in bounds]
-        counts = np.array([end - first for first, end in spans], np.int64)
         begins = np.array([begin + first for (begin, _), (first, _) in zip(bounds, spans, strict=True)], np.int64)
-        inside = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
-        positions = begins[:, None] + inside
+        positions = begins[:, None] + np.arange(spans[0][1] - spans[0][0])
         ids = self._order.ids(seed=self._seed, epoch=epoch, positions=positions.reshape(-1) % self._order.examples)
         pieces = [
             [(count, begin - first, end - first) for count, begin, end in self._share.pieces(b - a)]
@@ -107,7 +117,6 @@ class Stretches:
         return Stretch(
             steps=np.array(steps, np.int64),
             rows=np.array([end - begin for begin, end in bounds], np.int64),
-            counts=counts,
             pieces=np.array(pieces, np.int32),
             ids=ids.reshape(positions.shape),
             weights=(positions < self._order.examples).astype(np.float32),
