@@ -72,6 +72,8 @@ class Pipeline:
             self._reader = columns.ByOps(fetcher, native, fetcher.source.paths)
         else:
             self._reader = columns.ByNumpy(fetcher)
+            if self._reader.examples < 2 * global_batch_size:  # to cut up one batch would be a copy for nothing
+                self._reader = columns.WhenAsked(fetcher)
 
     def batches(self, start: int = 0) -> sharding.Batches:
         """Return the batches of an epoch of which ``start`` examples have been consumed."""
