@@ -1,7 +1,8 @@
 """The promise itself: under every strategy, features have the numbers of one device.
 
 Two columns go through all features: one with its replicas in one process, one with a process for each. The others, but
-for the two that take longest, go through those in which the number of replicas matters most. `tfdist verify` runs all in all.
+for the two that take longest, go through those in which the number of replicas matters most. `tfdist verify` runs all
+in all.
 """
 
 import pytest
