@@ -12,6 +12,7 @@ from tfdist.bench import data_picture, picture
 from tfdist.bench.data import Report, run
 from tfdist.bench.data_rows import BATCH, Row, Setup
 from tfdist.bench.ratio import quartiles
+from tfdist.cli.bench_output import about, leave
 from tfdist.cli.interrupts import unwinding
 
 _WIDTH_IN_FILES = 140
@@ -74,12 +75,7 @@ def command(
     setup = Setup(rows=rows, images=images, written_rows=written_rows, written_images=written_images, rounds=rounds)
     with unwinding(), Console(stderr=True).status("starting") as status:
         report = run(_QUICK if quick else setup, directory, on_turn=status.update)
-    if json_path == "-":
-        click.echo(report.to_json())
-    else:
-        _print(report)
-        if json_path:
-            Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
+    leave(report, json_path, _print)
     if plot is not None:
         data_picture.draw(report, plot)
 
@@ -100,7 +96,7 @@ def _print(report: Report) -> None:
         if row.subject == "resume":
             table.add_row(row.way, *_each(row, 1e3), *_ratios(report, row, "time", "cpu"))
     console.print(table)
-    setup, about = report.setup, report.machine
+    setup = report.setup
     told = [
         f"Where reading stands: {report.state_bytes['tfdist']:,} bytes (asked for: less than 1024); a checkpoint of "
         f"tf.data's iterator with {max(1, setup.images // 10):,} pictures in its shuffle buffer: "
@@ -111,8 +107,7 @@ def _print(report: Report) -> None:
         "rounds; median [lower-upper quartile]; speed, time and CPU are ratios to the first line of their kind, skip's "
         "to tf.data's fresh start.",
         *(f"{name} left out: {why}." for name, why in report.left_out.items()),
-        f"{about['processor']}, {about['cores']} cores; TensorFlow {about['tensorflow']}, Python {about['python']}; "
-        f"{about['time']}; load {about['load average']} before, {about['load average at the end']} after.",
+        about(report.machine),
     ]
     for sentence in told:
         console.print(sentence, highlight=False, markup=False)

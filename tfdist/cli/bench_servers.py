@@ -11,6 +11,7 @@ from rich.table import Table
 from tfdist.bench import lookups, picture, server_picture, stragglers
 from tfdist.bench.parameter_server import Report, run
 from tfdist.bench.ratio import Quartiles
+from tfdist.cli.bench_output import about, leave
 from tfdist.cli.interrupts import unwinding
 from tfdist.validation import parse_integer
 
@@ -86,12 +87,7 @@ def command(
     table = None if no_lookups else lookups.Setup(rows=rows, dim=dim, rounds=rounds, steps=steps)
     with unwinding(), Console(stderr=True).status("starting") as status:
         report = run(setup, table, on_turn=status.update)
-    if json_path == "-":
-        click.echo(report.to_json())
-    else:
-        _print(report)
-        if json_path:
-            Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
+    leave(report, json_path, _print)
     if plot is not None:
         server_picture.draw(report, plot)
 
@@ -114,11 +110,9 @@ def _print(report: Report) -> None:
     )
     if report.table is not None:
         _print_table(console, report.table)
-    about = report.machine
     _say(
         console,
-        f"{about['processor']}, {about['cores']} cores; TensorFlow {about['tensorflow']}, Python {about['python']}; "
-        f"{about['time']}; load {about['load average']} before, {about['load average at the end']} after.",
+        about(report.machine),
     )
 
 

@@ -3,14 +3,13 @@
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tfdist.build import Options, Outcome, gpu, install, mpi
 from tfdist.cli.interrupts import unwinding
+from tfdist.cli.progress import Watch
 from tfdist.native import library, target
 
 _STEP_PERCENT = 10  # of the compilation, for a line where there is no terminal
@@ -135,36 +134,18 @@ def described(outcome: Outcome, *, seconds: float) -> str:
     return f"{line}; {verb}, in {seconds:.0f} s.\nThe wheel: {outcome.wheel}"
 
 
-class _Watch:
+class _Watch(Watch):
     """Shows on standard error how far the build is: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
-        )
-        self._task = self._progress.add_task("starting", total=None)
+        super().__init__(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._task = self.progress.add_task("starting", total=None)
         self._stage, self._step = "", 0
-
-    def __enter__(self) -> "_Watch":
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def show(self, stage: str, part: float | None) -> None:
         """Show a stage, and the part of it that is done where it is known."""
-        self._progress.update(self._task, description=stage, total=None if part is None else 1.0, completed=part or 0.0)
+        self.progress.update(self._task, description=stage, total=None if part is None else 1.0, completed=part or 0.0)
         step = round(100 * (part or 0.0)) // _STEP_PERCENT
-        if not self._console.is_terminal and (stage, step) != (self._stage, self._step):
+        if not self.is_terminal and (stage, step) != (self._stage, self._step):
             click.echo(stage if part is None else f"{stage} {part:.0%}", err=True)
         self._stage, self._step = stage, step

@@ -5,15 +5,14 @@ import json
 import re
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tfdist import data
 from tfdist.cli.interrupts import unwinding
+from tfdist.cli.progress import Watch
 
 _CHECKS = ("index", "info", "verify", "repair")
 _STEP_PERCENT = 10  # for a line where there is no terminal
@@ -150,37 +149,19 @@ def schema_of(path: Path) -> Any:
     return data.Schema.from_json(found.get("schema", found) if isinstance(found, dict) else found)
 
 
-class _Watch:
+class _Watch(Watch):
     """Shows on standard error how far it is: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
-        )
-        self._task = self._progress.add_task("looking at the examples", total=None)
+        super().__init__(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._task = self.progress.add_task("looking at the examples", total=None)
         self._step = 0
-
-    def __enter__(self) -> "_Watch":
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def show(self, examples: int, total: int | None, written: int) -> None:
         """Show the examples and bytes that are written, and the part of them where it is known."""
         said = f"{examples} examples, {readable(written)}"
-        self._progress.update(self._task, description=said, total=total, completed=examples)
+        self.progress.update(self._task, description=said, total=total, completed=examples)
         step = 100 * examples // total // _STEP_PERCENT if total else written // _STEP_BYTES
-        if not self._console.is_terminal and step > self._step:
+        if not self.is_terminal and step > self._step:
             click.echo(f"{said} ({examples / total:.0%})" if total else said, err=True)
         self._step = max(self._step, step)

@@ -3,18 +3,18 @@
 import json
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from tfdist import data
 from tfdist.cli.data import readable, schema_of
 from tfdist.cli.interrupts import unwinding
+from tfdist.cli.progress import Watch
 from tfdist.errors import CorruptDataError
 
 _BAR = 40
@@ -189,32 +189,19 @@ def _show_bars(console: Console, title: str, counts: dict[str, int]) -> None:
     console.print(table)
 
 
-class _Watch:
+class _Watch(Watch):
     """Shows on standard error how many bytes were read: a bar, on a terminal alone."""
 
     def __init__(self, what: str) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
         )
-        self._task = self._progress.add_task(what, total=None)
-
-    def __enter__(self) -> "_Watch":
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        self._task = self.progress.add_task(what, total=None)
 
     def show(self, read: int, total: int) -> None:
         """Show how many bytes of how many are read; called from several threads, which rich allows."""
-        self._progress.update(self._task, total=total, completed=read)
+        self.progress.update(self._task, total=total, completed=read)

@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tfdist import verify
 from tfdist.cli.interrupts import unwinding
+from tfdist.cli.progress import Watch
 from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
 from tfdist.verify.report import Cell, Report
@@ -121,38 +122,29 @@ def _versions(report: Report) -> str:
     return ", ".join(f"{name} {version}" for name, version in report.versions.items())
 
 
-class _Watch:
+class _Watch(Watch):
     """Shows on standard error how far the run is: bars on a terminal, a line per cell elsewhere."""
 
     def __init__(self, rows: Sequence[Feature], columns: Sequence[Column], *, baseline: bool) -> None:
-        self._console = Console(stderr=True)
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description:26}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[last]}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
+            transient=False,
         )
         self._tasks: dict[tuple[str, bool], TaskID] = {}
         for plain in (False, True) if baseline else (False,):
             for column in columns:
                 title = f"{column.name}{' plain' if plain else ''}"
-                self._tasks[column.name, plain] = self._progress.add_task(title, total=len(rows), last="", start=False)
-
-    def __enter__(self) -> "_Watch":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+                self._tasks[column.name, plain] = self.progress.add_task(title, total=len(rows), last="", start=False)
 
     def show(self, cell: Cell) -> None:
         """Show a cell that is there; called from several threads, which rich allows."""
         task = self._tasks[cell.column, cell.baseline]
-        self._progress.start_task(task)
-        self._progress.update(task, advance=1, last=f"{cell.feature} {_styled(cell)}")
-        if not self._console.is_terminal:
+        self.progress.start_task(task)
+        self.progress.update(task, advance=1, last=f"{cell.feature} {_styled(cell)}")
+        if not self.is_terminal:
             kind = " plain" if cell.baseline else ""
             click.echo(f"{cell.column}{kind} {cell.feature}: {cell.text} ({cell.seconds:.1f} s)", err=True)

@@ -135,7 +135,7 @@ def read(
         cache=None if cache is None else DecodedCache(cache, len(examples)),
         finish=pipelines.fit_form(label, names, weight),
         weighs=label is not None and (tail == "pad" or on_corrupt == "skip"),
-        native=None if ops is False or examples.storage.local is None else native.records(),
+        native=None if ops is False or cache is not None or examples.storage.local is None else native.records(),
     )
     reading = Reading(pipeline, position_of(pipeline, None if state is None else dict(state)))
     if device is None:
