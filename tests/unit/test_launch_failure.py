@@ -28,6 +28,15 @@ def test_the_first_by_time_is_the_root_cause() -> None:
     assert who(own_failures([late, early], stopped_at=9.0, by_signal=False)) == [1, 0]
 
 
+def test_a_death_that_is_seen_a_moment_late_is_still_the_cause() -> None:
+    followed, killed = failure(0, 2.0, error="connection reset by peer"), failure(1, 2.01, -9)
+    assert who(own_failures([followed, killed], stopped_at=2.2, by_signal=False)) == [1, 0]
+    out_of_memory_later = failure(1, 3.5, -9)
+    assert who(own_failures([followed, out_of_memory_later], stopped_at=4.0, by_signal=False)) == [0, 1]
+    aborted = failure(1, 2.01, -6)  # so TensorFlow ends a process whose peer is gone
+    assert who(own_failures([followed, aborted], stopped_at=2.2, by_signal=False)) == [0, 1]
+
+
 def test_a_record_after_the_request_to_end_is_a_later_failure() -> None:
     killed, cascade = failure(1, 2.0, -9), failure(0, 2.5, error="collective failed")
     assert who(own_failures([cascade, killed], stopped_at=2.0, by_signal=False)) == [1, 0]

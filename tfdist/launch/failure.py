@@ -2,7 +2,7 @@
 
 When one worker fails, the others fail after it, because their collectives break: the first failure by time is the root
 cause. The time of an exception is when the worker recorded it; that of a death without a record is when the agent saw
-it.
+it, which may be a moment after the others have met the closed connection.
 """
 
 import json
@@ -12,6 +12,13 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+SEEN_LATE_SECONDS = 1.0  # by which a death may be seen after the failures that follow from it
+
+# By these a process dies for a reason of its own; SIGABRT is missing, with which TensorFlow ends the peers of the dead.
+_NEVER_A_CONSEQUENCE = frozenset(
+    -number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +105,9 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, by_signal: bool
     """Return the workers that failed on their own, the root cause first.
 
     One that ended well is none; nor is one that died without a record after the agent had asked it to end. When a
-    signal to the agent ended the job, what failed after it was the ending, and only what failed before it counts.
+    signal to the agent ended the job, what failed after it was the ending, and only what failed before it counts. A
+    process that was killed, or whose native code crashed, did not die of what others raised: if that was at most
+    SEEN_LATE_SECONDS before, its death comes first.
 
     Args:
         ended: every worker that ended, in any order.
@@ -116,7 +125,13 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, by_signal: bool
         if failure.returncode != 0
         and (failure.time <= stopped_at or (not by_signal and not _ended_by_request(failure)))
     ]
-    return tuple(sorted(failed, key=lambda failure: (failure.time, failure.worker)))
+    first = min((failure.time for failure in failed), default=0.0)
+
+    def place(failure: Failure) -> tuple[bool, float, int]:
+        is_cause = failure.returncode in _NEVER_A_CONSEQUENCE and failure.record is None
+        return not (is_cause and failure.time <= first + SEEN_LATE_SECONDS), failure.time, failure.worker
+
+    return tuple(sorted(failed, key=place))
 
 
 def _ended_by_request(failure: Failure) -> bool:
@@ -161,7 +176,8 @@ def format_report(failures: Sequence[Failure], *, workers: int, started: float) 
     elif workers > 1:  # with one worker it stands right above
         lines.append(textwrap.indent(root.record.traceback.rstrip("\n"), "  "))
     lines += [
-        f"  {one.time - root.time:.1f} s later {one.name or f'worker {one.worker}'}: {_in_short(one)}" for one in later
+        f"  {max(one.time - root.time, 0.0):.1f} s later {one.name or f'worker {one.worker}'}: {_in_short(one)}"
+        for one in later
     ]
     return "\n".join(lines)
 
