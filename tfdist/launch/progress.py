@@ -1,0 +1,320 @@
+"""A page of memory that workers and the agent share: how far each worker is, and whether all shall stop.
+
+The agent makes a small file and maps it; each worker maps it too, and writes into a record of its own, one aligned word
+of eight bytes at a time, so that nobody ever sees half a number. No call waits for anybody, except that of a worker
+which is asked to hold; all cost about a microsecond. Loads no TensorFlow.
+
+    word 0  what the file is      1  workers      2  number of the request to halt, or 0      3  target + 2, or 0
+    then for each worker: what `_Word` names
+
+How all stop before the same tick is in `hold`.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from tfdist.launch.hold import Position, Standing
+
+HALTED = 75  # exit code of a worker that has stopped after a request, and has saved: EX_TEMPFAIL
+HOLD_SECONDS = 600.0  # that a held worker waits for the target; the agent gives one, or takes its request back, before
+SETTLE_SECONDS = 0.001  # after which a word written by one process is seen by every other
+PUBLISHED = ("TF_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "LD_")
+
+_MAGIC = 0x74666470_00000001  # "tfdp", layout 1
+_HEADER, _RECORD = 8, 24  # words
+_REQUEST, _TARGET = 2, 3
+_HOLD_LOOK_SECONDS = 0.0005
+_SOURCE_BYTES = 64
+
+
+class Phase(IntEnum):
+    """What a worker does; how long it may take follows from it."""
+
+    STARTING = 0  # before fit, or restoring
+    TRACING = 1  # the first time of a function, which is compiled
+    STEPPING = 2  # inside a step, or so near to one that it takes no time of its own
+    INPUT = 3  # it waits for data
+    BETWEEN = 4  # callbacks at the ends of epochs, and whatever else of the user's has no bound
+    SAVING = 5
+    VALIDATING = 6
+    HELD = 7  # it was asked to stop, and waits for the number of the step
+    ENDED = 8  # fit has returned
+
+
+class _Word(IntEnum):
+    PID = 0
+    PHASE = 1
+    POSITION = 2  # 4 * (tick + 1) + standing, in one word: both are read together
+    CHANGED = 3  # clock of the last change of phase or position, in ns
+    STEP = 4  # how long the last tick took, in ns
+    TICKED = 5  # clock of the first end of a tick, in ns
+    RESUMED = 6  # step + 1
+    LOST = 7
+    SAVED = 8  # step + 1
+    LEAVES = 9
+    HELD_FOR = 10  # number of the request for which it holds, or held
+    SOURCE = 16  # and the seven after it: text
+
+
+class Reporter:
+    """A worker's side of the page.
+
+    Args:
+        path: of the page.
+        worker: the number of this worker.
+
+    Example:
+        >>> reporter = Reporter.from_environment({})       # not under `tfdist run`
+        >>> reporter is None
+        True
+    """
+
+    def __init__(self, path: str | os.PathLike[str], worker: int) -> None:
+        self._words = _Words(path, must_have=worker)
+        self._map = self._words.view
+        self._at = _HEADER + worker * _RECORD
+        self._phase = Phase.STARTING
+        self._began = 0
+        self.worker = worker
+        self._put(_Word.PID, os.getpid())
+        self._put(_Word.CHANGED, time.monotonic_ns())
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Reporter | None":
+        """Return the reporter of this worker, or None where no agent looks; tell the agent which variables are set.
+
+        Raises:
+            ConfigError: the page is none, or has no place for this worker.
+        """
+        path, worker = environ.get("TFDIST_PROGRESS_FILE"), environ.get("TFDIST_WORKER_INDEX")
+        if not path or not worker or not os.path.exists(path):
+            return None
+        reporter = cls(path, int(worker))
+        _publish_environment(environ)
+        return reporter
+
+    def phase(self, phase: Phase) -> None:
+        """Say what this worker does from now on."""
+        if phase is not self._phase:
+            self._phase = phase
+            self._put(_Word.CHANGED, time.monotonic_ns())  # before what has changed: nobody may take it for old
+            self._put(_Word.PHASE, phase)
+
+    @contextlib.contextmanager
+    def inside(self, phase: Phase) -> Iterator[None]:
+        """Say what this worker does in the block; afterwards it does again what it did before."""
+        before = self._phase
+        self.phase(phase)
+        try:
+            yield
+        finally:
+            self.phase(before)
+
+    def begins(self, tick: int) -> bool:
+        """Say that a tick is about to start; return whether to stop instead, which all workers do before this tick.
+
+        Args:
+            tick: number of the collective step, train or validation: the same on all workers, rising by one.
+        """
+        if self._map[_REQUEST] and self._held(tick):
+            return True
+        self._began = time.monotonic_ns()
+        self._map[self._at + _Word.CHANGED] = self._began
+        self._map[self._at + _Word.POSITION] = 4 * (tick + 1) + Standing.RUNNING
+        return False
+
+    def ends(self, tick: int) -> None:
+        """Say that a tick has ended."""
+        now = time.monotonic_ns()
+        self._map[self._at + _Word.STEP] = now - self._began
+        self._map[self._at + _Word.CHANGED] = now
+        self._map[self._at + _Word.POSITION] = 4 * (tick + 1) + Standing.BEHIND
+        if not self._map[self._at + _Word.TICKED]:
+            self._map[self._at + _Word.TICKED] = now
+
+    def resumed(self, step: int, lost: int, source: str) -> None:
+        """Say, after restoring, from where: for the agent's report.
+
+        Args:
+            step: number of steps that need not be repeated.
+            lost: number of steps that were done before and are repeated.
+            source: where the state came from, in a few words such as "memory" or a path.
+        """
+        text = source.encode()[-_SOURCE_BYTES:].ljust(_SOURCE_BYTES, b"\0")
+        for index in range(_SOURCE_BYTES // 8):
+            self._put(_Word.SOURCE + index, int.from_bytes(text[8 * index : 8 * index + 8], "little", signed=True))
+        self._put(_Word.LOST, lost)
+        self._put(_Word.RESUMED, step + 1)
+
+    def saved(self, step: int) -> None:
+        """Say that a backup of the state after so many steps is complete."""
+        self._put(_Word.SAVED, step + 1)
+
+    def leaves(self) -> None:
+        """Say that this worker was asked to end (SIGTERM): all stop, and go on without it. For signal handlers."""
+        self._put(_Word.LEAVES, 1)
+
+    def close(self) -> None:
+        """Let go of the page; the reporter cannot be used after it."""
+        self._words.close()
+
+    def _put(self, word: int, value: int) -> None:
+        self._map[self._at + word] = value
+
+    def _held(self, tick: int) -> bool:
+        """Hold before the tick until the target is known; return whether the tick comes after it."""
+        deadline, phase, request = time.monotonic() + HOLD_SECONDS, self._phase, self._map[_REQUEST]
+        if request and not self._map[_TARGET]:
+            self.phase(Phase.HELD)
+            self._put(_Word.HELD_FOR, request)
+            self._put(_Word.POSITION, 4 * (tick + 1) + Standing.HELD)
+            while self._map[_REQUEST] == request and not self._map[_TARGET] and time.monotonic() < deadline:
+                time.sleep(_HOLD_LOOK_SECONDS)
+            self.phase(phase)
+        target = self._map[_TARGET]
+        return bool(target) and tick > target - 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a worker has said.
+
+    Attributes:
+        pid: of its process; 0 when it has said nothing.
+        phase: what it does.
+        position: between the ticks.
+        changed: clock time at which phase or position changed last, in seconds; 0 when it has said nothing.
+        step_seconds: how long its last tick took; 0 when none has ended.
+        ticked: clock time at which its first tick ended, or None.
+        resumed: how many steps it need not repeat, or None when it has restored nothing.
+        lost: how many steps are repeated.
+        source: where the state came from.
+        saved: number of steps in its newest backup, or None.
+        leaves: whether it was asked to end.
+    """
+
+    pid: int
+    phase: Phase
+    position: Position
+    changed: float
+    step_seconds: float
+    ticked: float | None
+    resumed: int | None
+    lost: int
+    source: str
+    saved: int | None
+    leaves: bool
+
+
+class Page:
+    """The agent's side of the page.
+
+    Args:
+        path: where the file is made; it must not exist.
+        workers: how many have a record in it.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> page = Page(Path(folder.name, "progress"), workers=2)
+        >>> reporter = Reporter(Path(folder.name, "progress"), 1)
+        >>> reporter.begins(0)
+        False
+        >>> page.read(1).position
+        Position(tick=0, standing=<Standing.RUNNING: 1>)
+        >>> reporter.close(), page.close(), folder.cleanup()
+        (None, None, None)
+    """
+
+    def __init__(self, path: Path, workers: int) -> None:
+        words = bytearray(8 * (_HEADER + workers * _RECORD))
+        with memoryview(words).cast("q") as view:
+            view[0], view[1] = _MAGIC, workers
+        with open(path, "xb") as file:
+            file.write(words)
+        self._words = _Words(path, must_have=workers - 1)
+        self._requests = 0
+        self.path = path
+        self.workers = workers
+
+    def read(self, worker: int) -> Progress:
+        """Return what a worker has said until now."""
+        start = _HEADER + worker * _RECORD
+        words = self._words.view[start : start + _RECORD].tolist()
+        tick, standing = divmod(words[_Word.POSITION], 4)
+        if standing == Standing.HELD and words[_Word.HELD_FOR] != self._words.view[_REQUEST]:
+            tick, standing = tick - 1, Standing.BEHIND  # it held for a request that was taken back, and goes on
+        text = b"".join(word.to_bytes(8, "little", signed=True) for word in words[_Word.SOURCE :])
+        return Progress(
+            pid=words[_Word.PID],
+            phase=Phase(words[_Word.PHASE]),
+            position=Position(tick=tick - 1, standing=Standing(standing)),
+            changed=words[_Word.CHANGED] / 1e9,
+            step_seconds=words[_Word.STEP] / 1e9,
+            ticked=words[_Word.TICKED] / 1e9 if words[_Word.TICKED] else None,
+            resumed=words[_Word.RESUMED] - 1 if words[_Word.RESUMED] else None,
+            lost=words[_Word.LOST],
+            source=text.rstrip(b"\0").decode(errors="replace"),
+            saved=words[_Word.SAVED] - 1 if words[_Word.SAVED] else None,
+            leaves=bool(words[_Word.LEAVES]),
+        )
+
+    def ask_to_halt(self) -> None:
+        """Ask all workers to hold before their next tick; what they say is sure SETTLE_SECONDS later."""
+        self._requests += 1
+        self._words.view[_REQUEST] = self._requests
+
+    def take_back(self) -> None:
+        """Let the workers that hold go on; only while there is no target."""
+        assert not self._words.view[_TARGET]
+        self._words.view[_REQUEST] = 0
+
+    def set_target(self, tick: int) -> None:
+        """Let the workers run up to and including the tick, and stop before the next."""
+        self._words.view[_TARGET] = tick + 2
+
+    def close(self) -> None:
+        """Let go of the file, and remove it."""
+        self._words.close()
+        self.path.unlink(missing_ok=True)
+
+
+class _Words:
+    """A mapped file as words."""
+
+    def __init__(self, path: str | os.PathLike[str], *, must_have: int) -> None:
+        with open(path, "r+b") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0)
+        self.view = memoryview(self._mapped).cast("q")
+        fits = len(self.view) >= _HEADER + (must_have + 1) * _RECORD
+        if not fits or self.view[0] != _MAGIC or not 0 <= must_have < self.view[1]:
+            self.close()
+            from tfdist.errors import ConfigError
+
+            raise ConfigError(
+                f"{os.fspath(path)} (TFDIST_PROGRESS_FILE) is no progress page with a record for worker {must_have} "
+                "(TFDIST_WORKER_INDEX). `tfdist run` of the same version sets both; unset them elsewhere."
+            )
+
+    def close(self) -> None:
+        self.view.release()
+        self._mapped.close()
+
+
+def _publish_environment(environ: Mapping[str, str]) -> None:
+    """Write the variables that frameworks read, once per job: processes that are prepared for a restart take them."""
+    path = environ.get("TFDIST_ENVIRONMENT_FILE")
+    if not path or os.path.exists(path):
+        return
+    temporary = f"{path}.{os.getpid()}"
+    with contextlib.suppress(OSError):  # a restart is slower then
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump({name: value for name, value in environ.items() if name.startswith(PUBLISHED)}, file)
+        os.replace(temporary, path)
