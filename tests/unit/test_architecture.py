@@ -45,8 +45,9 @@ LAYERS = {
     "cli": 8,
     "__main__": 9,
 }
-# The registry is a table of names that anybody may read: it stands as low as what it imports.
-LAYER_OF_MODULE = {"tfdist.strategies.registry": 1}
+# The registry is a table of names that anybody may read, and any part of a worker may tell the agent how far it is, and
+# meets faults on purpose: these stand as low as what they import.
+LAYER_OF_MODULE = {"tfdist.strategies.registry": 1, "tfdist.launch.faults": 1, "tfdist.launch.progress": 1}
 
 LOADS_NO_TENSORFLOW = (
     *("", "errors", "validation", "cache", "cluster", "monitor", "native", "launch", "cli", "build", "doctor"),

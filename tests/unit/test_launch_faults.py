@@ -1,0 +1,149 @@
+"""Faults on purpose: which plans are read, what is meant for whom, and what happens in a real process."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tfdist.errors import ConfigError
+from tfdist.launch import faults
+from tfdist.launch.faults import Fault, Script
+
+CALL = "from tfdist.launch import faults\nfor step in range(5): faults.at({point!r}, step)\nprint('went on')"
+
+
+@pytest.fixture
+def planned(monkeypatch):  # type: ignore[no-untyped-def]
+    """Let this process be worker 0 of a job with a plan."""
+
+    def plan(text: str) -> None:
+        monkeypatch.setattr(faults, "_script", None)
+        monkeypatch.setenv("TFDIST_FAULTS", text)
+
+    return plan
+
+
+def ended(plan: str, *, point: str = "step", **environment: str) -> tuple[int, str]:
+    """How a process ends that passes the point five times."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
+    process = subprocess.run(
+        [sys.executable, "-c", CALL.format(point=point)],
+        env={**kept, "TFDIST_FAULTS": plan, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return process.returncode, process.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("plan", "code"),
+    [
+        ('[{"kind": "kill", "step": 3}]', -signal.SIGKILL),
+        ('[{"kind": "term"}]', -signal.SIGTERM),
+        ('[{"kind": "exit", "step": 0}]', faults.EXIT_CODE),
+        ('[{"kind": "exception", "step": 4}]', 1),
+    ],
+)
+def test_a_process_ends_as_the_plan_says(plan: str, code: int) -> None:
+    assert ended(plan) == (code, "")
+
+
+@pytest.mark.parametrize(
+    ("plan", "environment"),
+    [
+        ("", {}),
+        ("[]", {}),
+        ('[{"kind": "kill", "step": 9}]', {}),
+        ('[{"kind": "kill", "at": "validation"}]', {}),
+        ('[{"kind": "kill", "worker": 1}]', {"TFDIST_WORKER_INDEX": "0"}),
+        ('[{"kind": "kill"}]', {"TFDIST_RESTARTS": "1"}),
+        ('[{"kind": "hang", "seconds": 0.001}]', {}),
+        ('[{"kind": "slow", "seconds": 0.001, "step": 2}]', {}),
+    ],
+)
+def test_a_process_goes_on_that_nothing_is_meant_for(plan: str, environment: dict[str, str]) -> None:
+    assert ended(plan, **environment) == (0, "went on")
+
+
+def test_a_stopped_process_stands_still() -> None:
+    environment = {**os.environ, "TFDIST_FAULTS": '[{"kind": "stop", "step": 2}]'}
+    with subprocess.Popen([sys.executable, "-c", CALL.format(point="step")], env=environment) as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.wait(timeout=60) == 0
+
+
+def test_what_is_meant_for_whom() -> None:
+    everything = (
+        Fault(kind="kill", worker=1, step=3),
+        Fault(kind="stop", worker=1, step=4, restart=1),
+        Fault(kind="slow", worker=1, step=5, seconds=1.0, restart=None),
+    )
+    script = Script(everything, worker=1, restart=1)
+    assert [f.kind for f in script.due("step", 3)] == []
+    assert [f.kind for f in script.due("step", 4)] == ["stop"]
+    assert [f.kind for f in script.due("step", 4)] == []  # once
+    assert [f.kind for f in script.due("save-begin", 5)] == []
+    assert [[f.kind for f in script.due("step", step)] for step in (5, 6)] == [["slow"], ["slow"]]
+    assert Script(everything, worker=0, restart=0).waiting == []
+
+
+def test_a_full_disk_is_an_error_of_the_system(planned) -> None:  # type: ignore[no-untyped-def]
+    planned('[{"kind": "disk-full", "at": "save-middle", "step": 1}]')
+    faults.at("save-middle", 0)
+    with pytest.raises(OSError, match="save-middle") as raised:
+        faults.at("save-middle", 1)
+    assert raised.value.errno == errno.ENOSPC
+    faults.at("save-middle", 1)
+
+
+def test_one_byte_of_the_largest_file_changes(planned, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    planned('[{"kind": "corrupt", "at": "save-commit"}]')
+    small, large = tmp_path / "manifest.json", tmp_path / "arrays"
+    small.write_bytes(b"{}")
+    large.write_bytes(bytes(range(11)))
+    faults.at("save-commit", 0, path=tmp_path)
+    assert small.read_bytes() == b"{}"
+    assert [i for i in range(11) if large.read_bytes()[i] != i] == [5]
+
+
+def test_there_is_nothing_to_corrupt_yet(planned) -> None:  # type: ignore[no-untyped-def]
+    planned('[{"kind": "corrupt", "at": "save-begin"}]')
+    with pytest.raises(ConfigError, match="save-commit"):
+        faults.at("save-begin", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "JSON list"),
+        ("[" * 100_000, "JSON list"),
+        ("{}", "list of objects"),
+        ("[1]", "list of objects"),
+        ("[{}]", "must have a kind"),
+        ('[{"kind": "explode"}]', "'kill'"),
+        ('[{"kind": "kill", "when": 3}]', "'when'"),
+        ('[{"kind": "kill", "at": "lunch"}]', "'validation'"),
+        ('[{"kind": "kill", "step": -1}]', "at least 0"),
+        ('[{"kind": "kill", "step": true}]', "integer"),
+        ('[{"kind": "kill", "worker": "1"}]', "integer"),
+        ('[{"kind": "slow"}]', "no seconds"),
+        ('[{"kind": "slow", "seconds": 0}]', "above 0"),
+        ('[{"kind": "kill", "seconds": 1}]', "only 'slow' and 'hang'"),
+        ('[{"kind": "corrupt", "at": "step"}]', "save-begin"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        faults.parse(text)
+
+
+def test_a_fault_is_read_as_it_is_written() -> None:
+    fault = Fault(kind="hang", worker=2, at="epoch-end", step=5, restart=None, seconds=1.5)
+    assert faults._fault(fault.as_json()) == fault
+    assert faults._fault(Fault(kind="kill").as_json()) == Fault(kind="kill")

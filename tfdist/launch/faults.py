@@ -1,0 +1,225 @@
+"""Faults on purpose: what TFDIST_FAULTS says shall happen to a worker, at a named point of its way.
+
+Training and saving call `at` where something may go wrong; without a plan a call costs a tenth of a microsecond. The
+plan is a JSON list, which `tfdist.testing.FaultPlan` writes and `tfdist chaos` makes up:
+
+    [{"kind": "kill", "worker": 1, "at": "step", "step": 20}]
+
+A fault happens once, before the first restart of the job, unless it names another one; "slow" stays.
+"""
+
+import errno
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist import validation
+from tfdist.errors import ConfigError, ConfigTypeError
+
+VARIABLE = "TFDIST_FAULTS"
+EXIT_CODE = 3
+
+KINDS = {
+    "kill": "SIGKILL, as the kernel sends it when memory runs out",
+    "stop": "SIGSTOP: the process stands still, and its connections stay open",
+    "hang": "the thread sleeps, for ever or for so many seconds; other threads go on",
+    "slow": "each such point takes so many seconds more, from this step on",
+    "exception": "a RuntimeError of the script",
+    "exit": f"the process ends at once with code {EXIT_CODE}, and says nothing",
+    "term": "SIGTERM to this worker alone, as before a machine is taken away",
+    "disk-full": "the save meets a full disk",
+    "corrupt": "a byte of what the save has written is another one",
+}
+RESTARTING = frozenset({"kill", "stop", "hang", "exception", "exit"})  # after these the workers start again
+
+SAVING = ("save-begin", "save-middle", "save-commit")
+POINTS = ("restore", "tracing", "step", "validation", "epoch-end", *SAVING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: what happens, a key of KINDS.
+        worker: to which worker.
+        at: where, one of POINTS.
+        step: at which step (for "epoch-end" and "validation": after which); None: when the point is first reached.
+        restart: how often the workers had been started again by then; None: every time.
+        seconds: how long, for "slow" and "hang".
+
+    Raises:
+        ConfigError: a value that cannot be, or a fault that could not happen at that point.
+
+    Example:
+        >>> Fault(kind="kill", worker=1, step=20).as_json()
+        {'kind': 'kill', 'worker': 1, 'at': 'step', 'step': 20}
+    """
+
+    kind: str
+    worker: int = 0
+    at: str = "step"
+    step: int | None = None
+    restart: int | None = 0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        validation.one_of("kind", self.kind, KINDS)
+        validation.integer("worker", self.worker, minimum=0)
+        validation.one_of("at", self.at, POINTS)
+        if self.step is not None:
+            validation.integer("step", self.step, minimum=0)
+        if self.restart is not None:
+            validation.integer("restart", self.restart, minimum=0)
+        if self.seconds is not None:
+            validation.number("seconds", self.seconds, above=0)
+        if self.kind == "slow" and self.seconds is None:
+            raise ConfigError("a fault of kind 'slow' has no seconds; say how much longer a step takes: seconds=0.1.")
+        if self.seconds is not None and self.kind not in ("slow", "hang"):
+            raise ConfigError(f"a fault of kind {self.kind!r} has seconds; only 'slow' and 'hang' take them.")
+        if self.kind in ("disk-full", "corrupt") and self.at not in SAVING:
+            raise ConfigError(
+                f"a fault of kind {self.kind!r} is at {self.at!r}; it can happen only at one of {', '.join(SAVING)}."
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `parse` reads, without what is the default."""
+        default = Fault(kind="kill")
+        names = ("kind", "worker", "at", "step", "restart", "seconds")
+        always = ("kind", "worker", "at")
+        return {n: getattr(self, n) for n in names if n in always or getattr(self, n) != getattr(default, n)}
+
+
+def parse(text: str) -> tuple[Fault, ...]:
+    """Return the faults of a plan.
+
+    Args:
+        text: a JSON list of objects with the attributes of `Fault`.
+    Raises:
+        ConfigError: it is something else.
+
+    Example:
+        >>> [fault.step for fault in parse('[{"kind": "stop", "step": 7}]')]
+        [7]
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{VARIABLE} is {validation.shown(text)}; it must be a JSON list ({error}).") from error
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        raise ConfigTypeError(f"{VARIABLE} is {validation.shown(text)}; it must be a list of objects.")
+    return tuple(_fault(item) for item in content)
+
+
+def _fault(item: dict[str, Any]) -> Fault:
+    known = Fault.__dataclass_fields__
+    if unknown := sorted(item.keys() - known.keys()):
+        raise ConfigError(f"a fault in {VARIABLE} has {unknown[0]!r}; it may have {', '.join(known)}.")
+    if "kind" not in item:
+        raise ConfigError(f"a fault in {VARIABLE} is {validation.shown(item)}; it must have a kind.")
+    return Fault(**item)
+
+
+class Script:
+    """What shall happen to this worker, in this start of it."""
+
+    def __init__(self, faults: tuple[Fault, ...], *, worker: int, restart: int) -> None:
+        """Take the faults that are meant for it."""
+        self.waiting = [f for f in faults if f.worker == worker and f.restart in (None, restart)]
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "Script":
+        """Return the script that the launcher's variables give this process; an empty one if there is no plan.
+
+        Raises:
+            ConfigError: the plan cannot be read.
+        """
+        faults = parse(environ[VARIABLE]) if environ.get(VARIABLE) else ()
+        worker, restart = environ.get("TFDIST_WORKER_INDEX", "0"), environ.get("TFDIST_RESTARTS", "0")
+        return cls(
+            faults,
+            worker=validation.parse_integer("TFDIST_WORKER_INDEX", worker, minimum=0),
+            restart=validation.parse_integer("TFDIST_RESTARTS", restart, minimum=0),
+        )
+
+    def due(self, point: str, step: int) -> list[Fault]:
+        """Return what happens now, and forget what happens once.
+
+        Example:
+            >>> script = Script((Fault(kind="kill", step=3),), worker=0, restart=0)
+            >>> [bool(script.due("step", step)) for step in (2, 3, 3)]
+            [False, True, False]
+        """
+        found = [f for f in self.waiting if f.at == point and _matches(f, step)]
+        self.waiting = [f for f in self.waiting if f not in found or f.kind == "slow"]
+        return found
+
+
+def _matches(fault: Fault, step: int) -> bool:
+    if fault.kind == "slow":
+        return fault.step is None or step >= fault.step
+    return fault.step is None or step == fault.step
+
+
+_script: Script | None = None
+
+
+def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None) -> None:
+    """Let happen what the plan has for this worker at this point.
+
+    Args:
+        point: one of POINTS.
+        step: the number of the step; what the point belongs to.
+        path: the file or directory that a save has written, which "corrupt" changes.
+    Raises:
+        RuntimeError: that was the fault.
+        OSError: that was the fault.
+        ConfigError: the plan cannot be read, or has "corrupt" where nothing has been written.
+    """
+    global _script
+    if _script is None:  # read once, and not before: a process that forks workers reads nothing for them
+        _script = Script.from_environment(os.environ)
+    if not _script.waiting:
+        return
+    for fault in _script.due(point, step):
+        _let_happen(fault, step, path)
+
+
+def _let_happen(fault: Fault, step: int, path: str | os.PathLike[str] | None) -> None:
+    signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
+    said = f"{fault.kind!r} at {fault.at!r}, step {step}: a fault that {VARIABLE} asks for"
+    if fault.kind in signals:
+        os.kill(os.getpid(), signals[fault.kind])
+    elif fault.kind in ("hang", "slow"):
+        _sleep(fault.seconds)
+    elif fault.kind == "exit":
+        os._exit(EXIT_CODE)
+    elif fault.kind == "exception":
+        raise RuntimeError(said)
+    elif fault.kind == "disk-full":
+        raise OSError(errno.ENOSPC, said)
+    elif path is None:
+        raise ConfigError(f"{said}; nothing has been written there yet. Let it happen at 'save-commit'.")
+    else:
+        _change_a_byte(Path(path))
+
+
+def _sleep(seconds: float | None) -> None:
+    end = time.monotonic() + (float("inf") if seconds is None else seconds)
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 60.0))
+
+
+def _change_a_byte(path: Path) -> None:
+    """Change the byte in the middle of the file, or of the largest file of the directory."""
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    with max(files, key=lambda file: file.stat().st_size).open("r+b") as file:
+        file.seek(file.seek(0, os.SEEK_END) // 2)
+        byte = file.read(1)
+        file.seek(-len(byte), os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 0xFF]) if byte else b"x")
