@@ -31,6 +31,7 @@ LAYERS = {
     "coordination": 2,
     "compression": 2,
     "data": 2,
+    "checkpoint": 3,
     "optimizers": 3,
     "training": 3,
     "strategies": 4,
@@ -51,6 +52,7 @@ LAYER_OF_MODULE = {"tfdist.strategies.registry": 1, "tfdist.launch.faults": 1, "
 
 LOADS_NO_TENSORFLOW = (
     *("", "errors", "validation", "cache", "cluster", "monitor", "native", "launch", "cli", "build", "doctor"),
+    "checkpoint",
     "__main__",
 )
 FRAMEWORKS = ("tensorflow", "keras", "horovod")

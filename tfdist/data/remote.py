@@ -104,6 +104,25 @@ class FsspecStorage:
         self._files = dict(found)
         return sorted(found)
 
+    def folders(self) -> list[str]:
+        """Return the plain names of the directories in this one, sorted; none where there is no directory."""
+        fs = self._driver()
+        with self._explained(self.url, "read"):
+            fs.invalidate_cache(self._root)
+            try:
+                entries = fs.ls(self._root, detail=True)
+            except FileNotFoundError:
+                self._need_bucket("read")
+                entries = []
+            names = [entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory"]
+        return sorted(name for name in names if is_plain(name))
+
+    def remove_directory(self) -> None:
+        """Remove the directory itself where nothing is in it; an object store knows none."""
+        if not self._is_object_store:
+            with suppress(Exception):  # something is in it, or it is not there
+                self._driver().rmdir(self._root)
+
     def size(self, name: str) -> int:
         """Return the size of a file in bytes."""
         return self._known(name).size

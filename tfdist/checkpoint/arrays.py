@@ -1,0 +1,208 @@
+"""Arrays in a safetensors file: written from where they lie in memory, read from where they lie in the file.
+
+The order is that of the safetensors library: wider types first, then names, so every array lies aligned in a map.
+
+Example:
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> size, checksum = write(file, as_arrays({"kernel": np.ones((2, 3), np.float32), "step": np.int64(7)}))
+    >>> found = read(np.frombuffer(file.getvalue(), np.uint8))
+    >>> found["kernel"].shape, int(found["step"]), size == len(file.getvalue())
+    ((2, 3), 7, True)
+"""
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, BinaryIO
+
+import google_crc32c
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError
+
+PIECE_BYTES = 256 << 10  # checksums hold Python's lock for 50 us of these at a time
+LARGEST_HEADER = 16 << 20
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_MOST_DIMENSIONS = 32  # of NumPy 1
+_Array = NDArray[Any]
+_Kind = tuple[str, tuple[int, ...]]
+
+
+def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
+    """Return what can be written of each array: itself where it is contiguous and in this machine's order, else a copy.
+
+    Args:
+        arrays: names to NumPy arrays, eager tensors, or what else `numpy.asarray` takes.
+    Raises:
+        ConfigTypeError: a name is no text, or an array has a dtype that a file cannot hold.
+
+    Example:
+        >>> kernel = np.zeros((2, 2))
+        >>> as_arrays({"kernel": kernel})["kernel"] is kernel
+        True
+    """
+    if not isinstance(arrays, Mapping):
+        raise ConfigTypeError(f"arrays are {validation.shown(arrays)}; they must be a mapping of names to arrays.")
+    found = {}
+    for name, value in arrays.items():
+        _need_name(name)
+        array = np.asarray(value, order="C")
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        if array.dtype not in _CODES:
+            raise ConfigTypeError(
+                f"the array {name!r} has dtype {array.dtype}; it must be one of "
+                f"{', '.join(sorted(str(dtype) for dtype in _CODES))}. Convert it, or put it into state."
+            )
+        found[name] = array
+    return found
+
+
+def write(
+    file: BinaryIO, arrays: Mapping[str, _Array], *, on_middle: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
+    """Write arrays, which `as_arrays` made, without copying them.
+
+    Args:
+        file: where to; written in pieces of at most `PIECE_BYTES`.
+        arrays: names to arrays.
+        on_middle: called when about half of it is written.
+    Returns:
+        The bytes that were written, and their CRC-32C.
+    Raises:
+        ConfigError: so many arrays that their names alone are too much.
+    """
+    head = _header((name, (_CODES[array.dtype], array.shape)) for name, array in arrays.items())
+    if len(head) > LARGEST_HEADER:
+        raise ConfigError(f"the names of the arrays take {len(head)} bytes; at most {LARGEST_HEADER} can be written.")
+    total = len(head) + sum(array.nbytes for array in arrays.values())
+    checksum, written, is_first_half = google_crc32c.value(head), file.write(head), True
+    for name in sorted(arrays, key=lambda name: _place(name, arrays[name].dtype)):
+        flat = arrays[name].reshape(-1).view(np.uint8)
+        for begin in range(0, flat.size, PIECE_BYTES):
+            if is_first_half and written >= total // 2:
+                is_first_half = False
+                on_middle()
+            piece = flat[begin : begin + PIECE_BYTES]
+            checksum = google_crc32c.extend(checksum, piece)
+            written += file.write(piece.data)
+    if is_first_half:
+        on_middle()
+    assert written == total
+    return total, checksum
+
+
+def crc32c(data: NDArray[np.uint8]) -> int:
+    """Return the CRC-32C of bytes, letting others use Python's lock in between.
+
+    Example:
+        >>> crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
+        True
+    """
+    checksum = 0
+    for begin in range(0, data.size, PIECE_BYTES):
+        checksum = google_crc32c.extend(checksum, data[begin : begin + PIECE_BYTES])
+    return checksum
+
+
+def read(data: NDArray[np.uint8]) -> dict[str, _Array]:
+    """Return the arrays of a file, which is mapped or in memory, without copying them; nobody can write to them.
+
+    Raises:
+        CorruptDataError: it is no file that `write` made.
+    """
+    kinds, begin = _kinds(data)
+    arrays = {}
+    for name, (code, shape) in kinds.items():
+        dtype = _DTYPES[code]
+        end = begin + math.prod(shape) * dtype.itemsize
+        if end > data.size:
+            raise CorruptDataError(f"it ends at {data.size} bytes, before the array {name!r}.")
+        array = data[begin:end].view(dtype).reshape(shape)
+        array.flags.writeable = False
+        arrays[name], begin = array, end
+    if begin != data.size:
+        raise CorruptDataError(f"it has {data.size} bytes; its arrays take {begin}.")
+    return arrays
+
+
+def _kinds(data: NDArray[np.uint8]) -> tuple[dict[str, _Kind], int]:
+    """Dtype and shape of each array, in the order in which they lie, and where the first one begins."""
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    if data.size < 8 or length > min(LARGEST_HEADER, data.size - 8):
+        raise CorruptDataError(f"its header would have {length} bytes of {data.size}; at most {LARGEST_HEADER} can be.")
+    head = data[: 8 + length].tobytes()
+    try:
+        found = json.loads(head[8:])
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"its header is no JSON ({error}).") from None
+    if not isinstance(found, dict):
+        raise CorruptDataError("its header is no object.")
+    try:
+        kinds = {name: _kind(name, value) for name, value in found.items()}
+        is_spelled = _header(kinds.items()) == head
+    except ConfigError as error:
+        raise CorruptDataError(str(error)) from None
+    if not is_spelled:  # places are not read but computed: what differs in anything is refused
+        raise CorruptDataError("its header is not spelled as it was written.")
+    return {name: kinds[name] for name in sorted(kinds, key=lambda name: _place(name, _DTYPES[kinds[name][0]]))}, len(
+        head
+    )
+
+
+def _kind(name: str, value: Any) -> _Kind:
+    _need_name(name)
+    code, shape = (value.get("dtype"), value.get("shape")) if isinstance(value, dict) else (None, None)
+    if not isinstance(code, str) or code not in _DTYPES or not isinstance(shape, list):
+        raise ConfigError(f"the array {name!r} is {validation.shown(value)}, which cannot be.")
+    if len(shape) > _MOST_DIMENSIONS:
+        raise ConfigError(f"the array {name!r} has {len(shape)} dimensions; at most {_MOST_DIMENSIONS} can be.")
+    sizes = tuple(validation.integer(f"the shape of {name!r}", size, minimum=0, maximum=1 << 62) for size in shape)
+    if math.prod(size or 1 for size in sizes) > 1 << 60:  # NumPy counts also where there is nothing
+        raise ConfigError(f"the array {name!r} has shape {validation.shown(sizes)}, which cannot be.")
+    return code, sizes
+
+
+def _header(kinds: Iterable[tuple[str, _Kind]]) -> bytes:
+    """The beginning of a safetensors file: its length, then JSON, then spaces up to a multiple of 8 bytes."""
+    found, begin = {}, 0
+    for name, (code, shape) in sorted(kinds, key=lambda item: _place(item[0], _DTYPES[item[1][0]])):
+        end = begin + math.prod(shape) * _DTYPES[code].itemsize
+        found[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(found, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _place(name: str, dtype: np.dtype[Any]) -> tuple[int, str]:
+    return -dtype.itemsize, name
+
+
+def _need_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigTypeError(f"the name of an array is {validation.shown(name)}; it must be a text.")
+    if name == "__metadata__" or any("\ud800" <= sign <= "\udfff" for sign in name):
+        raise ConfigError(f"the name of an array is {name!r}, which a safetensors file cannot hold. Choose another.")

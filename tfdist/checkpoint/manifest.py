@@ -1,0 +1,183 @@
+"""What a checkpoint consists of: one JSON file with exactly one spelling, so that no byte of it can change unseen.
+
+Example:
+    >>> made = Manifest(step=3, state={"epoch": 1}, files=(File(name="a.safetensors", bytes=9, crc32c=7),))
+    >>> Manifest.from_bytes(made.to_bytes()) == made
+    True
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfdist import validation
+from tfdist.data.filenames import plain_name
+from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError
+
+NAME = "manifest.json"
+FORMAT = "tfdist checkpoint"
+VERSION = 1
+LARGEST_BYTES = 16 << 20  # JSON needs many times its size in memory when it is read
+LARGEST_STEP = 10**12 - 1
+_FIELDS = {"format", "version", "step", "state", "files", "digest"}
+_MOST = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One file of a checkpoint: its plain name, its bytes and their CRC-32C."""
+
+    name: str
+    bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything about a checkpoint but its arrays.
+
+    Attributes:
+        step: how many steps were done.
+        state: JSON of the caller's.
+        files: where the arrays are.
+    """
+
+    step: int
+    state: dict[str, Any]
+    files: tuple[File, ...]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """64 hexadecimal digits that differ when anything does, arrays included."""
+        return hashlib.sha256(canonical(self._json())).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Return the one spelling that `from_bytes` reads.
+
+        Raises:
+            ConfigError: the state is too large.
+        """
+        data = canonical({**self._json(), "digest": self.digest})
+        if len(data) > LARGEST_BYTES:
+            raise ConfigError(
+                f"state has {len(data)} bytes as JSON; at most {LARGEST_BYTES} can be. Put numbers into arrays."
+            )
+        return data
+
+    def _json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": self.step,
+            "state": self.state,
+            "files": [asdict(file) for file in self.files],
+        }
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Manifest":
+        """Return the manifest that `to_bytes` wrote.
+
+        Raises:
+            CorruptDataError: it is none, or a byte of it is not what was written.
+        """
+        try:
+            return _read(data)
+        except (ConfigError, RecursionError) as error:
+            raise CorruptDataError(f"{NAME} cannot be used: {str(error) or 'it is nested too deeply.'}") from error
+
+
+def canonical(value: Any) -> bytes:
+    """Return the one spelling of a JSON value: keys sorted, no spaces, ASCII alone.
+
+    NaN and infinities, which a loss can be, are spelled as Python's json does, beyond the standard.
+
+    Example:
+        >>> canonical({"b": 0.1, "a": "é"})
+        b'{"a":"\\\\u00e9","b":0.1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of ``state`` as it will be read back.
+
+    Raises:
+        ConfigTypeError: a part of it is no JSON; the message says where.
+
+    Example:
+        >>> plain_state({"epoch": 3, "history": {"loss": [0.5, float("inf")]}})
+        {'epoch': 3, 'history': {'loss': [0.5, inf]}}
+    """
+    if not isinstance(state, Mapping):
+        raise ConfigTypeError(f"state is {validation.shown(state)}; it must be a mapping of names to JSON values.")
+    try:
+        copied = _plain("state", state)
+    except RecursionError:
+        raise ConfigError("state is nested too deeply, or contains itself; it must be JSON.") from None
+    assert isinstance(copied, dict)
+    return copied
+
+
+def _plain(where: str, value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) is not str:
+                raise ConfigTypeError(
+                    f"{where} has the key {validation.shown(key)} ({type(key).__name__}); keys must be str, because "
+                    "JSON has no others."
+                )
+        return {key: _plain(f"{where}[{key!r}]", inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(f"{where}[{i}]", inner) for i, inner in enumerate(value)]
+    raise ConfigTypeError(
+        f"{where} is {validation.shown(value)} ({type(value).__name__}); it must be JSON: None, bool, int, float, str, "
+        "lists and mappings of them. Convert it, or put it into arrays."
+    )
+
+
+def _read(data: bytes) -> Manifest:
+    if len(data) > LARGEST_BYTES:
+        raise ConfigError(f"it has {len(data)} bytes; at most {LARGEST_BYTES} are read.")
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ConfigError(f"it is no JSON ({error}).") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ConfigError(f'it has no "format": "{FORMAT}", so it describes something else.')
+    if found.get("version") != VERSION:
+        raise ConfigError(
+            f"it has version {validation.shown(found.get('version'))} of the format; this tfdist reads version "
+            f"{VERSION}. Install the tfdist that wrote it, or a later one."
+        )
+    if set(found) != _FIELDS:
+        raise ConfigError(f"its fields are {validation.shown(sorted(found))}; they must be {sorted(_FIELDS)}.")
+    if not isinstance(found["state"], dict) or not isinstance(found["files"], list):
+        raise ConfigError("its state must be an object, and its files a list.")
+    manifest = Manifest(
+        step=validation.integer("step", found["step"], minimum=0, maximum=LARGEST_STEP),
+        state=found["state"],
+        files=tuple(_file(value) for value in found["files"]),
+    )
+    names = [file.name for file in manifest.files]
+    if len({*names, NAME}) != len(names) + 1:
+        raise ConfigError("two of its files have the same name.")
+    if found["digest"] != manifest.digest:
+        raise ConfigError("its digest does not fit the rest of it: it was changed, or damaged.")
+    if canonical(found) != data:
+        raise ConfigError("it is not spelled as it was written: it was changed, or damaged.")
+    return manifest
+
+
+def _file(value: Any) -> File:
+    if not isinstance(value, dict) or set(value) != {"name", "bytes", "crc32c"}:
+        raise ConfigError(f"a file of it is {validation.shown(value)}; it must have name, bytes and crc32c.")
+    return File(
+        name=plain_name(value["name"]),
+        bytes=validation.integer("bytes of a file", value["bytes"], minimum=0, maximum=_MOST),
+        crc32c=validation.integer("crc32c of a file", value["crc32c"], minimum=0, maximum=2**32 - 1),
+    )

@@ -1,0 +1,155 @@
+"""Saving in the background: training hands over what is to be saved, and goes on.
+
+Example:
+    >>> import tempfile, numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     writer = Writer(Store(folder), warn=print)
+    ...     writer.submit(1, {"x": np.zeros(3)}, {})
+    ...     writer.close()
+    ...     writer.written, Store(folder).peek()[0]
+    (1, 1)
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfdist.checkpoint.arrays import as_arrays
+from tfdist.checkpoint.manifest import plain_state
+from tfdist.checkpoint.store import Store
+from tfdist.errors import ConfigError, DeadlineError
+
+_Job = tuple[int, Mapping[str, Any], Mapping[str, Any]]
+
+
+class Writer:
+    """One thread that saves; of what waits, only the newest is saved.
+
+    A save that fails because of the disk (full, forbidden, broken) does not end training: it is said once per kind of
+    failure, the checkpoints before it stand, and the next save is tried as if nothing had happened. Anything else that
+    goes wrong is raised by the next call here.
+
+    Args:
+        store: where to.
+        warn: called in the thread, with what failed and what to do.
+        on_written: called in the thread, with the step of each save that is whole.
+
+    Attributes:
+        written: the step that was saved last, None before the first.
+        last_error: what made the last save fail, None when it went well.
+        failures: how many saves have failed.
+    """
+
+    def __init__(
+        self, store: Store, *, warn: Callable[[str], None], on_written: Callable[[int], None] = lambda step: None
+    ) -> None:
+        self._store = store
+        self._warn = warn
+        self._on_written = on_written
+        # of one thread several times: a signal's handler may submit while its thread does so
+        self._changed = threading.Condition(threading.RLock())
+        self._thread: threading.Thread | None = None
+        self._next: _Job | None = None
+        self._is_saving = self._is_closed = False
+        self._broken: BaseException | None = None
+        self._said: set[int | None] = set()
+        self.written: int | None = None
+        self.last_error: OSError | None = None
+        self.failures = 0
+
+    def submit(self, step: int, arrays: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Have a checkpoint saved, instead of one that still waits; return at once.
+
+        Args:
+            step: how many steps were done.
+            arrays: as `Store.save` takes them; not copied, so nobody may write to them any more.
+            state: as `Store.save` takes it; copied.
+        Raises:
+            ConfigError: something that cannot be saved, or the writer is closed.
+        """
+        job = step, as_arrays(arrays), plain_state(state)
+        with self._changed:
+            self._raise_broken()
+            if self._is_closed:
+                raise ConfigError("the writer is closed; it takes nothing more. Make another one.")
+            self._next = job
+            if self._thread is None:
+                # a process that ends does not wait for it: a save is whole or did not happen
+                self._thread = threading.Thread(target=self._run, name="tfdist-checkpoint", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait until all that was submitted is saved or has failed.
+
+        Args:
+            timeout_seconds: how long at most; None: until the disk answers.
+        Raises:
+            DeadlineError: it took longer; the save goes on.
+        """
+        end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._changed:
+            while self._next is not None or self._is_saving:
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    raise DeadlineError(
+                        f"Saving into {self._store.url} has not ended after {timeout_seconds:g} seconds. Look whether "
+                        "the disk or the store answers."
+                    )
+                self._changed.wait(left)
+            self._raise_broken()
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Wait as `wait` does, and end the thread; nothing happens the second time."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self.wait(timeout_seconds)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _raise_broken(self) -> None:
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken
+
+    def _run(self) -> None:
+        while (job := self._taken()) is not None:
+            try:
+                self._save(job)
+            except BaseException as error:  # noqa: BLE001 - nobody sees it here; the next call raises it
+                self._broken = error
+            finally:
+                del job  # the arrays may be large
+                with self._changed:
+                    self._is_saving = False
+                    self._changed.notify_all()
+
+    def _taken(self) -> _Job | None:
+        with self._changed:
+            while self._next is None and not self._is_closed:
+                self._changed.wait()
+            job, self._next = self._next, None
+            self._is_saving = job is not None
+            return job
+
+    def _save(self, job: _Job) -> None:
+        step = job[0]
+        try:
+            self._store.save(*job)
+        except OSError as error:
+            self.failures += 1
+            self.last_error = error
+            if error.errno not in self._said:
+                self._said.add(error.errno)
+                stands = "none was saved before" if self.written is None else f"that of step {self.written} stands"
+                self._warn(
+                    f"The checkpoint of step {step} could not be saved ({stands}); training goes on, and the next one "
+                    f"is tried. {error}"
+                )
+            return
+        self.last_error = None
+        self.written = step
+        self._said.clear()
+        self._on_written(step)
