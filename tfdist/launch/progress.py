@@ -4,8 +4,9 @@ The agent makes a small file and maps it; each worker maps it too, and writes in
 of eight bytes at a time, so that nobody ever sees half a number. No call waits for anybody, except that of a worker
 which is asked to hold; all cost about a microsecond. Loads no TensorFlow.
 
-    word 0  what the file is      1  workers      2  number of the request to halt, or 0      3  target + 2, or 0
-    then for each worker: what `_Word` names
+    word 0  what the file is                          3  the last tick before a halt, + 2; or 0
+         1  number of workers                         4  whether all are to end at once
+         2  number of the request to halt, or 0       and from 8 on, for each worker, what `_Word` names
 
 How all stop before the same tick is in `hold`.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from tfdist.launch import faults
 from tfdist.launch.hold import Position, Standing
 
 HALTED = 75  # exit code of a worker that has stopped after a request, and has saved: EX_TEMPFAIL
@@ -29,7 +31,7 @@ PUBLISHED = ("TF_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_
 
 _MAGIC = 0x74666470_00000001  # "tfdp", layout 1
 _HEADER, _RECORD = 8, 24  # words
-_REQUEST, _TARGET = 2, 3
+_REQUEST, _TARGET, _ENDING = 2, 3, 4
 _HOLD_LOOK_SECONDS = 0.0005
 _SOURCE_BYTES = 64
 
@@ -128,6 +130,7 @@ class Reporter:
         self._began = time.monotonic_ns()
         self._map[self._at + _Word.CHANGED] = self._began
         self._map[self._at + _Word.POSITION] = 4 * (tick + 1) + Standing.RUNNING
+        faults.at("step", tick)
         return False
 
     def ends(self, tick: int) -> None:
@@ -157,9 +160,13 @@ class Reporter:
         """Say that a backup of the state after so many steps is complete."""
         self._put(_Word.SAVED, step + 1)
 
-    def leaves(self) -> None:
-        """Say that this worker was asked to end (SIGTERM): all stop, and go on without it. For signal handlers."""
+    def leaves(self) -> bool:
+        """Say that this worker was asked to end (SIGTERM), in a handler; return whether all stop before a step.
+
+        If they do, `begins` says when; if not, the agent itself ends the job, and this worker shall end at once.
+        """
         self._put(_Word.LEAVES, 1)
+        return not self._map[_ENDING]
 
     def close(self) -> None:
         """Let go of the page; the reporter cannot be used after it."""
@@ -279,6 +286,10 @@ class Page:
     def set_target(self, tick: int) -> None:
         """Let the workers run up to and including the tick, and stop before the next."""
         self._words.view[_TARGET] = tick + 2
+
+    def end(self) -> None:
+        """Say that the signals which workers get now mean their end, not a halt."""
+        self._words.view[_ENDING] = 1
 
     def close(self) -> None:
         """Let go of the file, and remove it."""

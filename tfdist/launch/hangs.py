@@ -1,0 +1,188 @@
+"""Whether the workers go on, as a pure function of what they say and of the clock.
+
+Workers that step together wait for each other, so they hang when none of them has said anything new for longer than
+what they do may take: a step for some times what steps took before, data for a minute, the compilation of a function,
+a save or what the user does between epochs for as long as `--stall-seconds` says. The most patient worker counts. A
+process that is stopped (SIGSTOP) hangs whatever it does.
+
+An agent that was stopped itself, or whose machine was, has seen nothing: what it waits for begins anew.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tfdist.launch.hold import Standing
+from tfdist.launch.progress import Phase, Progress
+
+STEPS = 5.0  # a step hangs after so many times the median
+SAMPLES = 50  # steps of which that is the median
+FEWEST = 3  # steps, before there is one
+INPUT_SECONDS = 60.0
+GAP_SECONDS = 1.0  # between two looks of an agent that was not stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long what may take.
+
+    Attributes:
+        hang_seconds: a step, at least; and a process may be stopped for so long.
+        stall_seconds: what has no measure of its own.
+    """
+
+    hang_seconds: float = 2.0
+    stall_seconds: float = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A worker, as the agent has just seen it.
+
+    Attributes:
+        worker: its index.
+        progress: what it says.
+        stopped: whether the process is stopped.
+    """
+
+    worker: int
+    progress: Progress
+    stopped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """No worker goes on.
+
+    Attributes:
+        worker: the one that the others wait for, if that can be told.
+        text: what is known, in a line.
+        since: clock time since which nothing has changed.
+    """
+
+    worker: int | None
+    text: str
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What the agent remembers from look to look.
+
+    Attributes:
+        looked: clock time of the last look.
+        awake: clock time since which it has looked without a gap.
+        ticks: how many ticks have ended when the last sample was taken, summed over workers.
+        samples: seconds of the last steps, each that of the slowest worker.
+        stopped: clock time since which a process has been seen stopped, by worker.
+    """
+
+    looked: float
+    awake: float
+    ticks: int = 0
+    samples: tuple[float, ...] = ()
+    stopped: Mapping[int, float] = field(default_factory=dict)
+
+
+def begin(now: float) -> Watch:
+    """Return the memory of an agent that has just started its workers."""
+    return Watch(looked=now, awake=now)
+
+
+def look(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -> tuple[Watch, Hang | None]:
+    """Return what to remember, and the hang if there is one.
+
+    Args:
+        watch: what was remembered.
+        seen: the workers that have not ended.
+        now: the agent's clock, in seconds.
+        patience: how long what may take.
+
+    Example:
+        >>> look(begin(0.0), [], 0.1, Patience())[1] is None
+        True
+    """
+    if now - watch.looked > GAP_SECONDS:
+        watch = replace(watch, awake=now, stopped={})
+    stopped = {one.worker: watch.stopped.get(one.worker, now) for one in seen if one.stopped}
+    watch = replace(_sampled(watch, seen), looked=now, stopped=stopped)
+    hang = _stopped(watch, now, patience) or _stuck(watch, seen, now, patience)
+    return watch, hang
+
+
+def allowed_seconds(phase: Phase, samples: Sequence[float], patience: Patience) -> float:
+    """Return how long a worker may say nothing new in this phase.
+
+    Args:
+        phase: what it does.
+        samples: seconds of the last steps.
+        patience: the bounds.
+
+    Example:
+        >>> patience = Patience()
+        >>> [allowed_seconds(Phase.STEPPING, steps, patience) for steps in ([0.1] * 3, [1.0] * 3, [1.0] * 2)]
+        [2.0, 5.0, 1800.0]
+    """
+    if phase is Phase.HELD:
+        return 0.0
+    if phase is Phase.ENDED:
+        return math.inf  # what a script does after fit is not looked at
+    if phase not in (Phase.STEPPING, Phase.INPUT) or len(samples) < FEWEST:
+        return patience.stall_seconds
+    steps = max(patience.hang_seconds, STEPS * statistics.median(samples))
+    return steps if phase is Phase.STEPPING else max(INPUT_SECONDS, steps)
+
+
+def _sampled(watch: Watch, seen: Sequence[Seen]) -> Watch:
+    ended = [one.progress.position.tick for one in seen]
+    slowest = max((one.progress.step_seconds for one in seen), default=0.0)
+    if sum(ended) <= watch.ticks or not all(one.progress.step_seconds > 0 for one in seen):
+        return watch
+    return replace(watch, ticks=sum(ended), samples=(*watch.samples, slowest)[-SAMPLES:])
+
+
+def _stopped(watch: Watch, now: float, patience: Patience) -> Hang | None:
+    for worker, since in watch.stopped.items():
+        if now - since > patience.hang_seconds:
+            text = f"worker {worker} hangs: its process has been stopped (SIGSTOP) for {now - since:.1f} s"
+            return Hang(worker=worker, text=text, since=since)
+    return None
+
+
+def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -> Hang | None:
+    if not any(one.progress.pid for one in seen) or all(_is_held(one) for one in seen):
+        return None  # nobody has said how far it is; or the agent itself is waited for
+    since = max(watch.awake, *(one.progress.changed for one in seen))
+    if now - since <= max(allowed_seconds(one.progress.phase, watch.samples, patience) for one in seen):
+        return None
+    culprit = _culprit(seen)
+    seconds = f"for {now - since:.1f} s"
+    if culprit is None:
+        names = " and ".join(f"worker {one.worker}" for one in seen)
+        does = _doing(seen[0].progress)
+        return Hang(worker=None, text=f"{names} hang{'s' if len(seen) == 1 else ''}: {does} {seconds}", since=since)
+    return Hang(
+        worker=culprit.worker, text=f"worker {culprit.worker} hangs: {_doing(culprit.progress)} {seconds}", since=since
+    )
+
+
+def _culprit(seen: Sequence[Seen]) -> Seen | None:
+    """Return the only one that has started fewer ticks; else the only one that is not in a step."""
+    if len(seen) == 1:
+        return seen[0]
+    fewest = min(one.progress.position.started for one in seen)
+    behind = [one for one in seen if one.progress.position.started == fewest]
+    if len(behind) == len(seen):
+        behind = [one for one in seen if one.progress.position.standing is not Standing.RUNNING]
+    return behind[0] if len(behind) == 1 else None
+
+
+def _is_held(one: Seen) -> bool:
+    return one.progress.phase is Phase.HELD
+
+
+def _doing(progress: Progress) -> str:
+    if progress.position.standing is Standing.RUNNING and progress.phase is Phase.STEPPING:
+        return f"in step {progress.position.tick}"
+    return f"{progress.phase.name.lower()} after step {progress.position.started}"
