@@ -154,6 +154,11 @@ def note_logs(model: keras.Model, *, are_metrics: bool) -> None:
     vars(model)["_tfdist_logs_are_metrics"] = are_metrics
 
 
+def logs_are_metrics(model: keras.Model) -> bool:
+    """Return whether the logs of the step that was traced last are the model's metrics over all replicas."""
+    return bool(vars(model).get("_tfdist_logs_are_metrics"))
+
+
 def initial_epoch(model: keras.Model) -> int:
     """Return the epoch at which a restored backup lets `fit` begin, 0 without one."""
     return int(model._initial_epoch or 0)

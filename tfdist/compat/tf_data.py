@@ -68,3 +68,19 @@ class Wrapped(tf.data.Dataset):
     def element_spec(self) -> Any:
         """What the elements look like."""
         return self._wrapped.element_spec
+
+
+# By their names: the classes move between versions. An element of such a dataset is made of one element of its input.
+_ONE_TO_ONE = frozenset({"_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "_ModelDataset"})
+
+
+def one_to_one_source(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return the dataset that is mapped and prefetched here, each element to one; itself if none is."""
+    while type(dataset).__name__ in _ONE_TO_ONE:
+        (dataset,) = dataset._inputs()
+    return dataset
+
+
+def sources(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Return a dataset and all that it is made of."""
+    return [dataset, *(deeper for source in dataset._inputs() for deeper in sources(source))]

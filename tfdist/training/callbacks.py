@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat import keras_model, keras_optimizer
+from tfdist.training.pulse import Phase, pulse
 from tfdist.training.workers import Workers, as_float, as_integer
 
 # What writes files or to the screen. Restoring a backup is the chief's too; its state is handed to the others.
@@ -20,11 +21,13 @@ _CHIEF_ONLY = (
 
 
 def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
-    """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running, once; one worker needs nothing."""
-    if workers.count == 1:
-        return
+    """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running, once; one worker needs little."""
     running = keras_model.calling_callbacks(model)
-    if running is None or any(isinstance(callback, _Agree) for callback in running.callbacks):
+    if running is None or any(isinstance(callback, (_Agree, _Ends)) for callback in running.callbacks):
+        return
+    if training and pulse().reporter is not None:
+        running.callbacks.append(_Ends())
+    if workers.count == 1:
         return
     if not workers.is_chief:
         running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, _CHIEF_ONLY)]
@@ -42,6 +45,13 @@ def quiet(model: keras.Model, workers: Workers) -> None:
         if isinstance(callback, keras.callbacks.TensorBoard):
             callback.write_graph = False
             callback.embeddings_freq = 0
+
+
+class _Ends(keras.callbacks.Callback):
+    """Tells the agent that training is over: what the script does then may take any time."""
+
+    def on_train_end(self, logs: Any = None) -> None:
+        pulse().phase(Phase.ENDED)
 
 
 class _Agree(keras.callbacks.Callback):
@@ -84,7 +94,7 @@ class _Agree(keras.callbacks.Callback):
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
-    if type(callback).__module__.split(".")[0] == "keras" and not isinstance(callback, keras.callbacks.LambdaCallback):
+    if type(callback).__module__.split(".")[0] in ("keras", "tfdist") and not isinstance(callback, keras.callbacks.LambdaCallback):
         return False
     base = keras.callbacks.Callback
     lambdas = {"on_train_batch_begin", "on_train_batch_end"} & vars(callback).keys()

@@ -173,6 +173,15 @@ class _Steps:
             raise StopIteration
         return logs
 
+    def drain(self) -> None:
+        """Wait for what is under way, in the middle of an epoch."""
+        if self._under_way:
+            tf_servers.own_executor(fresh=True)
+            try:
+                self._wait_for_all()
+            finally:
+                tf_servers.own_executor(fresh=True)
+
     def settle(self, logs: Any) -> Any:
         """Wait for what is under way; return the logs that hold then."""
         if self._chief.together:

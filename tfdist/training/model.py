@@ -15,6 +15,7 @@ from tfdist.compat import keras_model, tf_strategies
 from tfdist.errors import ConfigError, TfdistError, UnsupportedError
 from tfdist.training import callbacks, layers, losses, metrics, optimizers, saving, step
 from tfdist.training.data import Batch, Layout
+from tfdist.training.pulse import Phase, pulse
 from tfdist.training.workers import Workers
 
 _untraced = tf.autograph.experimental.do_not_convert
@@ -30,8 +31,15 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
         make_function=functools.partial(_function, model, strategy, workers),
         make_predict_function=functools.partial(_predict_function, model, strategy, workers),
         before=functools.partial(callbacks.adapt, model, workers),
+        settle=_between,
     )
     saving.adopt(model, workers)
+
+
+def _between(logs: dict[str, Any]) -> dict[str, Any]:
+    """An epoch or an evaluation is over: what callbacks do now may take any time."""
+    pulse().phase(Phase.BETWEEN)
+    return logs
 
 
 def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
@@ -80,9 +88,19 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
     def function(iterator: Iterator[Any]) -> Any:
         logs = None
+        batches = iter(iterator)
         whole = not isinstance(iterator, tf.distribute.DistributedIterator)
-        for _, element in zip(range(model.steps_per_execution), iterator, strict=False):
-            logs = run(element, whole=whole)
+        pulse().begin()
+        try:
+            for _ in range(model.steps_per_execution):
+                pulse().phase(Phase.INPUT)
+                element = next(batches, None)
+                if element is None:
+                    break
+                pulse().phase(Phase.STEPPING)
+                logs = run(element, whole=whole)
+        finally:
+            pulse().end()
         if logs is None:
             raise StopIteration
         return logs
@@ -106,7 +124,11 @@ def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> An
     run = _Replicated(model, strategy, workers, replica_step, collect)
 
     def function(batches: list[Any]) -> Any:
-        outputs = [run(element, whole=True) for element in batches]
+        pulse().begin()
+        try:
+            outputs = [run(element, whole=True) for element in batches]
+        finally:
+            pulse().end()
         return (
             outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *outputs)
         )
@@ -145,8 +167,11 @@ class _Replicated:
         """Run one step on a `Batch`, on a whole batch of tensors or arrays, or on per-replica values."""
         with self._workers.waiting("a step"):
             if not isinstance(element, Batch):
-                return self._traced_free(tensors(element), whole)
-            return self._of(element.layout)(element.rows, *element.tensors)
+                found = self._traced_free(tensors(element), whole)
+            else:
+                found = self._of(element.layout)(element.rows, *element.tensors)
+        pulse().phase(Phase.STEPPING)
+        return found
 
     def _of(self, layout: Layout) -> Callable[..., Any]:
         """Return the function for this layout, which is traced when it is called first."""
@@ -160,10 +185,17 @@ class _Replicated:
         return function if self._model.run_eagerly else tf.function(_untraced(function), **options)
 
     def _packed(self, layout: Layout, global_rows: tf.Tensor, *tensors: Any) -> Any:
+        self._note_tracing()
         rows, data = layout.pack(tensors)
         return self._collect(self._strategy.run(self._replica_step, args=(data, rows, global_rows)))
 
+    def _note_tracing(self) -> None:
+        """Say that the function is being made, which takes as long as it takes; its first run says that it is done."""
+        if not self._model.run_eagerly:
+            pulse().phase(Phase.TRACING)
+
     def _free(self, data: Any, whole: bool) -> Any:
+        self._note_tracing()
         replica_step = _untraced(self._on_own_part if whole else self._on_own_data)
         return self._collect(self._strategy.run(replica_step, args=(data,)))
 

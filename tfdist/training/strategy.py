@@ -26,6 +26,11 @@ class KerasTraining:
         return 1 if step.current() is not None else super().num_replicas_in_sync  # type: ignore[misc]
 
     @property
+    def workers(self) -> Workers:
+        """The worker processes of this strategy, and how they agree."""
+        return self._workers
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process is the one that writes files and shows progress."""
         return self._workers.is_chief

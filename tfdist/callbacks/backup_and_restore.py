@@ -1,0 +1,114 @@
+"""Training that goes on where it was killed: to the step, to the bit."""
+
+import os
+from typing import Any, Literal
+
+import keras
+
+from tfdist import validation
+from tfdist.callbacks.keeper import Keeper
+from tfdist.checkpoint.store import Store
+from tfdist.compat import keras_epochs
+from tfdist.errors import ConfigError
+
+_MEMORY = "TFDIST_MEMORY_DIR"
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Backs up the whole state of `fit`, and lets the next `fit` go on from it: a drop-in for Keras' callback.
+
+    Kept are weights, optimizer slots, loss scale, moving averages, random numbers (Keras' seed generators, TensorFlow's,
+    NumPy's, Python's), the position in the data, epoch and step, the metrics of the running epoch, History, and what
+    the other callbacks have learnt: Keras' own, and every callback that has ``get_state()`` and ``set_state(state)``
+    (of None, bools, numbers, text, arrays, in lists, tuples and dicts).
+
+    Guaranteed, with deterministic ops: training that was killed at any moment and started again has the weights, the
+    slots, the History and the order of examples of training that was never killed, bit for bit. A backup that exists
+    can be read: it is complete before it gets its name, every byte of it is checked, and where the newest is bad the
+    one before it is used, and a warning says so. A full disk costs a warning, not the training.
+
+    It works in the scope of every tfdist strategy, where the chief writes and all workers go on from the same step, and
+    in none. The position of `tfdist.data.read` is restored as it is, on any number of workers; other input, which the
+    program must make again as it did, is replayed: set a seed if it is shuffled.
+
+    Under ``tfdist run --max-restarts`` the state is also held in memory after steps, as often as that costs little, and
+    a worker that is asked to end (SIGTERM) saves before it does; elsewhere SIGTERM saves and ends the process with code
+    143.
+
+    Args:
+        backup_dir: a directory, or a URL that fsspec knows. It is for one training at a time.
+        save_freq: "epoch": at the end of each epoch. A number: every so many steps, over the ends of epochs. False:
+            only when the process is asked to end.
+        double_checkpoint: as Keras has it: at least two backups are kept; see ``keep``.
+        delete_checkpoint: whether the backups are removed when `fit` has come to its end.
+        keep: how many backups are kept, the newest ones.
+        asynchronous: whether training goes on while a backup is written. A backup that is not begun when the next one
+            is due is left out.
+
+    Raises:
+        ConfigError: ``backup_dir`` is empty, or ``save_freq`` or ``keep`` is no such number. In `fit`: the backup
+            belongs to another model or to other data.
+
+    Example:
+        >>> from tfdist.callbacks import BackupAndRestore
+        >>> model.fit(train, epochs=10, callbacks=[BackupAndRestore("backup", save_freq=100)])    # doctest: +SKIP
+
+    Source: J. Mohan, A. Phanishayee, V. Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", 2021 (a
+    snapshot in memory, written behind training); Z. Wang et al., "GEMINI: Fast Failure Recovery in Distributed Training
+    with In-Memory Checkpoints", 2023. There a snapshot is a copy; here tensors are held, and TensorFlow copies what it
+    is about to change.
+    """
+
+    def __init__(
+        self,
+        backup_dir: "str | os.PathLike[str]",
+        save_freq: "Literal['epoch', False] | int" = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+        *,
+        keep: int = 2,
+        asynchronous: bool = True,
+    ) -> None:
+        super().__init__()
+        if not os.fspath(backup_dir):
+            raise ConfigError("backup_dir is empty; it must be a directory, or a URL such as s3://bucket/backup.")
+        if save_freq is not False and save_freq != "epoch":
+            validation.integer("save_freq", save_freq, minimum=1)
+        validation.boolean("double_checkpoint", double_checkpoint)
+        validation.boolean("delete_checkpoint", delete_checkpoint)
+        validation.boolean("asynchronous", asynchronous)
+        validation.integer("keep", keep, minimum=1)
+        self.backup_dir = os.fspath(backup_dir)
+        self.save_freq = save_freq
+        self.double_checkpoint = double_checkpoint
+        self.delete_checkpoint = delete_checkpoint
+        self.keep = max(keep, 2) if double_checkpoint else keep
+        self.asynchronous = asynchronous
+        self._keepers: dict[int, Keeper] = {}
+
+    def set_model(self, model: keras.Model) -> None:
+        """Take part in the `fit` that is about to begin; Keras calls it."""
+        super().set_model(model)
+        fit = keras_epochs.running_fit(model)
+        if fit is None or fit.callbacks is None or any(isinstance(one, Keeper) for one in fit.callbacks.callbacks):
+            return
+        others = [one for one in fit.callbacks.callbacks if one is not self]
+        if any(isinstance(one, (BackupAndRestore, keras.callbacks.BackupAndRestore)) for one in others):
+            raise ConfigError("fit has two callbacks that back up and restore; the second would undo the first.")
+        memory = os.environ.get(_MEMORY)
+        keeper = Keeper(
+            model=model,
+            fit=fit,
+            others=others,
+            disk=Store(self.backup_dir, keep=self.keep),
+            memory=Store(os.path.join(memory, "state"), keep=2, durable=False) if memory else None,
+            save_freq=self.save_freq,
+            asynchronous=self.asynchronous,
+            delete=self.delete_checkpoint,
+        )
+        # Its first part comes before all others, so that nothing has begun when it saves; the second behind all, so
+        # that they have learnt all that they do from a step. Keras goes through this list at the moment: what is
+        # appended it comes to by itself.
+        keeper.first.set_model(model)
+        fit.callbacks.callbacks.insert(0, keeper.first)
+        fit.callbacks.callbacks.append(keeper)

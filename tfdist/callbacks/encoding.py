@@ -1,0 +1,72 @@
+"""Nested Python values as JSON and arrays, and back: exactly, or not at all."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.errors import ConfigTypeError
+
+_ARRAY, _TUPLE, _SCALAR, _PAIRS = "__array__", "__tuple__", "__scalar__", "__pairs__"
+
+
+def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
+    """Return a value as JSON; the arrays in it are put into ``arrays``.
+
+    Args:
+        value: None, bools, numbers, text, arrays, in lists, tuples and dicts.
+        arrays: gets an entry for each array, under names that begin with ``name``.
+        name: what the value is called, in messages too.
+    Raises:
+        ConfigTypeError: something else is in it.
+
+    Example:
+        >>> arrays = {}
+        >>> encode({"best": 0.5, "weights": [np.zeros(2)]}, arrays, "early")
+        {'best': 0.5, 'weights': [{'__array__': 'early/weights/0'}]}
+        >>> decode(_, arrays)["weights"]
+        [array([0., 0.])]
+    """
+    if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
+        return value
+    if isinstance(value, np.generic):
+        return {_SCALAR: [value.dtype.str, value.item()]}
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OUSMm":
+        arrays[name] = value.copy()  # whose it is may go on writing into it
+        return {_ARRAY: name}
+    if isinstance(value, (list, tuple)):
+        items = [encode(item, arrays, f"{name}/{place}") for place, item in enumerate(value)]
+        return items if isinstance(value, list) else {_TUPLE: items}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("__") for key in value):
+            return {key: encode(item, arrays, f"{name}/{key}") for key, item in value.items()}
+        return {_PAIRS: [encode(tuple(pair), arrays, f"{name}/{place}") for place, pair in enumerate(value.items())]}
+    if hasattr(value, "numpy"):
+        return encode(np.asarray(value.numpy()), arrays, name)
+    raise ConfigTypeError(
+        f"{name} is a {type(value).__name__}; what a backup keeps must be None, a bool, a number, text, an array, or a "
+        "list, tuple or dict of these."
+    )
+
+
+def decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Return what `encode` was given.
+
+    Raises:
+        KeyError: an array is missing.
+    """
+    if isinstance(value, list):
+        return [decode(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {_ARRAY}:
+        return np.array(arrays[value[_ARRAY]])
+    if set(value) == {_TUPLE}:
+        return tuple(decode(item, arrays) for item in value[_TUPLE])
+    if set(value) == {_SCALAR}:
+        dtype, number = value[_SCALAR]
+        return np.dtype(dtype).type(number)
+    if set(value) == {_PAIRS}:
+        return dict(decode(pair, arrays) for pair in value[_PAIRS])
+    return {key: decode(item, arrays) for key, item in value.items()}

@@ -1,0 +1,73 @@
+"""A process that is asked to end (SIGTERM), as machines are that are taken away: training saves, and ends or shrinks."""
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import keras
+
+from tfdist.training.pulse import pulse
+from tfdist.training.workers import Workers
+
+# Where no agent brings workers to the same step, they ask each other every so many steps: it takes milliseconds.
+_ASK_EVERY = 10
+
+
+class Ending:
+    """Whether to end, and where.
+
+    Args:
+        workers: who have to end before the same step.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._model: keras.Model | None = None
+        self._asked = False
+        self._installed = False
+        self.is_watched = False
+
+    def begin(self, model: keras.Model) -> None:
+        """Listen, unless somebody else does."""
+        self._model = model
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_signal)
+            self._installed = self.is_watched = True
+
+    def stop(self) -> None:
+        """Listen no more."""
+        if self._installed:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._installed = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_training(frame):  # `fit` was left by an exception
+            self.stop()
+            os.kill(os.getpid(), number)
+            return
+        self._asked = True
+        reporter = pulse().reporter
+        if reporter is not None:
+            reporter.leaves()
+
+    def _is_training(self, frame: FrameType | None) -> bool:
+        while frame is not None:
+            if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is self._model:
+                return True
+            frame = frame.f_back
+        return False
+
+    def is_due(self, steps: int) -> bool:
+        """Return whether to end before the next step; the same on all workers."""
+        if pulse().reporter is not None:
+            return False  # the agent decides
+        if self._workers.count == 1:
+            return self._asked
+        return steps % _ASK_EVERY == 0 and bool(self._workers.gather([self._asked]).any())
+
+    def end(self) -> Any:
+        """End this process, as SIGTERM does."""
+        raise SystemExit(128 + signal.SIGTERM)

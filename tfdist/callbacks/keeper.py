@@ -1,0 +1,277 @@
+"""What `BackupAndRestore` does during one call of `fit`: when to save, what to go on from, when to end."""
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from tfdist.callbacks import candidates
+from tfdist.callbacks.ending import Ending
+from tfdist.callbacks.memory import Memory
+from tfdist.callbacks.position import Input, Place
+from tfdist.callbacks.train_state import TrainState, scalars
+from tfdist.checkpoint.store import Store
+from tfdist.checkpoint.writer import Writer
+from tfdist.compat import keras_epochs, keras_model
+from tfdist.compat.keras_epochs import Fit
+from tfdist.launch import faults
+from tfdist.training.pulse import Phase, pulse
+from tfdist.training.workers import Workers
+
+_logger = logging.getLogger("tfdist")
+VERSION = 1
+
+
+class _Taken(NamedTuple):
+    """A state that was taken, and how long that took."""
+
+    number: int
+    arrays: dict[str, Any]
+    state: dict[str, Any]
+    seconds: float
+
+
+class Keeper(keras.callbacks.Callback):
+    """Keeps the state of one `fit`; behind all other callbacks in the list.
+
+    Args:
+        model: that trains.
+        fit: the running one.
+        others: its callbacks, without those of tfdist.
+        disk: where backups are written.
+        memory: where the state is held for workers that are started again, or None.
+        save_freq: "epoch", a number of steps, or False.
+        asynchronous: whether training goes on meanwhile.
+        delete: whether the backups go when training has come to its end.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: keras.Model,
+        fit: Fit,
+        others: Sequence[keras.callbacks.Callback],
+        disk: Store,
+        memory: Store | None,
+        save_freq: Any,
+        asynchronous: bool,
+        delete: bool,
+    ) -> None:
+        super().__init__()
+        self.first = _First(self)
+        self._fit = fit
+        self._workers: Workers = getattr(model.distribute_strategy, "workers", None) or Workers()
+        self._state = TrainState(model, others)
+        self._input = Input(fit)
+        self._disk = disk
+        self._memory = None if memory is None else Memory(memory)
+        self._writer = (
+            Writer(disk, warn=_logger.warning, on_written=_tell_the_agent) if self._workers.is_chief else None
+        )
+        self._save_freq = save_freq
+        self._asynchronous = asynchronous
+        self._delete = delete
+        self._ending = Ending(self._workers)
+        self._epoch = fit.initial_epoch
+        self._steps = 0  # done since the very beginning
+        self._epochs = 0  # ended since then; with the steps, they number the states
+        self._logs: dict[str, float] = {}
+        self._in_validation: Any = None
+        self._at = Place(epoch=fit.initial_epoch, step=0, taken=0)
+        stores = [("memory", memory)] if memory is not None else []
+        self._found = candidates.newest([*stores, (disk.url, disk)], self._workers)
+        if self._found is not None:
+            self._state.prepare_callbacks(self._found.state)
+        self._undo = lambda: None
+
+    # Going on
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Put back what was saved."""
+        pulse().before_halt = self._save_now
+        self._ending.begin(self.model)
+        if self._found is None:
+            return
+        faults.at("restore", self._found.state["steps"])
+        state = self._found.state
+        self._state.restore_model(self._found.arrays, functools.partial(keras_epochs.build, self.model, self._fit))
+        self._state.restore_callbacks(state, self._found.arrays)
+        self._epoch, self._steps, self._epochs = state["epoch"], state["steps"], state["epochs"]
+        lost = self._memory.lost(self._steps) if self._memory is not None else 0
+        stopped = state["stop_training"] and not state["step"]
+        keras_model.set_initial_epoch(self.model, self._fit.epochs if stopped else self._epoch)
+        self.model.stop_training = state["stop_training"]
+        if pulse().reporter is not None:
+            pulse().reporter.resumed(self._steps, lost, self._found.source)
+        if self._workers.is_chief:
+            _logger.info(
+                "Training goes on behind step %d of epoch %d (from %s).",
+                state["step"],
+                state["epoch"] + 1,
+                self._found.source,
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Enter the epoch where it was left."""
+        self._epoch = epoch
+        found = self._found
+        if found is None:
+            return
+        state = found.state
+        if state["step"]:
+            self._state.restore_metrics(found.arrays)
+        self._input.move_to(state)
+        if state["stop_training"]:
+            self._input.nothing_left()
+            self.model.stop_training = True
+        if state["step"]:
+            self._undo = keras_epochs.logs_where_no_step_ran(
+                self.model, state["logs"], are_metrics=state["logs_are_metrics"]
+            )
+
+    def settle(self) -> None:
+        """Let random numbers go on where they were: the input has been replayed by now."""
+        if self._found is not None:
+            self._state.restore_random(self._found.arrays)
+            self._found = None
+
+    # Saving
+
+    def before_batch(self, step: int) -> None:
+        """Look whether all shall end here; before any other callback has seen the step."""
+        self.settle()
+        self._at = Place(
+            epoch=self._epoch, step=step, taken=max(0, self._fit.batches_taken - self.model.steps_per_execution)
+        )
+        pulse().begin()
+        if self._ending.is_due(self._steps):
+            self._save_now()
+            self._ending.end()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save, if it is time to."""
+        before = self._steps
+        self._steps += self.model.steps_per_execution
+        self._undo()
+        self._undo = lambda: None
+        pulse().end()
+        self._at = Place(epoch=self._epoch, step=batch + 1, taken=self._fit.batches_taken)
+        self._logs = logs if logs is not None else {}
+        if self._memory is not None:
+            self._memory.count(self._steps)
+        freq = self._save_freq
+        on_disk = type(freq) is int and before // freq != self._steps // freq
+        if not self._workers.is_chief:
+            return
+        in_memory = self._memory is not None and self._memory.is_due()
+        if on_disk or in_memory:
+            self._submit(self._capture(), on_disk=on_disk)
+
+    def before_validation(self) -> None:
+        """Take the state that a process goes on from which is to end during validation: that sets metrics to zero."""
+        self.settle()
+        faults.at("validation", self._steps)
+        if pulse().reporter is not None or self._ending.is_watched:
+            self._in_validation = self._capture()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save, if it is time to."""
+        self.settle()
+        self._undo()
+        self._undo = lambda: None
+        self._in_validation = None
+        self._epochs += 1
+        self._epoch = epoch + 1
+        taken = self._fit.batches_taken if self._fit.epoch_iterator.steps_per_epoch else 0
+        self._at = Place(epoch=epoch + 1, step=0, taken=taken)
+        faults.at("epoch-end", self._steps)
+        if self._workers.is_chief and (self._save_freq == "epoch" or self._memory is not None):
+            self._submit(self._capture(), on_disk=self._save_freq == "epoch")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Wait for what is being written; remove what nobody needs any more."""
+        keras_model.set_initial_epoch(self.model, 0)
+        pulse().before_halt = None
+        self._ending.stop()
+        if self._memory is not None:
+            self._memory.close(discard=self._workers.is_chief)
+        if self._writer is not None:
+            with self._saving():
+                self._writer.wait()
+                self._writer.close()
+                if self._delete:
+                    self._disk.discard()
+
+    def _capture(self) -> _Taken:
+        begun = time.perf_counter()
+        keras_epochs.drain(self.model)
+        arrays, state = self._state.capture()
+        state.update(
+            version=VERSION,
+            steps=self._steps,
+            epochs=self._epochs,
+            stop_training=bool(self.model.stop_training),
+            logs=scalars(self._logs),
+            logs_are_metrics=keras_model.logs_are_metrics(self.model),
+            workers=self._workers.count,
+            time=time.time(),
+            **self._input.state(self._at),
+        )
+        return _Taken(self._steps + self._epochs, arrays, state, time.perf_counter() - begun)
+
+    def _submit(self, taken: _Taken, *, on_disk: bool) -> None:
+        if self._memory is not None:
+            self._memory.submit(taken.number, taken.arrays, taken.state, seconds=taken.seconds)
+        if on_disk and self._writer is not None:
+            self._writer.submit(taken.number, taken.arrays, taken.state)
+            if not self._asynchronous:
+                with self._saving():
+                    self._writer.wait()
+
+    def _save_now(self) -> None:
+        """Save as things stand, and wait until it is done: all workers stop here."""
+        if self._writer is None:
+            return
+        taken = self._in_validation or self._capture()
+        self._submit(taken, on_disk=True)
+        self._writer.wait()
+        if self._memory is not None:
+            self._memory.wait()
+
+    def _saving(self) -> Any:
+        reporter = pulse().reporter
+        return reporter.inside(Phase.SAVING) if reporter is not None else contextlib.nullcontext()
+
+
+def _tell_the_agent(number: int) -> None:
+    reporter = pulse().reporter
+    if reporter is not None:
+        reporter.saved(number)
+
+
+class _First(keras.callbacks.Callback):
+    """The part of a keeper that comes before all other callbacks."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        super().__init__()
+        self._keeper = keeper
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Look whether all shall end here."""
+        self._keeper.before_batch(batch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Take the state before validation."""
+        self._keeper.before_validation()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Count the step."""
+        pulse().begin()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the step."""
+        pulse().end()

@@ -1,0 +1,66 @@
+"""The newest state of training in memory that outlives the process, for workers that are started again."""
+
+import mmap
+import time
+from pathlib import Path
+from typing import Any
+
+from tfdist.checkpoint.store import Store
+from tfdist.checkpoint.writer import Writer
+
+# Of the time that training takes, what may go into holding its state. What is lost is computed again, so this weighs
+# the time of every step against that of a few after a failure.
+_SHARE = 0.1
+
+
+class Memory:
+    """A store in memory, and how far training was when nobody could say so any more.
+
+    Args:
+        store: in a directory in memory.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._writer = Writer(store, warn=lambda _: None)  # what cannot be held is on disk, or computed again
+        self._next = 0.0
+        path = Path(store.url).with_name("steps")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab") as file:
+            file.truncate(max(8, file.tell()))
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+        self._steps = memoryview(self._map).cast("q")
+
+    def count(self, steps: int) -> None:
+        """Note how many steps have been done."""
+        self._steps[0] = steps
+
+    def lost(self, steps: int) -> int:
+        """Return how many steps have been done before that a state after so many steps has not."""
+        return max(0, self._steps[0] - steps)
+
+    def is_due(self) -> bool:
+        """Return whether to hold the state now: whether that keeps below its share of the time."""
+        now = time.perf_counter()
+        return now >= self._next
+
+    def submit(self, number: int, arrays: dict[str, Any], state: dict[str, Any], *, seconds: float) -> None:
+        """Hold a state, which it took so long to take."""
+        now = time.perf_counter()
+        self._writer.submit(number, arrays, state)
+        self._next = now + (seconds + time.perf_counter() - now) / _SHARE
+
+    def wait(self) -> None:
+        """Wait until it is held."""
+        self._writer.wait()
+
+    def close(self, *, discard: bool) -> None:
+        """Let go of it; remove it if nobody needs it any more."""
+        self._writer.wait()
+        self._writer.close()
+        self._steps[0] = 0 if discard else self._steps[0]
+        self._steps.release()
+        self._map.close()
+        if discard:
+            self._store.discard()

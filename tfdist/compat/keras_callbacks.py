@@ -1,0 +1,65 @@
+"""Keras' callbacks: which of their fields are what they have learnt from the training so far.
+
+Private names, read in Keras 3.15.1 (`keras/src/callbacks/`): the fields in `_FIELDS`. Keras' callbacks have no way to
+hand out their state, and `on_train_begin` makes most of them forget it.
+"""
+
+import os
+from typing import Any
+
+import keras
+
+_FIELDS: dict[type, tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
+    keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations"),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
+    keras.callbacks.History: ("history", "epoch"),
+}
+
+
+def state(callback: keras.callbacks.Callback) -> dict[str, Any] | None:
+    """Return what a callback of Keras', or one derived from it, has learnt; None if it is no such callback."""
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        return _csv_state(callback)
+    names = [name for kind, names in _FIELDS.items() if isinstance(callback, kind) for name in names]
+    own = vars(callback)
+    return {name: _plain(own[name]) for name in names if name in own} if names else None
+
+
+def set_state(callback: keras.callbacks.Callback, found: dict[str, Any]) -> None:
+    """Let a callback know what `state` returned; after its `on_train_begin`."""
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        callback.keys = found["keys"]
+        return
+    own = vars(callback)
+    for name, value in found.items():
+        if name == "history":  # the object is what `fit` returns, and users may hold it
+            callback.history.clear()
+            callback.history.update(value)
+        else:
+            own[name] = value
+
+
+def go_on_writing(logger: keras.callbacks.CSVLogger, found: dict[str, Any]) -> None:
+    """Let a logger go on where it stood: rows of epochs that are trained again go. Before its `on_train_begin`."""
+    if os.path.isfile(logger.filename) and os.path.getsize(logger.filename) >= found["bytes"]:
+        os.truncate(logger.filename, found["bytes"])
+    logger.append = True
+
+
+def _csv_state(logger: keras.callbacks.CSVLogger) -> dict[str, Any]:
+    size = os.path.getsize(logger.filename) if os.path.isfile(logger.filename) else 0
+    return {"keys": None if logger.keys is None else list(logger.keys), "bytes": size}
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers as Python's; what may change later as a copy."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if getattr(value, "shape", None) == () and hasattr(value, "dtype"):
+        return value.numpy().item() if hasattr(value, "numpy") else value.item()
+    return value

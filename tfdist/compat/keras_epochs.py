@@ -1,0 +1,210 @@
+"""Keras' `fit` while it runs: its epochs, and how one of them is entered in its middle.
+
+Private names, read in Keras 3.15.1 (`keras/src/trainers/epoch_iterator.py`, `backend/tensorflow/trainer.py`):
+
+- the local variables of `fit` (`epoch_iterator`, `callbacks`, `epochs`, `initial_epoch`, `val_x`), found in its frame: a
+  callback is told of its model alone.
+- `EpochIterator._enumerate_iterator`, which numbers the steps of an epoch from 0, always; its state `_current_iterator`,
+  `_steps_seen`, `_num_batches`; `data_adapter._dataset`.
+- `Model._get_metrics_result_or_logs`: what the logs of an epoch are made of.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat import keras_model
+
+_FRAMES = 24  # from a callback up to `fit`, through those of a subclass
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A call of `fit` that is running.
+
+    Attributes:
+        callbacks: Keras' list.
+        epochs: the epoch at which it ends.
+        initial_epoch: the one at which the user lets it begin.
+        validation: what the user gave as the x of the validation data, or None.
+        epoch_iterator: Keras' iterator over the training data.
+    """
+
+    callbacks: keras.callbacks.CallbackList
+    epochs: int
+    initial_epoch: int
+    validation: Any
+    epoch_iterator: Any
+
+    @property
+    def dataset(self) -> tf.data.Dataset | None:
+        """The dataset that is trained on, if the user gave one."""
+        found = getattr(self.epoch_iterator.data_adapter, "_dataset", None)
+        return found if isinstance(found, tf.data.Dataset) else None
+
+    @property
+    def batches_taken(self) -> int:
+        """How many batches of the present iteration over the data have been trained on, at the end of a step."""
+        return int(self.epoch_iterator._steps_seen)
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps of an epoch, where it is known."""
+        found = self.epoch_iterator.num_batches
+        return None if found is None else int(found)
+
+
+def running_fit(model: keras.Model) -> Fit | None:
+    """Return the `fit` of this model that is calling now, if one is, and has its data."""
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+        names = frame.f_locals
+        if frame.f_code.co_name == "fit" and names.get("self") is model and "epoch_iterator" in names:
+            found = names.get("callbacks")
+            if not isinstance(found, keras.callbacks.CallbackList):
+                found = _list_being_made()
+            return Fit(found, names["epochs"], names["initial_epoch"], names.get("val_x"), names["epoch_iterator"])
+    return None
+
+
+def _list_being_made() -> Any:
+    """Return the list of callbacks whose `__init__` is telling them of their model."""
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES):
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, keras.callbacks.CallbackList):
+            return candidate
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None
+
+
+def enter(fit: Fit, *, step: int, batches_taken: int) -> None:
+    """Let the next epoch begin behind its first ``step`` steps; its data have been moved there.
+
+    Args:
+        fit: the running one.
+        step: which step is the first.
+        batches_taken: batches of the iteration over the data that lie behind.
+    """
+    iterator = fit.epoch_iterator
+    _once(iterator, lambda: _from(iterator, step, batches_taken))
+
+
+def replay(fit: Fit, *, epochs: int, step: int, whole: bool) -> None:
+    """Let the next epoch be the one after so many, from a step on; what lies before is taken from the input again.
+
+    Args:
+        fit: the running one.
+        epochs: how many lie behind.
+        step: which step of the next one is the first.
+        whole: whether every batch has to be asked for. Else, where the length of an epoch is known, it is enough to
+            make the iterators that Keras would have made: a shuffle draws a new order for each.
+    """
+    iterator = fit.epoch_iterator
+    _once(iterator, lambda: _replayed(iterator, epochs, step, whole))
+
+
+def _once(iterator: Any, steps: Callable[[], Iterator[Any]]) -> None:
+    def enumerate_once() -> Iterator[Any]:
+        del vars(iterator)["_enumerate_iterator"]
+        return steps()
+
+    vars(iterator)["_enumerate_iterator"] = enumerate_once
+
+
+def _from(iterator: Any, first: int, seen: int) -> Iterator[Any]:
+    """Yield what Keras' `_enumerate_iterator` yields, from a step on."""
+    iterator.data_adapter.on_epoch_begin()
+    at_once = iterator.steps_per_execution
+    steps = iterator.steps_per_epoch or iterator._num_batches
+    iterator._current_iterator = iter(iterator._get_iterator())
+    iterator._steps_seen = seen
+    if steps:
+        for step in range(first, steps, at_once):
+            if iterator._num_batches and iterator._steps_seen >= iterator._num_batches:
+                break
+            iterator._steps_seen += at_once
+            yield step, step + at_once - 1, iterator._current_iterator
+        if iterator._num_batches and iterator._steps_seen >= iterator._num_batches:
+            iterator._current_iterator = iter(iterator._get_iterator())
+            iterator._steps_seen = 0
+    else:
+        step = first
+        while True:
+            iterator._steps_seen = step + at_once
+            yield step, step + at_once - 1, iterator._current_iterator
+            step += at_once
+    iterator.data_adapter.on_epoch_end()
+
+
+def _replayed(iterator: Any, epochs: int, first: int, whole: bool) -> Iterator[Any]:
+    kind = type(iterator)
+    for _ in range(epochs):
+        with iterator.catch_stop_iteration():
+            take = whole or iterator.steps_per_epoch is not None or iterator._num_batches is None
+            for _, _, batches in kind._enumerate_iterator(iterator):
+                if take:
+                    _take(batches, iterator.steps_per_execution)
+    steps = kind._enumerate_iterator(iterator)
+    for begin, end, batches in steps:
+        if begin >= first:
+            yield begin, end, batches
+            break
+        _take(batches, iterator.steps_per_execution)
+    yield from steps
+
+
+def _take(batches: Iterator[Any], count: int) -> None:
+    """Take some batches; raise StopIteration where there is none, as a step does."""
+    if next(batches, None) is None:
+        raise tf.errors.OutOfRangeError(None, None, "the input has ended")
+    for _ in range(count - 1):
+        next(batches, None)
+
+
+def logs_where_no_step_ran(model: keras.Model, logs: dict[str, Any], *, are_metrics: bool) -> Callable[[], None]:
+    """Let an epoch in which no step is left have the logs of the last step that was done; return what undoes that.
+
+    Args:
+        model: that trains.
+        logs: of the last step.
+        are_metrics: whether they are the metrics over all replicas already.
+    """
+    own = vars(model)
+    before = own.get("_get_metrics_result_or_logs")
+    otherwise = before or type(model)._get_metrics_result_or_logs.__get__(model)
+
+    def found(given: dict[str, Any]) -> dict[str, Any]:
+        return otherwise(given) if given else logs if are_metrics else otherwise(logs)
+
+    def undo() -> None:
+        if before is None:
+            own.pop("_get_metrics_result_or_logs", None)
+        else:
+            own["_get_metrics_result_or_logs"] = before
+
+    own["_get_metrics_result_or_logs"] = found
+    return undo
+
+
+def build(model: keras.Model, fit: Fit) -> None:
+    """Build the model, its metrics and its optimizer, as the first step would."""
+    spec = getattr(fit.epoch_iterator._distributed_dataset, "element_spec", None)
+    if spec is not None:
+        keras_model.symbolic_build(model, spec)
+
+
+def drain(model: keras.Model) -> None:
+    """Wait for the steps of a model that are under way, where steps are computed ahead (parameter servers)."""
+    wait = getattr(model.train_function, "drain", None)
+    if wait is not None:
+        wait()

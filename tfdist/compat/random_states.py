@@ -1,0 +1,89 @@
+"""The states of the random numbers that a training program may draw from, outside of its model.
+
+Private names, read in TensorFlow 2.21.0: `context()._rng`, which gives eager operations their seeds once a seed is set;
+`stateful_random_ops.global_generator`, which `get_global_generator` would make if nobody had.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from tensorflow.python.eager import context
+from tensorflow.python.ops import stateful_random_ops
+
+from tfdist.compat import keras_model
+
+_PYTHON, _NUMPY, _EAGER, _GENERATOR, _KERAS = "python", "numpy", "tensorflow", "generator", "keras"
+
+
+def capture() -> dict[str, NDArray[Any]]:
+    """Return all states that there are, by name.
+
+    Example:
+        >>> restore(capture())
+    """
+    states = {_PYTHON: _words(random.getstate()), _NUMPY: _of_numpy(), _KERAS: _value(_keras())}
+    eager = context.context()._rng
+    if eager is not None:
+        states[_EAGER] = _words(eager.getstate())
+    if stateful_random_ops.global_generator is not None:
+        states[_GENERATOR] = _value(stateful_random_ops.global_generator.state)
+    return states
+
+
+def restore(states: dict[str, NDArray[Any]]) -> None:
+    """Put back what `capture` returned.
+
+    Args:
+        states: by name; one that is missing stays as it is.
+    """
+    if _PYTHON in states:
+        random.setstate(_from_words(states[_PYTHON]))
+    if _NUMPY in states:
+        _to_numpy(states[_NUMPY])
+    if _KERAS in states:
+        _keras().assign(states[_KERAS])
+    eager = context.context()._rng
+    if _EAGER in states and eager is not None:
+        eager.setstate(_from_words(states[_EAGER]))
+    if _GENERATOR in states:
+        tf.random.get_global_generator().state.assign(states[_GENERATOR])
+
+
+def _keras() -> Any:
+    return keras_model.global_seed_generator().state
+
+
+def _value(variable: Any) -> NDArray[Any]:
+    return np.asarray(tf.convert_to_tensor(getattr(variable, "value", variable)))
+
+
+def _words(state: Any) -> NDArray[np.float64]:
+    """Python's generator: version, 624 words of 32 bits and a position, half of a pair of normal numbers."""
+    version, words, spare = state
+    return np.array([version, *words, np.nan if spare is None else spare], np.float64)  # 32 bits fit into a float64
+
+
+def _from_words(array: NDArray[np.float64]) -> Any:
+    version, *words, spare = array.tolist()
+    return int(version), tuple(map(int, words)), None if np.isnan(spare) else spare
+
+
+def _of_numpy() -> NDArray[np.float64]:
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code draws from
+    inner = state["state"]
+    return np.array([*inner["key"], inner["pos"], state["has_gauss"], state["gauss"]], np.float64)
+
+
+def _to_numpy(array: NDArray[np.float64]) -> None:
+    *key, position, has_gauss, gauss = array.tolist()
+    np.random.set_state(  # noqa: NPY002
+        {
+            "bit_generator": "MT19937",
+            "state": {"key": np.array(key, np.uint32), "pos": int(position)},
+            "has_gauss": int(has_gauss),
+            "gauss": gauss,
+        }
+    )

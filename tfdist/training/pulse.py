@@ -1,0 +1,63 @@
+"""What a worker tells the agent that looks after it: which step it is in, and what else takes time.
+
+Without an agent it tells nobody. Steps are counted over everything that all workers do together: training, validation,
+prediction.
+"""
+
+import functools
+from collections.abc import Callable
+
+from tfdist.launch import faults
+from tfdist.launch.progress import HALTED, Phase, Reporter
+
+__all__ = ["Phase", "Pulse", "pulse"]
+
+
+class Pulse:
+    """The steps of this process.
+
+    Args:
+        reporter: the way to the agent, if there is one.
+    """
+
+    def __init__(self, reporter: Reporter | None) -> None:
+        self.reporter = reporter
+        #: called when all stop before the step that would begin now; it saves, and need not return
+        self.before_halt: Callable[[], None] | None = None
+        self._tick = -1
+        self._begun = False
+
+    def begin(self) -> None:
+        """Begin a step, unless it has begun; where the agent asks for it, end this process before it."""
+        if self._begun:
+            return
+        self._begun = True
+        self._tick += 1
+        if self.reporter is None:
+            faults.at("step", self._tick)
+            return
+        if self.reporter.begins(self._tick):
+            with self.reporter.inside(Phase.SAVING):
+                if self.before_halt is not None:
+                    self.before_halt()
+            raise SystemExit(HALTED)
+        self.reporter.phase(Phase.STEPPING)
+
+    def end(self) -> None:
+        """End the step, unless it has ended."""
+        if not self._begun:
+            return
+        self._begun = False
+        if self.reporter is not None:
+            self.reporter.ends(self._tick)
+
+    def phase(self, phase: Phase) -> None:
+        """Say what is done from now on."""
+        if self.reporter is not None:
+            self.reporter.phase(phase)
+
+
+@functools.cache
+def pulse() -> Pulse:
+    """Return the pulse of this process."""
+    return Pulse(Reporter.from_environment())
