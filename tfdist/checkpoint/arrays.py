@@ -1,6 +1,6 @@
 """Arrays in a safetensors file: written from where they lie in memory, read from where they lie in the file.
 
-The order is that of the safetensors library: wider types first, then names, so every array lies aligned in a map.
+Wider types come first, so every array lies aligned in a map of the file. The safetensors library reads it.
 
 Example:
     >>> import io

@@ -87,6 +87,8 @@ class RemotePlace:
                 if file.endswith(SUFFIX):
                     with suppress(StorageError):  # nobody reads what no manifest names
                         folder.remove(file)
+            if not is_whole:
+                folder.remove_directory()
 
     def remove(self, name: str) -> None:
         """Remove a step's folder, its manifest first; files that are not ours stay."""

@@ -120,8 +120,11 @@ class FsspecStorage:
     def remove_directory(self) -> None:
         """Remove the directory itself where nothing is in it; an object store knows none."""
         if not self._is_object_store:
-            with suppress(Exception):  # something is in it, or it is not there
-                self._driver().rmdir(self._root)
+            with suppress(Exception):  # it is not there
+                fs = self._driver()
+                fs.invalidate_cache(self._root)
+                if not fs.ls(self._root, detail=False):  # some drivers remove what is in it
+                    fs.rmdir(self._root)
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes."""

@@ -1,0 +1,361 @@
+"""A store of checkpoints: what is saved comes back, what is damaged is left out, what is old goes."""
+
+import errno
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.s3_service import s3_service
+from tfdist.checkpoint import Checkpoint, Store
+from tfdist.checkpoint import store as stores
+from tfdist.errors import ConfigError, CorruptDataError, StorageError
+from tfdist.launch import faults
+
+BUCKET = "backups"
+FOLDERS = ["plain", "größe mit Leerzeichen 数据", "a/b c/d+e%20f"]
+Make = Callable[..., Store]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    with s3_service(BUCKET) as options:
+        yield options
+
+
+@pytest.fixture(params=["local", "undurable", "memory", "s3"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, s3: dict[str, Any]) -> Iterator[Make]:
+    """Makes stores of new directories; the same for the same folder."""
+    root = uuid.uuid4().hex
+
+    def made(folder: str = "plain", *, keep: int = 2) -> Store:
+        if request.param == "s3":
+            return Store(f"s3://{BUCKET}/{root}/{folder}", keep=keep, storage_options=s3)
+        if request.param == "memory":
+            return Store(f"memory://{root}/{folder}", keep=keep)
+        return Store(tmp_path / folder, keep=keep, durable=request.param == "local")
+
+    yield made
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+
+
+def arrays_of(step: int) -> dict[str, Any]:
+    return {"kernel": np.full((20, 30), step, np.float32), "half": np.full(5, step, ml_dtypes.bfloat16), "n": step}
+
+
+def save(store: Store, step: int) -> None:
+    store.save(step, arrays_of(step), {"epoch": step, "name": "größe"})
+
+
+def steps(store: Store) -> list[int]:
+    return sorted(int(name.split("-")[1]) for name in store._place.names())
+
+
+def assert_is(found: Checkpoint | None, step: int) -> None:
+    assert found is not None
+    assert (found.step, found.state) == (step, {"epoch": step, "name": "größe"})
+    assert found.arrays.keys() == {"kernel", "half", "n"}
+    for name, array in arrays_of(step).items():
+        assert found.arrays[name].dtype == np.asarray(array).dtype
+        np.testing.assert_array_equal(found.arrays[name], array)
+
+
+def damage(store: Store, step: int, file: str = "") -> None:
+    """Change a byte in the middle of a file; default: where the arrays are."""
+    name = f"step-{step:012d}"
+    for known in ("manifest.json",) if file else tuple(names_of(store, name)):
+        if known != "manifest.json" or file:
+            data = bytearray(store._place.read(name, known, 1 << 30).tobytes())
+            data[len(data) // 2] ^= 1
+            write_file(store, name, known, bytes(data))
+
+
+def names_of(store: Store, name: str) -> list[str]:
+    return [file.name for file in store._manifest(name).files]
+
+
+def write_file(store: Store, name: str, file: str, data: bytes) -> None:
+    if hasattr(store._place, "_root"):
+        with store._place._folder(name).create(file) as remote:
+            remote.write(data)
+    else:
+        Path(store.url, name, file).write_bytes(data)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_is_saved_comes_back(make: Make, folder: str) -> None:
+    store = make(folder)
+    assert store.newest() is None
+    assert store.peek() is None
+    save(store, 7)
+    assert_is(store.newest(), 7)
+    found = make(folder).newest()
+    assert_is(found, 7)
+    assert found is not None
+    assert make(folder).peek() == (7, found.digest)
+
+
+def test_nothing_can_be_written_to_what_is_read(make: Make) -> None:
+    save(make(), 1)
+    found = make().newest()
+    assert found is not None
+    with pytest.raises(ValueError, match="read-only"):
+        found.arrays["kernel"][0] = 1
+
+
+def test_only_the_newest_are_kept(make: Make) -> None:
+    store = make(keep=3)
+    for step in (0, 5, 10, 20, 1000):
+        save(store, step)
+        assert_is(store.newest(), step)
+    assert steps(store) == [10, 20, 1000]
+    one = make(keep=1)
+    save(one, 1001)
+    assert steps(one) == [1001]
+
+
+def test_the_last_save_counts(make: Make) -> None:
+    """Somebody begins anew in a directory with another training's checkpoints: those are not taken for its own."""
+    store = make()
+    for step in (100, 200, 3):
+        save(store, step)
+        assert_is(store.newest(), step)
+    assert steps(store) == [3]
+
+
+def test_a_step_is_saved_again(make: Make) -> None:
+    store = make()
+    save(store, 1)
+    for number in range(3):
+        store.save(2, {"x": np.full(4, number)}, {"number": number})
+        found = store.newest()
+        assert found is not None
+        assert (found.step, found.state, found.arrays["x"].tolist()) == (2, {"number": number}, [number] * 4)
+        assert len(names_of(store, "step-000000000002")) == 1
+    assert steps(store) == [1, 2]
+
+
+def test_arrays_outlive_their_checkpoint(make: Make) -> None:
+    store = make()
+    save(store, 1)
+    found = store.newest()
+    store.discard()
+    assert store.newest() is None
+    assert_is(found, 1)
+
+
+def test_no_arrays_and_no_state(make: Make) -> None:
+    store = make()
+    store.save(0, {}, {})
+    found = store.newest()
+    assert found is not None
+    assert (found.step, dict(found.arrays), found.state) == (0, {}, {})
+
+
+@pytest.mark.parametrize("file", ["", "manifest.json"])
+def test_one_that_is_damaged_is_left_out(make: Make, file: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = make(keep=3)
+    for step in (1, 2, 3):
+        save(store, step)
+    damage(store, 3, file)
+    assert_is(store.newest(), 2)
+    [message] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "step-000000000003 is damaged: " in message
+    assert ("manifest.json" if file else ".safetensors has the checksum") in message
+    assert message.endswith("Instead, step-000000000002 is used.")
+    assert store.peek() is not None
+    assert store.peek()[0] == (2 if file else 3)  # type: ignore[index]
+
+
+def test_where_all_are_damaged_there_is_none(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    store = make()
+    for step in (1, 2):
+        save(store, step)
+        damage(store, step)
+    assert store.newest() is None
+    assert [record.getMessage().rsplit("Instead, ")[-1] for record in caplog.records] == [
+        "there is no other, so training begins anew."
+    ] * 2
+
+
+def test_one_that_was_found_damaged_makes_room(make: Make) -> None:
+    store = make(keep=2)
+    for step in (1, 2):
+        save(store, step)
+    damage(store, 2)
+    assert_is(store.newest(), 1)
+    save(store, 3)
+    assert steps(store) == [1, 3]
+    damage(store, 3)
+    assert_is(store.newest(), 1)
+    save(store, 3)
+    assert_is(store.newest(), 3)
+    assert steps(store) == [1, 3]
+
+
+def test_no_manifest_no_checkpoint(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    store = make()
+    save(store, 1)
+    save(store, 2)
+    name = "step-000000000002"
+    if hasattr(store._place, "_root"):
+        store._place._folder(name).remove("manifest.json")
+    else:
+        Path(store.url, name, "manifest.json").unlink()
+    assert_is(store.newest(), 1)
+    assert store.peek() is not None
+    assert not caplog.records
+    save(store, 3)
+    assert steps(store) == [1, 3]
+
+
+def test_arrays_that_are_missing_are_damage(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    store = make()
+    save(store, 1)
+    save(store, 2)
+    [file] = names_of(store, "step-000000000002")
+    if hasattr(store._place, "_root"):
+        store._place._folder("step-000000000002").remove(file)
+    else:
+        Path(store.url, "step-000000000002", file).unlink()
+    assert_is(store.newest(), 1)
+    assert file in caplog.text
+
+
+def test_a_save_that_fails_leaves_the_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(keep=1)
+    save(store, 1)
+    for point in faults.SAVING:
+        script = faults.Script((faults.Fault(kind="disk-full", at=point, step=2),), worker=0, restart=0)
+        monkeypatch.setattr(faults, "_script", script)
+        with pytest.raises(OSError, match="No space left|disk-full") as caught:
+            save(store, 2)
+        assert caught.value.errno == errno.ENOSPC
+        assert steps(store) == [1]
+        assert_is(store.newest(), 1)
+        script = faults.Script((faults.Fault(kind="disk-full", at=point, step=1),), worker=0, restart=0)
+        monkeypatch.setattr(faults, "_script", script)
+        with pytest.raises(OSError, match="No space left|disk-full"):  # also the one with the same number
+            store.save(1, {"x": np.zeros(3)}, {})
+        assert_is(store.newest(), 1)
+    save(store, 2)
+    assert_is(store.newest(), 2)
+    assert steps(store) == [2]
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_written(make: Make) -> None:
+    store = make()
+    for step, arrays, state in (
+        (-1, {}, {}),
+        (10**12, {}, {}),
+        (True, {}, {}),
+        (1, {"x": np.array(["a"])}, {}),
+        (1, {}, {"x": np.float32(1)}),
+    ):
+        with pytest.raises(ConfigError):
+            store.save(step, arrays, state)
+    assert steps(store) == []
+
+
+def test_other_files_stay(make: Make) -> None:
+    store = make()
+    save(store, 1)
+    write_file(store, ".", "notes.txt", b"mine") if not hasattr(store._place, "_root") else None
+    if hasattr(store._place, "_root"):
+        with store._place._root.create("notes.txt") as file:
+            file.write(b"mine")
+    write_file(store, "step-000000000001", "notes.txt", b"mine")
+    save(store, 2)
+    save(store, 3)
+    store.discard()
+    assert store.newest() is None
+    if hasattr(store._place, "_root"):
+        assert store._place._root.names() == ["notes.txt"]
+        assert store._place._folder("step-000000000001").names() == ["notes.txt"]
+    else:
+        assert sorted(os.listdir(store.url)) == ["notes.txt", "step-000000000001"]
+
+
+def test_discarding_nothing(make: Make) -> None:
+    make("none").discard()
+    store = make()
+    save(store, 1)
+    store.discard()
+    store.discard()
+    assert store.peek() is None
+
+
+@pytest.mark.parametrize("keep", [0, -1, True, 1.5])
+def test_keep_is_a_number(keep: Any) -> None:
+    with pytest.raises(ConfigError, match="keep is"):
+        Store("/nowhere", keep=keep)
+
+
+def test_a_store_that_does_not_answer_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beginning anew because of a network that is down would lose the training."""
+    store = Store(f"memory://{uuid.uuid4().hex}/x")
+    save(store, 1)
+
+    def refuse(*_: object) -> bytes:
+        raise StorageError("the network is down")
+
+    monkeypatch.setattr(store._place, "read", refuse)
+    for look in (store.newest, store.peek):
+        with pytest.raises(StorageError, match="the network is down"):
+            look()
+    store.discard()
+
+
+def test_one_that_is_removed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process saves and removes: what is handed out is the newer one."""
+    store, other = Store(tmp_path, keep=1), Store(tmp_path, keep=1)
+    save(other, 1)
+    load, calls = store._load, list[str]()
+
+    def overtaken(name: str) -> Checkpoint:
+        calls.append(name)
+        if len(calls) == 1:
+            save(other, 2)
+        return load(name)
+
+    monkeypatch.setattr(store, "_load", overtaken)
+    assert_is(store.newest(), 2)
+
+
+def test_one_that_is_replaced_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, other = Store(tmp_path), Store(tmp_path)
+    other.save(1, {"x": np.zeros(3)}, {})
+    manifest, calls = store._manifest, list[str]()
+
+    def overtaken(name: str) -> Any:
+        found = manifest(name)
+        calls.append(name)
+        if len(calls) == 1:
+            save(other, 1)
+        return found
+
+    monkeypatch.setattr(store, "_manifest", overtaken)
+    assert_is(store.newest(), 1)
+    assert not caplog.records
+
+
+def test_two_files_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    load = store._load
+    save(store, 1)
+    manifest = store._manifest("step-000000000001")
+    twice = type(manifest)(step=1, state={}, files=manifest.files * 2)
+    monkeypatch.setattr(store, "_manifest", lambda name: twice)
+    with pytest.raises(CorruptDataError, match="of another file"):
+        load("step-000000000001")
+    assert stores.step_name(1) == "step-000000000001"
