@@ -1,4 +1,4 @@
-"""Arrays in a file: every dtype and shape comes back, the safetensors library reads it, and nothing else is believed."""
+"""Arrays in a file: every dtype and shape comes back, the safetensors library reads it, nothing else is believed."""
 
 import io
 import json
@@ -108,11 +108,11 @@ def test_what_lies_otherwise_is_put_in_order() -> None:
 
 
 def test_the_middle_is_called_once() -> None:
-    for given in ({}, {"x": np.zeros(3)}, {"x": np.zeros(1 << 20), "y": np.zeros(1 << 20)}):
+    for some in ({}, {"x": np.zeros(3)}, {"x": np.zeros(1 << 20), "y": np.zeros(1 << 20)}):
         file, calls = io.BytesIO(), list[int]()
-        size, _ = arrays.write(file, given, on_middle=lambda file=file, calls=calls: calls.append(file.tell()))
+        size, _ = arrays.write(file, some, on_middle=lambda file=file, calls=calls: calls.append(file.tell()))
         assert len(calls) == 1
-        assert len(given) < 2 or calls[0] == pytest.approx(size / 2, abs=arrays.PIECE_BYTES)
+        assert len(some) < 2 or calls[0] == pytest.approx(size / 2, abs=arrays.PIECE_BYTES)
 
 
 @pytest.mark.parametrize(
