@@ -1,7 +1,7 @@
 """Training that goes on where it was killed: to the step, to the bit."""
 
 import os
-from typing import Any, Literal
+from typing import Literal
 
 import keras
 

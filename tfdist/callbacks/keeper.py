@@ -81,7 +81,7 @@ class Keeper(keras.callbacks.Callback):
         self._epochs = 0  # ended since then; with the steps, they number the states
         self._logs: dict[str, float] = {}
         self._in_validation: Any = None
-        self._at = Place(epoch=fit.initial_epoch, step=0, taken=0)
+        self._at = Place(epoch=fit.initial_epoch, step=0, taken=0, since=0)
         stores = [("memory", memory)] if memory is not None else []
         self._found = candidates.newest([*stores, (disk.url, disk)], self._workers)
         if self._found is not None:
@@ -144,9 +144,7 @@ class Keeper(keras.callbacks.Callback):
     def before_batch(self, step: int) -> None:
         """Look whether all shall end here; before any other callback has seen the step."""
         self.settle()
-        self._at = Place(
-            epoch=self._epoch, step=step, taken=max(0, self._fit.batches_taken - self.model.steps_per_execution)
-        )
+        self._at = self._input.place(epoch=self._epoch, step=step, ahead=self.model.steps_per_execution)
         pulse().begin()
         if self._ending.is_due(self._steps):
             self._save_now()
@@ -159,7 +157,7 @@ class Keeper(keras.callbacks.Callback):
         self._undo()
         self._undo = lambda: None
         pulse().end()
-        self._at = Place(epoch=self._epoch, step=batch + 1, taken=self._fit.batches_taken)
+        self._at = self._input.place(epoch=self._epoch, step=batch + 1)
         self._logs = logs if logs is not None else {}
         if self._memory is not None:
             self._memory.count(self._steps)
@@ -186,8 +184,7 @@ class Keeper(keras.callbacks.Callback):
         self._in_validation = None
         self._epochs += 1
         self._epoch = epoch + 1
-        taken = self._fit.batches_taken if self._fit.epoch_iterator.steps_per_epoch else 0
-        self._at = Place(epoch=epoch + 1, step=0, taken=taken)
+        self._at = self._input.end_of_epoch(epoch + 1)
         faults.at("epoch-end", self._steps)
         if self._workers.is_chief and (self._save_freq == "epoch" or self._memory is not None):
             self._submit(self._capture(), on_disk=self._save_freq == "epoch")

@@ -27,11 +27,13 @@ class Place:
         step: number of its steps that have been done.
         taken: batches of the present iteration over the data that have been trained on. Differs from ``step`` where
             `fit` was given ``steps_per_epoch``.
+        since: those of them that this process has trained on.
     """
 
     epoch: int
     step: int
     taken: int
+    since: int
 
 
 class Input:
@@ -46,16 +48,29 @@ class Input:
         dataset = fit.dataset
         self._reading, self._is_hidden = (None, False) if dataset is None else _reading_of(dataset)
         self._validation = fit.validation if isinstance(fit.validation, Reading) else None
-        self._before = 0  # batches of the present iteration that an earlier process trained on
+
+    def place(self, *, epoch: int, step: int, ahead: int = 0) -> Place:
+        """Return where `fit` is now.
+
+        Args:
+            epoch: that is trained.
+            step: number of its steps that have been done.
+            ahead: batches that `fit` has counted, and not trained on yet.
+        """
+        taken = max(0, self._fit.batches_taken - ahead)
+        return Place(epoch=epoch, step=step, taken=taken, since=max(0, taken - self._fit.batches_taken_before))
+
+    def end_of_epoch(self, epoch: int) -> Place:
+        """Return the place before an epoch, when the one before has ended."""
+        if self._fit.epoch_iterator.steps_per_epoch:
+            return self.place(epoch=epoch, step=0)
+        return Place(epoch=epoch, step=0, taken=0, since=0)
 
     def state(self, place: Place) -> dict[str, Any]:
         """Return a place as JSON."""
-        if place.taken < self._before:
-            self._before = 0  # another iteration has begun
         found: dict[str, Any] = {"epoch": place.epoch, "step": place.step, "taken": place.taken, "reading": None}
         if self._reading is not None:
-            since = place.taken - self._before
-            found["reading"] = self._reading.state(batches=since) if since else self._reading.state()
+            found["reading"] = self._reading.state(batches=place.since or None)
         if self._validation is not None:
             found["validation"] = self._validation.state()
         return found
@@ -71,7 +86,6 @@ class Input:
         epoch, step, taken = state["epoch"], state["step"], state["taken"]
         if self._reading is not None and state["reading"] is not None:
             self._reading.seek(state["reading"])
-            self._before = taken
             if step or taken:
                 keras_epochs.enter(self._fit, step=step, batches_taken=taken)
             return

@@ -52,6 +52,12 @@ class Fit:
         return int(self.epoch_iterator._steps_seen)
 
     @property
+    def batches_taken_before(self) -> int:
+        """How many of these an earlier process has trained on."""
+        entered, batches = vars(self.epoch_iterator).get("_tfdist_entered", (None, 0))
+        return batches if entered is not None and entered is self.epoch_iterator._current_iterator else 0
+
+    @property
     def steps(self) -> int | None:
         """The number of steps of an epoch, where it is known."""
         found = self.epoch_iterator.num_batches
@@ -128,6 +134,7 @@ def _from(iterator: Any, first: int, seen: int) -> Iterator[Any]:
     steps = iterator.steps_per_epoch or iterator._num_batches
     iterator._current_iterator = iter(iterator._get_iterator())
     iterator._steps_seen = seen
+    iterator._tfdist_entered = iterator._current_iterator, seen
     if steps:
         for step in range(first, steps, at_once):
             if iterator._num_batches and iterator._steps_seen >= iterator._num_batches:

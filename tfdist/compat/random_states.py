@@ -72,14 +72,14 @@ def _from_words(array: NDArray[np.float64]) -> Any:
 
 
 def _of_numpy() -> NDArray[np.float64]:
-    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code draws from
+    state: Any = np.random.get_state(legacy=False)
     inner = state["state"]
     return np.array([*inner["key"], inner["pos"], state["has_gauss"], state["gauss"]], np.float64)
 
 
 def _to_numpy(array: NDArray[np.float64]) -> None:
     *key, position, has_gauss, gauss = array.tolist()
-    np.random.set_state(  # noqa: NPY002
+    np.random.set_state(
         {
             "bit_generator": "MT19937",
             "state": {"key": np.array(key, np.uint32), "pos": int(position)},

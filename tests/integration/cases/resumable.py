@@ -1,0 +1,122 @@
+"""A training that can be killed anywhere, and what it has come to as JSON: everything that must be equal to the bit.
+
+python resumable.py RESULT BACKUP DATA SAVE_FREQ
+"""
+
+import hashlib
+import json
+import os
+import random
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.callbacks import BackupAndRestore
+
+EXAMPLES, BATCH, EPOCHS = 14, 4, 2
+
+
+class Spy(keras.callbacks.Callback):
+    """A callback of a user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen.append(batch)
+
+    def get_state(self):
+        return {"seen": list(self.seen)}
+
+    def set_state(self, state):
+        self.seen = list(state["seen"])
+
+
+def input_of(kind, x, y, folder):
+    rows = tf.data.Dataset.from_tensor_slices((x, y))
+    if kind == "arrays":
+        return {"x": x, "y": y, "batch_size": BATCH, "shuffle": True}
+    if kind == "tf.data":
+        return {"x": rows.shuffle(EXAMPLES, seed=3).batch(BATCH)}
+    if kind == "endless":
+        return {"x": rows.shuffle(EXAMPLES, seed=3).repeat().batch(BATCH), "steps_per_epoch": 3}
+    if kind == "generator":
+
+        def batches():
+            for begin in range(0, EXAMPLES, BATCH):
+                yield x[begin : begin + BATCH], y[begin : begin + BATCH] + np.random.normal() * 0.1
+
+        signature = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))
+        return {"x": tf.data.Dataset.from_generator(batches, output_signature=signature)}
+    path = os.path.join(folder, "data")
+    if not os.path.exists(os.path.join(path, "manifest.json")):
+        tfdist.data.write({"x": x, "y": y}, path, processes=1, num_shards=2)
+    reading = tfdist.data.read(path, global_batch_size=BATCH, seed=5, label="y", tail="keep")
+    if kind == "tfdist, shorter epochs":
+        return {"x": reading, "steps_per_epoch": 3}
+    return {"x": reading if kind == "tfdist" else reading.map(lambda x, y: (x * 1.5, y))}
+
+
+def main(result, backup, kind, save_freq):
+    keras.utils.set_random_seed(7)
+    tf.config.experimental.enable_op_determinism()
+    scope = tf.distribute.get_strategy()
+    if "TFDIST_STRATEGY" in os.environ:
+        scope = tfdist.strategies.from_environment()
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, 4)).astype("float32")
+    y = x[:, :1] * 2
+    with scope.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(6, "relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    spy, table = Spy(), f"{result}.csv"
+    history = model.fit(
+        **input_of(kind, x, y, os.path.dirname(result)),
+        epochs=EPOCHS,
+        verbose=0,
+        validation_data=(x[:6], y[:6]),
+        validation_batch_size=BATCH,
+        callbacks=[
+            spy,
+            BackupAndRestore(backup, save_freq, asynchronous=False),
+            keras.callbacks.EarlyStopping("loss", patience=3, restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("val_loss", patience=0, factor=0.5),
+            keras.callbacks.CSVLogger(table),
+        ],
+    )
+    if os.environ.get("TFDIST_WORKER_INDEX", "0") != "0":
+        return
+    variables = [
+        np.ascontiguousarray(v) for v in [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]
+    ]
+    with open(table, encoding="utf-8") as file:
+        rows = file.read()
+    content = {
+        "digest": hashlib.sha256(b"".join(v.tobytes() for v in variables)).hexdigest(),
+        "history": history.history,
+        "epochs": history.epoch,
+        "seen": spy.seen,
+        "table": rows,
+        "numpy": float(np.random.rand()),
+        "python": random.random(),
+    }
+    with open(f"{result}.part", "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    os.replace(f"{result}.part", result)
+
+
+if __name__ == "__main__":
+    freq = sys.argv[4]
+    main(sys.argv[1], sys.argv[2], sys.argv[3], freq if freq == "epoch" else int(freq))
