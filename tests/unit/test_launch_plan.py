@@ -3,6 +3,7 @@
 import json
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from tfdist.launch import LaunchConfig, WorkerSpec
 from tfdist.launch.plan import WORKER_FILE, plan
 
 COMMON = {"TFDIST_JOB_ID", "TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_INDEX", "TFDIST_LOCAL_WORKERS"}
-COMMON |= {"TFDIST_ERROR_FILE", "PYTHONUNBUFFERED"}
+COMMON |= {"TFDIST_ERROR_FILE", "TFDIST_PROGRESS_FILE", "PYTHONUNBUFFERED"}
+ELASTIC = {"TFDIST_RESTARTS", "TFDIST_MEMORY_DIR", "TFDIST_ENVIRONMENT_FILE"}
 
 
 def planned(config: LaunchConfig) -> tuple[WorkerSpec, ...]:
@@ -25,6 +27,30 @@ def test_one_worker() -> None:
     assert spec.argv == ("/bin/py", str(WORKER_FILE), "--parent", "7", "--script", "a b.py", "-n", "", "x y")
     assert spec.environment.keys() == COMMON
     assert spec.environ({"TF_CONFIG": "of somebody", "HOME": "/h"}) == {"HOME": "/h", **spec.environment}
+
+
+@pytest.mark.parametrize("change", [{"max_restarts": 1}, {"max_workers": 3}])
+def test_workers_that_may_be_started_again(change: dict[str, Any]) -> None:
+    config = LaunchConfig(target="train.py", workers=2, **change)
+    more: dict[str, Any] = {
+        "job_id": "f00",
+        "directory": Path("/d"),
+        "python": "py",
+        "agent_pid": 7,
+        "memory": Path("/m"),
+    }
+    first, again = (plan(config, ports=[4001, 4002], restarts=restarts, **more) for restarts in (0, 2))
+    assert first[1].environment.keys() == COMMON | ELASTIC | {"TF_CONFIG"}
+    assert again[1].environment["TFDIST_RESTARTS"] == "2"
+    assert again[1].environment["TFDIST_MEMORY_DIR"] == first[0].environment["TFDIST_MEMORY_DIR"] == "/m/state"
+    for name in ("TFDIST_ERROR_FILE", "TFDIST_PROGRESS_FILE"):
+        assert first[1].environment[name] != again[1].environment[name], "of an earlier start, read again"
+
+
+def test_workers_of_an_outer_job() -> None:
+    (spec,) = planned(LaunchConfig(target="train.py"))
+    outer = dict.fromkeys(ELASTIC, "of somebody")
+    assert not ELASTIC & spec.environ(outer).keys()
 
 
 def test_three_workers_agree_with_each_other_and_with_the_cluster() -> None:
@@ -68,8 +94,12 @@ def test_three_workers_agree_with_each_other_and_with_the_cluster() -> None:
         {"parameter_servers": -1},
         {"parameter_servers": True},
         {"max_restarts": -1},
-        {"max_restarts": 1_000_000, "parameter_servers": 1},
-        {"max_restarts": 1},
+        {"max_restarts": 1_000_000},
+        {"workers": 2, "min_workers": 3},
+        {"workers": 2, "max_workers": 1},
+        {"workers": 2, "max_workers": 3, "parameter_servers": 1},
+        {"hang_seconds": 0},
+        {"stall_seconds": -1},
     ],
 )
 def test_requests_that_cannot_be(change: dict[str, object]) -> None:

@@ -10,7 +10,8 @@ from tfdist.errors import ConfigError, TfdistError
 
 # name -> what the overview says; the command is `command` in tfdist/cli/<name>.py
 COMMANDS = {
-    "run": "Start a script on N local workers; end all when one fails.",
+    "run": "Start a script on N local workers; end all when one fails, or start them again.",
+    "resize": "Change the number of workers of a job that runs.",
     "verify": "Compare every Keras feature on every strategy with one device.",
     "doctor": "Say what this machine has, what is missing, and what cures it.",
     "build": "Build Horovod, or ops of our own, for the TensorFlow that is installed; kept for the next time.",

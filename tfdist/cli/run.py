@@ -14,7 +14,7 @@ from tfdist.validation import integer
 DEFAULT_SERVERS = 1
 DEFAULT_RESTARTS = 3
 
-HELP = """Start SCRIPT on N local workers; end all of them when one fails.
+HELP = """Start SCRIPT on N local workers; end all of them when one fails, or start them again.
 
 SCRIPT runs as `python SCRIPT ARGUMENTS` would, once per worker; with parameter servers once, on the chief. What
 follows its name is its own: tfdist reads none of it.
@@ -30,6 +30,10 @@ Usage:
   tfdist run --strategy parameter-server -n 2 --parameter-servers 1 train.py
                                             a chief that runs the script, two workers and a server that serve it
   tfdist run -n 2 -m package.module         a module, as `python -m` does
+  tfdist run -n 2 --max-restarts 3 train.py
+                                            start the workers again, at most three times, when one fails or hangs
+  tfdist run -n 2 --min-workers 1 --max-workers 3 train.py
+                                            the number of workers may change: tfdist resize JOB N
   tfdist run --dry-run -n 2 train.py        show commands and variables, start nothing
 
 \b
@@ -45,6 +49,10 @@ What each worker gets:
   TFDIST_STRATEGY             with --strategy
   TFDIST_REPLICAS_PER_WORKER  with --replicas-per-worker
   TFDIST_ERROR_FILE           where its failure is recorded, as JSON
+  TFDIST_PROGRESS_FILE        a page of memory where it says how far it is (tfdist.callbacks and strategies do)
+  TFDIST_RESTARTS             with --max-restarts: how often the workers have been started again: 0, 1, ...
+  TFDIST_MEMORY_DIR           with it: a folder in memory that outlives the workers, and not the job
+  TFDIST_ENVIRONMENT_FILE     with it: where it notes the variables that it has set, for a faster restart
   TF_CONFIG                   with two or more workers, as plain TensorFlow reads it
   PYTHONUNBUFFERED            1, so that its output appears at once
   no_grpc_proxy               with 127.0.0.1, where a proxy is set: TensorFlow would send the workers there
@@ -63,8 +71,28 @@ terminal to itself.
 \b
 When a worker fails, the others get SIGTERM and, after the grace period, SIGKILL, with all their children. The report
 names the worker that failed FIRST: the others fail after it, because they wait for it. A worker that ends with code 0
-before the others is no failure. SIGINT, SIGTERM and SIGHUP are passed on to the workers, with the same grace period;
-Ctrl-C again kills at once.
+before the others is no failure. SIGINT, SIGTERM and SIGHUP end the job within the same grace period: workers that
+train with tfdist.callbacks.BackupAndRestore stop before the same step, save and end; others get the signal. Ctrl-C
+again kills at once.
+
+\b
+With --max-restarts K (a script that keeps no backup begins anew; one with tfdist.callbacks.BackupAndRestore goes on):
+  a worker fails       all are killed and started again, with other ports, at most K times; the same failure three times
+                       in a row at the same step ends the job: it is not the machine
+  the workers hang     no worker goes on: not for five times the usual step, 2 s at least (--hang-seconds), or a minute
+                       while they wait for data, or --stall-seconds in whatever else they say they do (compiling,
+                       saving, callbacks); or a process is stopped (SIGSTOP) for --hang-seconds. They are killed, and it
+                       counts as a failure. Steps of a script that does not train through tfdist are not seen
+  it goes fast         from the second start on, workers are forked from a process that has imported TensorFlow
+Each failure and each recovery is one line on standard error, and the last line is a summary; --event-file has the same
+as JSON.
+
+\b
+With --min-workers A or --max-workers B, for scripts that train with tfdist.callbacks.BackupAndRestore:
+  tfdist resize JOB N  all stop before the same step and save; N workers go on. JOB is printed at the start
+  SIGUSR1, SIGUSR2     to `tfdist run`: one worker more, one fewer
+  SIGTERM to a worker  (its machine is taken away) likewise, and the job goes on without it; with fewer than A left
+                       it ends with 143, after saving
 
 \b
 With parameter servers:
@@ -83,6 +111,7 @@ Exit code:
   0        every worker, or the chief, ended with 0
   2        the request was wrong (nothing was started)
   other    that of the process that failed first; 128 + N if signal N killed it
+  1        the workers hang, and may not be started again
   130 143  ended by Ctrl-C, by SIGTERM (129: SIGHUP, 141: the output was closed)
 """
 
@@ -124,8 +153,32 @@ Exit code:
     "--max-restarts",
     type=int,
     metavar="K",
-    help="How often workers are started again, and how often the job is, with --strategy parameter-server.  "
-    f"[default: {DEFAULT_RESTARTS}]",
+    help="How often the workers are started again when one fails or they hang.  "
+    f"[default: 0; with --strategy parameter-server {DEFAULT_RESTARTS}]",
+)
+@click.option("--min-workers", type=int, metavar="A", help="The job goes on with so many.  [default: N]")
+@click.option("--max-workers", type=int, metavar="B", help="The job can be asked for so many.  [default: N]")
+@click.option(
+    "--hang-seconds",
+    type=float,
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Workers whose step takes longer, and five times as long as usual, hang.",
+)
+@click.option(
+    "--stall-seconds",
+    type=float,
+    default=1800.0,
+    show_default=True,
+    metavar="S",
+    help="Workers that do anything else for longer hang.",
+)
+@click.option(
+    "--event-file",
+    type=click.Path(dir_okay=False),
+    metavar="PATH",
+    help="Append what happens (failures, recoveries) as lines of JSON; described in tfdist/launch/events.py.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the variables and command of each process; start nothing.")
 @click.option("--verbose", is_flag=True, help="Tell which processes are started and ended.")
@@ -142,6 +195,11 @@ def command(
     grace_seconds: float,
     parameter_servers: int | None,
     max_restarts: int | None,
+    min_workers: int | None,
+    max_workers: int | None,
+    hang_seconds: float,
+    stall_seconds: float,
+    event_file: str | None,
     dry_run: bool,
     verbose: bool,
     is_module: bool,
@@ -149,7 +207,7 @@ def command(
     arguments: tuple[str, ...],
 ) -> None:
     """Start a script on local workers."""
-    served = has_chief(strategy, parameter_servers=parameter_servers, max_restarts=max_restarts)
+    served = has_chief(strategy, parameter_servers=parameter_servers)
     config = LaunchConfig(
         target=script,
         is_module=is_module,
@@ -160,6 +218,11 @@ def command(
         grace_seconds=grace_seconds,
         parameter_servers=DEFAULT_SERVERS if served and parameter_servers is None else parameter_servers or 0,
         max_restarts=DEFAULT_RESTARTS if served and max_restarts is None else max_restarts or 0,
+        min_workers=min_workers,
+        max_workers=max_workers,
+        hang_seconds=hang_seconds,
+        stall_seconds=stall_seconds,
+        event_file=event_file,
     )
     check_strategy(config)
     if not dry_run:
@@ -171,11 +234,11 @@ def command(
         click.echo(described(spec))
 
 
-def has_chief(strategy: str | None, *, parameter_servers: int | None = None, max_restarts: int | None = None) -> bool:
-    """Return whether a chief runs the script for the strategy; check that only such a strategy is given such options.
+def has_chief(strategy: str | None, *, parameter_servers: int | None = None) -> bool:
+    """Return whether a chief runs the script for the strategy; check that only such a strategy is given servers.
 
     Raises:
-        ConfigError: no strategy has that name, or it takes no such option, or it is to have no parameter server.
+        ConfigError: no strategy has that name, or it takes no servers, or it is to have none.
 
     Example:
         >>> has_chief("parameter-server", parameter_servers=2), has_chief("mirrored"), has_chief(None)
@@ -187,13 +250,13 @@ def has_chief(strategy: str | None, *, parameter_servers: int | None = None, max
         if parameter_servers is not None:
             integer("--parameter-servers", parameter_servers, minimum=1, hint="They hold the variables.")
         return True
-    able = ", ".join(name for name in registry.names() if registry.get(name).processes == "chief")
-    for option, value in (("--parameter-servers", parameter_servers), ("--max-restarts", max_restarts)):
-        if value is not None:
-            received = "no strategy is chosen" if strategy is None else f"the strategy is {strategy!r}"
-            raise ConfigError(
-                f"{option} is {value}, but {received}; only {able} has it. Leave it out, or choose --strategy {able}."
-            )
+    if parameter_servers is not None:
+        able = ", ".join(name for name in registry.names() if registry.get(name).processes == "chief")
+        received = "no strategy is chosen" if strategy is None else f"the strategy is {strategy!r}"
+        raise ConfigError(
+            f"--parameter-servers is {parameter_servers}, but {received}; only {able} has it. Leave it out, or choose "
+            f"--strategy {able}."
+        )
     return False
 
 
@@ -211,11 +274,13 @@ def check_strategy(config: LaunchConfig) -> None:
     from tfdist.strategies import registry
 
     entry = registry.get(config.strategy)
-    if entry.processes == "one" and config.workers > 1:
+    most = config.range[1]
+    if entry.processes == "one" and most > 1:
+        option = "-n" if config.workers == most else "--max-workers"
         raise ConfigError(
-            f"-n is {config.workers}, but the strategy {entry.name!r} runs in one process: its replicas are the "
-            f"devices of that process. For {config.workers} replicas: tfdist run --strategy {entry.name} "
-            f"--replicas-per-worker {config.workers} {config.target}"
+            f"{option} is {most}, but the strategy {entry.name!r} runs in one process: its replicas are the "
+            f"devices of that process. For {most} replicas: tfdist run --strategy {entry.name} "
+            f"--replicas-per-worker {most} {config.target}"
         )
 
 

@@ -1,7 +1,6 @@
 """Starts the workers of a job, supervises them until all have ended, and leaves nothing behind.
 
-The decisions are in `supervise`, the verdict in `failure`, the processes in `generation`; a job with parameter servers
-is in `agent_chief`.
+A job of workers is in `agent_workers`, one with parameter servers in `agent_chief`.
 """
 
 import os
@@ -9,20 +8,21 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from tfdist.cluster.ports import free_ports
+from tfdist.launch import jobs
 from tfdist.launch.agent_chief import run_chief
+from tfdist.launch.agent_workers import run_workers
 from tfdist.launch.config import LaunchConfig, require_script
-from tfdist.launch.failure import Failure, Outcome, format_report, how_it_ended, own_failures, read_record
-from tfdist.launch.generation import Course, impatience, started, supervise
-from tfdist.launch.output import Screen, screen
+from tfdist.launch.failure import Outcome, format_report
+from tfdist.launch.output import screen
 from tfdist.launch.plan import HOST, WorkerSpec, plan
 from tfdist.launch.plan_chief import plan_chief, tasks
-from tfdist.launch.resources import Guard, guarded, signals_into
-from tfdist.launch.supervise import Action, Event, Exited, Phase, Received, Say, State, decide
+from tfdist.launch.resources import guarded, signals_into
 
 
 def planned(config: LaunchConfig, *, job_id: str, directory: Path, agent_pid: int) -> tuple[WorkerSpec, ...]:
@@ -63,74 +63,17 @@ def run(config: LaunchConfig, *, verbose: bool = False) -> Outcome:
     """
     require_script(config)
     job_id = secrets.token_hex(8)
-    events: SimpleQueue[Event] = SimpleQueue()
+    events: SimpleQueue[Any] = SimpleQueue()
     begun = time.monotonic()
+    least, most = config.range
     everybody = tasks(config)
-    out = screen([str(task) for task in everybody])
-    with signals_into(events), guarded(job_id) as guard:
-        run_it = run_chief if config.parameter_servers else _run_workers
+    out = screen([str(task) for task in tasks(replace(config, workers=most))])
+    sizing = (signal.SIGUSR1, signal.SIGUSR2) if least < most else ()
+    files = (jobs.place(os.environ, job_id),) if least < most else ()
+    with signals_into(events, *sizing), guarded(job_id, in_memory=True, also=files) as guard:
+        run_it = run_chief if config.parameter_servers else run_workers
         outcome, give_up = run_it(config, guard, out, events, verbose=verbose)
         if outcome.failures:
             report = format_report(outcome.failures, workers=len(everybody), started=begun)
             out.message(report, style="bold red", give_up=give_up)
         return outcome
-
-
-def _run_workers(
-    config: LaunchConfig, guard: Guard, out: Screen, events: "SimpleQueue[Event]", *, verbose: bool
-) -> tuple[Outcome, Callable[[], bool]]:
-    """Run workers to their end; return the outcome, and what tells when not to wait for the reader of the output."""
-    specs = planned(config, job_id=guard.job_id, directory=guard.directory, agent_pid=os.getpid())
-
-    def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
-        after, sent = decide(state, event, now=now, grace_seconds=config.grace_seconds)
-        said = "" if after.phase is state.phase else _announcement(after, event, config.grace_seconds)
-        return after, (*sent, *([Say(text=said)] if said else []))
-
-    with started(specs, guard, out, events, verbose=verbose) as generation:
-        course = supervise(generation, State(running=frozenset(range(len(specs)))), step, events)
-        give_up = impatience(course.state.received, events)
-        generation.finish(grace_seconds=0.0 if course.killed else config.grace_seconds, give_up=give_up)
-    return _judge(course, specs), give_up
-
-
-def _announcement(state: State, event: Event, grace_seconds: float) -> str:
-    """Return what the user should know when the phase has changed."""
-    if state.phase is Phase.LOST:
-        return f"workers {sorted(state.running)} did not end after SIGKILL; the kernel holds them. Look with ps."
-    if state.phase is Phase.KILLING:
-        return f"killing {_count(state)}"
-    if state.phase is not Phase.STOPPING:
-        return ""
-    if isinstance(event, Received):
-        name = signal.Signals(event.number).name
-        return f"{name}: {_have(state)} {grace_seconds:g} s to end; Ctrl-C kills now"
-    why = (
-        f"worker {event.worker} failed ({how_it_ended(event.returncode)})"
-        if isinstance(event, Exited)
-        else ("a worker has failed and does not end")
-    )
-    return f"{why}; {_have(state)} {grace_seconds:g} s to end"
-
-
-def _have(state: State) -> str:
-    return f"{_count(state)} {'has' if len(state.running) == 1 else 'have'}"
-
-
-def _count(state: State) -> str:
-    return f"{len(state.running)} worker{'' if len(state.running) == 1 else 's'}"
-
-
-def _judge(course: Course[State], specs: tuple[WorkerSpec, ...]) -> Outcome:
-    candidates = []
-    for worker, ended in course.exits.items():
-        record = read_record(specs[worker].error_file)
-        when = record.clock if record is not None else ended.time
-        candidates.append(Failure(worker=worker, time=when, returncode=ended.returncode, record=record))
-    by_signal = course.state.received is not None
-    failures = own_failures(candidates, stopped_at=course.stopped_at, by_signal=by_signal)
-    if failures:
-        return Outcome(exit_code=failures[0].exit_code, failures=failures)
-    if course.state.received is not None:
-        return Outcome(exit_code=128 + course.state.received)
-    return Outcome(exit_code=1 if course.state.phase is Phase.LOST else 0)

@@ -58,10 +58,10 @@ def run_chief(
             agent_pid=os.getpid(),
             restarts=state.job_restarts,
         )
-        with started(specs, guard, out, events, verbose=verbose) as generation:
+        with started(specs, guard, out, events, verbose=verbose, piped=True) as generation:
             course = supervise(generation, state, step, events)
             again = course.state.verdict is Verdict.AGAIN
-            give_up = _at_a_signal(events) if again else impatience(course.state.received, events)
+            give_up = at_a_signal(events) if again else impatience(course.state.received, events)
             generation.finish(grace_seconds=0.0 if course.killed else config.grace_seconds, give_up=give_up)
         if not again:
             record = read_record(specs[CHIEF].error_file)
@@ -121,6 +121,10 @@ def _failures(course: Course[ChiefState], rules: Rules, record: Record | None) -
     return (replace(cause, time=first), *later)
 
 
-def _at_a_signal(events: "SimpleQueue[Event]") -> Callable[[], bool]:
-    """Between two starts nothing runs that could not wait for the reader of the output; until a signal arrives."""
+def at_a_signal(events: "SimpleQueue[Event]") -> Callable[[], bool]:
+    """Tell when not to wait for the reader of the output between two starts: when a signal arrives.
+
+    Args:
+        events: looked at, and kept.
+    """
     return lambda: unseen_signal(events, keep=True) is not None

@@ -21,8 +21,13 @@ class LaunchConfig:
         workers: number of workers, at least 1.
         parameter_servers: 0, and every worker runs the script; or as many are started, a chief runs the script, and
             workers and parameter servers are tasks that serve it.
-        max_restarts: how often a job with parameter servers starts a worker again, over all workers, and how often it
-            starts again as a whole.
+        max_restarts: how often the workers are started again after a failure; with parameter servers, how often a
+            worker is, over all workers, and how often the job is as a whole.
+        min_workers: the job goes on with so many; by default with ``workers`` only.
+        max_workers: it can be asked for so many; by default for ``workers`` only.
+        hang_seconds: what a step may take at least before the workers count as hanging.
+        stall_seconds: what may take any other thing that they say they do.
+        event_file: where events are written as JSON lines, or None.
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
         replicas_per_worker: devices that each worker uses, or None for all that it has.
         grace_seconds: between the request to end and SIGKILL.
@@ -44,6 +49,11 @@ class LaunchConfig:
     grace_seconds: float = 10.0
     parameter_servers: int = 0
     max_restarts: int = 0
+    min_workers: int | None = None
+    max_workers: int | None = None
+    hang_seconds: float = 2.0
+    stall_seconds: float = 1800.0
+    event_file: str | None = None
 
     def __post_init__(self) -> None:
         text("script", self.target)
@@ -56,11 +66,33 @@ class LaunchConfig:
         number("grace_seconds (--grace-seconds)", self.grace_seconds, minimum=0, maximum=86_400)
         integer("parameter_servers (--parameter-servers)", self.parameter_servers, minimum=0, maximum=MAX_WORKERS)
         integer("max_restarts (--max-restarts)", self.max_restarts, minimum=0, maximum=MAX_RESTARTS)
-        if self.max_restarts and not self.parameter_servers:
+        number("hang_seconds (--hang-seconds)", self.hang_seconds, above=0, maximum=86_400)
+        number("stall_seconds (--stall-seconds)", self.stall_seconds, above=0, maximum=30 * 86_400)
+        if self.min_workers is not None:
+            integer("min_workers (--min-workers)", self.min_workers, minimum=1, maximum=self.workers)
+        if self.max_workers is not None:
+            integer("max_workers (--max-workers)", self.max_workers, minimum=self.workers, maximum=MAX_WORKERS)
+        if self.parameter_servers and (self.min_workers is not None or self.max_workers is not None):
             raise ConfigError(
-                f"max_restarts (--max-restarts) is {self.max_restarts} without parameter servers; it must be 0: a job "
-                "of workers that wait for each other ends with its first failure. Leave it out."
+                f"min_workers (--min-workers) is {self.min_workers} and max_workers (--max-workers) "
+                f"{self.max_workers} with parameter servers; the number of their workers cannot be changed. Leave "
+                "both out."
             )
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The smallest and the largest number of workers.
+
+        Example:
+            >>> LaunchConfig(target="train.py", workers=2, max_workers=3).range
+            (2, 3)
+        """
+        return self.min_workers or self.workers, self.max_workers or self.workers
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers may be started again, for whatever reason."""
+        return self.max_restarts > 0 or self.range[0] < self.range[1]
 
 
 def require_script(config: LaunchConfig) -> None:

@@ -8,8 +8,9 @@ clock, on which the differences are right), "job" (its id), "start" (how often t
     started     workers, pids
     stepping    workers; after a restart: seconds (failure seen -> all step again), resumed, lost (steps that are
                 repeated), source; all workers have ended a step
-    failed      worker (or null), cause ("signal", "exit", "exception", "hang"), text, step (or null), restarts_left
-    halting     purpose ("resize", "leave", "end"), workers (how many go on)
+    failed      worker (or null), cause ("signal", "exit", "exception", "hang"), text, phase, tick (the last step that
+                it has started since the workers were, or null), restarts_left
+    halted      purpose ("resize", "leave", "end"), workers (how many go on): all have stopped before the same step
     ended       exit_code, restarts, lost
 """
 

@@ -176,13 +176,19 @@ def format_report(failures: Sequence[Failure], *, workers: int, started: float) 
     elif workers > 1:  # with one worker it stands right above
         lines.append(textwrap.indent(root.record.traceback.rstrip("\n"), "  "))
     lines += [
-        f"  {max(one.time - root.time, 0.0):.1f} s later {one.name or f'worker {one.worker}'}: {_in_short(one)}"
+        f"  {max(one.time - root.time, 0.0):.1f} s later {one.name or f'worker {one.worker}'}: {in_short(one)}"
         for one in later
     ]
     return "\n".join(lines)
 
 
-def _in_short(failure: Failure) -> str:
+def in_short(failure: Failure) -> str:
+    """Return what a worker's failure was, in a line.
+
+    Example:
+        >>> in_short(Failure(worker=0, time=0.0, returncode=3))
+        'exit code 3'
+    """
     if failure.record is None:
         return how_it_ended(failure.returncode)
     first_line = failure.record.message.strip().partition("\n")[0]

@@ -10,19 +10,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tfdist.launch import processes
+from tfdist.launch.failure import read_record
 from tfdist.launch.output import Screen
 from tfdist.launch.plan import WorkerSpec
-from tfdist.launch.processes import Worker
+from tfdist.launch.processes import Starter, Worker, started_anew
 from tfdist.launch.pump import Pump
-from tfdist.launch.resources import Guard
+from tfdist.launch.resources import PASSED_ON, Guard
 from tfdist.launch.supervise import Action, Event, Exited, Phase, Received, Recorded, Say, Send, Tick
 
 ANNOUNCE_SECONDS = 1.0  # for a line of the agent, while the workers run
 DRAIN_SECONDS = 3.0  # for the last output, when a signal has asked the job to end
-LOOK_SECONDS = 0.2  # how often the agent looks for a recorded failure of a process that has not ended
+LOOK_SECONDS = 0.05  # how often the agent looks at what is no event: progress, and recorded failures
 
 
 class Supervised(Protocol):
@@ -46,7 +47,7 @@ class Supervised(Protocol):
 
 
 S = TypeVar("S", bound=Supervised)
-Step = Callable[[S, Event, float], tuple[S, Sequence[Action]]]
+Step = Callable[[S, Any, float], tuple[S, Sequence[Any]]]  # `supervise_workers` has more events and actions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class Generation:
         events: "SimpleQueue[Event]",
         pump: Pump | None,
         verbose: bool,
+        starter: Starter = started_anew,
     ) -> None:
         """Start nothing yet: the first call of `start` does."""
         self.specs = tuple(specs)
@@ -86,6 +88,7 @@ class Generation:
         self._out = out
         self._events = events
         self._verbose = verbose
+        self._starter = starter
         self._now: dict[int, Worker] = {}
         self._all: list[Worker] = []
 
@@ -94,20 +97,25 @@ class Generation:
         """All that were started, also those in whose place another one was."""
         return tuple(self._all)
 
+    @property
+    def present(self) -> Mapping[int, Worker]:
+        """The last one that was started, by its index."""
+        return self._now
+
     def start(self, index: int) -> None:
         """Start a worker, in the place of one that has ended if there was one."""
         if index in self._now:
             processes.send(self._now[index], signal.SIGKILL)  # children of it that may hold its port
         spec = self.specs[index]
-        worker = processes.start(spec, os.environ, self._events, piped=self.pump is not None)
+        worker = processes.start(spec, os.environ, self._events, piped=self.pump is not None, starter=self._starter)
         self._now[index] = worker
         self._all.append(worker)
-        self._guard.watch(worker.process.pid)
+        self._guard.watch(worker.pid)
         if self._verbose:
-            announce(self._out, f"{spec.task} is process {worker.process.pid}")
-        for stream, pipe in ((1, worker.process.stdout), (2, worker.process.stderr)):
-            if self.pump is not None and pipe is not None:
-                self.pump.add(pipe.fileno(), stream=stream, worker=index)
+            announce(self._out, f"{spec.task} is process {worker.pid}")
+        for stream, descriptor in enumerate(worker.outputs, start=1):
+            if self.pump is not None:
+                self.pump.add(descriptor, stream=stream, worker=index)
 
     def perform(self, action: Action) -> None:
         """Do what was decided."""
@@ -135,18 +143,34 @@ class Generation:
         if self.pump is not None:
             self.pump.finish(give_up=lambda: True)  # done already, unless an error leads here
         for worker in self.everybody:
-            self._guard.forget(worker.process.pid)
+            self._guard.forget(worker.pid)
         processes.reap(self.everybody, timeout_seconds=5.0)
 
 
 @contextlib.contextmanager
 def started(
-    specs: Sequence[WorkerSpec], guard: Guard, out: Screen, events: "SimpleQueue[Event]", *, verbose: bool
+    specs: Sequence[WorkerSpec],
+    guard: Guard,
+    out: Screen,
+    events: "SimpleQueue[Event]",
+    *,
+    verbose: bool,
+    piped: bool,
+    starter: Starter = started_anew,
 ) -> Iterator[Generation]:
-    """Yield the workers, started, and their output moving; after the block none of their processes is left."""
-    piped = len(specs) > 1  # a single worker has the terminal for itself
+    """Yield the workers, started, and their output moving; after the block none of their processes is left.
+
+    Args:
+        specs: what to start.
+        guard: of the job.
+        out: where the output goes.
+        events: where the ends of the processes are reported.
+        verbose: whether to tell what is started and what ends.
+        piped: whether the output goes through the agent; a single worker may have the terminal for itself.
+        starter: what makes a process.
+    """
     pump = Pump(out, lambda: events.put(Received(number=signal.SIGPIPE))) if piped else None
-    generation = Generation(specs, guard=guard, out=out, events=events, pump=pump, verbose=verbose)
+    generation = Generation(specs, guard=guard, out=out, events=events, pump=pump, verbose=verbose, starter=starter)
     try:
         for spec in specs:
             generation.start(spec.index)
@@ -155,7 +179,16 @@ def started(
         generation.close()
 
 
-def supervise(generation: Generation, state: S, step: Step[S], events: "SimpleQueue[Event]") -> Course[S]:
+def supervise(
+    generation: Generation,
+    state: S,
+    step: Step[S],
+    events: "SimpleQueue[Any]",
+    *,
+    look: Callable[[S], Any] | None = None,
+    look_seconds: Callable[[S], float] = lambda state: LOOK_SECONDS,
+    perform: Callable[[Any], None] | None = None,
+) -> Course[S]:
     """Supervise until all have ended, or one cannot be ended.
 
     Args:
@@ -163,11 +196,16 @@ def supervise(generation: Generation, state: S, step: Step[S], events: "SimpleQu
         state: the first one.
         step: (state, event, now) -> (state, actions).
         events: what happens.
+        look: returns an event when nothing has happened for a moment; by default `recorded`.
+        look_seconds: how long that moment is.
+        perform: does what was decided; by default the generation does.
     """
+    look = look or (lambda state: recorded(generation, state) or Tick())
+    perform = perform or generation.perform
     exits: dict[int, Exited] = {}
     stopped_at, killed = float("inf"), False
     while state.phase not in (Phase.DONE, Phase.LOST):
-        event = _next_event(events, state, generation.specs)
+        event = _next_event(events, state, look, look_seconds(state))
         now = time.monotonic()
         if isinstance(event, Exited):
             event = replace(event, recorded=generation.specs[event.worker].error_file.exists())
@@ -178,18 +216,31 @@ def supervise(generation: Generation, state: S, step: Step[S], events: "SimpleQu
             stopped_at = event.time if isinstance(event, Exited) else now
         killed = killed or state.phase is Phase.KILLING
         for action in actions:
-            generation.perform(action)
+            perform(action)
     return Course(state=state, exits=exits, stopped_at=stopped_at, killed=killed)
 
 
-def _next_event(events: "SimpleQueue[Event]", state: Supervised, specs: Sequence[WorkerSpec]) -> Event:
-    left = LOOK_SECONDS if state.deadline is None else state.deadline - time.monotonic()
+def _next_event(events: "SimpleQueue[Any]", state: S, look: Callable[[S], Any], look_seconds: float) -> Any:
+    left = look_seconds if state.deadline is None else state.deadline - time.monotonic()
     try:
-        return events.get(timeout=min(LOOK_SECONDS, max(left, 0.0)))
+        return events.get(timeout=min(look_seconds, max(left, 0.0)))
     except Empty:
-        recorded = (i for i in sorted(state.running) if specs[i].error_file.exists())
-        worker = next(recorded, None)
-        return Tick() if worker is None else Recorded(worker=worker)
+        return look(state)
+
+
+def recorded(generation: Generation, state: Supervised, *, but: int | None = None) -> Recorded | None:
+    """Return that a worker that runs has recorded a failure, if one has.
+
+    Args:
+        generation: the processes.
+        state: who runs.
+        but: an exit code that is no failure.
+    """
+    for worker in sorted(state.running):
+        file = generation.specs[worker].error_file
+        if file.exists() and (but is None or getattr(read_record(file), "exit_code", None) != but):
+            return Recorded(worker=worker)
+    return None
 
 
 def announce(out: Screen, text: str) -> None:
@@ -205,18 +256,16 @@ def impatience(received: int | None, events: "SimpleQueue[Event]") -> Callable[[
 
 
 def unseen_signal(events: "SimpleQueue[Event]", *, keep: bool = False) -> int | None:
-    """Return the first signal that has arrived and that nobody has looked at; not that the output was closed.
+    """Return the first signal that has arrived, asks to end, and that nobody has looked at.
 
     Args:
-        events: emptied, except of the signals if they are kept.
+        events: emptied, unless they are kept.
         keep: whether the next call shall see them too.
     """
     seen = []
     with contextlib.suppress(Empty):
         while True:
-            event = events.get_nowait()
-            if isinstance(event, Received):
-                seen.append(event)
+            seen.append(events.get_nowait())
     for event in seen if keep else ():
         events.put(event)
-    return next((event.number for event in seen if event.number != signal.SIGPIPE), None)
+    return next((event.number for event in seen if isinstance(event, Received) and event.number in PASSED_ON), None)

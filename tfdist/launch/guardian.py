@@ -1,6 +1,6 @@
 """A process that waits until the agent is gone; if it died without a word, it ends the job and removes its files.
 
-    python guardian.py JOB_ID DIRECTORY
+    python guardian.py JOB_ID [files and directories ...]
 
 The agent holds the other end of standard input. It writes a line with the number of each worker's session, one with the
 negative number when nothing is left of that session, and "done" when everything is in order; the end of input without
@@ -18,13 +18,14 @@ DEADLINE_SECONDS = 30.0
 DONE = b"done"
 
 
-def main(job_id: str, directory: str) -> None:
+def main(job_id: str, *paths: str) -> None:
     """Wait for the end of standard input, then clean up unless it said that this is not needed."""
     said = sys.stdin.buffer.read().split()
     if DONE in said:
         return
     end_job(job_id, sessions=sessions_left([int(word) for word in said]))
-    shutil.rmtree(directory, ignore_errors=True)
+    for path in paths:
+        remove(path)
 
 
 def sessions_left(said: Sequence[int]) -> set[int]:
@@ -70,6 +71,15 @@ def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
             if alive and (os.getsid(process.pid) in sessions or process.environ().get("TFDIST_JOB_ID") == job_id):
                 found.append(process.pid)
     return found
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a directory with all that is in it; what is not there is no error."""
+    import os
+
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def kill(pid: int) -> None:

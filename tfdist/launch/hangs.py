@@ -156,7 +156,8 @@ def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -
     since = max(watch.awake, *(one.progress.changed for one in seen))
     if now - since <= max(allowed_seconds(one.progress.phase, watch.samples, patience) for one in seen):
         return None
-    culprit = _culprit(seen)
+    halted = [one for one in seen if one.stopped]
+    culprit = halted[0] if len(halted) == 1 else _culprit(seen)
     seconds = f"for {now - since:.1f} s"
     if culprit is None:
         names = " and ".join(f"worker {one.worker}" for one in seen)
@@ -184,5 +185,5 @@ def _is_held(one: Seen) -> bool:
 
 def _doing(progress: Progress) -> str:
     if progress.position.standing is Standing.RUNNING and progress.phase is Phase.STEPPING:
-        return f"in step {progress.position.tick}"
-    return f"{progress.phase.name.lower()} after step {progress.position.started}"
+        return f"in step {progress.position.tick + 1} since it was started"
+    return f"{progress.phase.name.lower()} after {progress.position.started + 1} steps since it was started"

@@ -18,6 +18,8 @@ TASK_FILE = Path(__file__).with_name("task.py")
 # What gRPC reads, in this order and in lower case only: with a proxy it sends even 127.0.0.1 there, and waits for ever.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+# What workers get that may be started again; those that may not have none of an outer job either.
+_ELASTIC = ("TFDIST_RESTARTS", "TFDIST_MEMORY_DIR", "TFDIST_ENVIRONMENT_FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,15 @@ def tf_config(cluster: Mapping[str, Sequence[str]], task: TaskId) -> str:
 
 
 def plan(
-    config: LaunchConfig, *, ports: Sequence[int], job_id: str, directory: Path, python: str, agent_pid: int
+    config: LaunchConfig,
+    *,
+    ports: Sequence[int],
+    job_id: str,
+    directory: Path,
+    python: str,
+    agent_pid: int,
+    memory: Path | None = None,
+    restarts: int = 0,
 ) -> tuple[WorkerSpec, ...]:
     """Return one specification per worker, each of which runs the script.
 
@@ -111,6 +121,8 @@ def plan(
         directory: where the workers record their failures.
         python: path of the interpreter.
         agent_pid: process that the workers do not outlive.
+        memory: where what outlives them is; the same directory by default.
+        restarts: how often they have been started again.
 
     Example:
         >>> config = LaunchConfig(target="train.py")
@@ -120,33 +132,56 @@ def plan(
     """
     assert len(ports) == config.workers
     assert not config.parameter_servers
+    memory = memory or directory
     addresses = [f"{HOST}:{port}" for port in ports]
     argv = script_command(config, python=python, agent_pid=agent_pid)
     common = {
         "TFDIST_JOB_ID": job_id,
         "TFDIST_WORKERS": ",".join(addresses),
         "TFDIST_LOCAL_WORKERS": str(config.workers),
+        "TFDIST_PROGRESS_FILE": str(progress_file(memory, restarts)),
         "PYTHONUNBUFFERED": "1",
     }
+    if config.is_elastic:
+        values = (str(restarts), str(memory / "state"), str(environment_file(directory)))
+        common |= dict(zip(_ELASTIC, values, strict=True))
     if config.strategy is not None:
         common["TFDIST_STRATEGY"] = config.strategy
     if config.replicas_per_worker is not None:
         common["TFDIST_REPLICAS_PER_WORKER"] = str(config.replicas_per_worker)
-    return tuple(_spec(index, argv, common, addresses, directory) for index in range(config.workers))
+    # what an earlier start recorded is not read again
+    errors = [directory / f"worker-{index}{f'-{restarts}' if restarts else ''}.json" for index in range(config.workers)]
+    removed = () if config.is_elastic else _ELASTIC
+    return tuple(_spec(index, argv, common, removed, addresses, file) for index, file in enumerate(errors))
+
+
+def progress_file(memory: Path, restarts: int) -> Path:
+    """Return where the workers of a start say how far they are."""
+    return memory / f"progress-{restarts}"
+
+
+def environment_file(directory: Path) -> Path:
+    """Return where a worker writes which variables it has set for TensorFlow and the like."""
+    return directory / "environment.json"
 
 
 def _spec(
-    index: int, argv: tuple[str, ...], common: Mapping[str, str], addresses: list[str], directory: Path
+    index: int,
+    argv: tuple[str, ...],
+    common: Mapping[str, str],
+    removed: tuple[str, ...],
+    addresses: list[str],
+    error_file: Path,
 ) -> WorkerSpec:
-    error_file, task = directory / f"worker-{index}.json", TaskId(type="worker", index=index)
+    task = TaskId(type="worker", index=index)
     own = {
         "TFDIST_WORKER_INDEX": str(index),
         "TFDIST_LOCAL_INDEX": str(index),
         "TFDIST_ERROR_FILE": str(error_file),
     }
-    removed: tuple[str, ...] = ("TF_CONFIG",)  # of an outer cluster: a single worker is in none
-    if len(addresses) > 1:
-        removed = ()
+    if len(addresses) == 1:
+        removed = ("TF_CONFIG", *removed)  # of an outer cluster: a single worker is in none
+    else:
         own["TF_CONFIG"] = tf_config({"worker": addresses}, task)
     return WorkerSpec(
         index=index, task=task, argv=argv, environment={**common, **own}, removed=removed, error_file=error_file

@@ -11,7 +11,10 @@ from tfdist.cluster.values import TaskId
 from tfdist.launch.config import LaunchConfig
 from tfdist.launch.plan import HOST, WorkerSpec, script_command, task_command, tf_config
 
-_OF_ANOTHER_JOB = ("TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_WORKERS", "TFDIST_LOCAL_INDEX")
+_OF_ANOTHER_JOB = (
+    *("TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_WORKERS", "TFDIST_LOCAL_INDEX"),
+    *("TFDIST_PROGRESS_FILE", "TFDIST_MEMORY_DIR", "TFDIST_ENVIRONMENT_FILE"),
+)
 
 
 def tasks(config: LaunchConfig) -> tuple[TaskId, ...]:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -26,16 +26,66 @@ class Worker:
 
     Attributes:
         spec: what was started.
-        process: the handle; it is waited for by `reap` alone.
+        pid: its process.
+        outputs: what to read standard output and error from; empty when the worker has the agent's.
+        collect: waits for the process, for so many seconds; called by `reap` alone.
         watcher: the thread that reports the end of the process.
     """
 
     spec: WorkerSpec
-    process: "subprocess.Popen[bytes]"
+    pid: int
+    outputs: tuple[int, ...]
+    collect: Callable[[float], None]
     watcher: threading.Thread
 
 
-def start(spec: WorkerSpec, inherited: Mapping[str, str], events: "SimpleQueue[Event]", *, piped: bool) -> Worker:
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """A child process of this one.
+
+    Attributes:
+        pid: its process, which leads a session.
+        collect: waits for it, for so many seconds.
+    """
+
+    pid: int
+    collect: Callable[[float], None]
+
+
+# (what to start, its complete environment, descriptors of its standard input, output and error) -> the process
+Starter = Callable[[WorkerSpec, Mapping[str, str], tuple[int, int, int]], Child]
+
+
+def started_anew(spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
+    """Start a process by its command.
+
+    Args:
+        spec: what to start.
+        environment: complete.
+        streams: descriptors of standard input, output and error; the caller keeps its own.
+    Raises:
+        OSError: the system cannot.
+    """
+    stdin, stdout, stderr = streams
+    process = subprocess.Popen(
+        spec.argv, env=dict(environment), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+
+    def collect(seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=seconds)
+
+    return Child(pid=process.pid, collect=collect)
+
+
+def start(
+    spec: WorkerSpec,
+    inherited: Mapping[str, str],
+    events: "SimpleQueue[Event]",
+    *,
+    piped: bool,
+    starter: Starter = started_anew,
+) -> Worker:
     """Start one worker; its end is put into ``events``.
 
     The calling thread must outlive the worker: Linux ends the worker together with the thread that started it.
@@ -45,29 +95,34 @@ def start(spec: WorkerSpec, inherited: Mapping[str, str], events: "SimpleQueue[E
         inherited: the agent's environment.
         events: where the end of the process is reported.
         piped: whether standard output and error go into pipes; otherwise the worker has the agent's, and its input.
+        starter: what makes the process.
     Raises:
         TfdistError: the system cannot start it.
     """
-    channel = subprocess.PIPE if piped else None
+    outputs: list[int] = []
+    given: list[int] = []  # to the worker; closed here
     try:
-        process = subprocess.Popen(
-            spec.argv,
-            env=spec.environ(inherited),
-            stdin=subprocess.DEVNULL if piped else None,
-            stdout=channel,
-            stderr=channel,
-            start_new_session=True,
-        )
+        if piped:
+            given.append(os.open(os.devnull, os.O_RDONLY))
+            for _ in range(2):
+                for ends, end in zip((outputs, given), os.pipe(), strict=True):
+                    ends.append(end)
+        child = starter(spec, spec.environ(inherited), (given[0], given[1], given[2]) if piped else (0, 1, 2))
     except OSError as error:
+        for descriptor in outputs:
+            os.close(descriptor)
         raise TfdistError(
             f"{spec.task} cannot be started ({error}). The command is {list(spec.argv)}; free memory or "
             "processes, or start fewer workers."
         ) from error
+    finally:
+        for descriptor in given:
+            os.close(descriptor)
     watcher = threading.Thread(
-        target=_watch, args=(spec.index, process.pid, events), name=f"watch {spec.task}", daemon=True
+        target=_watch, args=(spec.index, child.pid, events), name=f"watch {spec.task}", daemon=True
     )
     watcher.start()
-    return Worker(spec=spec, process=process, watcher=watcher)
+    return Worker(spec=spec, pid=child.pid, outputs=tuple(outputs), collect=child.collect, watcher=watcher)
 
 
 def _watch(index: int, pid: int, events: "SimpleQueue[Event]") -> None:
@@ -82,9 +137,18 @@ def send(worker: Worker, number: int) -> None:
     """Send a signal: SIGKILL to all processes of the worker's group, any other to the worker alone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if number == signal.SIGKILL:
-            os.killpg(worker.process.pid, number)
+            os.killpg(worker.pid, number)
         else:
-            os.kill(worker.process.pid, number)
+            os.kill(worker.pid, number)
+
+
+def is_stopped(worker: Worker) -> bool:
+    """Return whether the process stands still, because of SIGSTOP or the like; False where this cannot be told."""
+    try:
+        with open(f"/proc/{worker.pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
+    except OSError:
+        return False
 
 
 def end_leftovers(workers: tuple[Worker, ...], job_id: str, *, grace_seconds: float) -> int:
@@ -93,7 +157,7 @@ def end_leftovers(workers: tuple[Worker, ...], job_id: str, *, grace_seconds: fl
     Returns:
         How many processes there were.
     """
-    sessions = [worker.process.pid for worker in workers]
+    sessions = [worker.pid for worker in workers]
     left = guardian.members(job_id, sessions=sessions)
     for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -109,9 +173,7 @@ def reap(workers: tuple[Worker, ...], *, timeout_seconds: float) -> None:
     """Collect the ended workers, and the threads that watched them; one that will not end is left to the system."""
     deadline = time.monotonic() + timeout_seconds
     for worker in workers:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(timeout=max(0.1, deadline - time.monotonic()))
+        worker.collect(max(0.1, deadline - time.monotonic()))
         worker.watcher.join(timeout=max(0.1, deadline - time.monotonic()))
-        for pipe in (worker.process.stdout, worker.process.stderr):
-            if pipe is not None:
-                pipe.close()
+        for descriptor in worker.outputs:
+            os.close(descriptor)

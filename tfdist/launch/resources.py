@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,26 +12,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
+from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.launch import guardian
-from tfdist.launch.supervise import Event, Received
+from tfdist.launch.supervise import Received
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FAST = Path("/dev/shm")  # memory that looks like a directory
 
 
 @contextlib.contextmanager
-def signals_into(events: "SimpleQueue[Event]") -> Iterator[None]:
+def signals_into(events: "SimpleQueue[Any]", *more: signal.Signals) -> Iterator[None]:
     """Turn SIGINT, SIGTERM and SIGHUP into events; one that is ignored (nohup, a background job) stays ignored.
 
     Outside of the main thread, where Python allows no handlers, nothing changes.
+
+    Args:
+        events: where they are put.
+        more: other signals.
     """
 
     def put(number: int, frame: FrameType | None) -> None:
         events.put(Received(number=number))
 
     in_main = threading.current_thread() is threading.main_thread()
-    previous = {s: signal.getsignal(s) for s in PASSED_ON if in_main and signal.getsignal(s) is not signal.SIG_IGN}
+    wanted = (*PASSED_ON, *more) if in_main else ()
+    previous = {number: signal.getsignal(number) for number in wanted if signal.getsignal(number) != signal.SIG_IGN}
     for number in previous:
         signal.signal(number, put)
     try:
@@ -44,16 +50,18 @@ def signals_into(events: "SimpleQueue[Event]") -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """A temporary directory, and a process that ends the job and removes the directory if this process is killed.
+    """Temporary directories, and a process that ends the job and removes them if this process is killed.
 
     Attributes:
         job_id: of the job.
         directory: where the workers record their failures.
+        memory: a directory in memory, if there is one, else the same: what is in it outlives the workers, not the job.
         process: the guardian.
     """
 
     job_id: str
     directory: Path
+    memory: Path
     process: "subprocess.Popen[bytes]"
 
     def watch(self, session: int) -> None:
@@ -72,12 +80,16 @@ class Guard:
 
 
 @contextlib.contextmanager
-def guarded(job_id: str, *, parent: Path | None = None) -> Iterator[Guard]:
-    """Yield a guard for the job; afterwards its directory and its process are gone.
+def guarded(
+    job_id: str, *, parent: Path | None = None, in_memory: bool = False, also: tuple[Path, ...] = ()
+) -> Iterator[Guard]:
+    """Yield a guard for the job; afterwards its directories and its process are gone.
 
     Args:
         job_id: of the job.
         parent: where the directory is made; where temporary files belong by default.
+        in_memory: whether there is also one in memory, where the system has a place for it.
+        also: files that are removed with the directories.
     Raises:
         TfdistError: no temporary directory can be written, or the guardian cannot be started.
     """
@@ -87,18 +99,24 @@ def guarded(job_id: str, *, parent: Path | None = None) -> Iterator[Guard]:
         raise TfdistError(
             f"no temporary directory can be made ({error}). Set TMPDIR to one that is writable."
         ) from error
+    memory = directory
+    if in_memory:
+        with contextlib.suppress(OSError):
+            memory = Path(tempfile.mkdtemp(prefix="tfdist-", dir=_FAST))
+    paths = [str(path) for path in (directory, memory, *also)]
     try:
-        with _guardian(job_id, directory) as process:
-            yield Guard(job_id=job_id, directory=directory, process=process)
+        with _guardian(job_id, paths) as process:
+            yield Guard(job_id=job_id, directory=directory, memory=memory, process=process)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        for path in paths:
+            guardian.remove(path)
 
 
 @contextlib.contextmanager
-def _guardian(job_id: str, directory: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def _guardian(job_id: str, paths: list[str]) -> "Iterator[subprocess.Popen[bytes]]":
     try:
         process = subprocess.Popen(
-            [sys.executable, guardian.__file__, job_id, str(directory)],
+            [sys.executable, guardian.__file__, job_id, *paths],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

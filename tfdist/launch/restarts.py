@@ -1,7 +1,7 @@
 """Whether workers are started again when none is left, and how many, as a pure function.
 
 Failures have a budget (`--max-restarts`); a change of the number of workers costs nothing of it. A failure that comes
-again and again without any progress is not the machine's: the job ends before its budget does.
+again and again at the same step is not the machine's: the job ends before its budget does.
 """
 
 from dataclasses import dataclass, replace
@@ -29,16 +29,14 @@ class History:
     Attributes:
         starts: how often the workers have been started again, for whatever reason.
         failures: how often because of a failure.
-        same: how often the last failure has come in a row, without progress.
-        signature: what it was.
-        reached: the largest number of steps that need not be repeated.
+        same: how often the last failure has come in a row.
+        signature: what it was, and at which step.
     """
 
     starts: int = 0
     failures: int = 0
     same: int = 0
     signature: str | None = None
-    reached: int = -1
 
 
 def next_size(state: WorkersState) -> int:
@@ -52,29 +50,22 @@ def next_size(state: WorkersState) -> int:
     return min(state.wanted, state.size - len(state.leaving)) if state.leaving else state.wanted
 
 
-def after_failure(history: History, *, signature: str | None, reached: int) -> History:
+def after_failure(history: History, signature: str | None) -> History:
     """Return the history with one more failure.
 
     Args:
         history: before it.
-        signature: equal for failures that are the same; None for one that may come from the machine.
-        reached: number of steps that need not be repeated, by what the workers have said; -1 if they said nothing.
+        signature: equal for failures that are the same, at the same step; None where the step is not known.
 
     Example:
         >>> history = History()
         >>> for _ in range(3):
-        ...     history = after_failure(history, signature="ValueError: x", reached=7)
-        >>> history.same, after_failure(history, signature="ValueError: x", reached=8).same
+        ...     history = after_failure(history, "ValueError in step 7")
+        >>> history.same, after_failure(history, "ValueError in step 8").same
         (3, 1)
     """
-    again = signature is not None and signature == history.signature and reached <= history.reached
-    return replace(
-        history,
-        failures=history.failures + 1,
-        same=history.same + 1 if again else 1 if signature is not None else 0,
-        signature=signature,
-        reached=max(reached, history.reached),
-    )
+    again = signature is not None and signature == history.signature
+    return replace(history, failures=history.failures + 1, same=history.same + 1 if again else 1, signature=signature)
 
 
 def follow(state: WorkersState, history: History, *, max_restarts: int, min_workers: int) -> Follow:

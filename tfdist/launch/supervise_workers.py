@@ -243,16 +243,13 @@ def _exited(state: WorkersState, event: Exited, now: float, rules: Rules) -> _Ne
     if not stopping and (state.phase is not Phase.RUNNING or not rules.may_restart):
         state = replace(state, failed=state.failed or state.phase is Phase.RUNNING)
         return _as_ever(state, event, now, rules)
-    state, actions = _fail(replace(state, base=replace(state.base, running=state.running - {event.worker})), now)
-    others = f"; {_count(state.base)} killed with it" if state.running else ""
-    return state, (*actions, Say(text=f"worker {event.worker} failed ({how_it_ended(event.returncode)}){others}"))
+    return _fail(replace(state, base=replace(state.base, running=state.running - {event.worker})), now)
 
 
 def _hung(state: WorkersState, hang: Hang, now: float) -> _Next:
     if state.phase is not Phase.RUNNING and (state.halt is None or state.phase is not Phase.STOPPING):
         return state, ()
-    state, actions = _fail(replace(state, hang=hang), now)
-    return state, (*actions, Say(text=f"{hang.text}; {_count(state.base)} killed"))
+    return _fail(replace(state, hang=hang), now)
 
 
 def _fail(state: WorkersState, now: float) -> _Next:

@@ -1,0 +1,98 @@
+"""Where workers that are started again come from: a process that has imported TensorFlow already, once it is there.
+
+It is prepared when the workers step for the first time, with the variables that they have set for TensorFlow and the
+like, and only if they have loaded TensorFlow. Whatever goes wrong with it costs seconds: a worker is started anew then.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfdist.errors import TfdistError
+from tfdist.launch.config import LaunchConfig
+from tfdist.launch.plan import WorkerSpec, environment_file
+from tfdist.launch.processes import Child, started_anew
+from tfdist.launch.resources import Guard
+from tfdist.launch.zygote import Zygote
+
+_LIBRARY = b"_pywrap_tensorflow"
+
+
+class Nursery:
+    """Starts workers, the fastest way that there is.
+
+    Args:
+        config: the request.
+        guard: of the job.
+    """
+
+    def __init__(self, config: LaunchConfig, guard: Guard) -> None:
+        self._config = config
+        self._guard = guard
+        self._zygote: Zygote | None = None
+        self._tried = False
+
+    def prepare(self, pid: int) -> None:
+        """Prepare for a restart, if this worker has loaded TensorFlow; only the first call does anything.
+
+        Args:
+            pid: of a worker that steps.
+        """
+        if self._tried or not self._config.is_elastic or sys.platform != "linux":
+            return
+        self._tried = True
+        if not _has_tensorflow(pid):
+            return
+        environment = {name: value for name, value in os.environ.items() if name != "TFDIST_JOB_ID"}
+        environment |= _published(environment_file(self._guard.directory))
+        environment.pop("TF_CONFIG", None)
+        target = self._config.target
+        folder = os.getcwd() if self._config.is_module else os.path.dirname(os.path.realpath(target))
+        with contextlib.suppress(TfdistError):
+            self._zygote = Zygote.start(environment, folder=folder)
+            self._guard.watch(self._zygote.pid)
+
+    def start(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
+        """Start a worker; as `processes.started_anew` does, or faster."""
+        if self._zygote is not None and self._zygote.is_ready:
+            stdin, stdout, stderr = streams
+            try:
+                pid = self._zygote.spawn(spec.argv, environment, stdin=stdin, stdout=stdout, stderr=stderr)
+            except TfdistError:
+                self.close()
+            else:
+                return Child(pid=pid, collect=lambda seconds: _collect(pid, seconds))
+        return started_anew(spec, environment, streams)
+
+    def close(self) -> None:
+        """End what was prepared."""
+        if self._zygote is not None:
+            self._zygote.close()
+            self._guard.forget(self._zygote.pid)
+            self._zygote = None
+
+
+def _has_tensorflow(pid: int) -> bool:
+    try:
+        return _LIBRARY in Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return False
+
+
+def _published(path: Path) -> dict[str, str]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(value) for name, value in content.items()} if isinstance(content, dict) else {}
+
+
+def _collect(pid: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)

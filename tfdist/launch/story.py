@@ -1,0 +1,203 @@
+"""What the user is told about restarts: a line when it happens, a line in the event file, and a summary at the end."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tfdist.launch.events import EventFile
+from tfdist.launch.failure import Failure, how_it_ended, in_short
+from tfdist.launch.hangs import Hang, Seen
+from tfdist.launch.progress import Phase, Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why the workers had to be started again.
+
+    Attributes:
+        worker: whose failure it was, or None.
+        kind: "signal", "exit", "exception" or "hang".
+        text: what the user is told.
+        time: when it was seen, on the agent's clock.
+        progress: what the worker had said, if it is known.
+    """
+
+    worker: int | None
+    kind: str
+    text: str
+    time: float
+    progress: Progress | None
+
+    @property
+    def tick(self) -> int | None:
+        """The last step that the worker had started since the workers were started."""
+        return None if self.progress is None or self.progress.pid == 0 else self.progress.position.started
+
+    @property
+    def signature(self) -> str | None:
+        """What is equal for the same failure at the same step; None where neither the step nor the reason is known."""
+        if self.tick is None and self.kind != "exception":
+            return None
+        resumed = None if self.progress is None else self.progress.resumed
+        return f"{self.kind} {self.worker} {self.text if self.kind == 'exception' else ''} {resumed} {self.tick}"
+
+
+def cause_of(failures: Sequence[Failure], hang: Hang | None, seen: Sequence[Seen], now: float) -> Cause:
+    """Return why the workers of a start have ended.
+
+    Args:
+        failures: the workers that failed on their own, the root cause first.
+        hang: or that they did not go on.
+        seen: what the workers had said last.
+        now: when it was seen.
+
+    Example:
+        >>> cause_of([Failure(worker=1, time=2.0, returncode=-9)], None, [], 2.0).text
+        'worker 1 failed: killed by SIGKILL (signal 9)'
+    """
+    said = {one.worker: one.progress for one in seen}
+    if hang is not None:
+        progress = said.get(hang.worker if hang.worker is not None else 0)
+        return Cause(worker=hang.worker, kind="hang", text=hang.text, time=now, progress=progress)
+    if not failures:
+        return Cause(worker=None, kind="exit", text="the workers have failed", time=now, progress=said.get(0))
+    root = failures[0]
+    kind = "exception" if root.record is not None else "signal" if root.returncode < 0 else "exit"
+    how = how_it_ended(root.returncode) if root.record is None else in_short(root)
+    return Cause(
+        worker=root.worker,
+        kind=kind,
+        text=f"worker {root.worker} failed: {how}",
+        time=min(now, root.time),
+        progress=said.get(root.worker),
+    )
+
+
+@dataclass(kw_only=True)
+class Story:
+    """What has happened to a job.
+
+    Attributes:
+        say: tells the user a line.
+        file: the event file.
+        max_restarts: how many failures are followed by another start.
+        start: how often the workers have been started again.
+        failures: how often because of a failure.
+        sizes: how often because of another number of workers.
+        lost: how many steps were repeated.
+        recoveries: seconds from each failure until all have stepped again.
+    """
+
+    say: Callable[[str], None]
+    file: EventFile
+    max_restarts: int
+    start: int = 0
+    failures: int = 0
+    sizes: int = 0
+    lost: int = 0
+    recoveries: list[float] = field(default_factory=list)
+    _since: float | None = None
+    _after_failure: bool = False
+
+    def started(self, pids: Sequence[int]) -> None:
+        """The workers are started."""
+        self.file.write("started", start=self.start, workers=len(pids), pids=list(pids))
+
+    def failed(self, cause: Cause, *, begun: float, again: bool, why_not: str = "") -> None:
+        """They have failed.
+
+        Args:
+            cause: why.
+            begun: clock time of the start of the job.
+            again: whether they are started again.
+            why_not: if they are not.
+        """
+        self.failures += again
+        left = max(0, self.max_restarts - self.failures)
+        said = None if cause.kind == "hang" else cause.progress  # a hang has it in its text
+        where = "" if said is None or said.pid == 0 else f" ({_where(said)})"
+        if again:
+            follows = f"start {self.start + 1} follows, {left} more of {self.max_restarts} after failures"
+            self.say(f"{cause.text}{where}, {cause.time - begun:.1f} s after the start; {follows}")
+        elif why_not:
+            self.say(f"{cause.text}{where}, {cause.time - begun:.1f} s after the start; {why_not}")
+        self.file.write(
+            "failed",
+            start=self.start,
+            clock=cause.time,
+            worker=cause.worker,
+            cause=cause.kind,
+            text=cause.text,
+            phase=None if cause.progress is None else cause.progress.phase.name.lower(),
+            tick=cause.tick,
+            restarts_left=left,
+        )
+        self._since, self._after_failure = cause.time, True
+
+    def halted(self, purpose: str, workers: int, now: float) -> None:
+        """They have stopped as asked, and so many go on."""
+        self.sizes += workers > 0
+        self.file.write("halted", start=self.start, clock=now, purpose=purpose, workers=workers)
+        self._since, self._after_failure = now, False
+
+    def stepping(self, seen: Sequence[Seen]) -> str:
+        """All workers have ended a step; return what is told about it."""
+        workers = [one.progress for one in seen]
+        clock = max(progress.ticked or 0.0 for progress in workers)
+        lost = max(progress.lost for progress in workers)
+        resumed, source = workers[0].resumed, workers[0].source
+        content: dict[str, object] = {"workers": len(workers), "resumed": resumed, "lost": lost, "source": source}
+        text = f"{_all(len(workers))} step"
+        if self._since is not None:
+            seconds = clock - self._since
+            content["seconds"] = round(seconds, 4)
+            self.lost += lost
+            if self._after_failure:
+                self.recoveries.append(seconds)
+            of = "the failure" if self._after_failure else "the last step"
+            text = f"{_all(len(workers))} step again {seconds:.2f} s after {of}"
+            if resumed is not None:
+                text += f", from step {resumed}{f' ({source})' if source else ''}; {_steps(lost)} repeated"
+            self.say(text)
+        self.file.write("stepping", start=self.start, clock=clock, **content)
+        self._since = None
+        return text
+
+    def ended(self, exit_code: int) -> None:
+        """The job has ended."""
+        self.file.write("ended", start=self.start, exit_code=exit_code, restarts=self.failures, lost=self.lost)
+        if self.start:
+            self.say(self.summary(exit_code))
+
+    def summary(self, exit_code: int) -> str:
+        """Return what there is to say about the whole job.
+
+        Example:
+            >>> Story(say=print, file=EventFile(None, "a1"), max_restarts=3, failures=1, recoveries=[0.5]).summary(0)
+            'ended with code 0 after 1 of 3 restarts; 0 steps repeated; all stepped again after 0.50 s'
+        """
+        parts = [f"ended with code {exit_code} after {self.failures} of {self.max_restarts} restarts"]
+        if self.sizes:
+            parts[0] += f" and {self.sizes} change{'s' if self.sizes > 1 else ''} of the number of workers"
+        parts.append(f"{_steps(self.lost)} repeated")
+        if len(self.recoveries) == 1:
+            parts.append(f"all stepped again after {self.recoveries[0]:.2f} s")
+        elif self.recoveries:
+            middle, most = statistics.median(self.recoveries), max(self.recoveries)
+            parts.append(f"all stepped again after {middle:.2f} s (median; {most:.2f} s at most)")
+        return "; ".join(parts)
+
+
+def _where(progress: Progress) -> str:
+    if progress.position.started < 0:
+        return progress.phase.name.lower()
+    count = f"step {progress.position.started + 1} since it was started"
+    return count if progress.phase is Phase.STEPPING else f"{progress.phase.name.lower()}, {count}"
+
+
+def _all(workers: int) -> str:
+    return "the worker" if workers == 1 else f"all {workers} workers"
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'' if count == 1 else 's'}"
