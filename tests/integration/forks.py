@@ -1,6 +1,6 @@
 """Scripts run one after the other in forks of a process that has imported TensorFlow: a second each instead of five.
 
-python forks.py        reads a line of JSON per script, {"argv", "environment", "output"}, and answers with its exit code
+python forks.py      reads a line of JSON per script, {"argv", "environment", "output"}, and answers its exit code
 """
 
 import contextlib

@@ -17,10 +17,10 @@ _MEMORY = "TFDIST_MEMORY_DIR"
 class BackupAndRestore(keras.callbacks.Callback):
     """Backs up the whole state of `fit`, and lets the next `fit` go on from it: a drop-in for Keras' callback.
 
-    Kept are weights, optimizer slots, loss scale, moving averages, random numbers (Keras' seed generators, TensorFlow's,
-    NumPy's, Python's), the position in the data, epoch and step, the metrics of the running epoch, History, and what
-    the other callbacks have learnt: Keras' own, and every callback that has ``get_state()`` and ``set_state(state)``
-    (of None, bools, numbers, text, arrays, in lists, tuples and dicts).
+    Kept are weights, optimizer slots, loss scale, moving averages, the states of random numbers (Keras' seed
+    generators, TensorFlow's, NumPy's, Python's), the position in the data, epoch and step, the metrics of the running
+    epoch, History, and what the other callbacks have learnt: Keras' own, and every callback that has ``get_state()``
+    and ``set_state(state)``, of None, bools, numbers, text and arrays in lists, tuples and dicts.
 
     Guaranteed, with deterministic ops: training that was killed at any moment and started again has the weights, the
     slots, the History and the order of examples of training that was never killed, bit for bit. A backup that exists

@@ -1,4 +1,4 @@
-"""A process that is asked to end (SIGTERM), as machines are that are taken away: training saves, and ends or shrinks."""
+"""A process that is asked to end (SIGTERM), as before a machine is taken away: training saves, and ends or shrinks."""
 
 import os
 import signal

@@ -105,8 +105,9 @@ class Keeper(keras.callbacks.Callback):
         stopped = state["stop_training"] and not state["step"]
         keras_model.set_initial_epoch(self.model, self._fit.epochs if stopped else self._epoch)
         self.model.stop_training = state["stop_training"]
-        if pulse().reporter is not None:
-            pulse().reporter.resumed(self._steps, lost, self._found.source)
+        reporter = pulse().reporter
+        if reporter is not None:
+            reporter.resumed(self._steps, lost, self._found.source)
         if self._workers.is_chief:
             _logger.info(
                 "Training goes on behind step %d of epoch %d (from %s).",

@@ -2,10 +2,10 @@
 
 Private names, read in Keras 3.15.1 (`keras/src/trainers/epoch_iterator.py`, `backend/tensorflow/trainer.py`):
 
-- the local variables of `fit` (`epoch_iterator`, `callbacks`, `epochs`, `initial_epoch`, `val_x`), found in its frame: a
-  callback is told of its model alone.
-- `EpochIterator._enumerate_iterator`, which numbers the steps of an epoch from 0, always; its state `_current_iterator`,
-  `_steps_seen`, `_num_batches`; `data_adapter._dataset`.
+- the local variables of `fit` (`epoch_iterator`, `callbacks`, `epochs`, `initial_epoch`, `val_x`), found in its frame:
+  a callback is told of its model alone.
+- `EpochIterator._enumerate_iterator`, which numbers the steps of an epoch from 0, always; its state
+  `_current_iterator`, `_steps_seen`, `_num_batches`, `_distributed_dataset`; `data_adapter._dataset`.
 - `Model._get_metrics_result_or_logs`: what the logs of an epoch are made of.
 """
 

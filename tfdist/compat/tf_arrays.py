@@ -1,7 +1,7 @@
 """Tensors as arrays without a copy.
 
-Private name, read in TensorFlow 2.21.0: `EagerTensor._numpy`, which shows the memory of a tensor; `numpy` copies it. The
-buffer protocol, which is public, does not know bfloat16.
+Private name, read in TensorFlow 2.21.0: `EagerTensor._numpy`, which shows the memory of a tensor; `numpy` copies it.
+The buffer protocol, which is public, does not know bfloat16.
 """
 
 from typing import Any

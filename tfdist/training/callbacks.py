@@ -94,9 +94,8 @@ class _Agree(keras.callbacks.Callback):
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
-    if type(callback).__module__.split(".")[0] in ("keras", "tfdist") and not isinstance(
-        callback, keras.callbacks.LambdaCallback
-    ):
+    ours = type(callback).__module__.split(".")[0] in ("keras", "tfdist")
+    if ours and not isinstance(callback, keras.callbacks.LambdaCallback):
         return False
     base = keras.callbacks.Callback
     lambdas = {"on_train_batch_begin", "on_train_batch_end"} & vars(callback).keys()
