@@ -52,6 +52,7 @@ from tfdist.launch.supervise_workers import (
     WorkersState,
     decide_workers,
     first_state,
+    shown,
 )
 
 HALT_LOOK_SECONDS = 0.002  # how often the agent looks while workers come to their next step
@@ -204,9 +205,9 @@ def _start(
         if cause is not None:
             job.story.failed(cause, begun=job.begun, again=again, why_not=_why_not(follows, history, config))
         elif state.halt is not None and state.halted:
-            job.story.halted(state.halt.purpose.value, next_size(state) if again else 0, time.monotonic())
+            job.story.halted(state.halt.purpose.value, next_size(state) if again else 0, state.halt.asked)
         if follows is Follow.LEFT:
-            job.say(f"{next_size(state)} workers would be left, and --min-workers is {least}: the job ends")
+            job.say(f"{shown(next_size(state))} would be left, and --min-workers is {least}: the job ends")
     return course, follows, history, give_up
 
 

@@ -6,8 +6,8 @@ clock, on which the differences are right), "job" (its id), "start" (how often t
 
     event       and
     started     workers, pids
-    stepping    workers; after a restart: seconds (failure seen -> all step again), resumed, lost (steps that are
-                repeated), source; all workers have ended a step
+    stepping    workers, resumed, lost (steps that are repeated), source; all workers have ended a step. After a
+                restart: seconds (failure seen -> all have ended a step; or asked to stop -> likewise)
     failed      worker (or null), cause ("signal", "exit", "exception", "hang"), text, phase, tick (the last step that
                 it has started since the workers were, or null), restarts_left
     halted      purpose ("resize", "leave", "end"), workers (how many go on): all have stopped before the same step

@@ -89,7 +89,7 @@ class Control:
     def _take(self, connection: socket.socket, workers: int) -> None:
         least, most = self._workers
         if not least <= workers <= most:
-            text = f"{workers} workers are asked for; the job was started with --min-workers {least} and "
+            text = f"the number is {workers}; the job was started with --min-workers {least} and "
             _reply(connection, ok=False, text=f"{text}--max-workers {most}. Ask for a number between them.")
             return
         with self._lock:

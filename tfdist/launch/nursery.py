@@ -11,13 +11,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfdist.errors import TfdistError
 from tfdist.launch.config import LaunchConfig
 from tfdist.launch.plan import WorkerSpec, environment_file
 from tfdist.launch.processes import Child, started_anew
 from tfdist.launch.resources import Guard
-from tfdist.launch.zygote import Zygote
+
+if TYPE_CHECKING:
+    from tfdist.launch.zygote import Zygote
 
 _LIBRARY = b"_pywrap_tensorflow"
 
@@ -47,6 +50,8 @@ class Nursery:
         self._tried = True
         if not _has_tensorflow(pid):
             return
+        from tfdist.launch.zygote import Zygote  # most jobs need none
+
         environment = {name: value for name, value in os.environ.items() if name != "TFDIST_JOB_ID"}
         environment |= _published(environment_file(self._guard.directory))
         environment.pop("TF_CONFIG", None)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from tfdist.errors import ConfigError
 from tfdist.launch import faults
 from tfdist.launch.hold import Position, Standing
 
@@ -302,21 +303,25 @@ class _Words:
 
     def __init__(self, path: str | os.PathLike[str], *, must_have: int) -> None:
         with open(path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if must_have < 0 or size % 8 or size < 8 * (_HEADER + (must_have + 1) * _RECORD):
+                raise _no_page(path, must_have)
             self._mapped = mmap.mmap(file.fileno(), 0)
         self.view = memoryview(self._mapped).cast("q")
-        fits = len(self.view) >= _HEADER + (must_have + 1) * _RECORD
-        if not fits or self.view[0] != _MAGIC or not 0 <= must_have < self.view[1]:
+        if self.view[0] != _MAGIC or must_have >= self.view[1]:
             self.close()
-            from tfdist.errors import ConfigError
-
-            raise ConfigError(
-                f"{os.fspath(path)} (TFDIST_PROGRESS_FILE) is no progress page with a record for worker {must_have} "
-                "(TFDIST_WORKER_INDEX). `tfdist run` of the same version sets both; unset them elsewhere."
-            )
+            raise _no_page(path, must_have)
 
     def close(self) -> None:
         self.view.release()
         self._mapped.close()
+
+
+def _no_page(path: str | os.PathLike[str], worker: int) -> ConfigError:
+    return ConfigError(
+        f"{os.fspath(path)} (TFDIST_PROGRESS_FILE) is no progress page with a record for worker {worker} "
+        "(TFDIST_WORKER_INDEX). `tfdist run` of the same version sets both; unset them elsewhere."
+    )
 
 
 def _publish_environment(environ: Mapping[str, str]) -> None:

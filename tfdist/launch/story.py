@@ -134,11 +134,11 @@ class Story:
         )
         self._since, self._after_failure = cause.time, True
 
-    def halted(self, purpose: str, workers: int, now: float) -> None:
-        """They have stopped as asked, and so many go on."""
+    def halted(self, purpose: str, workers: int, asked: float) -> None:
+        """They have stopped, as they were asked to at this clock time, and so many go on."""
         self.sizes += workers > 0
-        self.file.write("halted", start=self.start, clock=now, purpose=purpose, workers=workers)
-        self._since, self._after_failure = now, False
+        self.file.write("halted", start=self.start, purpose=purpose, workers=workers)
+        self._since, self._after_failure = asked, False
 
     def stepping(self, seen: Sequence[Seen]) -> str:
         """All workers have ended a step; return what is told about it."""
@@ -147,15 +147,15 @@ class Story:
         lost = max(progress.lost for progress in workers)
         resumed, source = workers[0].resumed, workers[0].source
         content: dict[str, object] = {"workers": len(workers), "resumed": resumed, "lost": lost, "source": source}
-        text = f"{_all(len(workers))} step"
+        text = _all(len(workers))
         if self._since is not None:
             seconds = clock - self._since
             content["seconds"] = round(seconds, 4)
             self.lost += lost
             if self._after_failure:
                 self.recoveries.append(seconds)
-            of = "the failure" if self._after_failure else "the last step"
-            text = f"{_all(len(workers))} step again {seconds:.2f} s after {of}"
+            of = "the failure" if self._after_failure else "they were asked to stop"
+            text = f"{_all(len(workers))} again {seconds:.2f} s after {of}"
             if resumed is not None:
                 text += f", from step {resumed}{f' ({source})' if source else ''}; {_steps(lost)} repeated"
             self.say(text)
@@ -196,7 +196,7 @@ def _where(progress: Progress) -> str:
 
 
 def _all(workers: int) -> str:
-    return "the worker" if workers == 1 else f"all {workers} workers"
+    return "1 worker steps" if workers == 1 else f"all {workers} workers step"
 
 
 def _steps(count: int) -> str:

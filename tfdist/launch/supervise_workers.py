@@ -278,7 +278,7 @@ def _received(state: WorkersState, event: Received, now: float, rules: Rules) ->
 
 def _asked(state: WorkersState, workers: int, rules: Rules) -> _Next:
     if not rules.min_workers <= workers <= rules.max_workers:
-        text = f"{workers} workers are asked for; --min-workers is {rules.min_workers}, --max-workers "
+        text = f"{shown(workers)} wanted; --min-workers is {rules.min_workers}, --max-workers "
         return state, (Say(text=f"{text}{rules.max_workers}. Nothing is changed."),)
     return replace(state, wanted=workers), ()  # when the workers step, the next look sees to it
 
@@ -293,7 +293,7 @@ def _looked(state: WorkersState, event: Looked, now: float, rules: Rules) -> _Ne
             said = Say(text=f"{names} got SIGTERM; all stop after this step and save")
             return replace(state, halt=Halt(purpose=Purpose.LEAVE, asked=now)), (Stop(), said)
         if state.wanted != state.size:
-            said = Say(text=f"{state.wanted} workers are asked for; all stop after this step and save")
+            said = Say(text=f"{shown(state.wanted)} wanted; all stop after this step and save")
             return replace(state, halt=Halt(purpose=Purpose.RESIZE, asked=now)), (Stop(), said)
     return _by_itself(state, Tick(), now, rules)
 
@@ -332,7 +332,7 @@ def announcement(state: State, event: Event, grace_seconds: float) -> str:
     if state.phase is Phase.LOST:
         return f"workers {sorted(state.running)} did not end after SIGKILL; the kernel holds them. Look with ps."
     if state.phase is Phase.KILLING:
-        return f"killing {_count(state)}"
+        return f"killing {shown(len(state.running))}"
     if state.phase is not Phase.STOPPING:
         return ""
     if isinstance(event, Received):
@@ -347,8 +347,14 @@ def announcement(state: State, event: Event, grace_seconds: float) -> str:
 
 
 def _have(state: State) -> str:
-    return f"{_count(state)} {'has' if len(state.running) == 1 else 'have'}"
+    return f"{shown(len(state.running))} {'has' if len(state.running) == 1 else 'have'}"
 
 
-def _count(state: State) -> str:
-    return f"{len(state.running)} worker{'' if len(state.running) == 1 else 's'}"
+def shown(workers: int) -> str:
+    """Return a number of workers in words.
+
+    Example:
+        >>> shown(1), shown(2)
+        ('1 worker', '2 workers')
+    """
+    return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -1,0 +1,148 @@
+"""What counts as a hang: a table of what workers say and how long ago, and that an agent that slept blames nobody."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tfdist.launch.hangs import GAP_SECONDS, INPUT_SECONDS, Hang, Patience, Seen, Watch, allowed_seconds, begin, look
+from tfdist.launch.hold import Position, Standing
+from tfdist.launch.progress import Phase, Progress
+
+PATIENCE = Patience(hang_seconds=2.0, stall_seconds=1800.0)
+RUNNING, BEHIND, HELD = Standing.RUNNING, Standing.BEHIND, Standing.HELD
+
+
+def worker(
+    index: int,
+    phase: Phase = Phase.STEPPING,
+    *,
+    tick: int = 9,
+    standing: Standing = RUNNING,
+    changed: float = 100.0,
+    step: float = 0.1,
+    stopped: bool = False,
+    **more: Any,
+) -> Seen:
+    said: dict[str, Any] = {"pid": 1, "ticked": 1.0, "resumed": 0, "lost": 0, "source": "", "saved": 0, "leaves": False}
+    position = Position(tick=tick, standing=standing)
+    progress = Progress(**{**said, **more}, phase=phase, position=position, changed=changed, step_seconds=step)
+    return Seen(worker=index, progress=progress, stopped=stopped)
+
+
+def after_steps(count: int = 10, seconds: float = 0.1) -> Watch:
+    """Return what an agent remembers that has seen so many steps, and looked last at 100 s."""
+    watch = begin(100.0)
+    for tick in range(count):
+        watch, hang = look(watch, [worker(0, tick=tick, step=seconds), worker(1, tick=tick)], 100.0, PATIENCE)
+        assert hang is None
+    return watch
+
+
+def first_hang(
+    watch: Watch, seen: list[Seen], *, until: float, patience: Patience = PATIENCE
+) -> tuple[float, Hang] | None:
+    now = 100.0
+    while now < until:
+        watch, hang = look(watch, seen, now, patience)
+        if hang is not None:
+            return now, hang
+        now += 0.05 if until < 1000 else GAP_SECONDS
+    return None
+
+
+@pytest.mark.parametrize(
+    ("seen", "after", "culprit", "text"),
+    [
+        ([worker(0), worker(1, tick=8, standing=BEHIND)], 2.0, 1, "stepping after 9 steps"),
+        ([worker(0), worker(1, tick=8)], 2.0, 1, "in step 9 since"),
+        ([worker(0), worker(1, standing=BEHIND)], 2.0, 1, "stepping after 10 steps"),
+        ([worker(0), worker(1)], 2.0, None, "worker 0 and worker 1 hang: in step 10"),
+        ([worker(0), worker(1, stopped=True)], 2.0, 1, "worker 1 hangs"),
+        ([worker(0)], 2.0, 0, "worker 0 hangs: in step 10"),
+        ([worker(0), worker(1, tick=9, standing=HELD, phase=Phase.HELD)], 2.0, 1, "held after 9"),
+        ([worker(0), worker(1, Phase.INPUT, tick=8, standing=BEHIND)], INPUT_SECONDS, 1, "input"),
+        ([worker(0), worker(1, Phase.TRACING)], 1800.0, None, "hang"),
+        ([worker(0), worker(1, Phase.BETWEEN, tick=8, standing=BEHIND)], 1800.0, 1, "between"),
+        ([worker(0, Phase.STARTING, step=0.0), worker(1, step=0.0)], 1800.0, None, "starting"),
+        ([worker(0), worker(1, Phase.STARTING, pid=0, tick=-1, standing=BEHIND, changed=0.0)], 1800.0, 1, "starting"),
+    ],
+)
+def test_who_hangs_and_when(seen: list[Seen], after: float, culprit: int | None, text: str) -> None:
+    found = first_hang(after_steps(), seen, until=100.0 + 2 * after)
+    assert found is not None
+    now, hang = found
+    assert after < now - 100.0 <= after + 1.0 + GAP_SECONDS * (after > 100)
+    assert (hang.worker, hang.since) == (culprit, 100.0)
+    assert text in hang.text
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [worker(0, Phase.HELD, standing=HELD), worker(1, Phase.HELD, standing=HELD)],
+        [worker(0), worker(1, Phase.ENDED)],
+        [worker(0, Phase.STARTING, pid=0), worker(1, Phase.STARTING, pid=0)],
+        [],
+    ],
+)
+def test_who_never_hangs(seen: list[Seen]) -> None:
+    assert first_hang(after_steps(), seen, until=5000.0) is None
+
+
+def test_slow_steps_get_five_times_the_median() -> None:
+    found = first_hang(after_steps(seconds=3.0), [worker(0, step=3.0), worker(1)], until=130.0)
+    assert found is not None
+    assert 15.0 < found[0] - 100.0 < 15.2
+
+
+def test_the_first_steps_are_exempt() -> None:
+    for count in range(3):
+        assert first_hang(after_steps(count), [worker(0, step=0.0), worker(1, step=0.0)], until=130.0) is None
+
+
+def test_one_long_step_moves_nothing() -> None:
+    watch = after_steps()
+    watch, _ = look(watch, [worker(0, tick=50, step=600.0), worker(1, tick=50)], 100.0, PATIENCE)
+    assert allowed_seconds(Phase.STEPPING, watch.samples, PATIENCE) == 2.0
+
+
+def test_a_stopped_process_hangs_whatever_it_does() -> None:
+    for phase in (Phase.SAVING, Phase.STARTING, Phase.HELD, Phase.ENDED):
+        seen = [worker(0, Phase.BETWEEN), worker(1, phase, stopped=True)]
+        found = first_hang(begin(100.0), seen, until=130.0)
+        assert found is not None
+        assert 2.0 < found[0] - 100.0 < 2.2
+        assert (found[1].worker, "SIGSTOP" in found[1].text) == (1, True)
+
+
+def test_a_process_that_goes_on_was_not_stopped_for_long() -> None:
+    watch, now = begin(100.0), 100.0
+    for look_number in range(100):
+        now += 0.9
+        seen = [worker(0, Phase.BETWEEN, stopped=look_number % 3 != 0)]
+        watch, hang = look(watch, seen, now, PATIENCE)
+        assert hang is None
+
+
+def test_an_agent_that_was_stopped_has_seen_nothing() -> None:
+    watch, seen = after_steps(), [worker(0), worker(1, stopped=True)]
+    watch, hang = look(watch, seen, 101.0, PATIENCE)
+    watch, hang = look(watch, seen, 5000.0, PATIENCE)  # the machine slept
+    assert hang is None
+    for now in (5000.9, 5001.8):
+        watch, hang = look(watch, seen, now, PATIENCE)
+        assert hang is None
+    watch, hang = look(watch, seen, 5002.5, PATIENCE)
+    assert hang is not None
+    assert hang.since == 5000.0
+
+
+def test_the_bounds_can_be_chosen() -> None:
+    patience = Patience(hang_seconds=100.0, stall_seconds=7.0)
+    samples = [0.1] * 10
+    assert allowed_seconds(Phase.STEPPING, samples, patience) == 100.0
+    assert allowed_seconds(Phase.INPUT, samples, patience) == 100.0
+    assert allowed_seconds(Phase.SAVING, samples, patience) == 7.0
+    assert allowed_seconds(Phase.HELD, samples, patience) == 0.0
+    assert allowed_seconds(Phase.ENDED, samples, patience) == math.inf

@@ -1,0 +1,306 @@
+"""The agent's decisions about workers that may be started again: tables, and what no course of events may do."""
+
+import signal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.launch.hangs import Hang
+from tfdist.launch.hold import Position, Standing
+from tfdist.launch.progress import HALTED
+from tfdist.launch.restarts import SAME_FAILURES, Follow, History, after_failure, follow, next_size
+from tfdist.launch.supervise import KILL_SECONDS, Exited, Phase, Received, Recorded, Say, Send, Tick
+from tfdist.launch.supervise_workers import (
+    HALT_SECONDS,
+    RECORDED_SECONDS,
+    Asked,
+    GoOn,
+    Hung,
+    Looked,
+    Purpose,
+    Rules,
+    Stop,
+    StopAfter,
+    WorkersAction,
+    WorkersEvent,
+    WorkersState,
+    decide_workers,
+    first_state,
+)
+
+GRACE = 10.0
+RULES = Rules(grace_seconds=GRACE, may_restart=True, min_workers=1, max_workers=4)
+LAST = Rules(grace_seconds=GRACE, may_restart=False, min_workers=1, max_workers=4)
+HANG = Hung(hang=Hang(worker=1, text="worker 1 hangs", since=1.0))
+TERM, KILL, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGINT
+
+
+def looked(*standings: Standing, tick: int = 7, steps: bool = True, leaving: tuple[int, ...] = ()) -> Looked:
+    standings = standings or (Standing.BEHIND,) * 3
+    positions = tuple(Position(tick=tick, standing=standing) for standing in standings)
+    return Looked(positions=positions, steps=steps, leaving=frozenset(leaving))
+
+
+STEPS, HELD = looked(), looked(*[Standing.HELD] * 3)
+
+
+def ended(worker: int, returncode: int = 0) -> Exited:
+    return Exited(worker=worker, returncode=returncode, time=0.0)
+
+
+def play(*events: tuple[float, WorkersEvent], rules: Rules = RULES) -> tuple[WorkersState, list[Any]]:
+    """Return the last state, and (time, action) of all that is not said."""
+    state, done = first_state(3), []
+    for now, event in events:
+        state, actions = decide_workers(state, event, now=now, rules=rules)
+        done += [(now, action) for action in actions if not isinstance(action, Say)]
+    return state, done
+
+
+def everybody(*workers: int, number: int) -> Send:
+    return Send(workers=frozenset(workers), number=number)
+
+
+def follows(state: WorkersState, history: History | None = None, max_restarts: int = 3) -> Follow:
+    return follow(state, history or History(failures=int(state.failed)), max_restarts=max_restarts, min_workers=1)
+
+
+@pytest.mark.parametrize("returncode", [-9, 1, -11, HALTED])
+def test_a_failure_kills_all_at_once(returncode: int) -> None:
+    state, done = play((5, ended(1, returncode)))
+    assert done == [(5, everybody(0, 2, number=KILL))]
+    assert (state.phase, state.failed) == (Phase.KILLING, True)
+    state, _ = play((5, ended(1, returncode)), (5, ended(0, -9)), (5, ended(2, -9)))
+    assert (state.phase, follows(state), next_size(state)) == (Phase.DONE, Follow.AGAIN, 3)
+
+
+def test_the_last_failure_ends_the_job_as_ever() -> None:
+    state, done = play((5, ended(1, 1)), (15, Tick()), rules=LAST)
+    assert done == [(5, everybody(0, 2, number=TERM)), (15, everybody(0, 2, number=KILL))]
+    assert follows(state, History(failures=4)) is Follow.END
+
+
+def test_workers_that_end_well_are_waited_for() -> None:
+    state, done = play((1, ended(2)), (2, ended(0)), (900, Tick()))
+    assert (state.phase, done) == (Phase.RUNNING, [])
+    state, _ = play((1, ended(2)), (2, ended(0)), (900, ended(1)))
+    assert (state.phase, follows(state)) == (Phase.DONE, Follow.END)
+
+
+def test_a_recorded_failure_has_a_moment_to_be_shown() -> None:
+    state, done = play((5, Recorded(worker=1)), (5.5, Recorded(worker=1)))
+    assert (state.phase, done) == (Phase.RUNNING, [])
+    end = 5 + RECORDED_SECONDS
+    _, done = play((5, Recorded(worker=1)), (end, Recorded(worker=1)))
+    assert done == [(end, everybody(0, 1, 2, number=KILL))]
+
+
+@pytest.mark.parametrize("rules", [RULES, LAST])
+def test_a_hang_kills_all(rules: Rules) -> None:
+    state, done = play((5, STEPS), (9, HANG), rules=rules)
+    assert done == [(9, everybody(0, 1, 2, number=KILL))]
+    assert (state.failed, state.hang) == (True, HANG.hang)
+    state, done = play((5, STEPS), (9, HANG), (9 + KILL_SECONDS, Tick()), rules=rules)
+    assert (state.phase, follows(state)) == (Phase.LOST, Follow.END)
+
+
+ALL_HALT = tuple((8.0, ended(worker, HALTED)) for worker in range(3))
+
+
+@pytest.mark.parametrize(
+    ("request_", "size"),
+    [
+        (Asked(workers=4), 4),
+        (Asked(workers=1), 1),
+        (Received(number=signal.SIGUSR1), 4),
+        (Received(number=signal.SIGUSR2), 2),
+    ],
+)
+def test_another_number_of_workers(request_: WorkersEvent, size: int) -> None:
+    events: list[tuple[float, WorkersEvent]]
+    events = [(5, STEPS), (6, request_), (6.1, STEPS), (6.2, STEPS), (7, HELD)]
+    state, done = play(*events)
+    assert done == [(6.1, Stop()), (7, StopAfter(tick=6))]
+    assert (state.phase, state.deadline) == (Phase.RUNNING, None)
+    state, _ = play(*events, *ALL_HALT)
+    assert (state.phase, follows(state), next_size(state)) == (Phase.DONE, Follow.AGAIN, size)
+    assert not state.failed
+
+
+def test_a_wish_waits_until_the_workers_step() -> None:
+    starting = looked(steps=False)
+    _, done = play((1, Asked(workers=2)), (2, starting), (50, starting), (51, STEPS))
+    assert done == [(51, Stop())]
+
+
+def test_the_number_that_is_there_needs_nothing() -> None:
+    _, done = play((5, STEPS), (6, Asked(workers=3)), (7, STEPS))
+    assert done == []
+    _, done = play((5, looked(steps=False)), (6, Asked(workers=1)), (7, Asked(workers=3)), (8, STEPS))
+    assert done == []
+
+
+@pytest.mark.parametrize("workers", [0, 5])
+def test_a_number_out_of_bounds_changes_nothing(workers: int) -> None:
+    state, done = play((5, STEPS), (6, Asked(workers=workers)), (7, STEPS))
+    assert (state.wanted, done) == (3, [])
+
+
+def test_the_target_is_not_read_at_once() -> None:
+    _, done = play((5, STEPS), (6, Asked(workers=2)), (6, STEPS), (6.0005, HELD))
+    assert done == [(6, Stop())]
+
+
+def test_a_resize_that_nobody_comes_to_is_given_up() -> None:
+    late = 6.1 + HALT_SECONDS
+    state, done = play((5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (late, STEPS), (late + 1, STEPS))
+    assert done == [(6.1, Stop()), (late, GoOn())]
+    assert (state.halt, state.wanted) == (None, 3)
+
+
+def test_a_worker_that_is_asked_to_leave() -> None:
+    leaving = looked(leaving=(1,))
+    state, done = play((5, STEPS), (6, leaving), (7, HELD), *ALL_HALT)
+    assert done == [(6, Stop()), (7, StopAfter(tick=6))]
+    assert (follows(state), next_size(state)) == (Follow.AGAIN, 2)
+    assert follow(state, History(), max_restarts=3, min_workers=3) is Follow.LEFT
+    everyone = looked(leaving=(0, 1, 2))
+    state, _ = play((5, STEPS), (6, leaving), (6.5, everyone), (7, HELD), *ALL_HALT)
+    assert follows(state) is Follow.LEFT
+
+
+def test_who_leaves_and_never_comes_is_killed_with_all() -> None:
+    late = 6 + HALT_SECONDS
+    state, done = play((5, STEPS), (6, looked(leaving=(1,))), (late, STEPS))
+    assert done == [(6, Stop()), (late, everybody(0, 1, 2, number=KILL))]
+    assert next_size(state) == 2
+
+
+@pytest.mark.parametrize("how", [ended(0, -9), ended(0, 1), HANG])
+def test_a_failure_while_all_come_to_a_step(how: WorkersEvent) -> None:
+    state, done = play((5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (7, how))
+    assert done[-1][1].number == KILL
+    assert state.failed
+    state, done = play((5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (7, HELD), (8, ended(1, HALTED)), (8, how))
+    assert done[-1] == (8, everybody(*({0, 2} - ({0} if how != HANG else set())), number=KILL))
+    assert next_size(state) == 2, "what was asked for still holds"
+
+
+@pytest.mark.parametrize("number", [TERM, INT, signal.SIGHUP, signal.SIGPIPE])
+def test_a_signal_lets_workers_that_step_save(number: int) -> None:
+    events: list[tuple[float, WorkersEvent]]
+    events = [(5, STEPS), (6, Received(number=number)), (6.1, STEPS), (7, HELD)]
+    state, done = play(*events)
+    assert done == [(6, Stop()), (7, StopAfter(tick=6))]
+    state, done = play(*events, *ALL_HALT)
+    assert (state.phase, state.received, follows(state)) == (Phase.DONE, number, Follow.END)
+    _, done = play(*events, (16, Tick()))
+    assert done[-1] == (16, everybody(0, 1, 2, number=KILL))
+
+
+@pytest.mark.parametrize("rules", [RULES, LAST])
+def test_a_signal_to_workers_that_do_not_step_is_passed_on(rules: Rules) -> None:
+    _, done = play((5, looked(steps=False)), (6, Received(number=INT)), rules=rules)
+    assert done == [(6, everybody(0, 1, 2, number=INT))]
+
+
+def test_a_signal_when_fit_is_over_meanwhile() -> None:
+    over = looked(steps=False)
+    state, done = play((5, STEPS), (6, Received(number=INT)), (7, over), (8, over))
+    assert done == [(6, Stop()), (7, GoOn()), (7, everybody(0, 1, 2, number=INT))]
+    assert state.phase is Phase.STOPPING
+
+
+def test_ctrl_c_again_kills() -> None:
+    _, done = play((5, STEPS), (6, Received(number=INT)), (7, Received(number=INT)))
+    assert done == [(6, Stop()), (7, everybody(0, 1, 2, number=KILL))]
+
+
+def test_a_signal_during_a_resize_ends_the_job() -> None:
+    state, done = play(
+        (5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (6.5, Received(number=TERM)), (7, HELD), *ALL_HALT
+    )
+    assert done == [(6.1, Stop()), (7, StopAfter(tick=6))]
+    assert (follows(state), state.halt and state.halt.purpose) == (Follow.END, Purpose.END)
+
+
+def test_a_signal_while_all_are_killed() -> None:
+    state, _ = play((5, ended(1, -9)), (5, Received(number=TERM)), (5, ended(0, -9)), (5, ended(2, -9)))
+    assert (state.received, follows(state)) == (TERM, Follow.END)
+
+
+def test_the_budget_and_the_same_failure() -> None:
+    failed, _ = play((5, ended(1, -9)), (5, ended(0, -9)), (5, ended(2, -9)))
+    assert follows(failed, History(failures=3)) is Follow.AGAIN
+    assert follows(failed, History(failures=4)) is Follow.END
+    history = History()
+    for _ in range(SAME_FAILURES - 1):
+        history = after_failure(history, "x in step 7")
+    assert follows(failed, history) is Follow.AGAIN
+    assert follows(failed, after_failure(history, "x in step 8")) is Follow.AGAIN
+    assert follows(failed, after_failure(history, "x in step 7")) is Follow.STALLED
+    for _ in range(3):
+        history = after_failure(history, None)  # nobody knows where
+    assert follows(failed, history, max_restarts=10) is Follow.AGAIN
+
+
+EVENTS = st.one_of(
+    st.builds(ended, st.integers(0, 2), st.sampled_from([0, 1, -9, HALTED])),
+    st.builds(Recorded, worker=st.integers(0, 2)),
+    st.builds(Received, number=st.sampled_from([INT, TERM, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2])),
+    st.builds(Asked, workers=st.integers(0, 5)),
+    st.just(HANG),
+    st.just(Tick()),
+    st.builds(
+        looked,
+        *[st.sampled_from(Standing)] * 3,
+        steps=st.booleans(),
+        leaving=st.sampled_from([(), (), (), (1,), (0, 1, 2)]),
+    ),
+)
+COURSES = st.lists(st.tuples(st.floats(0.0, 30.0), EVENTS), max_size=15)
+
+
+@given(COURSES, st.sampled_from([RULES, LAST]))
+def test_any_course_of_events(course: list[tuple[float, WorkersEvent]], rules: Rules) -> None:
+    order = [Phase.RUNNING, Phase.STOPPING, Phase.KILLING, Phase.LOST, Phase.DONE]
+    state, now, asked, targets = first_state(3), 0.0, 0, 0
+    for seconds, event in course:
+        if state.phase in (Phase.DONE, Phase.LOST) or (isinstance(event, Exited) and event.worker not in state.running):
+            continue
+        now += seconds
+        before = state
+        state, actions = decide_workers(state, event, now=now, rules=rules)
+        assert order.index(state.phase) >= order.index(before.phase), "a start never goes back"
+        for action in actions:
+            if isinstance(action, Send):
+                assert action.workers <= before.running, "who has ended gets no signal"
+            asked += isinstance(action, Stop) - isinstance(action, GoOn)
+            targets += isinstance(action, StopAfter)
+            assert not (isinstance(action, GoOn) and targets), "a target cannot be taken back"
+        assert asked in (0, 1)
+        assert targets <= 1
+        assert targets <= asked
+        assert (state.deadline is not None) >= (state.phase in (Phase.STOPPING, Phase.KILLING)), "every wait ends"
+        assert (state.phase is Phase.DONE) == (not state.running)
+        assert RULES.min_workers <= state.wanted <= RULES.max_workers
+
+
+@given(COURSES, st.sampled_from([RULES, LAST]))
+def test_time_alone_ends_a_start_that_is_ending(course: list[tuple[float, WorkersEvent]], rules: Rules) -> None:
+    state, now = first_state(3), 0.0
+    for seconds, event in course:
+        now += seconds
+        state, _ = decide_workers(state, event, now=now, rules=rules)
+    if state.phase is Phase.RUNNING and state.deadline is None:
+        return
+    for _ in range(3):
+        now += max(GRACE, KILL_SECONDS)
+        state, _ = decide_workers(state, looked(steps=True), now=now, rules=rules)
+    assert state.phase in (Phase.DONE, Phase.LOST)
+
+
+def test_actions_are_actions() -> None:
+    assert {Stop, GoOn, StopAfter, Send, Say} <= set(WorkersAction.__args__)
