@@ -53,7 +53,7 @@ class Training:
         return [path.name for path in self._folder.glob("backup*")]
 
 
-def kill(tick: int, at: str = "step") -> dict[str, Any]:
+def kill(tick: int | None, at: str = "step") -> dict[str, Any]:
     return {"kind": "kill", "at": at, "step": tick}
 
 
@@ -76,7 +76,7 @@ def test_killed_at_any_step_and_resumed_equals_never_killed(forking: Forks, tmp_
 def test_any_input_is_entered_where_it_was_left(forking: Forks, tmp_path: Path, data: str) -> None:
     training = Training(forking, tmp_path, "none", data, "1")
     expected = training.to_the_end("never")
-    for tick in (2, 4, 8):
+    for tick in (2, 4, 6):
         assert training.run(f"at {tick}", kill(tick)) == KILLED, forking.output[-3000:]
         assert training.to_the_end(f"at {tick}") == expected, tick
 
@@ -92,5 +92,5 @@ def test_killed_twice_in_one_epoch_and_during_save_validation_and_the_end_of_an_
     assert training.run("twice", kill(1)) == KILLED, forking.output[-3000:]
     assert training.to_the_end("twice") == expected
     for point in ("save-begin", "save-middle", "save-commit", "validation", "epoch-end"):
-        assert training.run(point, kill(4, point)) == KILLED, (point, forking.output[-3000:])
+        assert training.run(point, kill(None, point)) == KILLED, (point, forking.output[-3000:])
         assert training.to_the_end(point) == expected, point

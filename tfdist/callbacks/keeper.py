@@ -65,7 +65,7 @@ class Keeper(keras.callbacks.Callback):
         self.first = _First(self)
         self._fit = fit
         self._workers: Workers = getattr(model.distribute_strategy, "workers", None) or Workers()
-        self._state = TrainState(model, others)
+        self._state = TrainState(model, others, is_chief=self._workers.is_chief)
         self._input = Input(fit)
         self._disk = disk
         self._memory = None if memory is None else Memory(memory)

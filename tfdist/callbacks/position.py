@@ -87,7 +87,8 @@ class Input:
         if self._reading is not None and state["reading"] is not None:
             self._reading.seek(state["reading"])
             if step or taken:
-                keras_epochs.enter(self._fit, step=step, batches_taken=taken)
+                consumed = state["reading"]["consumed"] == state["reading"]["examples"]
+                keras_epochs.enter(self._fit, step=step, batches_taken=taken, has_ended=bool(step) and consumed)
             return
         epochs = epoch - self._fit.initial_epoch
         if not epochs and not step:

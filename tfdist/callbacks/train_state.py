@@ -14,7 +14,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist.callbacks.encoding import decode, encode
-from tfdist.compat import keras_callbacks, keras_model, random_states, tf_arrays
+from tfdist.compat import keras_callbacks, keras_model, random_states, tf_arrays, tf_strategies
 from tfdist.errors import ConfigError
 from tfdist.training.agreement import relative_paths
 
@@ -46,10 +46,14 @@ class TrainState:
     Args:
         model: that trains.
         others: its other callbacks.
+        is_chief: whether this worker has the first replica of all.
     """
 
-    def __init__(self, model: keras.Model, others: Sequence[keras.callbacks.Callback]) -> None:
+    def __init__(
+        self, model: keras.Model, others: Sequence[keras.callbacks.Callback], *, is_chief: bool = True
+    ) -> None:
         self._model = model
+        self._is_chief = is_chief
         self._others = list(others)
         self._variables: dict[str, keras.Variable] = {}
 
@@ -57,7 +61,7 @@ class TrainState:
         """Return the arrays, and the rest as JSON."""
         if not self._variables:
             self._variables = variables_of(self._model)
-        arrays: Arrays = {name: tf_arrays.held(variable.value) for name, variable in self._variables.items()}
+        arrays: Arrays = {name: tf_arrays.held(tf_strategies.primary(variable.value)) for name, variable in self._variables.items()}
         arrays.update({f"{_RANDOM}/{name}": state for name, state in random_states.capture().items()})
         callbacks = [
             {"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")}
@@ -84,13 +88,17 @@ class TrainState:
             ours = variables_of(self._model)
         _require_same(ours, arrays)
         for name, variable in ours.items():
-            variable.assign(tf_arrays.as_dtype(arrays[name], variable.dtype))
+            self._assign(variable, arrays[name])
         self._variables = ours
 
     def restore_metrics(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Give the metrics their values again: an epoch that begins sets them to zero."""
         for name, variable in _metrics_of(self._model).items():
-            variable.assign(tf_arrays.as_dtype(arrays[name], variable.dtype))
+            self._assign(variable, arrays[name])
+
+    def _assign(self, variable: keras.Variable, value: NDArray[Any]) -> None:
+        tensor = tf_arrays.as_dtype(value, variable.dtype)
+        tf_strategies.assign_locally(variable.value, tensor, is_first=self._is_chief)
 
     def restore_random(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Let random numbers go on where they were."""

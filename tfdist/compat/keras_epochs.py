@@ -93,16 +93,20 @@ def _list_being_made() -> Any:
     return None
 
 
-def enter(fit: Fit, *, step: int, batches_taken: int) -> None:
+def enter(fit: Fit, *, step: int, batches_taken: int, has_ended: bool = False) -> None:
     """Let the next epoch begin behind its first ``step`` steps; its data have been moved there.
 
     Args:
         fit: the running one.
         step: which step is the first.
         batches_taken: batches of the iteration over the data that lie behind.
+        has_ended: whether these were all, in an epoch of which nobody knows how many steps it has.
     """
     iterator = fit.epoch_iterator
-    _once(iterator, lambda: _from(iterator, step, batches_taken))
+    if has_ended and fit.steps is None:
+        _once(iterator, lambda: _end(iterator, step))
+    else:
+        _once(iterator, lambda: _from(iterator, step, batches_taken))
 
 
 def replay(fit: Fit, *, epochs: int, step: int, whole: bool) -> None:
@@ -151,6 +155,14 @@ def _from(iterator: Any, first: int, seen: int) -> Iterator[Any]:
             yield step, step + at_once - 1, iterator._current_iterator
             step += at_once
     iterator.data_adapter.on_epoch_end()
+
+
+def _end(iterator: Any, step: int) -> Iterator[Any]:
+    """Yield the step in which Keras sees that the data have ended."""
+    dataset = iterator._get_iterator()
+    nothing = iter(dataset.take(0)) if isinstance(dataset, tf.data.Dataset) else iter(())
+    iterator._steps_seen = step + iterator.steps_per_execution  # as Keras counts, also where nothing comes
+    yield step, step + iterator.steps_per_execution - 1, nothing
 
 
 def _replayed(iterator: Any, epochs: int, first: int, whole: bool) -> Iterator[Any]:

@@ -178,6 +178,27 @@ def first_local_value(nest: Any) -> Any:
     return distribute_utils.select_replica(0, nest)
 
 
+def primary(variable: Any) -> Any:
+    """Return the copy of a variable on the first local replica: to read it needs no other replica, and no worker."""
+    return distribute_utils.select_replica(0, variable)
+
+
+def assign_locally(variable: Any, value: tf.Tensor, *, is_first: bool) -> None:
+    """Give every local copy of a variable a value; of what replicas add up, the first of all gets it and others zero.
+
+    Args:
+        variable: a TensorFlow variable, of a strategy or not.
+        value: the new one.
+        is_first: whether the first local replica is the first of all.
+    """
+    if not isinstance(variable, values.SyncOnReadVariable):
+        variable.assign(value)
+        return
+    for index, copy in enumerate(variable.values):
+        adds = variable.aggregation == tf.VariableAggregation.SUM
+        copy.assign(tf.zeros_like(value) if adds and not (is_first and index == 0) else value)
+
+
 def created_under(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
     """Return whether a variable has a copy on every replica of this strategy."""
     return getattr(variable, "_distribute_strategy", None) is strategy

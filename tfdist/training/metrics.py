@@ -69,10 +69,22 @@ def synchronise(model: keras.Model, logs: Any, before: list[Any], current: step.
     sums = reduction.sum_over_replicas(sent) if sent else []
     for variable, value in zip(states, sums[len(variables) :], strict=False):
         variable.assign(value)
+    _gather_in_one_place(variables, sums)
     means = sums[len(variables) + len(parts) :]
     results = _metric_logs(model, logs, touched, variables, sums)
     keras_model.note_logs(model, are_metrics=results is not None)
     return structure(means) if results is None else results
+
+
+def _gather_in_one_place(variables: list[keras.Variable], sums: list[tf.Tensor]) -> None:
+    """Let the first replica of all hold what is summed, and the others nothing.
+
+    So the state of a metric is that of one replica, whatever their number: it can be saved, and gone on from with
+    another number. The sums are those of one device, too, which adds each batch to what there is.
+    """
+    for variable, total in zip(variables, sums, strict=False):
+        if variable.aggregation == "sum":
+            variable.assign(total if tf_strategies.replica_index() == 0 else tf.zeros_like(total))
 
 
 def _part(variable: keras.Variable) -> tf.Tensor:
