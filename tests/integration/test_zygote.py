@@ -129,6 +129,24 @@ def test_random_numbers_are_fresh_in_every_worker(zygote: Zygote, tmp_path: Path
     assert all(len(set(numbers)) == 3 for numbers in zip(*seen, strict=True))
 
 
+def test_workers_that_wait_are_taken_first_and_end_with_it(tmp_path: Path) -> None:
+    argv = command(saved(tmp_path, "import os; print(os.getpid())"))
+    with contextlib.closing(Zygote.start(environment(tmp_path), folder=tmp_path, modules=["numpy"])) as it:
+        assert it.wait(READY_SECONDS)
+        it.prepare(3)
+        waiting = it.pids[1:]
+        assert len(set(waiting)) == 3
+        seen = [int(forked(it, argv, {}, tmp_path).out)]
+        os.kill(waiting[1], signal.SIGKILL)  # is passed over
+        seen += [int(forked(it, argv, {}, tmp_path).out) for _ in range(2)]
+        assert seen[:2] == [waiting[2], waiting[0]]
+        assert seen[2] not in waiting
+        it.prepare(1)
+        (last,) = it.pids[1:]
+    assert not any(alive(pid) for pid in (*waiting, last))
+    assert not psutil.Process().children()
+
+
 def test_only_for_the_moment_of_a_fork_are_orphans_adopted(zygote: Zygote, tmp_path: Path) -> None:
     assert forked(zygote, command(saved(tmp_path, "")), {}, tmp_path).code == 0
     answer = ctypes.c_int(-1)
@@ -198,8 +216,9 @@ import os, signal, sys, time
 from tfdist.launch.zygote import Zygote
 it = Zygote.start(os.environ, folder=".", modules=[])
 assert it.wait(60)
+it.prepare(2)
 argv = ["python", {worker!r}, "--parent", str(os.getpid()), "--script", {script!r}]
-print(it.pid, it.spawn(argv, os.environ, stdin=0, stdout=1, stderr=2), flush=True)
+print(*it.pids, it.spawn(argv, os.environ, stdin=0, stdout=1, stderr=2), flush=True)
 sys.stdin.readline()
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -218,7 +237,7 @@ def test_nobody_outlives_the_agent(tmp_path: Path) -> None:
         assert agent.stdout is not None
         lines = [agent.stdout.readline() for _ in range(2)]
         pids = [int(word) for word in " ".join(lines).split() if word.isdigit()]
-        assert len(pids) == 2, lines
+        assert len(set(pids)) == 3, lines
         assert all(alive(pid) for pid in pids)
         agent.communicate("now\n", timeout=60)
     wait_until(lambda: not any(alive(pid) for pid in pids), "they outlive the agent")

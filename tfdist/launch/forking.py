@@ -2,10 +2,11 @@
 
     python forking.py CHANNEL FOLDER [modules ...]
 
-CHANNEL is a descriptor of a socket to the agent, FOLDER what the workers have first in `sys.path`. A request has the
-worker's standard streams, its environment, and a command: a file of Python and its arguments. The worker runs it as
-`python FILE ARGUMENTS` would; it is forked twice, so that it becomes a child of the agent, whose orphans become its
-children. Like `worker`, this file is started by its path. It ends when the agent closes the channel, or has ended.
+CHANNEL is a descriptor of a socket to the agent, FOLDER what the workers have first in `sys.path`. A request brings a
+channel for the worker, which is forked twice, so that it becomes a child of the agent, whose orphans become its
+children. Over its channel it gets, at once or later, its standard streams, its environment and a command: a file of
+Python and its arguments, which it runs as `python FILE ARGUMENTS` would. Like `worker`, this file is started by its
+path. All end when the agent closes their channels, or has ended.
 """
 
 import contextlib
@@ -44,60 +45,61 @@ def main(argv: list[str]) -> None:
     channel, folder, *modules = argv
     if not sys.flags.safe_path:
         sys.path[0] = folder  # the modules beside this file are not meant for others to import by such short names
-    with socket.socket(fileno=int(channel)) as agent:
-        for name in modules:
-            with contextlib.suppress(Exception):  # what is missing, or does not work, is not needed or fails later
-                importlib.import_module(name)
-        gc.collect()
-        gc.freeze()  # the workers do not look through what all of them share, and so need no copy of it
-        command = serve(agent)
-    become(command)
+    for name in modules:
+        with contextlib.suppress(Exception):  # what is missing, or does not work, is not needed or fails later
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the workers do not look through what all of them share, and so need no copy of it
+    with serve(socket.socket(fileno=int(channel))) as own:
+        request, streams = receive(own)
+    if request is None:
+        os._exit(0)  # it was never needed
+    _take(request["environment"], streams)
+    become(request["argv"])
 
 
-def serve(agent: socket.socket) -> list[str]:
-    """Fork a worker for every request; return in the worker alone, with its command.
+def serve(agent: socket.socket) -> socket.socket:
+    """Fork a worker for every request; return in the worker alone, with its own channel.
 
     Args:
-        agent: where the requests come from.
+        agent: where the requests come from, each with a descriptor of a channel.
     """
     while True:
         with contextlib.suppress(OSError):
             agent.sendall(READY)
-        request, streams = receive(agent)
-        if request is None:
-            os._exit(0)  # nothing here needs an orderly end
+        channels: list[int] = []
+        with contextlib.suppress(OSError):
+            _, channels, _, _ = socket.recv_fds(agent, 1, 1)
+        if not channels:
+            os._exit(0)  # the agent is gone, and nothing here needs an orderly end
         here, there = socket.socketpair()
-        try:
-            between = os.fork()
-        except OSError as error:
-            answer = -(error.errno or errno.EAGAIN)
-        else:
-            if between == 0:
-                here.close()
-                agent.close()
-                _fork_again(there)
-                _take(request["environment"], streams)
-                return list(request["argv"])
-            there.close()
-            answer = _worker_of(between, here)
-        for stream in streams:
-            os.close(stream)
-        with contextlib.suppress(OSError):
-            agent.sendall(NUMBER.pack(answer))
-        with contextlib.suppress(OSError):
-            here.sendall(READY)
-        here.close()
-        there.close()
+        with socket.socket(fileno=channels[0]) as channel, here, there:
+            try:
+                between = os.fork()
+            except OSError as error:
+                answer = -(error.errno or errno.EAGAIN)
+            else:
+                if between == 0:
+                    here.close()
+                    agent.close()
+                    _fork_again(there)
+                    return channel.dup()
+                there.close()
+                answer = _worker_of(between, here)
+            with contextlib.suppress(OSError):
+                agent.sendall(NUMBER.pack(answer))
+            with contextlib.suppress(OSError):
+                here.sendall(READY)
 
 
-def receive(agent: socket.socket) -> tuple[Any, list[int]]:
-    """Return the next request and the descriptors that came with it; None when the agent is gone."""
+def receive(channel: socket.socket) -> tuple[Any, list[int]]:
+    """Return what to run, and the standard streams; None when the agent is gone."""
     try:
-        header, streams, _, _ = socket.recv_fds(agent, NUMBER.size, _STREAMS)
+        header, streams, _, _ = socket.recv_fds(channel, NUMBER.size, _STREAMS)
         body = bytearray(NUMBER.unpack(header)[0] if header else 0)
         view = memoryview(body)
         while view:
-            count = agent.recv_into(view)
+            count = channel.recv_into(view)
             view = view[count:] if count else memoryview(b"")
         return json.loads(body) if body else None, streams
     except (OSError, ValueError, struct.error):

@@ -9,11 +9,12 @@ import ctypes
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfdist.errors import TfdistError
 from tfdist.launch import forking
@@ -24,12 +25,27 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Idle:
+    """A worker that waits to be told what to run."""
+
+    pid: int
+    channel: socket.socket
+
+    def end(self) -> None:
+        self.channel.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)  # a child of ours that nobody has waited for: the number is still its own
+            os.waitpid(self.pid, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Zygote:
-    """The process.
+    """The process, and workers that wait for something to run.
 
     Attributes:
         process: its handle. To the guardian it is a process of the job, if its environment has TFDIST_JOB_ID.
         channel: to it.
+        idle: the workers that wait.
 
     Example:
         >>> with contextlib.closing(Zygote.start(os.environ, folder="/home/me")) as zygote:     # doctest: +SKIP
@@ -39,6 +55,7 @@ class Zygote:
 
     process: "subprocess.Popen[bytes]"
     channel: socket.socket
+    idle: list[_Idle] = field(default_factory=list)
 
     @classmethod
     def start(
@@ -87,6 +104,11 @@ class Zygote:
         return self.process.pid
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """Its process and those of the workers that wait, each of which leads a session of its own."""
+        return (self.pid, *(worker.pid for worker in self.idle))
+
+    @property
     def is_ready(self) -> bool:
         """Whether it has imported everything, and has not ended; asking costs microseconds."""
         try:  # its word that it waits for a request is left where it is
@@ -118,19 +140,44 @@ class Zygote:
             TfdistError: it cannot, for whatever reason; it is of no use any more. Start the worker without it.
         """
         request = json.dumps({"argv": list(argv[1:]), "environment": dict(environment)}).encode()
+        while True:
+            worker = self.idle.pop() if self.idle else self._fork()
+            try:
+                with worker.channel:
+                    worker.channel.settimeout(REPLY_SECONDS)
+                    header = forking.NUMBER.pack(len(request))
+                    socket.send_fds(worker.channel, [header], [stdin, stdout, stderr])
+                    worker.channel.sendall(request)
+            except OSError:  # it was killed while it had nothing to do
+                worker.end()
+            else:
+                return worker.pid
+
+    def prepare(self, count: int) -> None:
+        """Fork so many workers that wait for `spawn`, which then takes a millisecond.
+
+        Raises:
+            TfdistError: as `spawn`.
+        """
+        while len(self.idle) < count:
+            self.idle.append(self._fork())
+
+    def _fork(self) -> _Idle:
+        ours, theirs = socket.socketpair()
         try:
-            with _adopting():
+            with theirs, _adopting():
                 self.channel.settimeout(REPLY_SECONDS)
                 self._read(len(forking.READY))
-                socket.send_fds(self.channel, [forking.NUMBER.pack(len(request))], [stdin, stdout, stderr])
-                self.channel.sendall(request)
+                socket.send_fds(self.channel, [forking.READY], [theirs.fileno()])
                 (answer,) = forking.NUMBER.unpack(self._read(forking.NUMBER.size))
         except OSError as error:
+            ours.close()
             self.close()
             raise TfdistError(f"the process that forks workers does not answer ({error}).") from error
         if answer < 0:
+            ours.close()
             raise TfdistError(f"no worker can be forked ({os.strerror(-answer)}). Free memory or processes.")
-        return int(answer)
+        return _Idle(pid=int(answer), channel=ours)
 
     def _read(self, size: int) -> bytes:
         raw = b""
@@ -142,7 +189,9 @@ class Zygote:
         return raw
 
     def close(self) -> None:
-        """End the process; the workers stay."""
+        """End the process, and the workers that wait; those that `spawn` has returned stay."""
+        while self.idle:
+            self.idle.pop().end()
         self.channel.close()
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()  # it holds nothing
