@@ -24,7 +24,16 @@ def worker(
     stopped: bool = False,
     **more: Any,
 ) -> Seen:
-    said: dict[str, Any] = {"pid": 1, "ticked": 1.0, "resumed": 0, "lost": 0, "source": "", "saved": 0, "leaves": False}
+    said: dict[str, Any] = {
+        "pid": 1,
+        "ended": tick + 1,
+        "ticked": 1.0,
+        "resumed": 0,
+        "lost": 0,
+        "source": "",
+        "saved": 0,
+        "leaves": False,
+    }
     position = Position(tick=tick, standing=standing)
     progress = Progress(**{**said, **more}, phase=phase, position=position, changed=changed, step_seconds=step)
     return Seen(worker=index, progress=progress, stopped=stopped)
@@ -98,7 +107,8 @@ def test_slow_steps_get_five_times_the_median() -> None:
 
 def test_the_first_steps_are_exempt() -> None:
     for count in range(3):
-        assert first_hang(after_steps(count), [worker(0, step=0.0), worker(1, step=0.0)], until=130.0) is None
+        seen = [worker(0, tick=count - 1), worker(1, tick=count - 1)]
+        assert first_hang(after_steps(count), seen, until=130.0) is None
 
 
 def test_one_long_step_moves_nothing() -> None:

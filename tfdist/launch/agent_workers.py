@@ -133,11 +133,12 @@ def _control(
 
 def _starts(job: _Job) -> tuple[Outcome, Callable[[], bool]]:
     config, history, size = job.config, History(), job.config.workers
+    least, most = config.range  # of which the defaults follow from the number of workers
     ports: list[int] = []
     while True:
         ports = other_ports(size, but=ports)
         specs = plan(
-            replace(config, workers=size),
+            replace(config, workers=size, min_workers=least, max_workers=most),
             ports=ports,
             job_id=job.guard.job_id,
             directory=job.guard.directory,

@@ -73,7 +73,7 @@ class Watch:
     Attributes:
         looked: clock time of the last look.
         awake: clock time since which it has looked without a gap.
-        ticks: how many ticks have ended when the last sample was taken, summed over workers.
+        ticks: how many ticks all workers had ended when the last sample was taken.
         samples: seconds of the last steps, each that of the slowest worker.
         stopped: clock time since which a process has been seen stopped, by worker.
     """
@@ -116,30 +116,30 @@ def allowed_seconds(phase: Phase, samples: Sequence[float], patience: Patience) 
 
     Args:
         phase: what it does.
-        samples: seconds of the last steps.
+        samples: seconds of the last steps; none while there were too few.
         patience: the bounds.
 
     Example:
         >>> patience = Patience()
-        >>> [allowed_seconds(Phase.STEPPING, steps, patience) for steps in ([0.1] * 3, [1.0] * 3, [1.0] * 2)]
+        >>> [allowed_seconds(Phase.STEPPING, steps, patience) for steps in ([0.1] * 3, [1.0] * 3, [])]
         [2.0, 5.0, 1800.0]
     """
     if phase is Phase.HELD:
         return 0.0
     if phase is Phase.ENDED:
         return math.inf  # what a script does after fit is not looked at
-    if phase not in (Phase.STEPPING, Phase.INPUT) or len(samples) < FEWEST:
+    if phase not in (Phase.STEPPING, Phase.INPUT) or not samples:
         return patience.stall_seconds
     steps = max(patience.hang_seconds, STEPS * statistics.median(samples))
     return steps if phase is Phase.STEPPING else max(INPUT_SECONDS, steps)
 
 
 def _sampled(watch: Watch, seen: Sequence[Seen]) -> Watch:
-    ended = [one.progress.position.tick for one in seen]
-    slowest = max((one.progress.step_seconds for one in seen), default=0.0)
-    if sum(ended) <= watch.ticks or not all(one.progress.step_seconds > 0 for one in seen):
+    ended = min((one.progress.ended for one in seen), default=0)
+    if ended <= watch.ticks:
         return watch
-    return replace(watch, ticks=sum(ended), samples=(*watch.samples, slowest)[-SAMPLES:])
+    slowest = max(one.progress.step_seconds for one in seen)
+    return replace(watch, ticks=ended, samples=(*watch.samples, slowest)[-SAMPLES:])
 
 
 def _stopped(watch: Watch, now: float, patience: Patience) -> Hang | None:
@@ -154,7 +154,8 @@ def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -
     if not any(one.progress.pid for one in seen) or all(_is_held(one) for one in seen):
         return None  # nobody has said how far it is; or the agent itself is waited for
     since = max(watch.awake, *(one.progress.changed for one in seen))
-    if now - since <= max(allowed_seconds(one.progress.phase, watch.samples, patience) for one in seen):
+    samples = watch.samples if watch.ticks >= FEWEST else ()
+    if now - since <= max(allowed_seconds(one.progress.phase, samples, patience) for one in seen):
         return None
     halted = [one for one in seen if one.stopped]
     culprit = halted[0] if len(halted) == 1 else _culprit(seen)

@@ -63,6 +63,7 @@ class _Word(IntEnum):
     SAVED = 8  # step + 1
     LEAVES = 9
     HELD_FOR = 10  # number of the request for which it holds, or held
+    ENDED = 11  # how many ticks have ended
     SOURCE = 16  # and the seven after it: text
 
 
@@ -138,6 +139,7 @@ class Reporter:
         """Say that a tick has ended."""
         now = time.monotonic_ns()
         self._map[self._at + _Word.STEP] = now - self._began
+        self._map[self._at + _Word.ENDED] += 1
         self._map[self._at + _Word.CHANGED] = now
         self._map[self._at + _Word.POSITION] = 4 * (tick + 1) + Standing.BEHIND
         if not self._map[self._at + _Word.TICKED]:
@@ -200,6 +202,7 @@ class Progress:
         position: between the ticks.
         changed: clock time at which phase or position changed last, in seconds; 0 when it has said nothing.
         step_seconds: how long its last tick took; 0 when none has ended.
+        ended: how many ticks have ended.
         ticked: clock time at which its first tick ended, or None.
         resumed: how many steps it need not repeat, or None when it has restored nothing.
         lost: how many steps are repeated.
@@ -213,6 +216,7 @@ class Progress:
     position: Position
     changed: float
     step_seconds: float
+    ended: int
     ticked: float | None
     resumed: int | None
     lost: int
@@ -266,6 +270,7 @@ class Page:
             position=Position(tick=tick - 1, standing=Standing(standing)),
             changed=words[_Word.CHANGED] / 1e9,
             step_seconds=words[_Word.STEP] / 1e9,
+            ended=words[_Word.ENDED],
             ticked=words[_Word.TICKED] / 1e9 if words[_Word.TICKED] else None,
             resumed=words[_Word.RESUMED] - 1 if words[_Word.RESUMED] else None,
             lost=words[_Word.LOST],

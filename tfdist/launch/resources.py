@@ -102,7 +102,7 @@ def guarded(
     memory = directory
     if in_memory:
         with contextlib.suppress(OSError):
-            memory = Path(tempfile.mkdtemp(prefix="tfdist-", dir=_FAST))
+            memory = Path(tempfile.mkdtemp(prefix=f"tfdist-{job_id}-", dir=_FAST))
     paths = [str(path) for path in (directory, memory, *also)]
     try:
         with _guardian(job_id, paths) as process:

@@ -1,0 +1,129 @@
+"""A script of workers that step together without TensorFlow, and keep what they have done as exactly as a backup does.
+
+Its state is the list of the steps that were done; the end shows each of them once, or what was lost or repeated.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.integration.agents import agent, environment, told, wait_until
+
+STEPPER = '''
+import json, socket
+from tfdist.launch.progress import HALTED, Phase, Reporter
+
+START = int(os.environ.get("TFDIST_RESTARTS", 0))
+ADDRESSES = [address.split(":") for address in os.environ["TFDIST_WORKERS"].split(",")]
+STATE = pathlib.Path(os.environ.get("TFDIST_MEMORY_DIR", SHARED), "state.json")
+STATE.parent.mkdir(exist_ok=True)
+reporter = Reporter.from_environment()
+
+def leave(number, frame):
+    if not reporter.leaves():
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+def connected():
+    host, port = ADDRESSES[0]
+    if ME == 0:
+        with socket.create_server((host, int(port))) as server:
+            return [server.accept()[0] for _ in ADDRESSES[1:]]
+    deadline = time.monotonic() + 50
+    while True:
+        try:
+            return [socket.create_connection((host, int(port)))]
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+
+def meet(peers):
+    if ME:
+        peers[0].sendall(b".")
+    for peer in peers:
+        if not peer.recv(1):
+            raise ConnectionResetError("a peer is gone")
+    if not ME:
+        for peer in peers:
+            peer.sendall(b".")
+
+def save(steps):
+    if ME == 0:
+        with reporter.inside(Phase.SAVING):
+            temporary = STATE.with_suffix(".new")
+            temporary.write_text(json.dumps(steps))
+            temporary.rename(STATE)
+            reporter.saved(len(steps))
+
+def train(count, before=lambda tick: None, inside=lambda tick: None):
+    """Do steps until there are so many; `before` and `inside` are called with the number of every tick."""
+    signal.signal(signal.SIGTERM, leave)
+    steps = json.loads(STATE.read_text()) if STATE.exists() else []
+    peers = connected()
+    reporter.resumed(len(steps), 0, "memory")
+    tell(f"pid {START} {ME}", str(os.getpid()))
+    tick = 0
+    while len(steps) < count:
+        before(tick)
+        if reporter.begins(tick):
+            save(steps)
+            tell(f"halted {START} {ME}", str(len(steps)))
+            sys.exit(HALTED)
+        reporter.phase(Phase.STEPPING)
+        inside(tick)
+        meet(peers)
+        steps.append(len(steps))
+        reporter.ends(tick)
+        save(steps)
+        tick += 1
+        time.sleep(0.002)
+    reporter.phase(Phase.ENDED)
+    tell(f"done {ME}", json.dumps(steps))
+'''
+
+
+def options(shared: Path, faults: Sequence[dict[str, Any]] = (), **more: str) -> dict[str, Any]:
+    """Return what `agent` needs for a stepper: faults, and a cache folder of its own."""
+    variables = {"TFDIST_FAULTS": json.dumps(list(faults)), "TFDIST_CACHE_DIR": str(shared / "cache"), **more}
+    return {"shared": shared, "env": environment(shared, **variables)}
+
+
+def happened(shared: Path) -> list[dict[str, Any]]:
+    """Return what the event file says."""
+    path = shared / "events"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for_event(shared: Path, event: str, **content: object) -> dict[str, Any]:
+    """Wait until the event file has an event with this content."""
+
+    def found() -> list[dict[str, Any]]:
+        expected = {"event": event, **content}
+        return [one for one in happened(shared) if expected.items() <= one.items()]
+
+    wait_until(found, f"no {event} {content}")
+    return found()[0]
+
+
+def fault(kind: str, worker: int, step: int, restart: int = 0, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "worker": worker, "at": "step", "step": step, "restart": restart, **more}
+
+
+@contextmanager
+def job(*arguments: object, shared: Path, faults: Sequence[dict[str, Any]] = ()) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a job with an event file; whatever happens in the block, it is gone afterwards."""
+    with agent("--event-file", shared / "events", *arguments, **options(shared, faults)) as process:
+        yield process
+    job_id = happened(shared)[0]["job"]
+    wait_until(lambda: not list(Path("/dev/shm").glob(f"tfdist-{job_id}*")), "memory is left")
+    wait_until(lambda: not list((shared / "cache").glob("jobs/*.sock")), "a socket is left")
+
+
+def done(shared: Path, worker: int = 0) -> list[int]:
+    """Return the steps that a worker has done in the end."""
+    steps: list[int] = json.loads(told(shared, f"done {worker}"))
+    return steps
