@@ -155,6 +155,7 @@ def _starts(job: _Job) -> tuple[Outcome, Callable[[], bool]]:
         if received is not None:
             job.say(f"{signal.Signals(received).name}: the job is not started again")
             return Outcome(exit_code=128 + received), give_up
+        job.nursery.wait(at_a_signal(job.events))
         history = replace(history, starts=history.starts + 1)
         size = next_size(course.state)
 
@@ -229,6 +230,8 @@ class _Lookout:
             return found
         seen = self.seen(state.running)
         self.tell_stepping(seen)
+        if self._stepping and state.halt is None:
+            self._job.nursery.tend(state.wanted)
         if self._stepping and self._job.control is not None and state.halt is None and state.wanted == state.size:
             self._job.control.answer(state.size, ok=True, text=self._stepping)
         is_looked_at = state.phase is JobPhase.RUNNING or state.halt is not None

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,9 @@ from tfdist.launch.resources import Guard
 
 if TYPE_CHECKING:
     from tfdist.launch.zygote import Zygote
+
+_PREPARE_SECONDS = 60.0  # within which TensorFlow is imported, or never
+_LOOK_SECONDS = 0.05
 
 _LIBRARY = b"_pywrap_tensorflow"
 
@@ -59,11 +62,35 @@ class Nursery:
         folder = os.getcwd() if self._config.is_module else os.path.dirname(os.path.realpath(target))
         with contextlib.suppress(TfdistError):
             self._zygote = Zygote.start(environment, folder=folder)
-            self._guard.watch(self._zygote.pid)
+            self._watch()
+
+    def tend(self, workers: int) -> None:
+        """Keep so many workers forked that wait for something to run, once that is possible; else do nothing."""
+        if self._zygote is None or len(self._zygote.idle) >= workers or not self._zygote.is_ready:
+            return
+        try:
+            self._zygote.prepare(workers)
+        except TfdistError:
+            self.close()
+        else:
+            self._watch()
+
+    def wait(self, interrupted: Callable[[], bool]) -> None:
+        """Wait for what is being prepared: it has begun earlier than anything that could be begun now.
+
+        Args:
+            interrupted: whether to stop waiting.
+        """
+        deadline = time.monotonic() + _PREPARE_SECONDS
+        while self._zygote is not None and not self._zygote.idle and not self._zygote.wait(_LOOK_SECONDS):
+            if interrupted():
+                return
+            if time.monotonic() > deadline or self._zygote.process.poll() is not None:
+                self.close()
 
     def start(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
         """Start a worker; as `processes.started_anew` does, or faster."""
-        if self._zygote is not None and self._zygote.is_ready:
+        if self._zygote is not None and (self._zygote.idle or self._zygote.is_ready):
             stdin, stdout, stderr = streams
             try:
                 pid = self._zygote.spawn(spec.argv, environment, stdin=stdin, stdout=stdout, stderr=stderr)
@@ -76,9 +103,15 @@ class Nursery:
     def close(self) -> None:
         """End what was prepared."""
         if self._zygote is not None:
+            pids = self._zygote.pids
             self._zygote.close()
-            self._guard.forget(self._zygote.pid)
+            for pid in pids:
+                self._guard.forget(pid)
             self._zygote = None
+
+    def _watch(self) -> None:
+        for pid in self._zygote.pids if self._zygote is not None else ():
+            self._guard.watch(pid)
 
 
 def _has_tensorflow(pid: int) -> bool:
