@@ -29,8 +29,8 @@ def test_every_way_is_measured(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert [way["name"] for way in report["ways"]] == list(WAYS)
     for way in report["ways"]:
-        assert len(way["seconds"]) == len(way["starts"]) == 2
-        assert min(way["seconds"]) > min(way["starts"]) > 0 or way["name"] != "no saves"
+        assert len(way["seconds"]) == len(way["stops"]) == len(way["starts"]) == 2
+        assert min(way["seconds"]) > min(way["starts"]) > 0
     sizes = {way["name"]: way["bytes"] for way in report["ways"]}
     assert sizes["no saves"] == 0
     assert all(450_000 < size < 700_000 for name, size in sizes.items() if name != "no saves"), sizes

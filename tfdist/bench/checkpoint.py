@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tfdist.bench import machine
-from tfdist.bench.ratio import Quartiles, quartiles
+from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.validation import integer, number
 
 __all__ = ["NONE", "PEER", "WAYS", "Report", "Setup", "Way", "run"]
@@ -52,6 +52,8 @@ class Way:
         name: from `WAYS`.
         saves: in one call of `fit`.
         seconds: of one call of `fit`, one per round; all of it counts, also the wait for the last save.
+        stops: seconds from the end of a step to the begin of the next where there is a save, beyond those where there
+            is none; the mean of one call of `fit`, one per round.
         starts: seconds from calling `fit` to its first step where it goes on from a backup, one per round.
         bytes: of one backup on the disk.
     """
@@ -60,15 +62,16 @@ class Way:
     name: str
     saves: int
     seconds: Sequence[float]
+    stops: Sequence[float]
     starts: Sequence[float]
     bytes: int
 
-    def waits(self, without: "Way") -> list[float]:
+    def added(self, without: "Way") -> list[float]:
         """Return the seconds that a save adds to training, one per round; noise can make one negative.
 
         Example:
-            >>> none = Way(megabytes=1, name=NONE, saves=2, seconds=[1.0], starts=[0.0], bytes=0)
-            >>> Way(megabytes=1, name=PEER, saves=2, seconds=[1.5], starts=[0.1], bytes=9).waits(none)
+            >>> none = Way(megabytes=1, name=NONE, saves=2, seconds=[1.0], stops=[0.0], starts=[0.0], bytes=0)
+            >>> Way(megabytes=1, name=PEER, saves=2, seconds=[1.5], stops=[0.2], starts=[0.1], bytes=9).added(none)
             [0.25]
         """
         return [(a - b) / self.saves for a, b in zip(self.seconds, without.seconds, strict=True)]
@@ -96,9 +99,9 @@ class Report:
         """Return one way with one size."""
         return next(way for way in self.ways if (way.megabytes, way.name) == (megabytes, name))
 
-    def wait(self, way: Way) -> Quartiles:
-        """Return the seconds that training waits for a save."""
-        return quartiles(way.waits(self.way(way.megabytes, NONE)))
+    def added(self, way: Way) -> Quartiles:
+        """Return the seconds that a save adds to the whole of training."""
+        return quartiles(way.added(self.way(way.megabytes, NONE)))
 
     def share(self, way: Way) -> Quartiles:
         """Return what part saves add to the time of training, with so many steps between them."""
@@ -109,34 +112,26 @@ class Report:
         """Return the seconds that going on from a backup takes."""
         return quartiles(way.restores(self.way(way.megabytes, NONE)))
 
-    def times_of_peer(self, way: Way) -> Quartiles | None:
-        """Return how many times as long training waits for the peer's saves; None where noise hides the wait.
-
-        It is hidden where a round has none, or a negative one: then nothing can be divided by it.
-        """
-        none, peer = self.way(way.megabytes, NONE), self.way(way.megabytes, PEER)
-        waits = way.waits(none)
-        if min(waits) <= 0:
-            return None
-        return quartiles([a / b for a, b in zip(peer.waits(none), waits, strict=True)])
+    def times_of_peer(self, way: Way) -> Quartiles:
+        """Return how many times as long training stops for the peer's saves."""
+        return ratio(self.way(way.megabytes, PEER).stops, way.stops)
 
     def to_json(self) -> str:
         """Return the report as JSON, with what follows from the measurements."""
-        results = []
-        for way in self.ways:
-            if way.name != NONE:
-                times = self.times_of_peer(way)
-                results.append(
-                    {
-                        "megabytes": way.megabytes,
-                        "way": way.name,
-                        "bytes": way.bytes,
-                        "wait per save": asdict(self.wait(way)),
-                        "share of training": asdict(self.share(way)),
-                        "restore": asdict(self.restore(way)),
-                        "wait for the peer's / this": None if times is None else asdict(times),
-                    }
-                )
+        results = [
+            {
+                "megabytes": way.megabytes,
+                "way": way.name,
+                "bytes": way.bytes,
+                "stop per save": asdict(quartiles(way.stops)),
+                "stop for the peer's / this": asdict(self.times_of_peer(way)),
+                "added per save": asdict(self.added(way)),
+                "share of training": asdict(self.share(way)),
+                "restore": asdict(self.restore(way)),
+            }
+            for way in self.ways
+            if way.name != NONE
+        ]
         return json.dumps({**asdict(self), "results": results}, indent=2)
 
 
@@ -159,6 +154,7 @@ def run(setup: Setup, directory: Path | None = None, *, on_turn: Callable[[str],
         on_turn(f"{size:g} MB: building the model")
         trained = Trained(size, steps=setup.steps, saves=setup.saves, batch_size=setup.batch_size)
         seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+        stops: dict[str, list[float]] = {name: [] for name in WAYS}
         starts: dict[str, list[float]] = {name: [] for name in WAYS}
         sizes: dict[str, int] = {}
         for turn in range(setup.rounds + 1):  # the first, in which functions are traced, is not counted
@@ -167,11 +163,12 @@ def run(setup: Setup, directory: Path | None = None, *, on_turn: Callable[[str],
                 which = f"round {turn} of {setup.rounds}" if turn else "warming up"
                 on_turn(f"{size:g} MB: {name}, {which}")
                 with tempfile.TemporaryDirectory(prefix="tfdist-bench-", dir=directory) as folder:
-                    took = trained.fit(name, Path(folder, "one"))
+                    took, stop = trained.fit(name, Path(folder, "one"))
                     sizes[name] = trained.back_up(name, Path(folder, "two"))
                     start = trained.go_on(name, Path(folder, "two"))
                 if turn:
                     seconds[name].append(took)
+                    stops[name].append(stop)
                     starts[name].append(start)
         ways += [
             Way(
@@ -179,6 +176,7 @@ def run(setup: Setup, directory: Path | None = None, *, on_turn: Callable[[str],
                 name=name,
                 saves=setup.saves,
                 seconds=seconds[name],
+                stops=stops[name],
                 starts=starts[name],
                 bytes=sizes[name],
             )

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist.bench.checkpoint import NONE, PEER, Report, Setup, Way, run
-from tfdist.bench.ratio import Quartiles
+from tfdist.bench.ratio import Quartiles, quartiles
 from tfdist.cli.bench_output import about, leave
 from tfdist.cli.interrupts import unwinding
 
-_WIDTH_IN_FILES = 140
+_WIDTH_IN_FILES = 160
 _DEFAULT = Setup()
 
 
@@ -46,7 +46,7 @@ def command(
     directory: Path | None,
     json_path: str | None,
 ) -> None:
-    """Checkpoints: how long training waits for them, their bytes, and how long going on takes.
+    """Checkpoints: how long training stops for them, their bytes, and how long going on takes.
 
     A model of eight dense layers and Adam is trained by `fit` in four ways that take turns:
 
@@ -56,10 +56,13 @@ def command(
     tfdist, waits   tfdist.callbacks.BackupAndRestore(asynchronous=False), on the disk before training goes on
     tfdist          the same as it is: training goes on while a backup is written
 
-    "Waits" is what one save adds to the time of `fit`: the whole call with saves minus the whole call without, in the
-    same round, by the number of saves; the wait for the last one, and the removal of all at the end, count. "Keras
-    waits" is how many times as long that is for the peer. "Restore" is the time from calling `fit` of a new model until
-    its first step begins, minus that of one that has no backup. Each is the median [lower-upper quartile] over rounds.
+    "Stops" is how long training stands still for a save: from the end of a step to the begin of the next, beyond what
+    that takes without a save. "Keras stops" is how many times as long that is for the peer, in the same round. "Adds"
+    is what one save adds to all of `fit`, what is written meanwhile, the wait for the last one and the removal of all
+    at the end included: the whole call with saves minus the whole call without, in the same round, by the number of
+    saves; on a machine that does other things it is mostly noise. "Restore" is the time from calling `fit` of a new
+    model until its first step begins, minus that of one that has no backup. Each is the median [lower to upper
+    quartile] over rounds.
 
     Runs on the CPU; the defaults write 20 GB, at most 0.4 GB at a time, and take about 10 minutes on 2 cores.
     """
@@ -71,7 +74,8 @@ def command(
 
 def _print(report: Report) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
-    table = Table("state", "", "waits, ms per save", "of training", "keras waits", "bytes", "restore, ms", box=None)
+    ratios = ("stops, ms per save", "keras stops", "adds, ms per save", "of training")
+    table = Table("state", "", *ratios, "bytes", "restore, ms", box=None, padding=(0, 1))
     for way in report.ways:
         if way.name != NONE:
             table.add_row(f"{way.megabytes:g} MB", way.name, *(escape(cell) for cell in _cells(report, way)))
@@ -88,11 +92,11 @@ def _print(report: Report) -> None:
 
 
 def _cells(report: Report, way: Way) -> list[str]:
-    times = report.times_of_peer(way)
     return [
-        _milliseconds(report.wait(way)),
+        _milliseconds(quartiles(way.stops)),
+        "-" if way.name == PEER else str(report.times_of_peer(way)),
+        _milliseconds(report.added(way)),
         "{:.1%} [{:.1%} to {:.1%}]".format(*_three(report.share(way))),
-        "-" if way.name == PEER else "hidden by noise" if times is None else str(times),
         f"{way.bytes:,}",
         _milliseconds(report.restore(way)),
     ]
@@ -107,4 +111,4 @@ def _three(found: Quartiles) -> tuple[float, float, float]:
 
 
 def _without(report: Report, megabytes: float) -> float:
-    return sorted(report.way(megabytes, NONE).seconds)[len(report.way(megabytes, NONE).seconds) // 2]
+    return quartiles(report.way(megabytes, NONE).seconds).median
