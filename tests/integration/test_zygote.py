@@ -138,6 +138,7 @@ def test_workers_that_wait_are_taken_first_and_end_with_it(tmp_path: Path) -> No
         assert len(set(waiting)) == 3
         seen = [int(forked(it, argv, {}, tmp_path).out)]
         os.kill(waiting[1], signal.SIGKILL)  # is passed over
+        wait_until(lambda: not alive(waiting[1]), "it does not end")
         seen += [int(forked(it, argv, {}, tmp_path).out) for _ in range(2)]
         assert seen[:2] == [waiting[2], waiting[0]]
         assert seen[2] not in waiting

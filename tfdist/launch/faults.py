@@ -5,9 +5,11 @@ plan is a JSON list, which `tfdist.testing.FaultPlan` writes and `tfdist chaos` 
 
     [{"kind": "kill", "worker": 1, "at": "step", "step": 20}]
 
-A fault happens once, before the first restart of the job, unless it names another one; "slow" stays.
+A fault happens once, before the first restart of the job, unless it names another one; "slow" stays. When it happens it
+is a line of JSON in the file that TFDIST_FAULTS_LOG names, if that is set.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -22,6 +24,7 @@ from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError
 
 VARIABLE = "TFDIST_FAULTS"
+LOG = "TFDIST_FAULTS_LOG"
 EXIT_CODE = 3
 
 KINDS = {
@@ -35,7 +38,7 @@ KINDS = {
     "disk-full": "the save meets a full disk",
     "corrupt": "a byte of what the save has written is another one",
 }
-RESTARTING = frozenset({"kill", "stop", "hang", "exception", "exit"})  # after these the workers start again
+RESTARTING = frozenset({"kill", "stop", "hang", "exception", "exit", "term"})  # after these the workers start again
 
 SAVING = ("save-begin", "save-middle", "save-commit")
 POINTS = ("restore", "tracing", "step", "validation", "epoch-end", *SAVING)
@@ -49,8 +52,9 @@ class Fault:
         kind: what happens, a key of KINDS.
         worker: to which worker.
         at: where, one of POINTS.
-        step: at which step (for "epoch-end" and "validation": after which); None: when the point is first reached.
-        restart: how often the workers had been started again by then; None: every time.
+        step: at which step; None: when the point is first reached. At "step" those are counted from 0 since the
+            workers were started, in training, validation and prediction; at others since training began, and restored.
+        restart: how often the workers had been started again by then, for whatever reason; None: every time.
         seconds: how long, for "slow" and "hang".
 
     Raises:
@@ -187,7 +191,20 @@ def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None) -> 
     if not _script.waiting:
         return
     for fault in _script.due(point, step):
+        _note(fault, step)
         _let_happen(fault, step, path)
+
+
+def _note(fault: Fault, step: int) -> None:
+    """Append a line to the log: what happens now, at which step, and when on the machine's monotonic clock."""
+    if log := os.environ.get(LOG):
+        line = {"fault": fault.as_json(), "step": step, "clock": time.monotonic()}
+        with contextlib.suppress(OSError):
+            descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, json.dumps(line).encode() + b"\n")
+            finally:
+                os.close(descriptor)
 
 
 def _let_happen(fault: Fault, step: int, path: str | os.PathLike[str] | None) -> None:

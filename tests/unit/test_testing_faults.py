@@ -1,0 +1,123 @@
+"""Plans of faults, and what became of them: made up alike for the same seed, and judged from what was written."""
+
+import json
+from collections import Counter
+
+import pytest
+from click.testing import CliRunner
+
+from tfdist.cli.main import main
+from tfdist.errors import ConfigError
+from tfdist.launch.faults import KINDS, RESTARTING
+from tfdist.testing import Fault, FaultPlan, chaos
+
+
+def made_up(**given: object) -> FaultPlan:
+    return FaultPlan.made_up(**{"kinds": ["kill"], "count": 4, "every": 10, "workers": 2, "seed": 0, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_plan_is_made_up_within_its_bounds(seed: int) -> None:
+    plan = made_up(kinds=list(KINDS), count=20, workers=3, seed=seed)
+    assert plan == made_up(kinds=list(KINDS), count=20, workers=3, seed=seed)
+    assert len(plan.faults) == 20
+    workers, starts = 3, 0
+    for fault in plan.faults:
+        assert fault.worker < workers
+        assert fault.restart == starts
+        assert fault.step is None or 1 <= fault.step < 20
+        starts += fault.kind in RESTARTING
+        workers -= fault.kind == "term"
+    assert workers >= 1
+    assert plan.restarts == starts
+    assert FaultPlan.of(plan.to_environment()["TFDIST_FAULTS"]) == plan
+
+
+def test_other_seeds_make_up_other_plans_of_all_kinds() -> None:
+    plans = [made_up(kinds=["kill", "stop"], seed=seed) for seed in range(40)]
+    assert len(set(plans)) > 30
+    kinds = Counter(fault.kind for plan in plans for fault in plan.faults)
+    assert min(kinds["kill"], kinds["stop"]) > 40
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"count": 0}, "count"),
+        ({"every": 0}, "every"),
+        ({"workers": 0}, "workers"),
+        ({"kinds": []}, "no kind"),
+        ({"kinds": ["bang"]}, "'bang'"),
+        ({"kinds": ["term"], "count": 2}, "the last one has to stay"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_up_is_refused(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        made_up(**given)
+
+
+KILL = Fault(kind="kill", worker=1, step=7)
+FULL = Fault(kind="disk-full", at="save-begin")
+
+
+def line(fault: Fault, step: int, clock: float) -> dict[str, object]:
+    return {"fault": fault.as_json(), "step": step, "clock": clock}
+
+
+FAILED = {"event": "failed", "clock": 10.5, "start": 0, "worker": 1, "text": "worker 1 failed: killed"}
+STEPPING = {"event": "stepping", "clock": 11.0, "start": 1, "lost": 1}
+BEFORE = {"event": "stepping", "clock": 3.0, "start": 0, "lost": 0}
+ENDED = {"event": "ended", "clock": 20.0, "start": 1, "exit_code": 0}
+
+
+def test_a_fault_that_was_found_and_got_over() -> None:
+    (one,) = chaos.verdicts(FaultPlan(faults=(KILL,)), [line(KILL, 7, 10.0)], [BEFORE, FAILED, STEPPING, ENDED])
+    assert (one.step, one.found_after, one.recovered_after, one.lost) == (7, 0.5, 1.0, 1)
+    assert one.text == "worker 1 failed: killed"
+    assert "kill worker 1 at step" in chaos.table([one])
+    assert "1.00 s" in chaos.table([one])
+
+
+@pytest.mark.parametrize(
+    ("fault", "happened", "events", "text"),
+    [
+        (KILL, False, [BEFORE, ENDED], "did not happen"),
+        (KILL, True, [BEFORE], "not found"),
+        (KILL, True, [BEFORE, ENDED], "not found"),
+        (KILL, True, [FAILED], "no recovery"),
+        (FULL, True, [ENDED], "went on"),
+        (FULL, True, [FAILED, STEPPING], "then: worker 1 failed"),
+        (FULL, True, [{**ENDED, "exit_code": 3}], "then: ended with code 3"),
+    ],
+)
+def test_what_became_of_other_faults(fault: Fault, happened: bool, events: list[dict[str, object]], text: str) -> None:
+    (one,) = chaos.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)] if happened else [], events)
+    assert text in one.text
+    assert one.recovered_after is None
+
+
+def test_equal_faults_are_told_apart() -> None:
+    again = Fault(kind="kill", worker=1, step=7, restart=None)
+    found = chaos.verdicts(FaultPlan(faults=(again, again)), [line(again, 7, 10.0)], [FAILED, STEPPING])
+    assert [one.step for one in found] == [7, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--", "python", "train.py"], "must be a `tfdist run`"),
+        (["--", "tfdist", "run", "--event-file", "e", "train.py"], "--event-file"),
+        (["--", "tfdist", "run", "-n", "0", "train.py"], "-n is 0"),
+        (["--faults", "bang", "--", "tfdist", "run", "train.py"], "'bang'"),
+        (["--plan", "absent", "--", "tfdist", "run", "train.py"], "cannot be read"),
+        (["--", "tfdist", "run", "--no-such", "train.py"], "--no-such"),
+    ],
+)
+def test_a_request_that_is_wrong_starts_nothing(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["chaos", *arguments])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_log_that_ends_in_the_middle_is_read() -> None:
+    assert chaos.lines(json.dumps(FAILED) + "\n[1]\n" + '{"event": "sta') == [FAILED]

@@ -1,0 +1,165 @@
+"""``tfdist chaos``: run a job with faults on purpose, and print what became of each."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfdist.errors import ConfigError
+from tfdist.launch import faults
+
+_KINDS = "\n".join(f"  {kind:<10} {text}" for kind, text in faults.KINDS.items())
+
+HELP = f"""Run a job with faults on purpose, and see how it recovers.
+
+COMMAND is what you would type: `tfdist run` with its options and your script. The job runs as it always does, with your
+data and your model, and between its lines things go wrong: a worker is killed, stands still, or hangs. At the end a
+table says for each fault how long it took until it was found, until all workers stepped again, and how many steps were
+repeated.
+
+\b
+Usage:
+  tfdist chaos -- tfdist run -n 2 train.py                     one SIGKILL, about 20 steps after the start
+  tfdist chaos --faults kill,stop,hang --count 5 --every 50 -- tfdist run -n 2 train.py
+                                                               five, each about 50 steps after the last recovery
+  tfdist chaos --seed 7 ... -- tfdist run ...                  others; the same seed gives the same faults
+  tfdist chaos --plan faults.json -- tfdist run ...            exactly these
+
+\b
+Kinds of faults:
+{_KINDS}
+
+\b
+A plan is a JSON list. "worker" says to whom, "at" where (one of {", ".join(faults.POINTS[:5])},
+{", ".join(faults.POINTS[5:])}), "step" at which step since the workers were started, "restart" in which start of
+them (0 is the first; null: in every):
+  [{{"kind": "kill", "worker": 1, "at": "step", "step": 20}},
+   {{"kind": "stop", "worker": 0, "at": "save-middle", "restart": 1}}]
+
+\b
+What the job needs:
+  --max-restarts       as many as there are faults; added where COMMAND has none
+  BackupAndRestore     a script that fits with tfdist.callbacks.BackupAndRestore goes on where it was; another begins
+                       anew, and may never end
+  --min-workers        for "term", which takes a worker away for good
+
+\b
+Exit code:
+  0      the job ended with 0, after whatever happened
+  2      the request was wrong (nothing was started)
+  other  that of the job
+"""
+
+
+@click.command(
+    help=HELP,
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 130,
+    },
+)
+@click.option("--faults", "kinds", default="kill", show_default=True, metavar="KIND,...", help="To choose from.")
+@click.option("--count", type=int, default=1, show_default=True, metavar="C", help="How many faults.")
+@click.option(
+    "--every", type=int, default=20, show_default=True, metavar="N", help="Mean steps from a start to the next fault."
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Which random faults.")
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), metavar="FILE", help="Use these faults instead.")
+@click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    kinds: str,
+    count: int,
+    every: int,
+    seed: int,
+    plan_file: Path | None,
+    job: tuple[str, ...],
+) -> None:
+    """Run a job with faults on purpose."""
+    from tfdist.testing import chaos
+    from tfdist.testing.faults import FaultPlan
+
+    arguments = arguments_of_run(job)
+    workers, has_restarts = _asked_for(arguments)
+    if plan_file is None:
+        chosen = [kind.strip() for kind in kinds.split(",") if kind.strip()]
+        plan = FaultPlan.made_up(kinds=chosen, count=count, every=every, workers=workers, seed=seed)
+    else:
+        plan = FaultPlan.of(_read(plan_file))
+    with tempfile.TemporaryDirectory(prefix="tfdist-chaos-") as folder:
+        events, log = Path(folder, "events"), Path(folder, "faults")
+        restarts = [] if has_restarts else ["--max-restarts", str(plan.restarts)]
+        code = _run(
+            [sys.executable, "-m", "tfdist", "run", "--event-file", str(events), *restarts, *arguments],
+            {**os.environ, **plan.to_environment(), faults.LOG: str(log)},
+        )
+        texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in (log, events)]
+    found = chaos.verdicts(plan, *map(chaos.lines, texts))
+    click.echo(f"\n{chaos.table(found)}")
+    happened = sum(one.step is not None for one in found)
+    click.echo(f"{happened} of {len(found)} faults happened; the job ended with {code}.")
+    context.exit(code)
+
+
+def arguments_of_run(job: Sequence[str]) -> list[str]:
+    """Return what follows ``tfdist run`` in a command.
+
+    Raises:
+        ConfigError: it is another command.
+
+    Example:
+        >>> arguments_of_run(["python", "-m", "tfdist", "run", "-n", "2", "train.py"])
+        ['-n', '2', 'train.py']
+    """
+    for position, (word, following) in enumerate(itertools.pairwise(job)):
+        if Path(word).name == "tfdist" and following == "run":
+            return list(job[position + 2 :])
+    raise ConfigError(
+        f"the command is {' '.join(job)!r}; it must be a `tfdist run`: tfdist chaos -- tfdist run -n 2 train.py"
+    )
+
+
+def _asked_for(arguments: list[str]) -> tuple[int, bool]:
+    """Return the number of workers, and whether the command says how often they may be started again."""
+    from tfdist.cli.run import command as run
+
+    context = run.make_context("tfdist run", list(arguments))
+    if context.params["event_file"] is not None:
+        raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
+    if context.params["workers"] < 1:
+        raise ConfigError(f"-n is {context.params['workers']}; it must be an integer of at least 1.")
+    return context.params["workers"], context.params["max_restarts"] is not None
+
+
+def _run(argv: list[str], environment: dict[str, str]) -> int:
+    """Run the job to its end, and pass signals on; return its exit code, as a shell has it."""
+    with subprocess.Popen(argv, env=environment) as job:
+
+        def pass_on(number: int, _frame: Any) -> None:
+            if number != signal.SIGINT:  # that comes from the keyboard, and to the job too
+                job.send_signal(number)
+
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            code = job.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--plan {path} cannot be read ({error}).") from error
