@@ -125,6 +125,22 @@ def test_a_worker_that_dies_is_started_again_at_its_port(chief, shared):  # type
     assert left(shared) == []
 
 
+def test_a_worker_that_is_stopped_is_replaced(chief, shared):  # type: ignore[no-untyped-def]
+    path = chief("""
+        os.kill(task("worker 1")[0], signal.SIGSTOP)
+        print(task("worker 1")[1] == task("worker 1", 1)[1])
+    """)
+    events = shared / "events"
+    flags = ("--hang-seconds", 0.3, "--event-file", events)
+    code, out, err = finished(*job(*flags), path, **options(shared))
+    assert (code, own_lines(out, "chief")) == (0, ["True"])
+    assert "worker 1 hangs: its process has been stopped (SIGSTOP)" in err
+    said = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [one["event"] for one in said] == ["started", "replaced", "ended"]
+    assert said[1]["task"] == "worker 1"
+    assert left(shared) == []
+
+
 def test_the_job_goes_on_without_a_worker_that_dies_too_often(chief, shared, tmp_path):  # type: ignore[no-untyped-def]
     path = chief("""
         kill("worker 0", 0)

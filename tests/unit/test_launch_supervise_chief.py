@@ -1,6 +1,7 @@
 """What the agent decides about a chief and its tasks: a table of what happens, and what no course of events may do."""
 
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from tfdist.cluster import TaskId
 from tfdist.launch.agent_chief import judge
 from tfdist.launch.failure import Record
 from tfdist.launch.generation import Course
+from tfdist.launch.hangs import Hang, Hung
 from tfdist.launch.supervise import (
     KILL_SECONDS,
     Action,
@@ -30,7 +32,7 @@ GRACE = 10.0
 TASKS = tuple(TaskId(type=kind, index=i) for kind, n in (("chief", 1), ("worker", 2), ("ps", 2)) for i in range(n))
 CHIEF, WORKER_0, WORKER_1, PS_0, PS_1 = range(5)
 RULES = Rules(tasks=TASKS, max_restarts=2, grace_seconds=GRACE)
-Events = list[tuple[float, Event]]
+Events = Sequence[tuple[float, Event | Hung]]
 
 
 def play(events: Events, state: ChiefState | None = None) -> tuple[ChiefState, list[tuple[float, Action]], str]:
@@ -85,6 +87,16 @@ def test_a_worker_is_started_again_until_the_budget_is_spent(returncode: int) ->
     assert "2 of 2 times" in second
     assert "goes on without it" in third
     assert "--max-restarts" in third
+
+
+def test_who_is_stopped_is_killed_and_its_end_decides() -> None:
+    for index in (CHIEF, WORKER_0, PS_1):
+        hung = Hung(hang=Hang(worker=index, text="it hangs", since=1.0))
+        state, done, said = play([(5, hung)])
+        assert (state.phase, said) == (Phase.RUNNING, "it hangs; it is killed")
+        assert done == [(5, to(index, number=signal.SIGKILL))]
+    _, done, _ = play([(4, ended(CHIEF, 0)), (5, hung)])
+    assert len(done) == 1, "the job ends already"
 
 
 def test_without_any_worker_the_job_fails() -> None:

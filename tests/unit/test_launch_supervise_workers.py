@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launch.hangs import Hang
+from tfdist.launch.hangs import Hang, Hung
 from tfdist.launch.hold import Position, Standing
 from tfdist.launch.progress import HALTED
 from tfdist.launch.restarts import SAME_FAILURES, Follow, History, after_failure, follow, next_size
@@ -17,7 +17,6 @@ from tfdist.launch.supervise_workers import (
     RECORDED_SECONDS,
     Asked,
     GoOn,
-    Hung,
     Looked,
     Purpose,
     Rules,

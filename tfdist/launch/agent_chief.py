@@ -3,22 +3,37 @@
 The decisions are in `supervise_chief`, the processes in `generation`.
 """
 
+import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from queue import SimpleQueue
 
 from tfdist.cluster.ports import free_ports
+from tfdist.launch import hangs
 from tfdist.launch.config import LaunchConfig
-from tfdist.launch.failure import Failure, Outcome, Record, own_failures, read_record
-from tfdist.launch.generation import Course, announce, impatience, started, supervise, unseen_signal
+from tfdist.launch.events import EventFile
+from tfdist.launch.failure import Failure, Outcome, Record, how_it_ended, own_failures, read_record
+from tfdist.launch.generation import (
+    Course,
+    Generation,
+    announce,
+    impatience,
+    recorded,
+    started,
+    supervise,
+    unseen_signal,
+)
+from tfdist.launch.hangs import Hung, Patience
 from tfdist.launch.output import Screen
 from tfdist.launch.plan import HOST
 from tfdist.launch.plan_chief import plan_chief, tasks
+from tfdist.launch.processes import is_stopped
 from tfdist.launch.resources import Guard
-from tfdist.launch.supervise import Action, Event, Phase
+from tfdist.launch.supervise import Action, Event, Phase, Start, Tick
 from tfdist.launch.supervise_chief import CHIEF, ChiefState, Rules, Verdict, decide_chief, first_state
 
 
@@ -42,10 +57,26 @@ def run_chief(
     everybody = tasks(config)
     rules = Rules(tasks=everybody, max_restarts=config.max_restarts, grace_seconds=config.grace_seconds)
 
-    def step(state: ChiefState, event: Event, now: float) -> tuple[ChiefState, tuple[Action, ...]]:
+    with contextlib.closing(EventFile(config.event_file, guard.job_id)) as file:
+        outcome, give_up, state = _starts(config, guard, out, events, rules, file, verbose=verbose)
+        file.write("ended", start=state.job_restarts, exit_code=outcome.exit_code, restarts=state.job_restarts)
+        return outcome, give_up
+
+
+def _starts(
+    config: LaunchConfig,
+    guard: Guard,
+    out: Screen,
+    events: "SimpleQueue[Event]",
+    rules: Rules,
+    file: EventFile,
+    *,
+    verbose: bool,
+) -> tuple[Outcome, Callable[[], bool], ChiefState]:
+    def step(state: ChiefState, event: Event | Hung, now: float) -> tuple[ChiefState, tuple[Action, ...]]:
         return decide_chief(state, event, now=now, rules=rules)
 
-    state = first_state(rules)
+    state, everybody = first_state(rules), rules.tasks
     ports: list[int] = []
     while True:
         ports = other_ports(len(everybody), but=ports)
@@ -59,18 +90,60 @@ def run_chief(
             restarts=state.job_restarts,
         )
         with started(specs, guard, out, events, verbose=verbose, piped=True) as generation:
-            course = supervise(generation, state, step, events)
-            again = course.state.verdict is Verdict.AGAIN
-            give_up = at_a_signal(events) if again else impatience(course.state.received, events)
+            file.write(
+                "started",
+                start=state.job_restarts,
+                workers=len(specs),
+                pids=[one.pid for one in generation.everybody],
+            )
+            lookout = _Lookout(generation, rules, config, file, restarts=state.job_restarts)
+            course = supervise(generation, state, step, events, look=lookout.look, perform=lookout.perform)
+            state = course.state
+            if state.verdict in (Verdict.AGAIN, Verdict.FAILED) and state.cause is not None:
+                ended = course.exits.get(state.cause)
+                text = "it does not end" if ended is None else how_it_ended(ended.returncode)
+                file.write("failed", start=state.job_restarts, task=str(rules.tasks[state.cause]), text=text)
+            again = state.verdict is Verdict.AGAIN
+            give_up = at_a_signal(events) if again else impatience(state.received, events)
             generation.finish(grace_seconds=0.0 if course.killed else config.grace_seconds, give_up=give_up)
         if not again:
             record = read_record(specs[CHIEF].error_file)
-            return judge(course, rules, record), give_up
+            return judge(course, rules, record), give_up, state
         received = unseen_signal(events)
         if received is not None:
             announce(out, f"{signal.Signals(received).name}: the job is not started again")
-            return Outcome(exit_code=128 + received), give_up
-        state = first_state(rules, before=course.state)
+            return Outcome(exit_code=128 + received), give_up, state
+        state = first_state(rules, before=state)
+
+
+class _Lookout:
+    """Looks for recorded failures, and for processes that are stopped."""
+
+    def __init__(
+        self, generation: Generation, rules: Rules, config: LaunchConfig, file: EventFile, *, restarts: int
+    ) -> None:
+        self._generation = generation
+        self._rules = rules
+        self._file = file
+        self._restarts = restarts
+        self._patience = Patience(hang_seconds=config.hang_seconds)
+        self._watch = hangs.begin(time.monotonic())
+
+    def look(self, state: ChiefState) -> Event | Hung:
+        """Return what there is to see."""
+        found = recorded(self._generation, state)
+        if found is not None or state.phase is not Phase.RUNNING or not self._rules.max_restarts:
+            return found or Tick()
+        present = self._generation.present
+        names = {index: str(self._rules.tasks[index]) for index in state.running if is_stopped(present[index])}
+        self._watch, hang = hangs.look_for_stopped(self._watch, names, time.monotonic(), self._patience)
+        return Tick() if hang is None else Hung(hang=hang)
+
+    def perform(self, action: Action) -> None:
+        """Do what was decided."""
+        if isinstance(action, Start):
+            self._file.write("replaced", start=self._restarts, task=str(self._rules.tasks[action.worker]))
+        self._generation.perform(action)
 
 
 def other_ports(count: int, *, but: Collection[int]) -> list[int]:

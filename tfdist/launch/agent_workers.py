@@ -29,7 +29,7 @@ from tfdist.launch.generation import (
     supervise,
     unseen_signal,
 )
-from tfdist.launch.hangs import Patience, Seen
+from tfdist.launch.hangs import Hung, Patience, Seen
 from tfdist.launch.nursery import Nursery
 from tfdist.launch.output import Screen
 from tfdist.launch.plan import WorkerSpec, plan, progress_file
@@ -42,7 +42,6 @@ from tfdist.launch.supervise import Phase as JobPhase
 from tfdist.launch.supervise import Send
 from tfdist.launch.supervise_workers import (
     GoOn,
-    Hung,
     Looked,
     Rules,
     Stop,

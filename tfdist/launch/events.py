@@ -12,6 +12,9 @@ clock, on which the differences are right), "job" (its id), "start" (how often t
                 it has started since the workers were, or null), restarts_left
     halted      purpose ("resize", "leave", "end"), workers (how many go on): all have stopped before the same step
     ended       exit_code, restarts, lost
+
+A job with parameter servers has "started" (workers: all its processes), "replaced" (a worker was started again, at its
+port; task), "failed" (task, text; everything is started again, or the job ends) and "ended".
 """
 
 import json

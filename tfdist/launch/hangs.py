@@ -67,6 +67,13 @@ class Hang:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hung:
+    """Event: somebody hangs."""
+
+    hang: Hang
+
+
+@dataclass(frozen=True, kw_only=True)
 class Watch:
     """What the agent remembers from look to look.
 
@@ -103,12 +110,38 @@ def look(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -> 
         >>> look(begin(0.0), [], 0.1, Patience())[1] is None
         True
     """
+    watch, hang = look_for_stopped(
+        watch, {one.worker: f"worker {one.worker}" for one in seen if one.stopped}, now, patience
+    )
+    watch = _sampled(watch, seen)
+    return watch, hang or _stuck(watch, seen, now, patience)
+
+
+def look_for_stopped(
+    watch: Watch, names: Mapping[int, str], now: float, patience: Patience
+) -> tuple[Watch, Hang | None]:
+    """Return what to remember, and the hang if a process has been stopped for too long.
+
+    Args:
+        watch: what was remembered.
+        names: of the processes that are stopped now.
+        now: the agent's clock, in seconds.
+        patience: how long what may take.
+
+    Example:
+        >>> watch, _ = look_for_stopped(begin(0.0), {1: "worker 1"}, 0.5, Patience(hang_seconds=0.5))
+        >>> look_for_stopped(watch, {1: "worker 1"}, 1.25, Patience(hang_seconds=0.5))[1].text
+        'worker 1 hangs: its process has been stopped (SIGSTOP) for 0.8 s'
+    """
     if now - watch.looked > GAP_SECONDS:
         watch = replace(watch, awake=now, stopped={})
-    stopped = {one.worker: watch.stopped.get(one.worker, now) for one in seen if one.stopped}
-    watch = replace(_sampled(watch, seen), looked=now, stopped=stopped)
-    hang = _stopped(watch, now, patience) or _stuck(watch, seen, now, patience)
-    return watch, hang
+    stopped = {index: watch.stopped.get(index, now) for index in names}
+    watch = replace(watch, looked=now, stopped=stopped)
+    for index, since in stopped.items():
+        if now - since > patience.hang_seconds:
+            text = f"{names[index]} hangs: its process has been stopped (SIGSTOP) for {now - since:.1f} s"
+            return watch, Hang(worker=index, text=text, since=since)
+    return watch, None
 
 
 def allowed_seconds(phase: Phase, samples: Sequence[float], patience: Patience) -> float:
@@ -140,14 +173,6 @@ def _sampled(watch: Watch, seen: Sequence[Seen]) -> Watch:
         return watch
     slowest = max(one.progress.step_seconds for one in seen)
     return replace(watch, ticks=ended, samples=(*watch.samples, slowest)[-SAMPLES:])
-
-
-def _stopped(watch: Watch, now: float, patience: Patience) -> Hang | None:
-    for worker, since in watch.stopped.items():
-        if now - since > patience.hang_seconds:
-            text = f"worker {worker} hangs: its process has been stopped (SIGSTOP) for {now - since:.1f} s"
-            return Hang(worker=worker, text=text, since=since)
-    return None
 
 
 def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -> Hang | None:

@@ -5,6 +5,7 @@
     the chief is killed      likewise
     the chief fails          the job fails; unless a server ends within BLAME_SECONDS, which was the cause then
     the chief ends well      the job is done, and the tasks are ended
+    a process is stopped     (SIGSTOP) for too long: it is killed, and the rest follows from its end
 
 The phases are those of `supervise`. The end of a job with tasks is DONE too; its verdict says what follows. A signal is
 passed on to the chief alone, which may still save what the servers hold; tasks are ended once it has ended.
@@ -17,6 +18,7 @@ from enum import Enum
 
 from tfdist.cluster.values import TaskId
 from tfdist.launch.failure import how_it_ended
+from tfdist.launch.hangs import Hang, Hung
 from tfdist.launch.supervise import KILL_SECONDS, Action, Event, Exited, Phase, Received, Recorded, Say, Send, Start
 
 CHIEF = 0  # its index
@@ -101,7 +103,7 @@ def first_state(rules: Rules, *, before: ChiefState | None = None) -> ChiefState
     return ChiefState(running=running, job_restarts=before.job_restarts + 1, worker_restarts=before.worker_restarts)
 
 
-def decide_chief(state: ChiefState, event: Event, *, now: float, rules: Rules) -> _Next:
+def decide_chief(state: ChiefState, event: Event | Hung, *, now: float, rules: Rules) -> _Next:
     """Return the state after the event, and what to do.
 
     Args:
@@ -122,6 +124,8 @@ def decide_chief(state: ChiefState, event: Event, *, now: float, rules: Rules) -
         return _exited(state, event, now, rules)
     if isinstance(event, Received):
         return _received(state, event, now, rules)
+    if isinstance(event, Hung):
+        return _hung(state, event.hang)
     if isinstance(event, Recorded) and _is_news(state, event):
         # it may end by itself; and a server's end may be on its way, which then was the cause
         deadline = now + max(rules.grace_seconds, BLAME_SECONDS)
@@ -129,6 +133,15 @@ def decide_chief(state: ChiefState, event: Event, *, now: float, rules: Rules) -
     if state.deadline is not None and now >= state.deadline:
         return _overdue(state, now, rules)
     return state, ()
+
+
+def _hung(state: ChiefState, hang: Hang) -> _Next:
+    if hang.worker not in state.running or state.phase is not Phase.RUNNING:
+        return state, ()
+    return state, (
+        Send(workers=frozenset({hang.worker}), number=signal.SIGKILL),
+        Say(text=f"{hang.text}; it is killed"),
+    )
 
 
 def _is_news(state: ChiefState, event: Recorded) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from tfdist.launch.failure import how_it_ended
-from tfdist.launch.hangs import Hang
+from tfdist.launch.hangs import Hang, Hung
 from tfdist.launch.hold import Position, target_of
 from tfdist.launch.progress import HALTED, SETTLE_SECONDS
 from tfdist.launch.supervise import (
@@ -135,13 +135,6 @@ class Looked:
     positions: tuple[Position, ...]
     steps: bool
     leaving: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hung:
-    """No worker goes on."""
-
-    hang: Hang
 
 
 @dataclass(frozen=True, kw_only=True)

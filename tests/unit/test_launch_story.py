@@ -1,0 +1,145 @@
+"""What is told about restarts: cause, lines, event file, summary; and jobs that are found by their id."""
+
+import json
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from tfdist.errors import ConfigError, DeadlineError, StorageError, TfdistError
+from tfdist.launch import jobs
+from tfdist.launch.events import EventFile
+from tfdist.launch.failure import Failure, Record
+from tfdist.launch.hangs import Hang, Seen
+from tfdist.launch.hold import Position, Standing
+from tfdist.launch.progress import Phase, Progress
+from tfdist.launch.story import Story, cause_of
+from tfdist.launch.supervise_workers import Asked
+
+
+def seen(worker: int, tick: int = 7, *, pid: int = 1, **more: Any) -> Seen:
+    position = Position(tick=tick, standing=Standing.RUNNING)
+    said: dict[str, Any] = {"changed": 9.0, "step_seconds": 0.1, "ended": tick, "ticked": 21.5, "resumed": 5, "lost": 2}
+    said |= {"source": "memory", "saved": 5, "leaves": False, "phase": Phase.STEPPING, **more}
+    return Seen(worker=worker, progress=Progress(pid=pid, position=position, **said))
+
+
+def failure(worker: int, returncode: int = -9, record: Record | None = None) -> Failure:
+    return Failure(worker=worker, time=20.0, returncode=returncode, record=record)
+
+
+RECORD = Record(clock=20.0, type="ValueError", message="bad\nvery", traceback="", exit_code=1)
+HANG = Hang(worker=1, text="worker 1 hangs: in step 8", since=18.0)
+
+
+@pytest.mark.parametrize(
+    ("failures", "hang", "kind", "text"),
+    [
+        ([failure(1), failure(0, 1)], None, "signal", "worker 1 failed: killed by SIGKILL (signal 9)"),
+        ([failure(1, 3)], None, "exit", "worker 1 failed: exit code 3"),
+        ([failure(1, 1, RECORD)], None, "exception", "worker 1 failed: ValueError: bad"),
+        ([failure(1)], HANG, "hang", HANG.text),
+        ([], None, "exit", "the workers have failed"),
+    ],
+)
+def test_causes(failures: list[Failure], hang: Hang | None, kind: str, text: str) -> None:
+    cause = cause_of(failures, hang, [seen(0), seen(1, 9)], 20.0)
+    assert (cause.kind, cause.text) == (kind, text)
+    assert cause.tick == (9 if cause.worker == 1 else 7)
+
+
+def test_signatures_tell_the_same_failure_at_the_same_step() -> None:
+    def signature(failed: Failure, *said: Seen) -> str | None:
+        return cause_of([failed], None, list(said), 20.0).signature
+
+    assert signature(failure(1), seen(1)) == signature(failure(1), seen(1))
+    assert signature(failure(1), seen(1)) != signature(failure(1), seen(1, 8))
+    assert signature(failure(1), seen(1)) != signature(failure(1), seen(1, resumed=6))
+    assert signature(failure(1), seen(1)) != signature(failure(0), seen(0))
+    assert signature(failure(1), seen(1, pid=0)) is None, "nobody knows where"
+    assert signature(failure(1, 1, RECORD), seen(1, pid=0)) is not None
+
+
+def test_the_course_of_a_job(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "events"
+    story = Story(say=said.append, file=EventFile(str(path), "a1"), max_restarts=2)
+    story.started([41, 42])
+    story.stepping([seen(0, resumed=None, lost=0), seen(1, resumed=None, lost=0)])
+    assert said == [], "a start that is none of these is no news"
+    story.failed(cause_of([failure(1)], None, [seen(1)], 20.0), begun=10.0, again=True)
+    story.start = 1
+    story.stepping([seen(0), seen(1)])
+    story.halted("resize", 3, 21.0)
+    story.start = 2
+    story.stepping([seen(0, lost=0), seen(1, lost=0), seen(2, lost=0)])
+    story.failed(cause_of([failure(1)], HANG, [seen(1)], 20.5), begun=10.0, again=False, why_not="it is enough")
+    story.ended(1)
+    story.file.close()
+    assert said == [
+        "worker 1 failed: killed by SIGKILL (signal 9) (step 8 since it was started), 10.0 s after the start; "
+        "start 1 follows, 1 more of 2 after failures",
+        "all 2 workers step again 1.50 s after the failure, from step 5 (memory); 2 steps repeated",
+        "all 3 workers step again 0.50 s after they were asked to stop, from step 5 (memory); 0 steps repeated",
+        "worker 1 hangs: in step 8, 10.5 s after the start; it is enough",
+        "ended with code 1 after 1 of 2 restarts and 1 change of the number of workers; 2 steps repeated; "
+        "all stepped again after 1.50 s",
+    ]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    names = ["started", "stepping", "failed", "stepping", "halted", "stepping", "failed", "ended"]
+    assert [line["event"] for line in lines] == names
+    assert all((line["version"], line["job"]) == (1, "a1") for line in lines)
+    assert (lines[2]["clock"], lines[3]["seconds"], lines[3]["lost"]) == (pytest.approx(20.0), 1.5, 2)
+    assert "seconds" not in lines[1]
+
+
+def test_an_event_file_is_appended_to(tmp_path: Path) -> None:
+    for _ in range(2):
+        file = EventFile(str(tmp_path / "events"), "a1")
+        file.write("started", start=0)
+        file.close()
+    assert len((tmp_path / "events").read_text().splitlines()) == 2
+    with pytest.raises(StorageError, match="--event-file"):
+        EventFile(str(tmp_path / "no" / "folder"), "a1")
+
+
+@pytest.mark.timeout(30)
+def test_a_job_is_found_and_asked(tmp_path: Path) -> None:
+    environ = {"TFDIST_CACHE_DIR": str(tmp_path / ("long " * 20 + "name"))}
+    events: SimpleQueue[Any] = SimpleQueue()
+    with jobs.controlled(jobs.place(environ, "abc123"), events, (1, 3)) as control:
+        assert jobs.running(environ) == ["abc123"]
+
+        def work() -> None:
+            assert events.get() == Asked(workers=2)
+            control.answer(3, ok=True, text="others")
+            control.answer(2, ok=True, text="done")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert jobs.ask(environ, "abc", 2, timeout_seconds=20) == "done"
+        thread.join()
+        with pytest.raises(TfdistError, match="--min-workers 1 and --max-workers 3"):
+            jobs.ask(environ, "abc", 4, timeout_seconds=20)
+        with pytest.raises(ConfigError, match="These run: abc123"):
+            jobs.ask(environ, "b", 2, timeout_seconds=20)
+        with pytest.raises(DeadlineError, match="after 0"):
+            jobs.ask(environ, "", 2, timeout_seconds=0.01)
+        waiting = threading.Timer(0, lambda: (events.get(), events.get(), control.close()))
+        waiting.start()
+        with pytest.raises(TfdistError, match="has ended"):
+            jobs.ask(environ, "abc", 2, timeout_seconds=20)
+        waiting.join()
+    assert jobs.running(environ) == []
+    with pytest.raises(ConfigError, match="None runs"):
+        jobs.ask(environ, "abc", 2, timeout_seconds=20)
+
+
+def test_what_an_ended_job_has_left_is_removed(tmp_path: Path) -> None:
+    environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
+    jobs.folder(environ).mkdir()
+    jobs.place(environ, "dead").touch()
+    assert jobs.running(environ) == []
+    assert not jobs.place(environ, "dead").exists()
