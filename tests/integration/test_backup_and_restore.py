@@ -11,6 +11,7 @@ import pytest
 from tests.integration.forks import Forks, forks
 
 SCRIPT = str(Path(__file__).parent / "cases" / "resumable.py")
+CASES = str(Path(__file__).parent / "cases" / "backup_cases.py")
 STEPS, VALIDATIONS = 4, 2  # ticks of an epoch: four batches, and two of the validation
 TICKS = 2 * (STEPS + VALIDATIONS)
 KILLED = -9
@@ -94,3 +95,25 @@ def test_killed_twice_in_one_epoch_and_during_save_validation_and_the_end_of_an_
     for point in ("save-begin", "save-middle", "save-commit", "validation", "epoch-end"):
         assert training.run(point, kill(None, point)) == KILLED, (point, forking.output[-3000:])
         assert training.to_the_end(point) == expected, point
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "arguments",
+        "interrupted_in_a_notebook",
+        "kept_and_gone_on_with",
+        "another_model",
+        "damaged",
+        "full_disk",
+        "ended_by_sigterm",
+        "early_stopping",
+        "own_train_step",
+        "mixed_precision",
+        "in_an_evaluation",
+        "in_an_object_store",
+    ],
+)
+def test_what_users_do_with_it(forking: Forks, tmp_path: Path, case: str) -> None:
+    assert forking.run(CASES, case, str(tmp_path)) == 0, forking.output[-3000:]

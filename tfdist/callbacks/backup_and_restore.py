@@ -84,7 +84,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.delete_checkpoint = delete_checkpoint
         self.keep = max(keep, 2) if double_checkpoint else keep
         self.asynchronous = asynchronous
-        self._keepers: dict[int, Keeper] = {}
 
     def set_model(self, model: keras.Model) -> None:
         """Take part in the `fit` that is about to begin; Keras calls it."""

@@ -5,6 +5,7 @@ value. So the training thread pays for holding them, not for writing them.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,18 +27,47 @@ Arrays = dict[str, Any]
 
 def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
     """Return what a model and its optimizers go on from, and the metrics of the running epoch, by stable names."""
-    return {**_named(_VARIABLE, keras_model.persistent_variables(model)), **_metrics_of(model)}
+    weights = [weight.path for weight in model.weights]
+    return {**_named(_VARIABLE, keras_model.persistent_variables(model), weights), **_metrics_of(model)}
 
 
 def _metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
     found = {id(v): v for metric in keras_model.metrics(model) for v in metric.variables}
-    return _named(_METRIC, list(found.values()))
+    return _named(_METRIC, list(found.values()), [])
 
 
-def _named(kind: str, variables: Sequence[keras.Variable]) -> dict[str, keras.Variable]:
-    # Numbered, because names need not differ; with relative names, because Keras counts over the whole process.
-    paths = relative_paths([variable.path for variable in variables])
-    return {f"{kind}/{i:04d}/{path}": variable for i, (path, variable) in enumerate(zip(paths, variables, strict=True))}
+def _named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]) -> dict[str, keras.Variable]:
+    """Return variables by paths that do not depend on what else the process has made, and that differ.
+
+    Args:
+        kind: what all names begin with.
+        variables: to be named.
+        weights: paths of the weights that slots of optimizers are named after.
+    """
+    # Keras counts layers over the whole process, and has their numbers in the names of slots too.
+    slots = sorted(((path.replace("/", "_"), path) for path in weights), key=lambda pair: -len(pair[0]))
+    paths = relative_paths([_slot_path(variable.path, slots) for variable in variables])
+    seen: Counter[str] = Counter()
+    named = {}
+    for path, variable in zip(paths, variables, strict=True):
+        seen[path] += 1
+        number = f"#{seen[path]}" if seen[path] > 1 else ""
+        named[f"{kind}/{path}{number}"] = variable
+    return named
+
+
+def _slot_path(path: str, slots: Sequence[tuple[str, str]]) -> str:
+    """Return the path of a slot with that of its weight in it.
+
+    Example:
+        >>> _slot_path("adam/dense_3_kernel_momentum", [("dense_3_kernel", "dense_3/kernel")])
+        'adam/dense_3/kernel/momentum'
+    """
+    owner, _, last = path.rpartition("/")
+    for flat, weight in slots:
+        if last.startswith(f"{flat}_"):
+            return f"{owner}/{weight}/{last[len(flat) + 1 :]}"
+    return path
 
 
 class TrainState:
@@ -61,7 +91,9 @@ class TrainState:
         """Return the arrays, and the rest as JSON."""
         if not self._variables:
             self._variables = variables_of(self._model)
-        arrays: Arrays = {name: tf_arrays.held(tf_strategies.primary(variable.value)) for name, variable in self._variables.items()}
+        arrays: Arrays = {
+            name: tf_arrays.held(tf_strategies.primary(variable.value)) for name, variable in self._variables.items()
+        }
         arrays.update({f"{_RANDOM}/{name}": state for name, state in random_states.capture().items()})
         callbacks = [
             {"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")}
@@ -83,13 +115,14 @@ class TrainState:
             ConfigError: the model has other variables than those that were saved.
         """
         ours = variables_of(self._model)
-        if any(name not in ours for kind in (_VARIABLE, _METRIC) for name in _with_prefix(arrays, kind)):
-            build()
-            ours = variables_of(self._model)
+        saved = [name for kind in (_VARIABLE, _METRIC) for name in _with_prefix(arrays, kind)]
+        if any(name not in ours for name in saved):
+            known = {*ours, *saved}
+            build()  # also what is never used, and was not saved
+            ours = {name: variable for name, variable in variables_of(self._model).items() if name in known}
         _require_same(ours, arrays)
         for name, variable in ours.items():
             self._assign(variable, arrays[name])
-        self._variables = ours
 
     def restore_metrics(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Give the metrics their values again: an epoch that begins sets them to zero."""

@@ -180,7 +180,7 @@ def first_local_value(nest: Any) -> Any:
 
 def primary(variable: Any) -> Any:
     """Return the copy of a variable on the first local replica: to read it needs no other replica, and no worker."""
-    return distribute_utils.select_replica(0, variable)
+    return variable.values[0] if isinstance(variable, values.DistributedVariable) else variable
 
 
 def assign_locally(variable: Any, value: tf.Tensor, *, is_first: bool) -> None:

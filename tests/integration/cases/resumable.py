@@ -54,7 +54,7 @@ def input_of(kind, x, y, folder):
         return {"x": tf.data.Dataset.from_generator(batches, output_signature=signature)}
     path = os.path.join(folder, "data")
     if not os.path.exists(os.path.join(path, "manifest.json")):
-        tfdist.data.write({"x": x, "y": y}, path, processes=1, num_shards=2)
+        tfdist.data.write({"x": x, "y": y}, path, processes=1, num_shards=2, exists="keep")
     reading = tfdist.data.read(path, global_batch_size=BATCH, seed=5, label="y", tail="keep")
     if kind == "tfdist, shorter epochs":
         return {"x": reading, "steps_per_epoch": 3}

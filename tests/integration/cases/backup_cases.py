@@ -1,0 +1,233 @@
+"""What users do with BackupAndRestore; each function asserts what must hold. python backup_cases.py NAME FOLDER"""
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.callbacks import BackupAndRestore
+from tfdist.errors import ConfigError
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+class Interrupt(keras.callbacks.Callback):
+    def __init__(self, epoch, batch=None):
+        super().__init__()
+        self.epoch, self.batch, self.now = epoch, batch, None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
+        if epoch == self.epoch and self.batch is None:
+            raise KeyboardInterrupt
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.now, batch) == (self.epoch, self.batch):
+            raise KeyboardInterrupt
+
+
+def model_of(units=4, strategy=None):
+    keras.utils.set_random_seed(1)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def fit(model, callbacks, epochs=3, **more):
+    return model.fit(X, Y, batch_size=4, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks, **more)
+
+
+def interrupted(model, callbacks, epoch, batch=None, **more):
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, [*callbacks, Interrupt(epoch, batch)], **more)
+
+
+def raises(kind, words, call):
+    with pytest.raises(kind) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def arguments(folder):
+    for bad in ({"save_freq": 0}, {"save_freq": "batch"}, {"save_freq": True}, {"save_freq": 1.5}, {"keep": 0}):
+        raises(ConfigError, [next(iter(bad))], lambda bad=bad: BackupAndRestore(folder, **bad))
+    raises(ConfigError, ["backup_dir"], lambda: BackupAndRestore(""))
+    both = [BackupAndRestore(folder), keras.callbacks.BackupAndRestore(str(folder))]
+    raises(ConfigError, ["two callbacks"], lambda: fit(model_of(), both))
+
+
+def interrupted_in_a_notebook(folder):
+    """The same objects go on after Ctrl-C, and a fit that has ended is not gone on with."""
+    expected = fit(model_of(), []).history["loss"]
+    model, backup = model_of(), BackupAndRestore(folder / "b", save_freq=1, asynchronous=False)
+    interrupted(model, [backup], 1, 2)
+    history = fit(model, [backup])
+    assert history.history["loss"] == expected
+    assert history.epoch == [0, 1, 2]
+    assert not (folder / "b").exists()
+    assert len(fit(model, [backup], epochs=1).epoch) == 1
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def kept_and_gone_on_with(folder):
+    """With delete_checkpoint=False more epochs are a continuation."""
+    expected = fit(model_of(), [], epochs=4).history["loss"]
+    fit(model_of(), [BackupAndRestore(folder / "b", delete_checkpoint=False)], epochs=2)
+    history = fit(model_of(), [BackupAndRestore(folder / "b", delete_checkpoint=False)], epochs=4)
+    assert history.history["loss"] == expected
+    assert fit(model_of(), [BackupAndRestore(folder / "b", delete_checkpoint=False)], epochs=4).epoch == [0, 1, 2, 3]
+
+
+def another_model(folder):
+    interrupted(model_of(), [BackupAndRestore(folder / "b")], 1)
+    words = ["another model", "(3, 5)", "(3, 4)"]
+    raises(ConfigError, words, lambda: fit(model_of(units=5), [BackupAndRestore(folder / "b")]))
+
+
+def damaged(folder):
+    """A flipped byte in the newest backup costs what came after the one before, and a warning."""
+    expected = fit(model_of(), []).history["loss"]
+    interrupted(model_of(), [BackupAndRestore(folder / "b", save_freq=1, asynchronous=False)], 1, 2)
+    newest = sorted(folder.glob("b/step-*"))[-1] / "arrays.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("tfdist").addHandler(handler)
+    history = fit(model_of(), [BackupAndRestore(folder / "b", save_freq=1)])
+    assert history.history["loss"] == expected
+    assert any(newest.parent.name in line for line in said), said
+
+
+def full_disk(folder):
+    """A disk that is full costs a warning, and the backup from before stands."""
+    import resource
+
+    expected = fit(model_of(units=4000), [], epochs=2).history["loss"]
+    interrupted(model_of(units=4000), [BackupAndRestore(folder / "b", asynchronous=False)], 1)
+    before = sorted(path.name for path in folder.glob("b/step-*"))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("tfdist").addHandler(handler)
+    backup = BackupAndRestore(folder / "b", save_freq=1, delete_checkpoint=False)
+    history = fit(model_of(units=4000), [backup], epochs=2)
+    assert history.history["loss"] == expected
+    assert sorted(path.name for path in folder.glob("b/step-*")) == before
+    assert any("could not be saved" in line for line in said), said
+
+
+def ended_by_sigterm(folder):
+    """SIGTERM saves, whatever save_freq is, and ends with 143."""
+
+    class Term(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1 and self.model.optimizer.iterations == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    expected = fit(model_of(), []).history["loss"]
+    with pytest.raises(SystemExit) as ended:
+        fit(model_of(), [BackupAndRestore(folder / "b", save_freq=False), Term()])
+    assert ended.value.code == 143
+    model = model_of()
+    history = fit(model, [BackupAndRestore(folder / "b", save_freq=False)])
+    assert history.history["loss"] == expected
+    assert int(model.optimizer.iterations) == 9
+
+
+def early_stopping(folder):
+    """Training that had stopped does not go on; one that would stop later stops there."""
+
+    def callbacks():
+        return [keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0, restore_best_weights=True)]
+
+    expected = fit(model_of(), callbacks(), epochs=9)
+    assert len(expected.epoch) == 2
+    interrupted(model_of(), [*callbacks(), BackupAndRestore(folder / "b", save_freq=1, asynchronous=False)], 1, 2)
+    model = model_of()
+    backup = BackupAndRestore(folder / "b", save_freq=1, delete_checkpoint=False, asynchronous=False)
+    history = fit(model, [backup, *callbacks()], epochs=9)
+    assert history.history["loss"] == expected.history["loss"]
+    for ours, theirs in zip(model.get_weights(), expected.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def own_train_step(folder):
+    """Two optimizers, built by the first step."""
+
+    class Pair(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = keras.layers.Dense(1), keras.layers.Dense(1)
+            self.first_optimizer, self.second_optimizer = keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, 0.9)
+
+        def call(self, x):
+            return self.first(x) + self.second(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            for layer, optimizer in ((self.first, self.first_optimizer), (self.second, self.second_optimizer)):
+                optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+            return {"own": loss}
+
+    def make():
+        keras.utils.set_random_seed(3)
+        model = Pair()
+        model(X[:1])
+        for layer, optimizer in ((model.first, model.first_optimizer), (model.second, model.second_optimizer)):
+            optimizer.build(layer.trainable_variables)
+        model.compile()
+        return model
+
+    expected = fit(make(), []).history["own"]
+    for batch in (1, 2):
+        backup = BackupAndRestore(folder / "b", save_freq=1, asynchronous=False)
+        interrupted(make(), [backup], 1, batch)
+        assert fit(make(), [BackupAndRestore(folder / "b")]).history["own"] == expected
+
+
+def mixed_precision(folder):
+    """The loss scale and its counter are part of the state."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    strategy = tfdist.strategies.MirroredStrategy(["CPU:0"])
+    expected = model_of(strategy=strategy)
+    fit(expected, [])
+    interrupted(model_of(strategy=strategy), [BackupAndRestore(folder / "b", 2, asynchronous=False)], 2, 1)
+    model = model_of(strategy=strategy)
+    fit(model, [BackupAndRestore(folder / "b", 2)])
+    assert type(model.optimizer).__name__ == "LossScaleOptimizer"
+    for ours, theirs in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def in_an_evaluation(folder):
+    """Outside of fit it does nothing."""
+    model = model_of()
+    model.evaluate(X, Y, verbose=0, callbacks=[BackupAndRestore(folder / "b")])
+    model.predict(X, verbose=0, callbacks=[BackupAndRestore(folder / "b")])
+    assert not (folder / "b").exists()
+
+
+def in_an_object_store(folder):
+    expected = fit(model_of(), []).history["loss"]
+    interrupted(model_of(), [BackupAndRestore("memory://backup", save_freq=1, asynchronous=False)], 1, 1)
+    assert fit(model_of(), [BackupAndRestore("memory://backup", save_freq=1)]).history["loss"] == expected
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]))
