@@ -104,6 +104,7 @@ With parameter servers:
   the chief is killed  likewise
   the chief fails      the job fails with its exit code; an error that follows a server's death is that server's
   the chief ends       with 0: workers and servers are ended, and the job is done
+  one is stopped       (SIGSTOP, for --hang-seconds): it is killed, and the rest follows
   a signal             is passed on to the chief; workers and servers are ended when it has ended
 
 \b
