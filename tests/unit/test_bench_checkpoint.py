@@ -81,7 +81,7 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
         "tfdist 100.0 [100.0 to 100.0] 15.00 [12.50-17.50] 500.0 [500.0 to 500.0] 7.5% [6.3% to 8.8%] 12,345,678 100.0 "
         "[100.0 to 100.0]",
     ]
-    assert "2 saves in a fit, 20 steps of 64 examples" in done.stdout
+    assert "2 saves in a fit, 10 steps of 64 examples" in done.stdout
     assert "load 0.1 before, 1.9 after" in done.stdout
 
 

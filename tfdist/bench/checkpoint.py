@@ -31,10 +31,10 @@ class Setup:
     """
 
     megabytes: Sequence[float] = (1.0, 10.0, 100.0)
-    saves: int = 10
-    steps: int = 20
+    saves: int = 5
+    steps: int = 10
     batch_size: int = 64
-    rounds: int = 9
+    rounds: int = 7
 
     def __post_init__(self) -> None:
         for size in self.megabytes:

@@ -64,7 +64,7 @@ def command(
     model until its first step begins, minus that of one that has no backup. Each is the median [lower to upper
     quartile] over rounds.
 
-    Runs on the CPU; the defaults write 20 GB, at most 0.4 GB at a time, and take about 10 minutes on 2 cores.
+    Runs on the CPU; the defaults write 20 GB, at most 0.5 GB at a time, and take about 10 minutes on 2 cores.
     """
     setup = Setup(megabytes=megabytes, saves=saves, steps=steps, batch_size=batch_size, rounds=rounds)
     with unwinding(), Console(stderr=True).status("starting") as status:
