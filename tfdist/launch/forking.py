@@ -28,7 +28,7 @@ MODULES = (
     "tfdist.strategies.multi_worker_mirrored",
     "tfdist.strategies.ring",
     "tfdist.collectives.horovod",
-    "tfdist.callbacks",
+    "tfdist.callbacks.backup_and_restore",
 )
 
 NUMBER = struct.Struct("<q")  # before a request its length; the reply: a process, or the negative number of an error
