@@ -137,6 +137,18 @@ train(60, before=before)
     assert sizes(shared)[-1] == 1, "what was asked for still holds"
 
 
+def test_workers_that_have_saved_and_do_not_end(script, shared):  # type: ignore[no-untyped-def]
+    path = script("import atexit\natexit.register(lambda: START or time.sleep(1000))\n" + FOREVER)
+    with job("-n", 2, "--max-workers", 3, path, shared=shared) as process:
+        wait_for_event(shared, "stepping")
+        assert resize(shared, 3)[0] == 0
+        (shared / "enough").write_text("x")
+        process.communicate(timeout=DEADLINE_SECONDS)
+    steps = done(shared)
+    assert (process.returncode, steps) == (0, list(range(len(steps))))
+    assert len(halts(shared, 0, 2)) == 1
+
+
 def test_resize_during_a_restart(script, shared):  # type: ignore[no-untyped-def]
     path = script(FOREVER.replace("train(Enough", "if START == 1: tell(f'again {ME}'); wait_told('go')\ntrain(Enough"))
     arguments = ("-n", 2, "--max-restarts", 1, "--max-workers", 3, path)

@@ -155,7 +155,7 @@ def test_a_signal_lets_all_save_before_the_same_step(number, restarts, script, s
         code, _, err = ended(process)
     assert code == 128 + number
     assert told(shared, "halted 0 0") == told(shared, "halted 0 1")
-    assert "to end its step, save and end" in err
+    assert "to stop after this step, save and end" in err
     assert "failed first" not in err
 
 

@@ -13,6 +13,7 @@ from tfdist.launch.progress import HALTED
 from tfdist.launch.restarts import SAME_FAILURES, Follow, History, after_failure, follow, next_size
 from tfdist.launch.supervise import KILL_SECONDS, Exited, Phase, Received, Recorded, Say, Send, Tick
 from tfdist.launch.supervise_workers import (
+    ENDED_SECONDS,
     HALT_SECONDS,
     RECORDED_SECONDS,
     Asked,
@@ -36,10 +37,12 @@ HANG = Hung(hang=Hang(worker=1, text="worker 1 hangs", since=1.0))
 TERM, KILL, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGINT
 
 
-def looked(*standings: Standing, tick: int = 7, steps: bool = True, leaving: tuple[int, ...] = ()) -> Looked:
+def looked(
+    *standings: Standing, tick: int = 7, steps: bool = True, leaving: tuple[int, ...] = (), ended_for: float = 0.0
+) -> Looked:
     standings = standings or (Standing.BEHIND,) * 3
     positions = tuple(Position(tick=tick, standing=standing) for standing in standings)
-    return Looked(positions=positions, steps=steps, leaving=frozenset(leaving))
+    return Looked(positions=positions, steps=steps, leaving=frozenset(leaving), ended_for=ended_for)
 
 
 STEPS, HELD = looked(), looked(*[Standing.HELD] * 3)
@@ -126,6 +129,18 @@ def test_another_number_of_workers(request_: WorkersEvent, size: int) -> None:
     state, _ = play(*events, *ALL_HALT)
     assert (state.phase, follows(state), next_size(state)) == (Phase.DONE, Follow.AGAIN, size)
     assert not state.failed
+
+
+@pytest.mark.parametrize("request_", [Asked(workers=2), Received(number=TERM)])
+def test_who_has_saved_and_does_not_end_is_killed(request_: WorkersEvent) -> None:
+    late = looked(steps=False, ended_for=ENDED_SECONDS + 0.1)
+    events: list[tuple[float, WorkersEvent]]
+    events = [(5, STEPS), (6, request_), (6.1, STEPS), (7, HELD), (8, ended(1, HALTED)), (9, late)]
+    state, done = play(*events)
+    assert done[-1] == (9, everybody(0, 2, number=KILL))
+    state, _ = play(*events, (9, ended(0, -9)), (9, ended(2, -9)))
+    assert (state.phase, state.failed, state.halted) == (Phase.DONE, False, {0, 1, 2})
+    assert follows(state) is (Follow.END if state.received else Follow.AGAIN)
 
 
 def test_a_wish_waits_until_the_workers_step() -> None:
@@ -257,6 +272,7 @@ EVENTS = st.one_of(
         *[st.sampled_from(Standing)] * 3,
         steps=st.booleans(),
         leaving=st.sampled_from([(), (), (), (1,), (0, 1, 2)]),
+        ended_for=st.sampled_from([0.0, 0.0, 5.0]),
     ),
 )
 COURSES = st.lists(st.tuples(st.floats(0.0, 30.0), EVENTS), max_size=15)

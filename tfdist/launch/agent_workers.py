@@ -241,10 +241,12 @@ class _Lookout:
             if hang is not None and state.phase is not JobPhase.KILLING:
                 return Hung(hang=hang)
         said = [one.progress for one in seen]
+        over = state.halt is not None and all(progress.phase is Phase.ENDED for progress in said)
         return Looked(
             positions=tuple(progress.position for progress in said),
             steps=any(p.position.tick >= 0 for p in said) and not any(p.phase is Phase.ENDED for p in said),
             leaving=frozenset(one.worker for one in seen if one.progress.leaves),
+            ended_for=time.monotonic() - max(progress.changed for progress in said) if over and said else 0.0,
         )
 
     def seen(self, workers: "frozenset[int] | range") -> list[Seen]:

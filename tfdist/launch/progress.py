@@ -48,7 +48,7 @@ class Phase(IntEnum):
     SAVING = 5
     VALIDATING = 6
     HELD = 7  # it was asked to stop, and waits for the number of the step
-    ENDED = 8  # fit has returned
+    ENDED = 8  # fit has returned; or stops as it was asked to
 
 
 class _Word(IntEnum):
@@ -128,6 +128,7 @@ class Reporter:
             tick: number of the collective step, train or validation: the same on all workers, rising by one.
         """
         if self._map[_REQUEST] and self._held(tick):
+            self.phase(Phase.ENDED)  # whoever saves now says so; afterwards nothing is left to do
             return True
         self._began = time.monotonic_ns()
         self._map[self._at + _Word.CHANGED] = self._began

@@ -33,6 +33,7 @@ from tfdist.launch.supervise import (
 )
 
 RECORDED_SECONDS = 1.0  # for a worker that has recorded its failure to show it and end, before all are killed
+ENDED_SECONDS = 1.0  # for workers that have stopped and saved to end, before they are killed
 HALT_SECONDS = 300.0  # for all to reach their next step; less than a worker holds
 
 
@@ -130,11 +131,13 @@ class Looked:
         positions: of the workers that run.
         steps: whether somebody has started a step, and nobody has left `fit`.
         leaving: workers that were asked to leave.
+        ended_for: seconds for which all of them have had nothing left to do; 0 while one has.
     """
 
     positions: tuple[Position, ...]
     steps: bool
     leaving: frozenset[int] = frozenset()
+    ended_for: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,8 +265,8 @@ def _received(state: WorkersState, event: Received, now: float, rules: Rules) ->
     asked, target = (now, None) if state.halt is None else (state.halt.asked, state.halt.target)
     base = replace(state.base, phase=Phase.STOPPING, deadline=now + rules.grace_seconds, received=event.number)
     said = (
-        f"{signal.Signals(event.number).name}: {_have(base)} {rules.grace_seconds:g} s to end its step, save and end; "
-        "Ctrl-C kills now"
+        f"{signal.Signals(event.number).name}: {_have(base)} {rules.grace_seconds:g} s to stop after this step, save "
+        "and end; Ctrl-C kills now"
     )
     actions: tuple[WorkersAction, ...] = (Say(text=said),) if state.halt else (Stop(), Say(text=said))
     return replace(state, base=base, halt=Halt(purpose=Purpose.END, asked=asked, target=target)), actions
@@ -306,6 +309,10 @@ def _halting(state: WorkersState, halt: Halt, event: Looked, now: float, rules: 
                 return state, (GoOn(), Say(text=f"{waited}; the number of workers stays"))
             state, actions = _fail(state, now)
             return state, (*actions, Say(text=f"{waited}; they are killed"))
+    elif event.ended_for > ENDED_SECONDS:  # TensorFlow takes its time to end, and may wait for others
+        base = replace(state.base, phase=Phase.KILLING, deadline=now + KILL_SECONDS)
+        state = replace(state, base=base, halted=state.halted | state.running)
+        return state, (Send(workers=state.running, number=signal.SIGKILL),)
     return _by_itself(state, Tick(), now, rules)
 
 
