@@ -39,8 +39,10 @@ def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
         items = [encode(item, arrays, f"{name}/{place}") for place, item in enumerate(value)]
         return items if isinstance(value, list) else {_TUPLE: items}
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) and not key.startswith("__") for key in value):
+        keys = list(value)
+        if all(isinstance(key, str) and not key.startswith("__") for key in keys) and keys == sorted(keys):
             return {key: encode(item, arrays, f"{name}/{key}") for key, item in value.items()}
+        # JSON that is compared byte by byte has its keys sorted, and the order of a dict is part of it
         return {_PAIRS: [encode(tuple(pair), arrays, f"{name}/{place}") for place, pair in enumerate(value.items())]}
     if hasattr(value, "numpy"):
         return encode(np.asarray(value.numpy()), arrays, name)
