@@ -3,7 +3,7 @@
 A reader has an early part, NumPy for the examples of several batches, and a late one, a graph for one batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist.data import features
+from tfdist.data.alike import has_forms
 from tfdist.data.examples import Examples
 from tfdist.data.fetch import PAYLOAD, Fetcher
 from tfdist.data.layout import FIXED
@@ -21,6 +22,7 @@ _EARLY_BYTES = 4 << 20  # of records, that NumPy reads at once
 _EARLY_EXAMPLES = 16384
 
 Columns = dict[str, Any]
+Read = tuple[Columns, tf.Tensor]
 #: dtype and shape of an array of the early part, without examples
 Spec = tuple[tf.DType, list[int | None]]
 
@@ -39,7 +41,7 @@ class ColumnReader(Protocol):
     def early(self, ids: Ids) -> list[NDArray[Any]]:
         """Return arrays, examples first."""
 
-    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> tuple[Columns, tf.Tensor]:
+    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
         """Return the columns of one batch from its part of the arrays, and float32 1 for each sound example."""
 
 
@@ -53,19 +55,18 @@ class ByNumpy:
             *(self._specs[name] for name in fetcher.names if not _is_empty(self._specs[name])),
             (tf.float32, []),
         ]
-        manifest = fetcher.examples.manifest
-        mean = max(1, manifest.total_bytes // max(1, manifest.examples))
-        self.examples = min(_EARLY_EXAMPLES, max(1, _EARLY_BYTES // mean))
+        self.examples = _examples_at_once(fetcher)
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
         """Return the columns, and 1 for each sound example."""
         columns, sound = self._fetcher(ids)
         return [*(columns[name] for name in self._fetcher.names if not _is_empty(self._specs[name])), sound]
 
-    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> tuple[Columns, tf.Tensor]:
-        """Return what was read."""
+    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
+        """Return what was read; whole payloads are parsed."""
         given = iter(found[:-1])
-        return {name: _given(self._specs[name], given, ids) for name in self._fetcher.names}, found[-1]
+        columns = {name: _given(self._specs[name], given, ids) for name in self._fetcher.names}
+        return _parsed(self._fetcher, columns), found[-1]
 
 
 class WhenAsked(ByNumpy):
@@ -81,13 +82,43 @@ class WhenAsked(ByNumpy):
         """Return nothing."""
         return []
 
-    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> tuple[Columns, tf.Tensor]:
+    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
         """Read."""
         dtypes = [dtype for dtype, _ in self._read]
         values = tf.numpy_function(super().early, [ids], dtypes, stateful=False)
         for value, (_, shape) in zip(values, self._read, strict=True):
             value.set_shape([None, *shape])
         return super().late(ids, values)
+
+
+class ByForms:
+    """Parses records that are alike early; a batch with one that is not is read once more, for TensorFlow to parse.
+
+    Args:
+        fetcher: has `forms`.
+    """
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._names = list(fetcher.examples.schema)
+        specs = _specs_of(fetcher)
+        self.specs = [*(specs[name] for name in self._names), (tf.bool, []), (tf.float32, [])]
+        self.examples = _examples_at_once(fetcher)
+
+    def early(self, ids: Ids) -> list[NDArray[Any]]:
+        """Return the columns, which examples were parsed, and 1 for each sound example."""
+        (columns, parsed), sound = self._fetcher.parsed(ids)
+        return [*(columns[name] for name in self._names), parsed, sound]
+
+    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
+        """Return what was parsed, or let TensorFlow parse it, which decides what is right."""
+        *columns, parsed, sound = found
+        asked = WhenAsked(self._fetcher)
+        return _either(
+            tf.reduce_all(parsed),
+            lambda: (dict(zip(self._names, columns, strict=True)), sound),
+            lambda: asked.late(ids, []),
+        )
 
 
 class ByOps:
@@ -107,6 +138,7 @@ class ByOps:
         self._paths = paths
         self._directory: Examples = fetcher.examples
         self._texts = texts_of(self._directory.schema, self._directory.manifest.layout)
+        self._parses = PAYLOAD in fetcher.names and has_forms(self._directory.schema)
         place: list[Spec] = [(tf.int32, []), (tf.int64, []), (tf.int64, [])]
         extents: list[Spec] = [(tf.int64, [])] * (2 * len(self._texts))
         specs = _column_specs(fetcher)
@@ -120,19 +152,31 @@ class ByOps:
         present = [values[name] for name, spec in self._values.items() if not _is_empty(spec)]
         return [*self._directory.locate(ids), *extents, *present]
 
-    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> tuple[Columns, tf.Tensor]:
+    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
         """Read by the ops; a batch with a corrupt example goes to NumPy, which decides what becomes of it."""
-        columns, ok = self._by_ops(found)
-        asked = WhenAsked(self._fetcher)
-        flat = tf.cond(
-            tf.reduce_all(ok),
-            lambda: tf.nest.flatten((columns, tf.ones_like(ids, tf.float32))),
-            lambda: tf.nest.flatten(asked.late(ids, [])),
-        )
-        columns, sound = tf.nest.pack_sequence_as((columns, ids), flat)
-        return columns, sound
+        asked, sound = WhenAsked(self._fetcher), tf.ones_like(ids, tf.float32)
 
-    def _by_ops(self, found: list[tf.Tensor]) -> tuple[Columns, tf.Tensor]:
+        def read() -> Read:
+            columns, ok = self._by_ops(found)
+            return _either(
+                tf.reduce_all(ok), lambda: (_parsed(self._fetcher, columns), sound), lambda: asked.late(ids, [])
+            )
+
+        if not self._parses:
+            return read()
+        columns, ok = self._parsed_by_ops(found)
+        return _either(tf.reduce_all(ok), lambda: (columns, sound), read)
+
+    def _parsed_by_ops(self, found: list[tf.Tensor]) -> Read:
+        file, offset, length = found
+        schema = self._directory.schema
+        check = tf.fill(tf.shape(file), self._fetcher.verify != "never")
+        values, ok = self._ops.parse_records(
+            tf.constant(self._paths), file, offset, length, check, features.stored(schema)
+        )
+        return features.from_stored(schema, values), ok
+
+    def _by_ops(self, found: list[tf.Tensor]) -> Read:
         file, offset, length, *rest = found
         check = tf.fill(tf.shape(file), self._fetcher.verify != "never")
         files = tf.constant(self._paths)
@@ -157,11 +201,36 @@ class ByOps:
         return {name: columns[name] for name in self._fetcher.names}, ok
 
 
+def _either(holds: tf.Tensor, one: Callable[[], Read], other: Callable[[], Read]) -> Read:
+    """Return one or the other; their columns may be ragged."""
+    structure: list[Any] = []
+
+    def flat(branch: Callable[[], Read]) -> list[tf.Tensor]:
+        structure[:] = [branch()]
+        return list(tf.nest.flatten(structure[0], expand_composites=True))
+
+    found = tf.cond(holds, lambda: flat(one), lambda: flat(other))
+    columns, sound = tf.nest.pack_sequence_as(structure[0], found, expand_composites=True)
+    return columns, sound
+
+
+def _examples_at_once(fetcher: Fetcher) -> int:
+    manifest = fetcher.examples.manifest
+    mean = max(1, manifest.total_bytes // max(1, manifest.examples))
+    return min(_EARLY_EXAMPLES, max(1, _EARLY_BYTES // mean))
+
+
+def _parsed(fetcher: Fetcher, columns: Columns) -> Columns:
+    return features.parsed(fetcher.examples.schema, columns[PAYLOAD]) if PAYLOAD in fetcher.names else columns
+
+
 def _column_specs(fetcher: Fetcher) -> dict[str, Spec]:
-    if PAYLOAD in fetcher.names:
-        return {PAYLOAD: (tf.string, [])}
+    return {PAYLOAD: (tf.string, [])} if PAYLOAD in fetcher.names else _specs_of(fetcher)
+
+
+def _specs_of(fetcher: Fetcher) -> dict[str, Spec]:
     schema = fetcher.examples.schema
-    return {name: (features.dtype_of(schema[name]), features.shape_of(schema[name])[1:]) for name in fetcher.names}
+    return {name: (features.dtype_of(schema[name]), features.shape_of(schema[name])[1:]) for name in schema}
 
 
 def _is_empty(spec: Spec) -> bool:

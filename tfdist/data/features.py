@@ -1,6 +1,6 @@
 """From bytes to tensors: whole batches of one layout become a dict of features."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,7 +35,7 @@ def parsed(schema: Schema, payloads: tf.Tensor) -> dict[str, Any]:
 
 def _parse_spec(name: str, feature: Feature) -> Any:
     stored = {"float": tf.float32, "int64": tf.int64}.get(feature.encoding, tf.string)
-    if feature.size is None:
+    if feature.size is None and feature.encoding != "raw":
         return tf.io.RaggedFeature(stored, value_key=name, row_splits_dtype=tf.int64)
     return tf.io.FixedLenFeature([] if feature.encoding == "raw" else list(feature.shape), stored)
 
@@ -43,21 +43,30 @@ def _parse_spec(name: str, feature: Feature) -> Any:
 def _decoded(feature: Feature, values: Any) -> Any:
     if feature.encoding == "raw":
         return from_raw(feature, values)
+    return _cast(feature, values)
+
+
+def _cast(feature: Feature, values: Any) -> Any:
     return values if values.dtype == dtype_of(feature) else tf.cast(values, dtype_of(feature))
 
 
-def from_raw(feature: Feature, values: tf.Tensor) -> tf.Tensor:
-    """Return arrays from their bytes, string ``[n]``."""
+def from_raw(feature: Feature, values: tf.Tensor) -> Any:
+    """Return arrays from their bytes, string ``[n]``; those of any length are ragged."""
+    if feature.size is not None:
+        return tf.reshape(_numbers(feature, values), [tf.size(values), *(dim or 0 for dim in feature.shape)])
+    sizes, width = tf.strings.length(values), dtype_of(feature).size
+    whole = tf.debugging.assert_equal(sizes % width, 0, message=f"an example has bytes which are not {feature}")
+    with tf.control_dependencies([whole]):
+        numbers = _numbers(feature, tf.strings.reduce_join(values))
+        return tf.RaggedTensor.from_row_lengths(numbers, tf.cast(sizes // width, tf.int64), validate=False)
+
+
+def _numbers(feature: Feature, values: tf.Tensor) -> tf.Tensor:
     dtype = dtype_of(feature)
-    carried = _SAME_BYTES.get(feature.dtype, dtype)
-    count = feature.size or 0
     if dtype == tf.bool:
-        found = tf.io.decode_raw(values, tf.uint8, fixed_length=None) > 0
-    else:
-        found = tf.io.decode_raw(values, carried)
-    found = tf.reshape(found, [-1, count]) if count else tf.zeros([tf.size(values), 0], found.dtype)
-    found = found if found.dtype == dtype else tf.bitcast(found, dtype)
-    return tf.reshape(found, [tf.shape(found)[0], *(dim or 0 for dim in feature.shape)])
+        return tf.io.decode_raw(values, tf.uint8) > 0
+    found = tf.io.decode_raw(values, _SAME_BYTES.get(feature.dtype, dtype))
+    return found if found.dtype == dtype else tf.bitcast(found, dtype)
 
 
 def from_rows(template: example.Template, rows: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -67,18 +76,42 @@ def from_rows(template: example.Template, rows: tf.Tensor) -> dict[str, tf.Tenso
 
 def _column(template: example.Template, name: str, rows: tf.Tensor) -> tf.Tensor:
     feature, (begin, size) = template.schema[name], template.slots[name]
-    dtype, count = dtype_of(feature), tf.shape(rows)[0]
     part = rows[:, begin : begin + size]
-    shape = [count, *(dim or 0 for dim in feature.shape)]
     if feature.encoding == "int64":
         shifts = tf.constant([7 * place for place in range(size)], tf.int64)
         groups = tf.cast(tf.bitwise.bitwise_and(part, tf.constant(0x7F, tf.uint8)), tf.int64)
-        return tf.cast(tf.reduce_sum(tf.bitwise.left_shift(groups, shifts), axis=1), dtype)
+        return tf.cast(tf.reduce_sum(tf.bitwise.left_shift(groups, shifts), axis=1), dtype_of(feature))
+    return _from_bytes(feature, part)
+
+
+def _from_bytes(feature: Feature, part: tf.Tensor) -> tf.Tensor:
+    dtype, count = dtype_of(feature), tf.shape(part)[0]
+    shape = [count, *(dim or 0 for dim in feature.shape)]
     if dtype == tf.bool:
         return tf.reshape(part > 0, shape)
     if dtype.size == 1:
         return tf.reshape(part if dtype == tf.uint8 else tf.bitcast(part, dtype), shape)
-    return tf.reshape(tf.bitcast(tf.reshape(part, [count, size // dtype.size, dtype.size]), dtype), shape)
+    return tf.reshape(tf.bitcast(tf.reshape(part, [count, -1, dtype.size]), dtype), shape)
+
+
+def stored(schema: Schema) -> list[tuple[str, str, int]]:
+    """Return what `tfdist.native.Records.parse_records` is told of a schema of numbers."""
+    found = []
+    for name, feature in schema.items():
+        size = feature.size or 0
+        is_raw = feature.encoding == "raw"
+        found.append((name, *(("bytes", size * dtype_of(feature).size) if is_raw else (feature.encoding, size))))
+    return found
+
+
+def from_stored(schema: Schema, values: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Return the features of what it returned."""
+    found = {}
+    for (name, feature), value in zip(schema.items(), values, strict=True):
+        shape = [tf.shape(value)[0], *(dim or 0 for dim in feature.shape)]
+        is_raw = feature.encoding == "raw"
+        found[name] = _from_bytes(feature, value) if is_raw else tf.reshape(_cast(feature, value), shape)
+    return found
 
 
 def with_shapes(schema: Schema, features: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data import access, records
+from tfdist.data.alike import Forms, has_forms
 from tfdist.data.examples import Examples, payload_of
 from tfdist.data.layout import EXTENT, FIXED, indexed_values
 from tfdist.data.shard_index import texts_of
@@ -17,6 +19,9 @@ from tfdist.errors import CorruptDataError
 
 #: the column of whole payloads, which have to be parsed (layout generic)
 PAYLOAD = "payload"
+
+_SAMPLE = 32  # records that show whether all are alike
+_MOST_LENGTHS = 16  # which records that are alike may have
 
 _logger = logging.getLogger(__name__)
 _Array = NDArray[Any]
@@ -125,6 +130,19 @@ class Fetcher:
         values = indexed_values(examples.schema, examples.manifest.layout)
         self.values = values if examples.manifest.layout == EXTENT else []
 
+    @cached_property
+    def forms(self) -> Forms | None:
+        """What parses the records of the layout generic; None where a sample of them is not alike, or is far away."""
+        examples = self.examples
+        if examples.manifest.layout in (FIXED, EXTENT) or not has_forms(examples.schema):
+            return None
+        if not isinstance(self.source, MappedBytes) or not len(examples):
+            return None
+        forms = Forms(examples.schema)
+        ids = np.unique(np.linspace(0, len(examples) - 1, _SAMPLE, dtype=np.int64))
+        (_, parsed), ok = self._read_alike(forms, ids, np.ones(len(ids), bool))
+        return forms if ok.any() and parsed[ok].all() else None
+
     @property
     def names(self) -> list[str]:
         """The columns, in the order in which `__call__` returns them."""
@@ -137,16 +155,28 @@ class Fetcher:
         Raises:
             CorruptDataError: an example is corrupt, and that is not to be skipped; or none is sound.
         """
+        return self._decided(self._read, ids)
+
+    def parsed(self, ids: NDArray[np.int64]) -> tuple[tuple[dict[str, _Array], _Array], NDArray[np.float32]]:
+        """Return features by name and which examples were parsed, bool ``[n]`` (zeros else), and weights as above.
+
+        Where `forms` parses records of the layout generic. Raises what `__call__` does.
+        """
+        forms = self.forms
+        assert forms is not None
+        return self._decided(lambda ids, check: self._read_alike(forms, ids, check), ids)
+
+    def _decided(self, read: Callable[[_Array, _Array], tuple[Any, _Array]], ids: _Array) -> tuple[Any, _Array]:
         weight = np.ones(len(ids), np.float32)
-        columns, ok = self._read(ids, self._to_check(ids))
+        found, ok = read(ids, self._to_check(ids))
         if not ok.all():
             self._report(ids[~ok])
             weight[~ok] = 0.0
             ids = self._sound(ids, ok)
-            columns, _ = self._read(ids, np.zeros(len(ids), bool))
+            found, _ = read(ids, np.zeros(len(ids), bool))
         if self._remembers:
             self._seen[ids] = True
-        return columns, weight
+        return found, weight
 
     def _to_check(self, ids: NDArray[np.int64]) -> _Array:
         return ~self._seen[ids] if self._remembers else np.full(len(ids), not self._seen[0])
@@ -169,6 +199,25 @@ class Fetcher:
             columns[name] = _objects(found)
             ok &= sound
         return {name: columns[name] for name in self.names}, ok
+
+    def _read_alike(
+        self, forms: Forms, ids: NDArray[np.int64], check: _Array
+    ) -> tuple[tuple[dict[str, _Array], _Array], _Array]:
+        file, offset, length = self.examples.locate(ids)
+        lengths = np.unique(length).tolist()
+        if len(lengths) == 1:
+            rows, ok = self.source.rows(file, offset, check, lengths[0])
+            return forms(rows), ok
+        columns, parsed, ok = forms.zeros(len(ids)), np.zeros(len(ids), bool), np.zeros(len(ids), bool)
+        if len(lengths) > _MOST_LENGTHS:  # not alike; which are sound has to be known all the same
+            return (columns, parsed), self._read(ids, check)[1]
+        for size in lengths:
+            chosen = length == size
+            rows, ok[chosen] = self.source.rows(file[chosen], offset[chosen], check[chosen], size)
+            found, parsed[chosen] = forms(rows)
+            for name, column in found.items():
+                columns[name][chosen] = column
+        return (columns, parsed), ok
 
     def values_of(self, ids: NDArray[np.int64]) -> dict[str, _Array]:
         """Return the columns that the index has."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.data import columns, features, order, sharding
 from tfdist.data.decoded import DecodedCache
 from tfdist.data.examples import Examples
-from tfdist.data.fetch import PAYLOAD, Fetcher, MappedBytes
+from tfdist.data.fetch import Fetcher, MappedBytes
 from tfdist.data.position import Identity, Position
 from tfdist.data.stretch import WHOLE, Share, Stretches
 
@@ -71,7 +71,7 @@ class Pipeline:
         elif native is not None and isinstance(fetcher.source, MappedBytes):
             self._reader = columns.ByOps(fetcher, native, fetcher.source.paths)
         else:
-            self._reader = columns.ByNumpy(fetcher)
+            self._reader = columns.ByNumpy(fetcher) if fetcher.forms is None else columns.ByForms(fetcher)
             if self._reader.examples < 2 * global_batch_size:  # to cut up one batch would be a copy for nothing
                 self._reader = columns.WhenAsked(fetcher)
 
@@ -177,10 +177,7 @@ class Pipeline:
 
     def _decoded(self, ids: tf.Tensor, early: list[tf.Tensor]) -> tuple[Features, tf.Tensor]:
         found, sound = self._reader.late(ids, early)
-        schema = self.examples.schema
-        if PAYLOAD in found:
-            found = features.parsed(schema, found[PAYLOAD])
-        found = features.with_shapes(schema, found)
+        found = features.with_shapes(self.examples.schema, found)
         return (found if self._decode is None else mapped(self._decode, found)), sound
 
 

@@ -4,7 +4,7 @@ import ctypes
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from tfdist.native.target import observe
 from tfdist.validation import shown
 
 SWITCH = "TFDIST_NATIVE"
+_OPS = ("tfdist_read_records", "tfdist_read_rows", "tfdist_parse_records")
+_TAG = {"bytes": 0x0A, "float": 0x12, "int64": 0x1A}  # the tag of its list in a feature
 _log = logging.getLogger(__name__)
 _alone = threading.Lock()
 
@@ -39,7 +41,7 @@ class Records:
 
         self.path = path
         self._ops = tf.load_op_library(str(path))
-        missing = [name for name in ("tfdist_read_records", "tfdist_read_rows") if not hasattr(self._ops, name)]
+        missing = [name for name in _OPS if not hasattr(self._ops, name)]
         if missing:
             raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
         self._library = ctypes.CDLL(str(path))
@@ -98,6 +100,54 @@ class Records:
         rows.set_shape([count, length])
         ok.set_shape([count])
         return rows, ok
+
+    def parse_records(
+        self, files: Any, file: Any, offset: Any, length: Any, check: Any, features: Sequence[tuple[str, str, int]]
+    ) -> tuple[list[Any], Any]:
+        """Return the values of records that plainly are a `tf.train.Example` with these features, each once.
+
+        What is not plain (a feature more or less, twice, of another kind or size, not packed; an unknown field) is not
+        ok. It may be right all the same: `tf.io.parse_example` knows.
+
+        Args:
+            files: string, ``[F]``: paths.
+            file: int32, ``[n]``: in which file the record is.
+            offset: int64, ``[n]``: where its framing begins, in bytes.
+            length: int64, ``[n]``: bytes of its payload.
+            check: bool, ``[n]``: whether length and checksums are looked at.
+            features: name, kind (float, int64, or bytes for the one value of a list of bytes), and number of values or
+                bytes.
+        Returns:
+            The values of each feature, float32, int64 or uint8 ``[n, number]``, and whether each record is ok, bool
+            ``[n]``. Zeros where not.
+        Raises:
+            tf.errors.InvalidArgumentError: as for `read_rows`.
+            tf.errors.OpError: a file cannot be opened.
+
+        Example:
+            >>> features = [("x", "float", 40), ("label", "int64", 1)]
+            >>> records().parse_records(["a.tfrecord"], [0], [0], [194], [True], features)  # doctest: +SKIP
+        """
+        *found, ok = self._ops.tfdist_parse_records(
+            files=files,
+            file=file,
+            offset=offset,
+            length=length,
+            check=check,
+            key=[name for name, _, _ in features],
+            tag=[_TAG[kind] for _, kind, _ in features],
+            count=[count for _, _, count in features],
+        )
+        rows = getattr(file, "shape", (None,))[0]
+        ok.set_shape([rows])
+        kinds = dict(zip(("float", "int64", "bytes"), found, strict=True))
+        ends = dict.fromkeys(kinds, 0)
+        values = []
+        for _, kind, count in features:
+            ends[kind] += count
+            values.append(kinds[kind][:, ends[kind] - count : ends[kind]])
+            values[-1].set_shape([rows, count])
+        return values, ok
 
     def unmap(self) -> None:
         """Let go of all files; the next call maps them anew. TensorFlow keeps the kernels of eager calls for ever."""

@@ -1,7 +1,8 @@
 // TensorFlow ops that read records of TFRecord files at known places, checked, out of memory maps.
 //
 // They are written against TensorFlow's C interface: it is the same in every version, needs no headers of templates,
-// and compiles in a second. tfdist/data/access.py is the same in NumPy, and says what the ops promise.
+// and compiles in a second. tfdist/data/access.py reads the same in NumPy, and says what is promised; example.h says
+// what is parsed.
 
 #include <algorithm>
 #include <cerrno>
@@ -9,9 +10,12 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "crc32c.h"
+#include "example.h"
 #include "maps.h"
 #include "tensorflow/c/kernels.h"
 #include "tensorflow/c/ops.h"
@@ -262,6 +266,88 @@ void ReadRows(Kernel& kernel, TF_OpKernelContext* context, const Status& status)
   }
 }
 
+// Features as they are wanted, placed one after the other in the rows of their kinds.
+struct Layout {
+  std::vector<Wanted> wanted;
+  int64_t floats = 0, integers = 0, bytes = 0;  // in a row
+
+  Layout(const Vector<TF_TString>& key, const Vector<int32_t>& tag, const Vector<int64_t>& count,
+         const Status& status) {
+    for (int64_t i = 0; Ok(status) && i < key.size(); ++i) {
+      int64_t* width = tag[i] == kFloats ? &floats : tag[i] == kIntegers ? &integers : &bytes;
+      if (count[i] < 0 || (width == &bytes && tag[i] != kBytes) || __builtin_add_overflow(*width, count[i], width)) {
+        Fail(status, TF_INVALID_ARGUMENT, "tag or count is none that a feature can have.");
+        return;
+      }
+      const std::string_view name(TF_TString_GetDataPointer(&key[i]), TF_TString_GetSize(&key[i]));
+      wanted.push_back({name, static_cast<uint8_t>(tag[i]), count[i], *width - count[i]});
+    }
+  }
+
+  // The bytes that an example of these features has at least.
+  bool LeastBytes(int64_t* least) const {
+    return !__builtin_mul_overflow(floats, int64_t{sizeof(float)}, least) &&
+           !__builtin_add_overflow(*least, integers, least) && !__builtin_add_overflow(*least, bytes, least);
+  }
+};
+
+void ParseRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& status) {
+  const Vector<TF_TString> files(context, 0, "files", status);
+  const Vector<int32_t> file(context, 1, "file", status);
+  const Vector<int64_t> offset(context, 2, "offset", status);
+  const Vector<int64_t> length(context, 3, "length", status);
+  const Vector<bool> check(context, 4, "check", status);
+  const Vector<TF_TString> key(context, 5, "key", status);
+  const Vector<int32_t> tag(context, 6, "tag", status);
+  const Vector<int64_t> count(context, 7, "count", status);
+  const int64_t n = file.size();
+  RequireSize(offset.size(), n, "offset", status);
+  RequireSize(length.size(), n, "length", status);
+  RequireSize(check.size(), n, "check", status);
+  if (Ok(status) && (tag.size() != key.size() || count.size() != key.size())) {
+    return Fail(status, TF_INVALID_ARGUMENT, "key, tag and count have different sizes.");
+  }
+  const CallMaps maps(kernel.maps, files, file, status);
+  const Layout layout(key, tag, count, status);
+  if (!Ok(status)) return;
+  int64_t least = 0;
+  if (!layout.LeastBytes(&least) || (n > 0 && static_cast<uint64_t>(least) > maps.largest() &&
+                                     static_cast<uint64_t>(least) > kMostZeros / static_cast<uint64_t>(n))) {
+    return Fail(status, TF_INVALID_ARGUMENT, "the features are larger than any file; an example must fit into one.");
+  }
+  const Tensor floats = Output(context, 0, TF_FLOAT, {n, layout.floats}, sizeof(float), status);
+  if (!Ok(status)) return;
+  const Tensor integers = Output(context, 1, TF_INT64, {n, layout.integers}, sizeof(int64_t), status);
+  if (!Ok(status)) return;
+  const Tensor bytes = Output(context, 2, TF_UINT8, {n, layout.bytes}, sizeof(uint8_t), status);
+  if (!Ok(status)) return;
+  const Tensor oks = Output(context, 3, TF_BOOL, {n}, sizeof(bool), status);
+  if (!Ok(status) || n == 0) return;
+  auto* ok = static_cast<bool*>(TF_TensorData(oks.get()));
+  Row row{static_cast<float*>(TF_TensorData(floats.get())), static_cast<int64_t*>(TF_TensorData(integers.get())),
+          static_cast<uint8_t*>(TF_TensorData(bytes.get()))};
+  Parser parse(layout.wanted);
+  std::vector<uint8_t> payload;  // a copy: what was checked is what is parsed, whatever becomes of the file meanwhile
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length[i + kAhead]);
+    const FileMap& map = maps[file[i]];
+    ok[i] = Lies(map, offset[i], length[i]);
+    if (ok[i]) {
+      payload.resize(std::max(payload.size(), static_cast<size_t>(length[i])));
+      ok[i] = CopyWhole(payload.data(), map.data() + offset[i], length[i], check[i]) &&
+              parse(payload.data(), static_cast<size_t>(length[i]), row);
+    }
+    if (!ok[i]) {
+      std::fill_n(row.floats, layout.floats, 0.0f);
+      std::fill_n(row.integers, layout.integers, 0);
+      std::fill_n(row.bytes, layout.bytes, 0);
+    }
+    row.floats += layout.floats;
+    row.integers += layout.integers;
+    row.bytes += layout.bytes;
+  }
+}
+
 template <void (*Read)(Kernel&, TF_OpKernelContext*, const Status&)>
 void Compute(void* kernel, TF_OpKernelContext* context) {
   const Status status(TF_NewStatus());
@@ -280,7 +366,7 @@ void OneForEach(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_DeleteShapeHandle(shape);
 }
 
-void UnknownRows(TF_ShapeInferenceContext* context, TF_Status* status) {
+void UnknownShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);
 }
 
@@ -322,9 +408,20 @@ bool Register(const Op& op) {
     {"files: string", "file: int32", "offset: int64", "check: bool"},
     {"rows: uint8", "ok: bool"},
     {"length: int >= 0"},
-    UnknownRows,
+    UnknownShapes,
     NewRowsKernel,
     Compute<ReadRows>,
+});
+
+[[maybe_unused]] const bool parse_registered = Register({
+    "TfdistParseRecords",
+    {"files: string", "file: int32", "offset: int64", "length: int64", "check: bool", "key: string", "tag: int32",
+     "count: int64"},
+    {"floats: float", "integers: int64", "bytes: uint8", "ok: bool"},
+    {},
+    UnknownShapes,
+    NewKernel,
+    Compute<ParseRecords>,
 });
 
 }  // namespace
