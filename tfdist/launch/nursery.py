@@ -43,15 +43,16 @@ class Nursery:
         self._tried = False
 
     def prepare(self, pid: int) -> None:
-        """Prepare for a restart, if this worker has loaded TensorFlow; only the first call does anything.
+        """Prepare for a restart, if this worker has loaded TensorFlow; once is enough.
 
         Args:
             pid: of a worker that steps.
         """
         if self._tried or not self._config.is_elastic or sys.platform != "linux":
             return
-        self._tried = True
-        if not _has_tensorflow(pid):
+        maps = _maps(pid)
+        self._tried = maps is not None  # else it has just died, and the next start may do
+        if maps is None or _LIBRARY not in maps:
             return
         from tfdist.launch.zygote import Zygote  # most jobs need none
 
@@ -114,11 +115,12 @@ class Nursery:
             self._guard.watch(pid)
 
 
-def _has_tensorflow(pid: int) -> bool:
+def _maps(pid: int) -> bytes | None:
+    """Return what a process has loaded; None when it is gone."""
     try:
-        return _LIBRARY in Path(f"/proc/{pid}/maps").read_bytes()
+        return Path(f"/proc/{pid}/maps").read_bytes() or None  # of a process that ends it is empty
     except OSError:
-        return False
+        return None
 
 
 def _published(path: Path) -> dict[str, str]:
