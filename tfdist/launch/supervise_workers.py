@@ -32,7 +32,7 @@ from tfdist.launch.supervise import (
     decide,
 )
 
-RECORDED_SECONDS = 1.0  # for a worker that has recorded its failure to show it and end, before all are killed
+RECORDED_SECONDS = 0.25  # for a worker that has recorded its failure to show it and end, before all are killed
 ENDED_SECONDS = 0.5  # for workers that have stopped and saved to end, before they are killed
 HALT_SECONDS = 300.0  # for all to reach their next step; less than a worker holds
 
