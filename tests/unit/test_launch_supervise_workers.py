@@ -92,7 +92,7 @@ def test_workers_that_end_well_are_waited_for() -> None:
 
 
 def test_a_recorded_failure_has_a_moment_to_be_shown() -> None:
-    state, done = play((5, Recorded(worker=1)), (5.5, Recorded(worker=1)))
+    state, done = play((5, Recorded(worker=1)), (5 + RECORDED_SECONDS / 2, Recorded(worker=1)))
     assert (state.phase, done) == (Phase.RUNNING, [])
     end = 5 + RECORDED_SECONDS
     _, done = play((5, Recorded(worker=1)), (end, Recorded(worker=1)))
