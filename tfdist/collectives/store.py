@@ -91,6 +91,7 @@ class Store:
     def wait(self, scope: str, key: str, timeout_seconds: float) -> bytes | None:
         """Return a value as soon as somebody has written it; None when the time is up or the server is gone."""
         deadline = time.monotonic() + timeout_seconds
+        pause = _POLL_SECONDS / 16  # what is about to be written is seen at once
         while True:
             try:
                 value = self.get(scope, key)
@@ -98,7 +99,8 @@ class Store:
                 return None
             if value is not None or time.monotonic() > deadline:
                 return value
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS)
 
     def ages(self, scope: str) -> dict[str, float]:
         """Return the seconds since each key of the scope was written last.

@@ -25,7 +25,7 @@ def capture() -> dict[str, NDArray[Any]]:
         >>> restore(capture())
     """
     states = {_PYTHON: _words(random.getstate()), _NUMPY: _of_numpy(), _KERAS: _value(_keras())}
-    eager = context.context()._rng
+    eager = _eager()
     if eager is not None:
         states[_EAGER] = _words(eager.getstate())
     if stateful_random_ops.global_generator is not None:
@@ -45,11 +45,15 @@ def restore(states: dict[str, NDArray[Any]]) -> None:
         _to_numpy(states[_NUMPY])
     if _KERAS in states:
         _keras().assign(states[_KERAS])
-    eager = context.context()._rng
+    eager = _eager()
     if _EAGER in states and eager is not None:
         eager.setstate(_from_words(states[_EAGER]))
     if _GENERATOR in states:
         tf.random.get_global_generator().state.assign(states[_GENERATOR])
+
+
+def _eager() -> random.Random | None:
+    return getattr(context.context(), "_rng", None)  # it is there once a seed was set
 
 
 def _keras() -> Any:

@@ -8,10 +8,12 @@ Private names, read in TensorFlow 2.21.0:
   `tf.cond` and `tf.while_loop`) and a collective op in each replica. TensorFlow takes the second only for GPUs under
   XLA; it is right everywhere, and gradient accumulation, moving averages and loss scaling need it, because they
   decide in a condition.
-- `_create_variable`, `_collective_key_base`, `_initialize_local_devices`, `_host_cross_device_ops`: see the methods.
+- `_create_variable`, `_get_variable_creator_initial_value`, `_collective_key_base`, `_initialize_local_devices`,
+  `_host_cross_device_ops`: see the methods.
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -124,7 +126,7 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
         self._enable_check_health = not self._std_server_started
         super().__init__(container_strategy, **kwargs)
         # Traced, because eagerly TensorFlow starts a pool of threads for every reduction.
-        self._traced_sum = tf.function(self._host_sum, reduce_retracing=True)
+        self._traced_sum = tf.function(self._host_sum, reduce_retracing=True, autograph=False)
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
         # TensorFlow takes all GPUs, or else exactly one CPU device, although a CPU can be split into logical devices.
@@ -133,6 +135,20 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
         kind = "GPU" if gpus else "CPU"
         count = self._replicas_per_worker or gpus or 1
         return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(count)), kind
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], tf.Tensor]:
+        # TensorFlow broadcasts the chief's initial value of each variable, some milliseconds each. Slots of an
+        # optimizer begin with the same constants everywhere; its scalars (the learning rate) are as the user gave them.
+        if replica_id == 0 and keras_optimizer.creating_variable():
+            given = kwargs["initial_value"]
+            with tf.device(device):
+                value = tf.convert_to_tensor(given() if callable(given) else given, kwargs.get("dtype"))
+            if value.shape.rank:
+                return lambda: value
+            kwargs["initial_value"] = value
+        return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.

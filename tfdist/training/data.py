@@ -19,6 +19,8 @@ from tfdist.training import step
 from tfdist.training.workers import Workers
 
 _Policy = tf.data.experimental.AutoShardPolicy
+# What these functions do to tensors is graph operations already, and AutoGraph takes tenths of a second to see that.
+_as_it_is = tf.autograph.experimental.do_not_convert
 
 
 class Layout:
@@ -160,7 +162,7 @@ class Input:
         else:
             elements = _slices(dataset, self.source, local_replicas, workers)
         self._layout = Layout(tf_data.without_nones(elements.element_spec.slices))
-        self._dataset = elements.map(_Element.flat).prefetch(2)
+        self._dataset = elements.map(_as_it_is(_Element.flat)).prefetch(2)
 
     def __iter__(self) -> Iterator[Batch]:
         # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
@@ -181,7 +183,7 @@ class Input:
 def _share(reading: Reading, local_replicas: int, workers: Workers) -> tf.data.Dataset:
     """Return the dataset of this worker's elements, of which nothing else is read."""
     own = reading.share(workers.index * local_replicas, local_replicas, workers.count * local_replicas)
-    return own.map(lambda mark, rows, slices: _Element(slices, rows, mark))
+    return own.map(_as_it_is(lambda mark, rows, slices: _Element(slices, rows, mark)))
 
 
 def _counted(
@@ -229,9 +231,9 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
 
     numbered = dataset.enumerate()
     if source is Source.SHARED:
-        numbered = numbered.map(shared, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        numbered = numbered.map(_as_it_is(shared), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     else:
-        numbered = numbered.flat_map(own)
+        numbered = numbered.flat_map(_as_it_is(own))
     return numbered
 
 
