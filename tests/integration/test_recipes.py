@@ -25,7 +25,12 @@ COMMANDS = {
     "parameter_server": [*RUN, "--strategy", "parameter-server", "-n", "2", "--parameter-servers", "2"],
 }
 COMMANDS["parameter_server synchronous"] = COMMANDS["parameter_server"]
-VARIABLES = {"parameter_server synchronous": {"TFDIST_MAX_STALENESS": "0"}}
+COMMANDS["elastic"] = [*COMMANDS["multi_worker_mirrored"], "--max-restarts", "3"]
+VARIABLES = {
+    "parameter_server synchronous": {"TFDIST_MAX_STALENESS": "0"},
+    # a worker is killed in the middle, and nobody would know from the result
+    "elastic": {"TFDIST_FAULTS": json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 170}])},
+}
 WORKERS = {
     "single_device": "1, 1 replica in all",
     "mirrored": "1, 2 replicas in all",
@@ -33,6 +38,7 @@ WORKERS = {
     "ring_all_reduce": "2, 2 replicas in all",
     "parameter_server": "2, 1 replica in all",
     "parameter_server synchronous": "2, 1 replica in all",
+    "elastic": "2, 2 replicas in all",
 }
 RECOMMENDER = ROOT / "strategies" / "parameter_server" / "recommender.py"
 DEADLINE_SECONDS = 280

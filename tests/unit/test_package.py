@@ -50,7 +50,7 @@ def test_options_on_a_page_exist(page: Path) -> None:
                 command = command.get_command(context, (found[2].split() or [""])[0])
                 assert command is not None, f"{line!r} names no subcommand of `tfdist {found[1]}`"
             known = {"--help"}.union(*(parameter.opts for parameter in command.params)) if command else set()
-            ours = re.split(r"\S+\.py\b", found[2])[0]  # what follows a script is the script's
+            ours = re.split(r"\S+\.py\b| -- ", found[2])[0]  # what follows a script, or stands behind --, is another's
             for option in re.findall(r"(?<!\S)(--?[a-z][\w-]*)", ours):
                 assert option in known, f"`tfdist {found[1]} {option}` is not an option"
 

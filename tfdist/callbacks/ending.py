@@ -52,8 +52,9 @@ class Ending:
             return
         self._asked = True
         reporter = pulse().reporter
-        if reporter is not None:
-            reporter.leaves()
+        if reporter is not None and not reporter.leaves():  # the agent is ending the job already
+            self.stop()
+            os.kill(os.getpid(), number)
 
     def _is_training(self, frame: FrameType | None) -> bool:
         while frame is not None:

@@ -1,0 +1,71 @@
+"""Train the digits classifier on workers that may die, come and go: the result is that of a run without any of it.
+
+tfdist run --strategy multi-worker -n 2 --max-restarts 3 --min-workers 1 --max-workers 3 strategies/elastic/train.py
+"""
+
+import argparse
+from pathlib import Path
+
+import keras
+
+import tfdist
+from tfdist.callbacks import BackupAndRestore
+from tfdist.testing import digits, report
+
+
+def main() -> None:
+    options = parse()
+    strategy = tfdist.strategies.from_environment()
+    cluster = tfdist.cluster.from_environment()
+    keras.utils.set_random_seed(digits.SEED)
+    data, batch = digits.write_digits(), options.batch_size  # three folders of TFRecords, written once
+    train = tfdist.data.read(data / "train", global_batch_size=batch, seed=digits.SEED, tail="keep")
+    validation = tfdist.data.read(data / "validation", global_batch_size=batch, order="none", tail="keep")
+    test = tfdist.data.read(data / "test", global_batch_size=batch, order="none", tail="keep")
+
+    with strategy.scope():
+        model = digits.build_model()
+        learning_rate = keras.optimizers.schedules.CosineDecay(2e-3, decay_steps=options.epochs * train.steps_per_epoch)
+        optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.05, global_clipnorm=1.0)
+        model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+
+    clock = report.EpochClock(len(train.examples))
+    history = model.fit(
+        train,
+        shuffle=False,  # done already: every epoch has an order of its own
+        epochs=options.epochs,
+        validation_data=validation,
+        callbacks=[clock, BackupAndRestore(options.output / "backup", save_freq=50)],
+        verbose=2,
+    )
+    loss, accuracy = model.evaluate(test, verbose=0)
+
+    if cluster.is_chief:
+        summary = report.Summary(
+            strategy=type(strategy).__name__,
+            accuracy=accuracy,
+            loss=loss,
+            steps=int(optimizer.iterations.numpy()),
+            workers=cluster.num_workers,
+            replicas=strategy.num_replicas_in_sync,
+            examples_per_second=clock.examples_per_second,
+        )
+        files = report.leave(summary, history.history, options.output)
+        print("", *summary.lines(), *(f"wrote                {file}" for file in files), sep="\n", flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs", Path(__file__).parent.name),
+        help="folder for the loss curves and the summary; default: %(default)s",
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
