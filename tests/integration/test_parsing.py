@@ -1,6 +1,7 @@
 """Records of numbers parsed by NumPy and ops: what they take for certain is what TensorFlow reads, to the bit."""
 
 import itertools
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -298,15 +299,30 @@ def epoch(folder: Path, *, is_native: bool, **options: Any) -> list[tuple[list[f
 
 
 def trailed(number: int) -> bytes:
-    """A record whose length no two of twenty have in common: its integer is followed by bytes of an unknown field."""
-    return plain(number) + delimited(9, bytes(number % 20))
+    """A record with a field behind it that nobody knows."""
+    return plain(number) + delimited(9, bytes(number % 3))
+
+
+def padded(number: int) -> bytes:
+    """A record of one of 24 lengths: its integer and its sizes may take more bytes than they need."""
+    groups = varint(number) + bytes(number % 9)
+    value = bytes(byte | 0x80 for byte in groups[:-1]) + groups[-1:]
+    more = number // 9 % 4
+
+    def sized(tag: int, content: bytes) -> bytes:
+        size = bytes([len(content)]) + bytes(more)
+        return bytes([tag]) + bytes(byte | 0x80 for byte in size[:-1]) + size[-1:] + content
+
+    floats = sized(0x0A, struct.pack("<ff", number, 0.5))
+    return joined([sized(0x0A, sized(0x0A, b"x") + sized(0x12, sized(0x12, floats))), integer(delimited(1, value))])
 
 
 READ: dict[str, Callable[[int], bytes]] = {
     "all alike": lambda number: plain(number % 100),
     "of two lengths": plain,
     "one that is strange": lambda number: joined(STRANGE["unpacked"]) if number == 80 else plain(number),
-    "of many lengths": trailed,
+    "of many lengths": padded,
+    "none plain": trailed,
 }
 
 
@@ -347,7 +363,8 @@ def test_who_is_asked_to_parse(tmp_path: Path) -> None:
     for case in READ:
         examples = data.open(foreign(tmp_path / case, [READ[case](number) for number in range(300)]))
         fetcher = Fetcher(examples, source_of(examples), verify="first", skip=False)
-        assert (fetcher.forms is None) == (case == "of many lengths")
+        assert (fetcher.forms is None) == (case in ("of many lengths", "none plain"))
+        assert fetcher.is_plain == (case != "none plain")
         if fetcher.forms is not None:
             (_, parsed), weight = fetcher.parsed(np.arange(300))
             assert np.flatnonzero(~parsed).tolist() == ([80] if case == "one that is strange" else [])
@@ -372,3 +389,13 @@ def test_bytes_that_are_no_array_are_refused() -> None:
         payload = joined([delimited(1, delimited(1, b"a") + delimited(2, delimited(1, delimited(1, bytes(size)))))])
         with pytest.raises(tf.errors.InvalidArgumentError):
             features.parsed(schema, tf.constant([payload, payload]))
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+@pytest.mark.parametrize("other", ["number", "text", "list"])
+def test_a_feature_may_have_any_name(tmp_path: Path, other: str, is_native: bool) -> None:
+    """Also one that columns of ours might have."""
+    columns = {"number": np.arange(20) % 7, "text": [b"a"] * 20, "list": [[1] * (n % 3) for n in range(20)]}
+    data.write({"payload": np.arange(20), "y": columns[other]}, tmp_path, schema=None)
+    found = list(data.read(tmp_path, global_batch_size=8, tail="keep", ops=None if is_native else False))
+    assert sorted(int(number) for x in found for number in x["payload"]) == list(range(20))

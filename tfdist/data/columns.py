@@ -11,7 +11,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist.data import features
-from tfdist.data.alike import has_forms
 from tfdist.data.examples import Examples
 from tfdist.data.fetch import PAYLOAD, Fetcher
 from tfdist.data.layout import FIXED
@@ -125,7 +124,7 @@ class ByOps:
     """Finds places early, and reads by the compiled ops, without Python; every checksum is checked.
 
     Args:
-        fetcher: knows the places, and reads batches with corrupt examples.
+        fetcher: knows the places, and reads batches with corrupt or strange examples.
         ops: `tfdist.native.Records`.
         paths: of the shards.
     """
@@ -138,7 +137,7 @@ class ByOps:
         self._paths = paths
         self._directory: Examples = fetcher.examples
         self._texts = texts_of(self._directory.schema, self._directory.manifest.layout)
-        self._parses = PAYLOAD in fetcher.names and has_forms(self._directory.schema)
+        self._parses = fetcher.is_plain
         place: list[Spec] = [(tf.int32, []), (tf.int64, []), (tf.int64, [])]
         extents: list[Spec] = [(tf.int64, [])] * (2 * len(self._texts))
         specs = _column_specs(fetcher)
@@ -153,19 +152,14 @@ class ByOps:
         return [*self._directory.locate(ids), *extents, *present]
 
     def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
-        """Read by the ops; a batch with a corrupt example goes to NumPy, which decides what becomes of it."""
-        asked, sound = WhenAsked(self._fetcher), tf.ones_like(ids, tf.float32)
-
-        def read() -> Read:
-            columns, ok = self._by_ops(found)
-            return _either(
-                tf.reduce_all(ok), lambda: (_parsed(self._fetcher, columns), sound), lambda: asked.late(ids, [])
-            )
-
-        if not self._parses:
-            return read()
-        columns, ok = self._parsed_by_ops(found)
-        return _either(tf.reduce_all(ok), lambda: (columns, sound), read)
+        """Read by the ops; a batch with an example that is corrupt or strange goes to NumPy and to TensorFlow."""
+        columns, ok = self._parsed_by_ops(found) if self._parses else self._by_ops(found)
+        asked = WhenAsked(self._fetcher)
+        return _either(
+            tf.reduce_all(ok),
+            lambda: (_parsed(self._fetcher, columns), tf.ones_like(ids, tf.float32)),
+            lambda: asked.late(ids, []),
+        )
 
     def _parsed_by_ops(self, found: list[tf.Tensor]) -> Read:
         file, offset, length = found
@@ -221,7 +215,7 @@ def _examples_at_once(fetcher: Fetcher) -> int:
 
 
 def _parsed(fetcher: Fetcher, columns: Columns) -> Columns:
-    return features.parsed(fetcher.examples.schema, columns[PAYLOAD]) if PAYLOAD in fetcher.names else columns
+    return features.parsed(fetcher.examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
 
 
 def _column_specs(fetcher: Fetcher) -> dict[str, Spec]:

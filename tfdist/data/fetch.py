@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data import access, records
-from tfdist.data.alike import Forms, has_forms
+from tfdist.data.alike import Forms, form_of, has_forms
 from tfdist.data.examples import Examples, payload_of
 from tfdist.data.layout import EXTENT, FIXED, indexed_values
 from tfdist.data.shard_index import texts_of
 from tfdist.data.storage import Storage
 from tfdist.errors import CorruptDataError
 
-#: the column of whole payloads, which have to be parsed (layout generic)
-PAYLOAD = "payload"
+#: the column of whole payloads, which have to be parsed (layout generic); no feature can have this name
+PAYLOAD = ""
 
-_SAMPLE = 32  # records that show whether all are alike
+_SAMPLE = 32  # records that show what all are like
 _MOST_LENGTHS = 16  # which records that are alike may have
 
 _logger = logging.getLogger(__name__)
@@ -131,17 +131,29 @@ class Fetcher:
         self.values = values if examples.manifest.layout == EXTENT else []
 
     @cached_property
-    def forms(self) -> Forms | None:
-        """What parses the records of the layout generic; None where a sample of them is not alike, or is far away."""
+    def is_plain(self) -> bool:
+        """Whether a sample of records of the layout generic has forms, and need not be parsed by TensorFlow."""
         examples = self.examples
         if examples.manifest.layout in (FIXED, EXTENT) or not has_forms(examples.schema):
+            return False
+        if not isinstance(self.source, MappedBytes):  # of a store each would be a request
+            return False
+        columns, ok = self._read(self._sample, np.ones(len(self._sample), bool))
+        sound = columns[PAYLOAD][ok].tolist()
+        return bool(sound) and all(form_of(examples.schema, payload) is not None for payload in sound)
+
+    @cached_property
+    def forms(self) -> Forms | None:
+        """What parses plain records here, if a sample of them is alike."""
+        if not self.is_plain:
             return None
-        if not isinstance(self.source, MappedBytes) or not len(examples):
-            return None
-        forms = Forms(examples.schema)
-        ids = np.unique(np.linspace(0, len(examples) - 1, _SAMPLE, dtype=np.int64))
-        (_, parsed), ok = self._read_alike(forms, ids, np.ones(len(ids), bool))
-        return forms if ok.any() and parsed[ok].all() else None
+        forms = Forms(self.examples.schema)
+        (_, parsed), ok = self._read_alike(forms, self._sample, np.ones(len(self._sample), bool))
+        return forms if parsed[ok].all() else None
+
+    @property
+    def _sample(self) -> NDArray[np.int64]:
+        return np.unique(np.linspace(0, len(self.examples) - 1, _SAMPLE, dtype=np.int64))
 
     @property
     def names(self) -> list[str]:
