@@ -4,6 +4,7 @@ Private name, read in TensorFlow 2.21.0: `auto_shard_dataset`, which rewrites a 
 files; `Dataset.shard` cannot reach the files inside a pipeline.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -54,20 +55,38 @@ def one_row(spec: Any) -> Any:
 class Wrapped(tf.data.Dataset):
     """A dataset that is another one, with methods of its own; to TensorFlow and Keras it is that dataset.
 
+    The other one is made when it is first looked at: that takes tenths of a second, and a strategy may need none of it.
+
     Private names: `_variant_tensor`, `_inputs`, through which datasets of TensorFlow are made of each other.
+
+    Args:
+        make: makes the other one; it has no options of its own.
     """
 
-    def __init__(self, dataset: tf.data.Dataset) -> None:
-        self._wrapped = dataset
-        super().__init__(dataset._variant_tensor)
+    def __init__(self, make: Callable[[], tf.data.Dataset]) -> None:
+        self._make = make
+        self._made: tf.data.Dataset | None = None
+        super().__init__(None)
+
+    @property
+    def wrapped(self) -> tf.data.Dataset:
+        """The dataset that this one is."""
+        if self._made is None:
+            with tf.init_scope():  # also when a function that is being traced is the first to look
+                self._made = self._make()
+        return self._made
+
+    @property
+    def _variant_tensor(self) -> tf.Tensor:
+        return self.wrapped._variant_tensor
 
     def _inputs(self) -> list[tf.data.Dataset]:
-        return [self._wrapped]
+        return [] if self._made is None else [self._made]
 
     @property
     def element_spec(self) -> Any:
         """What the elements look like."""
-        return self._wrapped.element_spec
+        return self.wrapped.element_spec
 
 
 # By their names: the classes move between versions. An element of such a dataset is made of one element of its input.

@@ -27,7 +27,9 @@ class Reading(tf_data.Wrapped):
     def __init__(self, pipeline: Pipeline, position: Position) -> None:
         self._pipeline = pipeline
         self._position = position
-        super().__init__(pipeline.epochs(position, None))
+        super().__init__(lambda: pipeline.epochs(position, None))
+        if pipeline.calls_users:
+            _ = self.wrapped  # their mistakes are seen where they are made
 
     @property
     def examples(self) -> Examples:
@@ -38,6 +40,11 @@ class Reading(tf_data.Wrapped):
     def epoch(self) -> int:
         """The epoch that is read, or is to be read next: 0 for the first."""
         return self._position.epoch + self._position.is_last
+
+    @property
+    def rows(self) -> int | None:
+        """Number of examples of every batch; None where the last one may have fewer."""
+        return None if self._pipeline.tail == "keep" else self._pipeline.global_batch_size
 
     @property
     def steps(self) -> int:

@@ -153,13 +153,14 @@ class Input:
             dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
         self.workers = workers
         self._expect = expect
-        self.element_spec = tf_data.without_optionals(dataset.element_spec)
         self.batches = _own_batches(batches, workers) if own else batches
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
         self._reading = dataset if isinstance(dataset, Reading) else None
         if self._reading is not None:
             elements = _share(self._reading, local_replicas, workers)
+            self.element_spec = _whole(elements.element_spec.slices[0][1], self._reading.rows)
         else:
+            self.element_spec = tf_data.without_optionals(dataset.element_spec)
             elements = _slices(dataset, self.source, local_replicas, workers)
         self._layout = Layout(tf_data.without_nones(elements.element_spec.slices))
         self._dataset = elements.map(_as_it_is(_Element.flat)).prefetch(2)
@@ -184,6 +185,15 @@ def _share(reading: Reading, local_replicas: int, workers: Workers) -> tf.data.D
     """Return the dataset of this worker's elements, of which nothing else is read."""
     own = reading.share(workers.index * local_replicas, local_replicas, workers.count * local_replicas)
     return own.map(_as_it_is(lambda mark, rows, slices: _Element(slices, rows, mark)))
+
+
+def _whole(spec: Any, rows: int | None) -> Any:
+    """Return the spec of a batch of so many examples from that of a part of it."""
+
+    def whole(leaf: Any) -> Any:
+        return tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype) if isinstance(leaf, tf.TensorSpec) else leaf
+
+    return tf.nest.map_structure(whole, tf_data.without_nones(spec))
 
 
 def _counted(
