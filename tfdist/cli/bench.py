@@ -11,7 +11,7 @@ from rich.table import Table
 from tfdist.bench import all_reduce as all_reduce_bench
 from tfdist.bench import message, picture, table
 from tfdist.bench import step as step_bench
-from tfdist.cli import bench_checkpoint, bench_data, bench_servers
+from tfdist.cli import bench_checkpoint, bench_data, bench_recovery, bench_servers
 from tfdist.errors import MissingDependencyError
 from tfdist.strategies import registry
 
@@ -30,6 +30,7 @@ def command() -> None:
 command.add_command(bench_servers.command)
 command.add_command(bench_data.command)
 command.add_command(bench_checkpoint.command)
+command.add_command(bench_recovery.command)
 
 
 @command.command()
