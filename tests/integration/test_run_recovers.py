@@ -1,4 +1,4 @@
-"""`tfdist run` with workers that are killed at every step: the job heals, and its result is that of an undisturbed one."""
+"""`tfdist run` with workers that are killed, and whose number changes: the result is that of an undisturbed job."""
 
 import json
 import os
@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tests" / "integration" / "cases" / "resumable.py"
+CASES = ROOT / "tests" / "integration" / "cases"
 DEADLINE_SECONDS = 300
 
 pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 30)
 
 
-def run(folder: Path, name: str, *options: str, faults: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Run the training to its end; return what it has come to, and the events of the job."""
+def run(folder: Path, *command: str, faults: list[dict[str, Any]] | None = None, **variables: str) -> list[Any]:
+    """Run a job to its end; return its events."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TFDIST_") and key != "TF_CONFIG"}
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
     environ = {**kept, **threads, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    environ["TFDIST_FAULTS"] = json.dumps(faults) if faults else ""
-    events, result = folder / f"{name}.events", folder / f"{name}.json"
-    command = [sys.executable, "-m", "tfdist", "run", "-n", "2", "--event-file", str(events), *options, str(SCRIPT)]
+    environ |= {"TFDIST_FAULTS": json.dumps(faults) if faults else "", **variables}
+    events = folder / "events"
+    events.unlink(missing_ok=True)
     process = subprocess.Popen(
-        [*command, str(result), str(folder / f"backup {name}"), "tfdist", "1"],
+        [sys.executable, "-m", "tfdist", "run", "--event-file", str(events), *command],
         env=environ,
         cwd=folder,
         text=True,
@@ -39,16 +39,39 @@ def run(folder: Path, name: str, *options: str, faults: list[dict[str, Any]] | N
             process.terminate()
             process.communicate(timeout=20)
     assert process.returncode == 0, errors[-4000:]
-    lines = [json.loads(line) for line in events.read_text().splitlines()]
-    return {"result": result.read_text(), "events": lines}
+    return [json.loads(line) for line in events.read_text().splitlines()]
+
+
+def resumable(folder: Path, name: str) -> list[str]:
+    return [str(CASES / "resumable.py"), str(folder / f"{name}.json"), str(folder / f"backup {name}"), "tfdist", "1"]
 
 
 @pytest.mark.parametrize("strategy", ["multi-worker", "ring"])
 def test_killed_at_every_step_it_heals_and_equals_never_killed(strategy: str, tmp_path: Path) -> None:
-    expected = run(tmp_path, "never", "--strategy", strategy)
+    options = ["--strategy", strategy, "-n", "2", "--max-restarts", "20"]
+    run(tmp_path, *options, *resumable(tmp_path, "never"))
     # each start of the workers does one step, and one of them is killed before it begins the next
     kills = [{"kind": "kill", "worker": r % 2, "at": "step", "step": 1, "restart": r} for r in range(20)]
-    healed = run(tmp_path, "kills", "--strategy", strategy, "--max-restarts", "20", faults=kills)
-    assert healed["result"] == expected["result"]
-    failures = [event for event in healed["events"] if event["event"] == "failed"]
-    assert len(failures) >= 8
+    events = run(tmp_path, *options, *resumable(tmp_path, "killed"), faults=kills)
+    assert (tmp_path / "killed.json").read_text() == (tmp_path / "never.json").read_text()
+    assert len([event for event in events if event["event"] == "failed"]) >= 8
+
+
+def test_a_job_with_parameter_servers_goes_on_where_its_chief_was_killed(tmp_path: Path) -> None:
+    options = ["--strategy", "parameter-server", "-n", "2", "--parameter-servers", "1", "--max-restarts", "2"]
+    synchronous = {"TFDIST_MAX_STALENESS": "0"}
+    run(tmp_path, *options, *resumable(tmp_path, "never"), **synchronous)
+    kill = [{"kind": "kill", "worker": 0, "at": "step", "step": 8}]
+    run(tmp_path, *options, *resumable(tmp_path, "killed"), faults=kill, **synchronous)
+    assert (tmp_path / "killed.json").read_text() == (tmp_path / "never.json").read_text()
+
+
+def test_every_example_counts_once_per_epoch_while_one_worker_becomes_three_and_then_two(tmp_path: Path) -> None:
+    script, data, result = str(CASES / "counting.py"), str(tmp_path / "data"), tmp_path / "result.json"
+    run(tmp_path, script, data)
+    options = ["--strategy", "multi-worker", "-n", "1", "--max-workers", "3"]
+    events = run(tmp_path, *options, script, str(result), str(tmp_path / "backup"), data)
+    found = json.loads(result.read_text())
+    assert found["counts"] == pytest.approx([6.0] * 40, abs=1e-4)
+    assert found["steps"] == 30
+    assert [event["workers"] for event in events if event["event"] == "stepping"] == [1, 3, 2]

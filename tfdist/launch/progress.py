@@ -121,6 +121,11 @@ class Reporter:
         finally:
             self.phase(before)
 
+    @property
+    def is_asked_to_hold(self) -> bool:
+        """Whether the agent wants all to stop before the same tick."""
+        return bool(self._map[_REQUEST])
+
     def begins(self, tick: int) -> bool:
         """Say that a tick is about to start; return whether to stop instead, which all workers do before this tick.
 

@@ -1,0 +1,61 @@
+"""A training that counts how often it has seen each example, while the number of workers changes.
+
+The weight of an example begins at 0 and gets 1 for each time that the example is in a batch, whatever replica it is on.
+
+python counting.py RESULT BACKUP DATA
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+
+import tfdist
+from tfdist.callbacks import BackupAndRestore
+from tfdist.training.pulse import pulse
+
+EXAMPLES, BATCH, EPOCHS = 40, 8, 6
+SIZES = {4: 3, 17: 2}  # step: number of workers from about then on
+
+
+class Resize(keras.callbacks.Callback):
+    """Asks for another number of workers, as a user would in another terminal."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        size = SIZES.get(int(self.model.optimizer.iterations.numpy()))
+        if size and size != tfdist.cluster.from_environment().num_workers:
+            command = [sys.executable, "-m", "tfdist", "resize", os.environ["TFDIST_JOB_ID"], str(size)]
+            subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            deadline = time.monotonic() + 60
+            while not pulse().reporter.is_asked_to_hold and time.monotonic() < deadline:
+                time.sleep(0.01)  # else training would be over before the other process has started
+
+
+def main(result, backup, data):
+    keras.utils.set_random_seed(1)
+    strategy = tfdist.strategies.from_environment()
+    cluster = tfdist.cluster.from_environment()
+    train = tfdist.data.read(data, global_batch_size=BATCH, seed=3, label="seen")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((), dtype="int64"), keras.layers.Embedding(EXAMPLES, 1, "zeros")])
+        model.compile(keras.optimizers.SGD(float(BATCH)), lambda seen, weight: -keras.ops.mean(weight, axis=-1))
+    sizes = []
+    resize = [Resize()] if cluster.is_chief else []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: sizes.append(cluster.num_workers))
+    model.fit(train, epochs=EPOCHS, verbose=0, callbacks=[*resize, note, BackupAndRestore(backup)])
+    if cluster.is_chief:
+        counts = model.get_weights()[0][:, 0]
+        content = {"counts": counts.tolist(), "steps": int(model.optimizer.iterations.numpy()), "sizes": sizes}
+        with open(result, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        tfdist.data.write({"x": np.arange(EXAMPLES), "seen": np.ones(EXAMPLES, "float32")}, sys.argv[1], processes=1)
+    else:
+        main(*sys.argv[1:])
