@@ -101,6 +101,26 @@ def test_slow_workers_and_a_table_on_parameter_servers_are_measured(tmp_path: Pa
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.timeout(300)
+def test_a_job_recovers_beside_horovod_elastic_with_the_same_state(tmp_path: Path) -> None:
+    done = bench(
+        *("recovery", "--strategy", "ring", "--megabytes", "1", "--kills", "1", "--first", "6", "--every", "4"),
+        *("--rounds", "1", "--json", str(tmp_path / "report.json")),
+        timeout_seconds=280,
+    )
+    assert done.returncode == 0, done.stderr
+    peer, ring = json.loads((tmp_path / "report.json").read_text())["ways"]
+    assert [(way["name"], way["why_not"]) for way in (peer, ring)] == [("horovod elastic", ""), ("ring", "")]
+    for way, workers in ((peer, 1), (ring, 2)):
+        (job,) = way["jobs"]
+        assert job["workers"] == workers  # Horovod's goes on alone
+        assert 0 < job["noticed"][0] < job["recovered"][0]
+        assert 0 <= job["repeated"][0] <= 6
+        assert job["variables"] == 16 + 2 * 16 + 2  # weights, slots, iterations and the learning rate
+        assert 1e6 < job["bytes"] < 1.1e6
+        assert way["name"] in done.stdout
+
+
 @pytest.mark.timeout(120)
 def test_wrong_elements_are_counted() -> None:
     # one of two workers by itself, whose engines do not talk

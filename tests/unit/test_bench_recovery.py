@@ -160,7 +160,9 @@ def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str]) -> None
     assert arguments[0] in done.output
 
 
-@pytest.mark.parametrize("setup", [{"megabytes": 0.0}, {"kills": 0}, {"batch_size": 1}, {"rounds": True}])
+@pytest.mark.parametrize(
+    "setup", [{"megabytes": 0.0}, {"kills": 0}, {"strategies": ["mirrored"]}, {"batch_size": 1}, {"rounds": True}]
+)
 def test_a_setup_that_makes_no_sense(setup: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Setup(**setup)

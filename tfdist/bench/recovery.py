@@ -11,13 +11,13 @@ from tfdist.bench import machine, recovery_arms
 from tfdist.bench.ratio import Quartiles, quartiles
 from tfdist.bench.recovery_arms import Job
 from tfdist.errors import TfdistError
-from tfdist.validation import integer, number
+from tfdist.validation import integer, number, one_of
 
-__all__ = ["PEER", "WAYS", "Report", "Setup", "Way", "run"]
+__all__ = ["PEER", "STRATEGIES", "Report", "Setup", "Way", "run"]
 
 PEER = "horovod elastic"
-#: what takes turns; those of tfdist have the names of their strategies
-WAYS = (PEER, "multi-worker", "ring")
+#: of tfdist, beside the peer
+STRATEGIES = ("multi-worker", "ring")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Setup:
     """What is measured.
 
     Attributes:
+        strategies: from `STRATEGIES`.
         megabytes: of weights and slots, which must be there again.
         kills: in one job of tfdist; in Horovod's it is always one, after which one worker is left.
         first: at which step of a job a worker is killed first.
@@ -33,6 +34,7 @@ class Setup:
         rounds: jobs of each way.
     """
 
+    strategies: Sequence[str] = STRATEGIES
     megabytes: float = 10.0
     kills: int = 3
     first: int = 400
@@ -41,6 +43,8 @@ class Setup:
     rounds: int = 5
 
     def __post_init__(self) -> None:
+        for name in self.strategies:
+            one_of("strategies", name, STRATEGIES)
         number("megabytes", self.megabytes, minimum=0.1)
         for name in ("kills", "first", "every", "rounds"):
             integer(name, getattr(self, name), minimum=1)
@@ -52,7 +56,7 @@ class Way:
     """One way to go on after a death.
 
     Attributes:
-        name: from `WAYS`.
+        name: `PEER`, or the strategy.
         jobs: what each job has shown, one per round.
         why_not: why it could not be measured; empty if it was.
     """
@@ -137,13 +141,13 @@ def run(setup: Setup, *, on_turn: Callable[[str], None] = lambda what: None) -> 
         >>> run(Setup(rounds=3)).way("ring").repeated                                        # doctest: +SKIP
         [0, 1, 0, 0, 1, 0, 0, 0, 1]
     """
-    about, why_not = machine.describe(), dict[str, str]()
-    jobs: dict[str, list[Job]] = {name: [] for name in WAYS}
+    about, why_not, names = machine.describe(), dict[str, str](), (PEER, *setup.strategies)
+    jobs: dict[str, list[Job]] = {name: [] for name in names}
     if not recovery_arms.has_horovod():
         why_not = dict.fromkeys((PEER, "ring"), "Horovod is not installed; `tfdist build horovod` builds it")
     for turn in range(setup.rounds):
-        first = turn % len(WAYS)
-        for name in WAYS[first:] + WAYS[:first]:
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             if name in why_not:
                 continue
             on_turn(f"{name}, round {turn + 1} of {setup.rounds}")
@@ -158,7 +162,7 @@ def run(setup: Setup, *, on_turn: Callable[[str], None] = lambda what: None) -> 
     if len(states) > 1:
         raise TfdistError(f"the states differ, as (variables, bytes): {sorted(states)}; nothing can be compared.")
     about["load average at the end"] = machine.describe()["load average"]
-    ways = [Way(name=name, jobs=jobs[name], why_not=why_not.get(name, "")) for name in WAYS]
+    ways = [Way(name=name, jobs=jobs[name], why_not=why_not.get(name, "")) for name in names]
     return Report(setup=setup, ways=ways, machine=about)
 
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist.bench.ratio import quartiles
-from tfdist.bench.recovery import PEER, Report, Setup, Way, run
+from tfdist.bench.recovery import PEER, STRATEGIES, Report, Setup, Way, run
 from tfdist.cli.bench_output import about, leave
 from tfdist.cli.interrupts import unwinding
 
@@ -17,6 +17,7 @@ _DEFAULT = Setup()
 
 
 @click.command("recovery")
+@click.option("--strategy", type=click.Choice(STRATEGIES), multiple=True, help="Default: both.")
 @click.option(
     "--megabytes",
     type=click.FloatRange(0.1),
@@ -35,7 +36,14 @@ _DEFAULT = Setup()
 @click.option("--rounds", type=click.IntRange(1), default=_DEFAULT.rounds, show_default=True, help="Jobs of each way.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for standard output.")
 def command(
-    megabytes: float, kills: int, first: int, every: int, batch_size: int, rounds: int, json_path: str | None
+    strategy: tuple[str, ...],
+    megabytes: float,
+    kills: int,
+    first: int,
+    every: int,
+    batch_size: int,
+    rounds: int,
+    json_path: str | None,
 ) -> None:
     """Recovery: a worker is killed, and how long it takes until all step again with their state.
 
@@ -59,7 +67,15 @@ def command(
     started again when it is ready. Both sides are trained on the CPU, with one thread for a kernel. If Horovod elastic
     cannot run, the table says why. The defaults take about 10 minutes on 2 cores.
     """
-    setup = Setup(megabytes=megabytes, kills=kills, first=first, every=every, batch_size=batch_size, rounds=rounds)
+    setup = Setup(
+        strategies=strategy or STRATEGIES,
+        megabytes=megabytes,
+        kills=kills,
+        first=first,
+        every=every,
+        batch_size=batch_size,
+        rounds=rounds,
+    )
     with unwinding(), Console(stderr=True).status("starting") as status:
         report = run(setup, on_turn=status.update)
     leave(report, json_path, _print)
