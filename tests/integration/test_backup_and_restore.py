@@ -111,6 +111,7 @@ def test_killed_twice_in_one_epoch_and_during_save_validation_and_the_end_of_an_
         "early_stopping",
         "own_train_step",
         "mixed_precision",
+        "another_batch",
         "in_an_evaluation",
         "in_an_object_store",
     ],

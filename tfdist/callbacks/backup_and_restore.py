@@ -6,6 +6,7 @@ from typing import Literal
 import keras
 
 from tfdist import validation
+from tfdist.callbacks import rescaling
 from tfdist.callbacks.keeper import Keeper
 from tfdist.checkpoint.store import Store
 from tfdist.compat import keras_epochs
@@ -45,9 +46,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         asynchronous: whether training goes on while a backup is written. A backup that is not begun when the next one
             is due is left out.
 
+        learning_rate_rule: what becomes of the learning rate when the script goes on with another global batch than it
+            had: "none" leaves it, "linear" multiplies it by the ratio r of the two, "sqrt" by the square root of r.
+            Scripts whose batch does not depend on the number of workers need none.
+
     Raises:
-        ConfigError: ``backup_dir`` is empty, or ``save_freq`` or ``keep`` is no such number. In `fit`: the backup
-            belongs to another model or to other data.
+        ConfigError: ``backup_dir`` is empty, or another argument is none of its values. In `fit`: the backup belongs to
+            another model or to other data; or the learning rate follows a schedule, or the size of the batch is not
+            known, and a rule is to be applied.
 
     Example:
         >>> from tfdist.callbacks import BackupAndRestore
@@ -68,6 +74,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         *,
         keep: int = 2,
         asynchronous: bool = True,
+        learning_rate_rule: Literal["none", "linear", "sqrt"] = "none",
     ) -> None:
         super().__init__()
         if not os.fspath(backup_dir):
@@ -78,12 +85,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         validation.boolean("delete_checkpoint", delete_checkpoint)
         validation.boolean("asynchronous", asynchronous)
         validation.integer("keep", keep, minimum=1)
+        rescaling.require_rule(learning_rate_rule)
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
         self.keep = max(keep, 2) if double_checkpoint else keep
         self.asynchronous = asynchronous
+        self.learning_rate_rule = learning_rate_rule
 
     def set_model(self, model: keras.Model) -> None:
         """Take part in the `fit` that is about to begin; Keras calls it."""
@@ -104,6 +113,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             save_freq=self.save_freq,
             asynchronous=self.asynchronous,
             delete=self.delete_checkpoint,
+            learning_rate_rule=self.learning_rate_rule,
         )
         # Its first part comes before all others, so that nothing has begun when it saves; the second behind all, so
         # that they have learnt all that they do from a step. Keras goes through this list at the moment: what is

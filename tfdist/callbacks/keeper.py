@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfdist.callbacks import candidates
+from tfdist.callbacks import candidates, rescaling
 from tfdist.callbacks.ending import Ending
 from tfdist.callbacks.memory import Memory
 from tfdist.callbacks.position import Input, Place
@@ -47,6 +47,7 @@ class Keeper(keras.callbacks.Callback):
         save_freq: "epoch", a number of steps, or False.
         asynchronous: whether training goes on meanwhile.
         delete: whether the backups go when training has come to its end.
+        learning_rate_rule: what becomes of the learning rate with another global batch.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Keeper(keras.callbacks.Callback):
         save_freq: Any,
         asynchronous: bool,
         delete: bool,
+        learning_rate_rule: str,
     ) -> None:
         super().__init__()
         self.first = _First(self)
@@ -75,6 +77,7 @@ class Keeper(keras.callbacks.Callback):
         self._save_freq = save_freq
         self._asynchronous = asynchronous
         self._delete = delete
+        self._rule = learning_rate_rule
         self._ending = Ending(self._workers)
         self._epoch = fit.initial_epoch
         self._steps = 0  # done since the very beginning
@@ -100,6 +103,7 @@ class Keeper(keras.callbacks.Callback):
         state = self._found.state
         self._state.restore_model(self._found.arrays, functools.partial(keras_epochs.build, self.model, self._fit))
         self._state.restore_callbacks(state, self._found.arrays)
+        rescaling.apply(self._rule, self.model, before=state["global_batch"], now=self._input.global_batch)
         self._epoch, self._steps, self._epochs = state["epoch"], state["steps"], state["epochs"]
         lost = self._memory.lost(self._steps) if self._memory is not None else 0
         stopped = state["stop_training"] and not state["step"]
@@ -216,6 +220,7 @@ class Keeper(keras.callbacks.Callback):
             logs=scalars(self._logs),
             logs_are_metrics=keras_model.logs_are_metrics(self.model),
             workers=self._workers.count,
+            global_batch=self._input.global_batch,
             time=time.time(),
             **self._input.state(self._at),
         )

@@ -49,6 +49,11 @@ class Input:
         self._reading, self._is_hidden = (None, False) if dataset is None else _reading_of(dataset)
         self._validation = fit.validation if isinstance(fit.validation, Reading) else None
 
+    @property
+    def global_batch(self) -> int | None:
+        """Examples of a whole batch over all replicas, where that is known."""
+        return self._reading.global_batch_size if self._reading is not None else self._fit.batch_size
+
     def place(self, *, epoch: int, step: int, ahead: int = 0) -> Place:
         """Return where `fit` is now.
 

@@ -47,6 +47,12 @@ class Fit:
         return found if isinstance(found, tf.data.Dataset) else None
 
     @property
+    def batch_size(self) -> int | None:
+        """Examples of a whole batch, where it is known."""
+        found = self.epoch_iterator.data_adapter.batch_size
+        return None if found is None else int(found)
+
+    @property
     def batches_taken(self) -> int:
         """How many batches of the present iteration over the data have been trained on, at the end of a step."""
         return int(self.epoch_iterator._steps_seen)

@@ -42,6 +42,11 @@ class Reading(tf_data.Wrapped):
         return self._position.epoch + self._position.is_last
 
     @property
+    def global_batch_size(self) -> int:
+        """Number of examples of a batch over all replicas."""
+        return self._pipeline.global_batch_size
+
+    @property
     def rows(self) -> int | None:
         """Number of examples of every batch; None where the last one may have fewer."""
         return None if self._pipeline.tail == "keep" else self._pipeline.global_batch_size

@@ -58,7 +58,8 @@ def raises(kind, words, call):
 
 
 def arguments(folder):
-    for bad in ({"save_freq": 0}, {"save_freq": "batch"}, {"save_freq": True}, {"save_freq": 1.5}, {"keep": 0}):
+    wrong = [{"save_freq": value} for value in (0, "batch", True, 1.5)]
+    for bad in [*wrong, {"keep": 0}, {"learning_rate_rule": "cubic"}]:
         raises(ConfigError, [next(iter(bad))], lambda bad=bad: BackupAndRestore(folder, **bad))
     raises(ConfigError, ["backup_dir"], lambda: BackupAndRestore(""))
     both = [BackupAndRestore(folder), keras.callbacks.BackupAndRestore(str(folder))]
@@ -213,6 +214,22 @@ def mixed_precision(folder):
     assert type(model.optimizer).__name__ == "LossScaleOptimizer"
     for ours, theirs in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def another_batch(folder):
+    """The learning rate follows the global batch, if it is asked to."""
+    for rule, rate in (("none", 0.01), ("linear", 0.03), ("sqrt", 0.01 * 3**0.5)):
+        interrupted(model_of(), [BackupAndRestore(folder / rule)], 1)
+        model = model_of()
+        backup = BackupAndRestore(folder / rule, learning_rate_rule=rule)
+        model.fit(X, Y, batch_size=12, epochs=2, verbose=0, shuffle=False, callbacks=[backup])
+        np.testing.assert_allclose(model.optimizer.learning_rate.numpy(), rate, rtol=1e-6)
+    scheduled = model_of()
+    scheduled.compile(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)), "mse")
+    interrupted(scheduled, [BackupAndRestore(folder / "b")], 1)
+    backup = BackupAndRestore(folder / "b", learning_rate_rule="sqrt")
+    with pytest.raises(ConfigError, match="follows a schedule"):
+        scheduled.fit(X, Y, batch_size=12, epochs=2, verbose=0, shuffle=False, callbacks=[backup])
 
 
 def in_an_evaluation(folder):
