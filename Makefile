@@ -22,6 +22,9 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
+# Two processes, each with whole files: much of the time one waits for what it has started.
+TWO := -n 2 --dist loadfile
+
 .PHONY: help demo test test-io test-fast verify horovod lint clean
 .DELETE_ON_ERROR:
 
@@ -36,7 +39,7 @@ horovod: $(STAMP)
 	@$(BIN)/tfdist build horovod
 
 test: lint horovod test-io
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests $(TWO)
 
 # The last tensorflow-io loads under TensorFlow 2.16 alone, which is also the oldest that tfdist takes.
 test-io: $(IO_STAMP)
@@ -45,7 +48,7 @@ test-io: $(IO_STAMP)
 	@$(IO)/bin/tfdist verify --strategy mirrored-2 $(IO_FEATURES:%=--feature %)
 
 test-fast: lint horovod
-	$(BIN)/python -m pytest tests -m quick
+	$(BIN)/python -m pytest tests -m quick $(TWO)
 
 verify: horovod
 	@$(BIN)/tfdist verify

@@ -39,6 +39,7 @@ setup(
         "test": [
             "pytest>=8",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.5",
             "hypothesis>=6.100",
             "ruff>=0.15,<0.18",
             "mypy>=1.16,<3",
