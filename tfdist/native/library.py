@@ -15,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,27 +184,45 @@ def _compile(arguments: Sequence[str], environ: Mapping[str, str], *, cwd: Path,
     with log.open("w", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(arguments)}\n")
         file.flush()
-        process = subprocess.Popen(
-            arguments,
-            cwd=cwd,
-            env={**environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(cwd), "CCACHE_DISABLE": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that what the compiler starts can be ended with it
-        )
+        process: subprocess.Popen[bytes] | None = None
         try:
+            with _interrupted_later():  # a process that is started and not known yet could not be ended
+                process = subprocess.Popen(
+                    arguments,
+                    cwd=cwd,
+                    env={**environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(cwd), "CCACHE_DISABLE": "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # so that what the compiler starts can be ended with it
+                )
             code = process.wait(timeout=_COMPILE_SECONDS)
         except subprocess.TimeoutExpired:
             raise DeadlineError(f"the compiler did not end within {_COMPILE_SECONDS:g} s. The log: {log}") from None
         finally:
-            if process.poll() is None:
+            if process is not None and process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     if code:
         cause = first_error(log.read_text(encoding="utf-8", errors="replace"))
         raise TfdistError(f"{arguments[0]} ended with code {code}: {cause}. The full log: {log}")
     log.unlink()
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Let Ctrl-C count when the block has ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def first_error(log: str) -> str:
