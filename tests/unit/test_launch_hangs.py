@@ -111,6 +111,18 @@ def test_the_first_steps_are_exempt() -> None:
         assert first_hang(after_steps(count), seen, until=130.0) is None
 
 
+def test_the_first_steps_after_a_restart_get_five_times_as_long_as_steps_before_it() -> None:
+    restarted = begin(100.0, (0.1, 0.1, 0.1))
+    second = [worker(0, tick=1, ended=1), worker(1, tick=1, ended=1)]
+    found = first_hang(restarted, second, until=200.0)
+    assert found is not None
+    assert found[0] == pytest.approx(110.0, abs=0.2)
+    first = [worker(0, tick=0, ended=0), worker(1, tick=0, ended=0)]
+    assert first_hang(restarted, first, until=200.0) is None
+    tracing = [worker(0, Phase.TRACING, tick=1, ended=1), worker(1, tick=1, ended=1)]
+    assert first_hang(restarted, tracing, until=200.0) is None
+
+
 def test_one_long_step_moves_nothing() -> None:
     watch = after_steps()
     watch, _ = look(watch, [worker(0, tick=50, step=600.0), worker(1, tick=50)], 100.0, PATIENCE)

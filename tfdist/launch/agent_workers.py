@@ -71,6 +71,7 @@ class _Job:
     nursery: Nursery
     control: jobs.Control | None
     begun: float = field(default_factory=time.monotonic)
+    step_seconds: tuple[float, ...] = ()  # of the last start that had enough steps
 
     def say(self, text: str) -> None:
         announce(self.out, text)
@@ -219,7 +220,7 @@ class _Lookout:
         self._job = job
         self._page = page
         self._generation = generation
-        self._watch = hangs.begin(time.monotonic())
+        self._watch = hangs.begin(time.monotonic(), job.step_seconds)
         self._stepping = ""
 
     def look(self, state: WorkersState) -> WorkersEvent:
@@ -238,6 +239,8 @@ class _Lookout:
             config = self._job.config
             patience = Patience(hang_seconds=config.hang_seconds, stall_seconds=config.stall_seconds)
             self._watch, hang = hangs.look(self._watch, seen, time.monotonic(), patience)
+            if self._watch.ticks >= hangs.FEWEST:
+                self._job.step_seconds = self._watch.samples
             if hang is not None and state.phase is not JobPhase.KILLING:
                 return Hung(hang=hang)
         said = [one.progress for one in seen]

@@ -19,6 +19,7 @@ from tfdist.launch.progress import Phase, Progress
 STEPS = 5.0  # a step hangs after so many times the median
 SAMPLES = 50  # steps of which that is the median
 FEWEST = 3  # steps, before there is one
+FIRST = 5.0  # after a restart, until then, a step may take so many times as long as it could before
 INPUT_SECONDS = 60.0
 GAP_SECONDS = 1.0  # between two looks of an agent that was not stopped
 
@@ -82,6 +83,7 @@ class Watch:
         awake: clock time since which it has looked without a gap.
         ticks: how many ticks all workers had ended when the last sample was taken.
         samples: seconds of the last steps, each that of the slowest worker.
+        earlier: the same, of the start before; none where there was none.
         stopped: clock time since which a process has been seen stopped, by worker.
     """
 
@@ -89,12 +91,18 @@ class Watch:
     awake: float
     ticks: int = 0
     samples: tuple[float, ...] = ()
+    earlier: tuple[float, ...] = ()
     stopped: Mapping[int, float] = field(default_factory=dict)
 
 
-def begin(now: float) -> Watch:
-    """Return the memory of an agent that has just started its workers."""
-    return Watch(looked=now, awake=now)
+def begin(now: float, earlier: tuple[float, ...] = ()) -> Watch:
+    """Return the memory of an agent that has just started its workers.
+
+    Args:
+        now: the agent's clock, in seconds.
+        earlier: seconds of the last steps of the start before.
+    """
+    return Watch(looked=now, awake=now, earlier=earlier)
 
 
 def look(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -> tuple[Watch, Hang | None]:
@@ -179,7 +187,10 @@ def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -
     if not any(one.progress.pid for one in seen) or all(_is_held(one) for one in seen):
         return None  # nobody has said how far it is; or the agent itself is waited for
     since = max(watch.awake, *(one.progress.changed for one in seen))
-    samples = watch.samples if watch.ticks >= FEWEST else ()
+    samples = watch.samples
+    if watch.ticks < FEWEST:  # steps of the start before say how long one takes, once all is restored and compiled
+        samples = tuple(FIRST * seconds for seconds in watch.earlier) if watch.ticks else ()
+        patience = replace(patience, hang_seconds=FIRST * patience.hang_seconds)
     if now - since <= max(allowed_seconds(one.progress.phase, samples, patience) for one in seen):
         return None
     halted = [one for one in seen if one.stopped]
