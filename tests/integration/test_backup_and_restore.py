@@ -112,6 +112,7 @@ def test_killed_twice_in_one_epoch_and_during_save_validation_and_the_end_of_an_
         "own_train_step",
         "mixed_precision",
         "another_batch",
+        "several_steps_per_execution",
         "in_an_evaluation",
         "in_an_object_store",
     ],

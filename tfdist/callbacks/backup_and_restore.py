@@ -1,5 +1,6 @@
 """Training that goes on where it was killed: to the step, to the bit."""
 
+import hashlib
 import os
 from typing import Literal
 
@@ -103,13 +104,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         others = [one for one in fit.callbacks.callbacks if one is not self]
         if any(isinstance(one, (BackupAndRestore, keras.callbacks.BackupAndRestore)) for one in others):
             raise ConfigError("fit has two callbacks that back up and restore; the second would undo the first.")
-        memory = os.environ.get(_MEMORY)
+        memory = _in_memory(self.backup_dir)
         keeper = Keeper(
             model=model,
             fit=fit,
             others=others,
             disk=Store(self.backup_dir, keep=self.keep),
-            memory=Store(os.path.join(memory, "state"), keep=2, durable=False) if memory else None,
+            memory=None if memory is None else Store(memory, keep=2, durable=False),
             save_freq=self.save_freq,
             asynchronous=self.asynchronous,
             delete=self.delete_checkpoint,
@@ -121,3 +122,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         keeper.first.set_model(model)
         fit.callbacks.callbacks.insert(0, keeper.first)
         fit.callbacks.callbacks.append(keeper)
+
+
+def _in_memory(backup_dir: str) -> str | None:
+    """Return where the state is held in memory, if the agent gives room for it: a place for each backup directory."""
+    room = os.environ.get(_MEMORY)
+    if not room:
+        return None
+    place = backup_dir if "://" in backup_dir else os.path.abspath(backup_dir)
+    return os.path.join(room, hashlib.sha256(place.encode()).hexdigest()[:16], "state")

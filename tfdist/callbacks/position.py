@@ -95,6 +95,16 @@ class Input:
                 consumed = state["reading"]["consumed"] == state["reading"]["examples"]
                 keras_epochs.enter(self._fit, step=step, batches_taken=taken, has_ended=bool(step) and consumed)
             return
+        before, now = state["global_batch"], self.global_batch
+        if step and before and now and before != now:
+            _logger.warning(
+                "The backup is from step %d of an epoch with batches of %d examples, and batches have %d now: the "
+                "epoch goes on behind as many examples, rounded down to whole batches.",
+                step,
+                before,
+                now,
+            )
+            step = step * before // now
         epochs = epoch - self._fit.initial_epoch
         if not epochs and not step:
             return

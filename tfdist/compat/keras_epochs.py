@@ -49,13 +49,18 @@ class Fit:
     @property
     def batch_size(self) -> int | None:
         """Examples of a whole batch, where it is known."""
-        found = self.epoch_iterator.data_adapter.batch_size
+        try:
+            found = self.epoch_iterator.data_adapter.batch_size
+        except (NotImplementedError, ValueError, IndexError, TypeError):  # an adapter that does not say
+            return None
         return None if found is None else int(found)
 
     @property
     def batches_taken(self) -> int:
         """How many batches of the present iteration over the data have been trained on, at the end of a step."""
-        return int(self.epoch_iterator._steps_seen)
+        # Keras counts all steps of an execution, also where the data end within it.
+        seen, known = int(self.epoch_iterator._steps_seen), self.epoch_iterator._num_batches
+        return min(seen, known) if known else seen
 
     @property
     def batches_taken_before(self) -> int:

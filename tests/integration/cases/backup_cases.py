@@ -232,6 +232,35 @@ def another_batch(folder):
         scheduled.fit(X, Y, batch_size=12, epochs=2, verbose=0, shuffle=False, callbacks=[backup])
 
 
+def several_steps_per_execution(folder):
+    """The last execution of an epoch has fewer steps than the others."""
+    tfdist.data.write({"x": X, "y": Y}, folder / "data", processes=1)
+
+    def inputs():
+        yield "arrays", {"x": X, "y": Y, "batch_size": 4, "shuffle": False}
+        yield "tfdist", {"x": tfdist.data.read(folder / "data", global_batch_size=4, label="y")}
+
+    def model_of_two():
+        model = model_of()
+        model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=2)
+        return model
+
+    for scope in (tf.distribute.get_strategy(), tfdist.strategies.MirroredStrategy(["CPU:0"])):
+        for name, _ in inputs():
+            with scope.scope():
+                expected = model_of_two().fit(**dict(inputs())[name], epochs=3, verbose=0).history["loss"]
+            for batch in (0, 2):
+                backup = BackupAndRestore(folder / f"b {name}", save_freq=1, asynchronous=False)
+                given, callbacks = dict(inputs())[name], [backup, Interrupt(1, batch)]
+                with scope.scope():
+                    model = model_of_two()
+                with pytest.raises(KeyboardInterrupt):
+                    model.fit(**given, epochs=3, verbose=0, callbacks=callbacks)
+                with scope.scope():
+                    again = model_of_two().fit(**dict(inputs())[name], epochs=3, verbose=0, callbacks=[backup])
+                assert again.history["loss"] == expected, (name, batch)
+
+
 def in_an_evaluation(folder):
     """Outside of fit it does nothing."""
     model = model_of()
