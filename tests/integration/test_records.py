@@ -114,9 +114,12 @@ def ops() -> Iterator[Records]:
     loaded.unmap()
 
 
-@pytest.fixture(params=["numpy", "native"], scope="module")
-def reader(request: pytest.FixtureRequest, ops: Records) -> Reader:
-    return Numpy() if request.param == "numpy" else Native(ops)
+@pytest.fixture(params=["numpy, together", "numpy, one by one", "native"], scope="module")
+def reader(request: pytest.FixtureRequest, ops: Records) -> Iterator[Reader]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "native":
+            patch.setattr(access, "_LARGE", 1 << 40 if "together" in request.param else -1)
+        yield Native(ops) if request.param == "native" else Numpy()
 
 
 @pytest.fixture

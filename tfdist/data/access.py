@@ -5,6 +5,7 @@ it lies in its file and, where it is checked, its length and both checksums fit;
 returned. What is read is copied, so it outlives its file.
 """
 
+import itertools
 import mmap
 import os
 import threading
@@ -21,7 +22,10 @@ from tfdist.data.records import HEADER_BYTES, OVERHEAD_BYTES, header, masked_eac
 from tfdist.errors import ConfigError
 
 _MOST_ZEROS = 1 << 30  # bytes of rows that are longer than any file
+_HEADER = np.dtype([("length", "<i8"), ("crc", "<u4")])
+_LARGE = 4096  # bytes of a part, in the mean
 _Identity = tuple[int, int, int, int]
+_Shards = Mapping[int, NDArray[np.uint8]]
 _header = lru_cache(maxsize=4096)(header)
 
 
@@ -126,20 +130,19 @@ def read_records(
     files, at, lengths, starts, sizes, checks = _vectors(
         maps, file=file, offset=offset, length=length, start=start, size=size, check=check
     )
-    shards = {number: maps[number] for number in np.unique(files).tolist()}
+    shards = {number: maps[number] for number in sorted(set(files.tolist()))}
     ok = _lies(at, lengths, _sizes_of(shards, files))
     ok &= (starts >= 0) & (sizes >= 0) & (starts <= lengths)
     ok &= sizes <= np.where(ok, lengths - np.where(ok, starts, 0), 0)
-    parts = [b""] * len(files)
-    for shard, chosen in _by_shard(shards, files):
-        inside = chosen[ok[chosen]]
-        begins = at[inside] + HEADER_BYTES
-        looks = checks[inside]
-        found, crcs = _cut(shard, begins, lengths[inside], starts[inside], sizes[inside], looks)
-        ok[inside[looks]] = _fit(shard, begins[looks], lengths[inside[looks]], crcs)
-        for place, sound, part in zip(inside.tolist(), ok[inside].tolist(), found, strict=True):
-            if sound:
-                parts[place] = part
+    inside = np.flatnonzero(ok)
+    read = _one_by_one if sizes[inside].sum() > _LARGE * len(inside) else _together
+    parts, fits = read(
+        shards, files[inside], at[inside] + HEADER_BYTES, lengths[inside], starts[inside], sizes[inside], checks[inside]
+    )
+    ok[inside] = fits
+    if not ok.all():
+        sound = dict(zip(inside[fits].tolist(), itertools.compress(parts, fits.tolist()), strict=True))
+        parts = [sound.get(place, b"") for place in range(len(files))]
     return parts, ok
 
 
@@ -171,7 +174,7 @@ def read_rows(
     """
     length = validation.integer("length", length, minimum=0)
     files, at, checks = _vectors(maps, file=file, offset=offset, check=check)
-    shards = {number: maps[number] for number in np.unique(files).tolist()}
+    shards = {number: maps[number] for number in sorted(set(files.tolist()))}
     largest = max((len(shard) for shard in shards.values()), default=0)
     if length > largest and length * len(files) > _MOST_ZEROS:
         raise ConfigError(f"length is {length} bytes, and the largest file has {largest}; a row must fit into a file.")
@@ -191,52 +194,82 @@ def read_rows(
     return rows, ok
 
 
-def _by_shard(
-    shards: Mapping[int, NDArray[np.uint8]], files: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.intp]]]:
+def _by_shard(shards: _Shards, files: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.intp]]]:
     """Yield each file with the places of its records; files with their numbers in ascending order."""
     order = np.argsort(files, kind="stable")
     ends = np.searchsorted(files[order], list(shards), side="right")
     yield from zip(shards.values(), np.split(order, ends[:-1]), strict=bool(shards))
 
 
-def _cut(
-    shard: NDArray[np.uint8],
+def _one_by_one(
+    shards: _Shards,
+    files: NDArray[np.int64],
     begins: NDArray[np.int64],
     lengths: NDArray[np.int64],
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
-    looks: NDArray[np.bool_],
-) -> tuple[list[bytes], NDArray[np.uint32]]:
-    """Parts of payloads that begin at ``begins``, and the CRC of each whole payload that is to be looked at."""
-    cut, value, extend = _cutter(shard), google_crc32c.value, google_crc32c.extend
+    checks: NDArray[np.bool_],
+) -> tuple[list[bytes], NDArray[np.bool_]]:
+    """Parts of large payloads that lie in their files from ``begins`` on, and which records fit or are not checked.
+
+    A part is checked while it is in the nearest cache, at a third of what it costs when all have been copied.
+    """
+    cutters = {number: _cutter(shard) for number, shard in shards.items()}
+    value, extend = google_crc32c.value, google_crc32c.extend
+    parts, headers, stored, crcs, crcs_of_lengths = [], [], [], [], []
     firsts = begins + starts
-    spans = (begins, firsts, firsts + sizes, begins + lengths, looks)
-    parts, crcs = [], []
-    # One record after the other: a part is checked while it is in the nearest cache, at a third of what it costs later.
-    for begin, first, last, end, look in zip(*(span.tolist() for span in spans), strict=True):
+    spans = (array.tolist() for array in (files, begins, firsts, firsts + sizes, begins + lengths, checks))
+    for number, begin, first, last, end, look in zip(*spans, strict=True):
+        cut = cutters[number]
         part = cut(slice(first, last))
         parts.append(part)
-        if not look:
-            continue
-        if last - first == end - begin:
-            crcs.append(value(part))
-        else:  # what stands around a part goes through on its own: a large part is not copied once more
+        if look:
+            headers.append(header := cut(slice(begin - HEADER_BYTES, begin)))
+            crcs_of_lengths.append(value(header[:8]))
+            stored.append(cut(slice(end, end + 4)))
+            # what stands around a part goes through on its own: a large part is not copied once more
             crcs.append(extend(extend(value(cut(slice(begin, first))), part), cut(slice(last, end))))
-    return parts, np.array(crcs, np.uint32)
+    fits, found = ~checks, np.frombuffer(b"".join(headers), _HEADER)
+    fits[checks] = (found["length"] == lengths[checks]) & (_masked(crcs_of_lengths) == found["crc"])
+    fits[checks] &= _masked(crcs) == np.frombuffer(b"".join(stored), "<u4")
+    return parts, fits
 
 
-def _fit(
-    shard: NDArray[np.uint8], begins: NDArray[np.int64], lengths: NDArray[np.int64], crcs: NDArray[np.uint32]
-) -> NDArray[np.bool_]:
-    """Whether length and checksums fit of records whose payloads begin at ``begins`` and have these CRCs."""
-    if not begins.size:
-        return np.ones(0, np.bool_)
-    distinct, which = np.unique(lengths, return_inverse=True)
-    headers = np.frombuffer(b"".join(map(_header, distinct.tolist())), np.uint8).reshape(-1, HEADER_BYTES)
-    fits = (_windows(shard, HEADER_BYTES)[begins - HEADER_BYTES] == headers[which]).all(axis=1)
-    stored = _windows(shard, 4)[begins + lengths].view("<u4")[:, 0]
-    return np.asarray(fits & (masked_each(crcs) == stored))
+def _together(
+    shards: _Shards,
+    files: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    checks: NDArray[np.bool_],
+) -> tuple[list[bytes], NDArray[np.bool_]]:
+    """The same of small payloads: most is done for all of a file at once."""
+    parts, fits, value = [b""] * len(files), ~checks, google_crc32c.value
+    for shard, chosen in _by_shard(shards, files):
+        cut, firsts = _cutter(shard), begins[chosen] + starts[chosen]
+        found = [cut(span) for span in map(slice, firsts.tolist(), (firsts + sizes[chosen]).tolist())]
+        for place, part in zip(chosen.tolist(), found, strict=True):
+            parts[place] = part
+        looks = checks[chosen]
+        checked = chosen[looks]
+        if not checked.size:
+            continue
+        if (sizes[checked] == lengths[checked]).all():
+            crcs = list(map(value, itertools.compress(found, looks.tolist())))
+        else:
+            ends = (begins[checked] + lengths[checked]).tolist()
+            crcs = [value(cut(span)) for span in map(slice, begins[checked].tolist(), ends)]
+        distinct, which = np.unique(lengths[checked], return_inverse=True)
+        headers = np.frombuffer(b"".join(map(_header, distinct.tolist())), np.uint8).reshape(-1, HEADER_BYTES)
+        right = (_windows(shard, HEADER_BYTES)[begins[checked] - HEADER_BYTES] == headers[which]).all(axis=1)
+        stored = _windows(shard, 4)[begins[checked] + lengths[checked]].view("<u4")[:, 0]
+        fits[checked] = right & (_masked(crcs) == stored)
+    return parts, fits
+
+
+def _masked(crcs: list[int]) -> NDArray[np.uint32]:
+    return masked_each(np.array(crcs, np.uint32))
 
 
 def _cutter(shard: NDArray[np.uint8]) -> Callable[[slice], bytes]:
@@ -259,12 +292,11 @@ def _are_whole(framed: NDArray[np.uint8], checks: NDArray[np.bool_], length: int
         return np.ones(len(framed), np.bool_)
     fits = (framed[:, :HEADER_BYTES] == np.frombuffer(_header(length), np.uint8)).all(axis=1)
     stored = np.ascontiguousarray(framed[:, -4:]).view("<u4")[:, 0]
-    looks = np.flatnonzero(fits & checks)
-    content = framed.tobytes()  # slices of bytes are what costs least
-    begins = (looks * (length + OVERHEAD_BYTES) + HEADER_BYTES).tolist()
-    crcs = map(google_crc32c.value, [content[begin : begin + length] for begin in begins])
-    fits[looks] = masked_each(np.fromiter(crcs, np.uint32, len(looks))) == stored[looks]
-    return fits | ~checks
+    crcs = np.zeros(len(framed), np.uint32)  # the CRC-32C of nothing
+    if length:  # a view whose items are bytes is the cheapest way to cut
+        payloads = np.ndarray(len(framed), f"V{length}", framed, HEADER_BYTES, framed.strides[:1])
+        crcs = np.fromiter(map(google_crc32c.value, payloads.tolist()), np.uint32, len(framed))
+    return np.asarray(fits & (masked_each(crcs) == stored) | ~checks)
 
 
 def _vectors(maps: Maps, **vectors: Any) -> list[NDArray[Any]]:
@@ -282,7 +314,7 @@ def _vectors(maps: Maps, **vectors: Any) -> list[NDArray[Any]]:
     return list(arrays.values())
 
 
-def _sizes_of(shards: Mapping[int, NDArray[np.uint8]], files: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sizes_of(shards: _Shards, files: NDArray[np.int64]) -> NDArray[np.int64]:
     sizes = np.zeros(max(shards, default=-1) + 1, np.int64)
     for number, shard in shards.items():
         sizes[number] = len(shard)

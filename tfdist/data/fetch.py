@@ -216,10 +216,10 @@ class Fetcher:
         self, forms: Forms, ids: NDArray[np.int64], check: _Array
     ) -> tuple[tuple[dict[str, _Array], _Array], _Array]:
         file, offset, length = self.examples.locate(ids)
-        lengths = np.unique(length).tolist()
-        if len(lengths) == 1:
-            rows, ok = self.source.rows(file, offset, check, lengths[0])
+        if length.min() == length.max():
+            rows, ok = self.source.rows(file, offset, check, int(length[0]))
             return forms(rows), ok
+        lengths = np.unique(length).tolist()
         columns, parsed, ok = forms.zeros(len(ids)), np.zeros(len(ids), bool), np.zeros(len(ids), bool)
         if len(lengths) > _MOST_LENGTHS:  # not alike; which are sound has to be known all the same
             return (columns, parsed), self._read(ids, check)[1]
@@ -268,9 +268,7 @@ class Fetcher:
 
 
 def _objects(values: list[bytes]) -> NDArray[np.object_]:
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
+    return np.fromiter(values, object, len(values))  # an assignment would look into each
 
 
 def source_of(examples: Examples) -> Bytes:
