@@ -11,6 +11,7 @@ from tfdist.checkpoint.writer import Writer
 # Of the time that training takes, what may go into holding its state. What is lost is computed again, so this weighs
 # the time of every step against that of a few after a failure.
 _SHARE = 0.1
+_ALWAYS = 10  # of the first steps each state is held: what fails soon after a start would else repeat them every time
 
 
 class Memory:
@@ -24,6 +25,7 @@ class Memory:
         self._store = store
         self._writer = Writer(store, warn=lambda _: None)  # what cannot be held is on disk, or computed again
         self._next = 0.0
+        self._held = 0
         path = Path(store.url).with_name("steps")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab") as file:
@@ -42,13 +44,13 @@ class Memory:
 
     def is_due(self) -> bool:
         """Return whether to hold the state now: whether that keeps below its share of the time."""
-        now = time.perf_counter()
-        return now >= self._next
+        return self._held < _ALWAYS or time.perf_counter() >= self._next
 
     def submit(self, number: int, arrays: dict[str, Any], state: dict[str, Any], *, seconds: float) -> None:
         """Hold a state, which it took so long to take."""
         now = time.perf_counter()
         self._writer.submit(number, arrays, state)
+        self._held += 1
         self._next = now + (seconds + time.perf_counter() - now) / _SHARE
 
     def wait(self) -> None:

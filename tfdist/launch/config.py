@@ -7,7 +7,7 @@ from tfdist.errors import ConfigError
 from tfdist.validation import boolean, integer, number, shown, text
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
-MAX_RESTARTS = 100  # of one run; a job that ends more often has a fault that another start does not cure
+MAX_RESTARTS = 10_000  # of one run; the same failure at the same step ends a job long before
 
 
 @dataclass(frozen=True, kw_only=True)
