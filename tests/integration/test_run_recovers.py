@@ -57,6 +57,18 @@ def test_killed_at_every_step_it_heals_and_equals_never_killed(strategy: str, tm
     assert len([event for event in events if event["event"] == "failed"]) >= 8
 
 
+def test_one_process_with_two_replicas_heals_from_a_kill_and_from_a_hang(tmp_path: Path) -> None:
+    options = ["--strategy", "mirrored", "--replicas-per-worker", "2", "--max-restarts", "3"]
+    run(tmp_path, *options, *resumable(tmp_path, "never"))
+    faults = [
+        {"kind": "kill", "worker": 0, "at": "step", "step": 3},
+        {"kind": "hang", "worker": 0, "at": "step", "step": 4, "restart": 1},  # the first step of an epoch
+    ]
+    events = run(tmp_path, *options, *resumable(tmp_path, "faults"), faults=faults)
+    assert (tmp_path / "faults.json").read_text() == (tmp_path / "never.json").read_text()
+    assert [event["cause"] for event in events if event["event"] == "failed"] == ["signal", "hang"]
+
+
 def test_a_job_with_parameter_servers_goes_on_where_its_chief_was_killed(tmp_path: Path) -> None:
     options = ["--strategy", "parameter-server", "-n", "2", "--parameter-servers", "1", "--max-restarts", "2"]
     synchronous = {"TFDIST_MAX_STALENESS": "0"}

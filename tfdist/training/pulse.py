@@ -36,12 +36,12 @@ class Pulse:
         if self.reporter is None:
             faults.at("step", self._tick)
             return
+        self.reporter.phase(Phase.STEPPING)  # what had no bound is over
         if self.reporter.begins(self._tick):
             with self.reporter.inside(Phase.SAVING):
                 if self.before_halt is not None:
                     self.before_halt()
             raise SystemExit(HALTED)
-        self.reporter.phase(Phase.STEPPING)
 
     def end(self) -> None:
         """End the step, unless it has ended."""
