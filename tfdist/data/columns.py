@@ -18,7 +18,7 @@ from tfdist.data.order import Ids
 from tfdist.data.shard_index import texts_of
 
 _EARLY_BYTES = 4 << 20  # of records, that NumPy reads at once
-_EARLY_EXAMPLES = 16384
+_EARLY_EXAMPLES = 8192
 
 Columns = dict[str, Any]
 Read = tuple[Columns, tf.Tensor]
