@@ -7,11 +7,11 @@ from typing import Literal
 import keras
 
 from tfdist import validation
-from tfdist.callbacks import rescaling
 from tfdist.callbacks.keeper import Keeper
 from tfdist.checkpoint.store import Store
 from tfdist.compat import keras_epochs
 from tfdist.errors import ConfigError
+from tfdist.optimizers import scaling
 
 _MEMORY = "TFDIST_MEMORY_DIR"
 
@@ -86,7 +86,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         validation.boolean("delete_checkpoint", delete_checkpoint)
         validation.boolean("asynchronous", asynchronous)
         validation.integer("keep", keep, minimum=1)
-        rescaling.require_rule(learning_rate_rule)
+        scaling.require_rule("learning_rate_rule", learning_rate_rule)
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint

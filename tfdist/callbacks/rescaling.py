@@ -1,44 +1,14 @@
-"""The learning rate of a training that goes on with another global batch.
-
-P. Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, for "linear", which holds for SGD
-while the batch is small against the noise of its gradients; A. Krizhevsky, "One weird trick for parallelizing
-convolutional neural networks", 2014, for "sqrt", which keeps the variance of an update; adaptive optimizers are used
-with it.
-"""
+"""The learning rate of a training that goes on with another global batch, by the rules of `tfdist.optimizers`."""
 
 import logging
-import math
-from collections.abc import Callable
 
 import keras
 
-from tfdist import validation
 from tfdist.compat import keras_model, keras_optimizer
 from tfdist.errors import ConfigError
-
-_RULES: dict[str, Callable[[float], float]] = {"none": lambda ratio: 1.0, "linear": float, "sqrt": math.sqrt}
+from tfdist.optimizers.scaling import factor
 
 _logger = logging.getLogger("tfdist")
-
-
-def require_rule(rule: str) -> None:
-    """Raise if a rule is none.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if rule not in _RULES:
-        raise ConfigError(f"learning_rate_rule is {validation.shown(rule)}; it must be one of {', '.join(_RULES)}.")
-
-
-def factor(rule: str, ratio: float) -> float:
-    """Return what a learning rate is multiplied by when the global batch is multiplied by a ratio.
-
-    Example:
-        >>> factor("linear", 4.0), factor("sqrt", 4.0), factor("none", 4.0)
-        (4.0, 2.0, 1.0)
-    """
-    return _RULES[rule](ratio)
 
 
 def apply(rule: str, model: keras.Model, *, before: int | None, now: int | None) -> None:

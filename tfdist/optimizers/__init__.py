@@ -1,0 +1,24 @@
+"""Optimizers and learning rates for large batches.
+
+Example:
+    >>> from tfdist.optimizers import scale_learning_rate
+    >>> scale_learning_rate(0.1, 256, 1024)
+    0.4
+"""
+
+import importlib
+from typing import Any
+
+_WHERE = {"LARS": "lars", "Warmup": "warmup", "scale_learning_rate": "scaling", "zero_last_gammas": "residual"}
+
+__all__ = ["LARS", "Warmup", "scale_learning_rate", "zero_last_gammas"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
