@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+import tfdist.optimizers
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
 from tfdist.verify.lazy import keras
@@ -65,6 +66,19 @@ def weight_decay(ctx: Context) -> Outcome:
         return adamw
 
     return _fit(ctx, optimizer)
+
+
+@feature()
+def lars(ctx: Context) -> Outcome:
+    """tfdist's LARS with weight decay, after a warm-up."""
+    optimizers = tfdist.optimizers
+    return _fit(ctx, lambda: optimizers.LARS(optimizers.Warmup(2.0, 4), weight_decay=0.01, trust_coefficient=0.05))
+
+
+@feature()
+def lamb(ctx: Context) -> Outcome:
+    """Keras' Lamb."""
+    return _fit(ctx, lambda: keras.optimizers.Lamb(0.02))
 
 
 @feature()
