@@ -105,6 +105,7 @@ def test_killed_twice_in_one_epoch_and_during_save_validation_and_the_end_of_an_
         "interrupted_in_a_notebook",
         "kept_and_gone_on_with",
         "another_model",
+        "of_something_else",
         "damaged",
         "full_disk",
         "ended_by_sigterm",

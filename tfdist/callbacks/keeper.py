@@ -18,6 +18,7 @@ from tfdist.checkpoint.store import Store
 from tfdist.checkpoint.writer import Writer
 from tfdist.compat import keras_epochs, keras_model
 from tfdist.compat.keras_epochs import Fit
+from tfdist.errors import ConfigError
 from tfdist.launch import faults
 from tfdist.training.pulse import Phase, pulse
 from tfdist.training.workers import Workers
@@ -88,6 +89,7 @@ class Keeper(keras.callbacks.Callback):
         stores = [("memory", memory)] if memory is not None else []
         self._found = candidates.newest([*stores, (disk.url, disk)], self._workers)
         if self._found is not None:
+            _require_version(self._found)
             self._state.prepare_callbacks(self._found.state)
         self._undo = lambda: None
 
@@ -248,6 +250,15 @@ class Keeper(keras.callbacks.Callback):
     def _saving(self) -> Any:
         reporter = pulse().reporter
         return reporter.inside(Phase.SAVING) if reporter is not None else contextlib.nullcontext()
+
+
+def _require_version(found: candidates.Found) -> None:
+    version = found.state.get("version")
+    if version != VERSION:
+        raise ConfigError(
+            f"the backup in {found.source} has version {version!r}, and this tfdist reads version {VERSION}. Go on "
+            "with the tfdist that wrote it, or begin anew in another backup_dir."
+        )
 
 
 def _tell_the_agent(number: int) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.callbacks import BackupAndRestore
+from tfdist.checkpoint import Store
 from tfdist.errors import ConfigError
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
@@ -92,6 +93,13 @@ def another_model(folder):
     interrupted(model_of(), [BackupAndRestore(folder / "b")], 1)
     words = ["another model", "(3, 5)", "(3, 4)"]
     raises(ConfigError, words, lambda: fit(model_of(units=5), [BackupAndRestore(folder / "b")]))
+
+
+def of_something_else(folder):
+    """A checkpoint that the callback has not written is refused, and stays."""
+    Store(folder / "b").save(3, {"x": np.zeros(2)}, {"mine": True})
+    raises(ConfigError, ["version None"], lambda: fit(model_of(), [BackupAndRestore(folder / "b")]))
+    assert Store(folder / "b").newest().state == {"mine": True}
 
 
 def damaged(folder):
