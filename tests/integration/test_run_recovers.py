@@ -57,6 +57,14 @@ def test_killed_at_every_step_it_heals_and_equals_never_killed(strategy: str, tm
     assert len([event for event in events if event["event"] == "failed"]) >= 8
 
 
+def test_workers_that_do_not_see_the_backup_are_handed_it(tmp_path: Path) -> None:
+    options = ["--strategy", "ring", "-n", "2", "--max-restarts", "1"]
+    run(tmp_path, *options, *resumable(tmp_path, "never"))
+    kill = [{"kind": "kill", "worker": 1, "at": "step", "step": 3}]
+    run(tmp_path, *options, *resumable(tmp_path, "killed"), faults=kill, OWN_BACKUPS="1")
+    assert (tmp_path / "killed.json").read_text() == (tmp_path / "never.json").read_text()
+
+
 def test_one_process_with_two_replicas_heals_from_a_kill_and_from_a_hang(tmp_path: Path) -> None:
     options = ["--strategy", "mirrored", "--replicas-per-worker", "2", "--max-restarts", "3"]
     run(tmp_path, *options, *resumable(tmp_path, "never"))

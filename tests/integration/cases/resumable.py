@@ -119,4 +119,5 @@ def main(result, backup, kind, save_freq):
 
 if __name__ == "__main__":
     freq = sys.argv[4]
-    main(sys.argv[1], sys.argv[2], sys.argv[3], freq if freq == "epoch" else int(freq))
+    own = os.environ["TFDIST_WORKER_INDEX"] if "OWN_BACKUPS" in os.environ else ""  # as where disks are not shared
+    main(sys.argv[1], sys.argv[2] + own, sys.argv[3], freq if freq == "epoch" else int(freq))
