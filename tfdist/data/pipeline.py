@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import columns, features, order, sharding
+from tfdist.data import columns, features, memory, order, sharding
 from tfdist.data.decoded import DecodedCache
 from tfdist.data.examples import Examples
 from tfdist.data.fetch import Fetcher, MappedBytes
@@ -67,6 +67,7 @@ class Pipeline:
         self._cache = cache
         self._finish = finish
         self._weighs = weighs
+        memory.keep()
         if cache is not None:
             self._reader: columns.ColumnReader = columns.WhenAsked(fetcher)
         elif native is not None and isinstance(fetcher.source, MappedBytes):
