@@ -5,12 +5,14 @@ Private names, read in TensorFlow 2.21.0:
 - `context.context().update_server_def`, `_server_def`: brings a task that was started again back into the cluster;
   TensorFlow calls it from `ClusterCoordinator` alone, which gives a closure that was half applied to another worker.
 - `OneDeviceExtended` and its methods: what a strategy's object must have for Keras to train under it.
-- `executor`, `context.context().executor`: an executor of a thread's own.
+- `executor`, `context.context().executor`: an executor of a thread's own. `EagerContext::SyncExecutors`, which every
+  call to another task makes, uses those of all threads without holding them.
 - `Graph.device(function)`: places an operation where its inputs are; `tf.device` takes names only.
 - `global_state`'s stack of name scopes in Keras 3.15.1: which object is creating a variable.
 """
 
 import contextlib
+import ctypes
 import queue
 import socket
 import threading
@@ -153,24 +155,31 @@ def own_executor(*, fresh: bool = False) -> Any:
         _left[0].put(mine)
         mine = None
     if mine is None:
+        try:
+            mine = _idle.get_nowait()
+        except queue.Empty:
+            mine = executor.new_executor(enable_async=False)
+            # A call to another task waits for the executors of all threads, and may hold one that is being deleted:
+            # TensorFlow ends the process then. Those of one process are few, and live as long as it does.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(mine))
         # For good: to put the shared one back, as `executor_scope` does, TensorFlow waits for all that runs in it.
-        mine = _threads.executor = executor.new_executor(enable_async=False)
-        context.context().executor = mine
+        _threads.executor = context.context().executor = mine
     return mine
 
 
 def _wait_for(executors: "queue.SimpleQueue[Any]") -> None:
-    """Wait for each executor that was left, in turn, and delete it: to delete one is to wait for it."""
+    """Wait for each executor that was left, in turn, and let another thread have it."""
     while True:
         left = executors.get()
         with contextlib.suppress(tf.errors.OpError):
             left.wait()
         left.clear_error()
-        del left
+        _idle.put(left)
 
 
 _threads = threading.local()
 _left: list[queue.SimpleQueue[Any]] = []
+_idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 
 def is_passing(error: BaseException) -> bool:

@@ -43,7 +43,8 @@ class Transport(Protocol):
     def bring_back(self, workers: Sequence[int]) -> bool:
         """Reach exactly these workers from now on, some of which were started anew; return whether that went well.
 
-        Called by the thread that takes outcomes, which does nothing else meanwhile.
+        Called by the thread that takes outcomes, which does nothing else meanwhile, while no worker computes but those
+        that were given up: TensorFlow may end the process if its cluster changes under a call.
         """
 
 
@@ -216,7 +217,7 @@ class Crew:
         self._welcome(worker)
         while True:
             with self._changed:
-                while not self._closed.is_set() and not self._queue:
+                while not self._closed.is_set() and (not self._queue or self._calling()):
                     self._changed.wait()
                 if self._closed.is_set():
                     return
@@ -264,11 +265,14 @@ class Crew:
                     return True
         return False
 
+    def _calling(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.state is _State.CALLING]
+
     def _bring_back(self) -> None:
-        calling = [worker for worker in self._workers if worker.state is _State.CALLING]
-        if not calling:
+        calling = self._calling()
+        if not calling or any(worker.state is _State.BUSY for worker in self._workers):
             return
-        there = [worker for worker in self._workers if worker.state in (_State.READY, _State.BUSY)]
+        there = [worker for worker in self._workers if worker.state is _State.READY]
         reached = self._transport.bring_back([worker.index for worker in sorted(there + calling, key=_index)])
         for worker in calling:
             worker.state = _State.BUSY if reached else _State.GONE
