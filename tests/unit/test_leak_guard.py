@@ -6,7 +6,7 @@ import pytest
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
-LEAKING = '''
+LEAKING = """
 import os, signal, socket, subprocess, sys, threading
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_clean(tmp_path, monkeypatch):
     thread.join()
     with socket.create_server(("127.0.0.1", 0)):
         pass
-'''
+"""
 
 LEAKS = {
     "test_variable": "environment variable: LEAKED is '1', was None",
