@@ -13,7 +13,11 @@ from tfdist.cli.main import COMMANDS, main
 from tfdist.strategies import registry
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "strategies").rglob("*.md")])
+PAGES = sorted(
+    path
+    for folder in ("", "docs", "strategies", "docker")
+    for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")
+)
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 

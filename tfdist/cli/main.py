@@ -12,6 +12,7 @@ from tfdist.errors import ConfigError, TfdistError
 COMMANDS = {
     "run": "Start a script on N local workers; end all when one fails, or start them again.",
     "resize": "Change the number of workers of a job that runs.",
+    "health": "Say whether the jobs on this machine go on: the health check of the images.",
     "chaos": "Run a job with faults on purpose, and see how it recovers.",
     "verify": "Compare every Keras feature on every strategy with one device.",
     "doctor": "Say what this machine has, what is missing, and what cures it.",

@@ -15,11 +15,11 @@ import psutil
 
 from tfdist.doctor import cgroup
 from tfdist.doctor.finding import Finding, note, ok, problem, warning
+from tfdist.launch.shared_memory import CONTAINER_BYTES
 
 GIB = 1 << 30
 MIB = 1 << 20
 WORKER_BYTES = GIB  # one process with TensorFlow and a small model, measured at 0.7 to 0.8 GiB
-_CONTAINER_SHM_BYTES = 64 * MIB  # what container runtimes give when nobody asks for more
 _FEW_FILES, _TOO_FEW_FILES = 1024, 256
 
 
@@ -103,7 +103,7 @@ def judge_shared_memory(total_bytes: int | None) -> list[Finding]:
     cure = "docker run --shm-size=1g ...   # Kubernetes: an emptyDir with medium Memory at /dev/shm"
     if total_bytes is None:
         return [warning("shared-memory", "no /dev/shm", why, cure)]
-    if total_bytes <= _CONTAINER_SHM_BYTES:
+    if total_bytes <= CONTAINER_BYTES:
         return [warning("shared-memory", f"/dev/shm has {total_bytes / MIB:.0f} MiB", why, cure)]
     return [ok("shared-memory", f"/dev/shm has {total_bytes / GIB:.1f} GiB")]
 

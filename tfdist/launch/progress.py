@@ -6,7 +6,9 @@ which is asked to hold; all cost about a microsecond. Loads no TensorFlow.
 
     word 0  what the file is                          3  the last tick before a halt, + 2; or 0
          1  number of workers                         4  whether all are to end at once
-         2  number of the request to halt, or 0       and from 8 on, for each worker, what `_Word` names
+         2  number of the request to halt, or 0       5  whether these workers are in reserve
+
+and from word 8 on, for each worker, what `_Word` names.
 
 How all stop before the same tick is in `hold`.
 """
@@ -32,8 +34,9 @@ PUBLISHED = ("TF_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_
 
 _MAGIC = 0x74666470_00000001  # "tfdp", layout 1
 _HEADER, _RECORD = 8, 24  # words
-_REQUEST, _TARGET, _ENDING = 2, 3, 4
+_REQUEST, _TARGET, _ENDING, _RESERVE = 2, 3, 4, 5
 _HOLD_LOOK_SECONDS = 0.0005
+_RESERVE_LOOK_SECONDS = 0.005
 _SOURCE_BYTES = 64
 
 
@@ -49,6 +52,7 @@ class Phase(IntEnum):
     VALIDATING = 6
     HELD = 7  # it was asked to stop, and waits for the number of the step
     ENDED = 8  # fit has returned; or stops as it was asked to
+    RESERVE = 9  # it is ready to step, and waits until it is needed
 
 
 class _Word(IntEnum):
@@ -125,6 +129,13 @@ class Reporter:
     def is_asked_to_hold(self) -> bool:
         """Whether the agent wants all to stop before the same tick."""
         return bool(self._map[_REQUEST])
+
+    def stand_by(self) -> None:
+        """Wait, if the agent keeps these workers in reserve, until they take the place of others."""
+        if self._map[_RESERVE]:
+            with self.inside(Phase.RESERVE):
+                while self._map[_RESERVE]:
+                    time.sleep(_RESERVE_LOOK_SECONDS)
 
     def begins(self, tick: int) -> bool:
         """Say that a tick is about to start; return whether to stop instead, which all workers do before this tick.
@@ -237,6 +248,7 @@ class Page:
     Args:
         path: where the file is made; it must not exist.
         workers: how many have a record in it.
+        reserve: whether they wait, before their first step, for `take_over`.
 
     Example:
         >>> import tempfile
@@ -251,10 +263,10 @@ class Page:
         (None, None, None)
     """
 
-    def __init__(self, path: Path, workers: int) -> None:
+    def __init__(self, path: Path, workers: int, *, reserve: bool = False) -> None:
         words = bytearray(8 * (_HEADER + workers * _RECORD))
         with memoryview(words).cast("q") as view:
-            view[0], view[1] = _MAGIC, workers
+            view[0], view[1], view[_RESERVE] = _MAGIC, workers, reserve
         with open(path, "xb") as file:
             file.write(words)
         self._words = _Words(path, must_have=workers - 1)
@@ -264,26 +276,7 @@ class Page:
 
     def read(self, worker: int) -> Progress:
         """Return what a worker has said until now."""
-        start = _HEADER + worker * _RECORD
-        words = self._words.view[start : start + _RECORD].tolist()
-        tick, standing = divmod(words[_Word.POSITION], 4)
-        if standing == Standing.HELD and words[_Word.HELD_FOR] != self._words.view[_REQUEST]:
-            tick, standing = tick - 1, Standing.BEHIND  # it held for a request that was taken back, and goes on
-        text = b"".join(word.to_bytes(8, "little", signed=True) for word in words[_Word.SOURCE :])
-        return Progress(
-            pid=words[_Word.PID],
-            phase=Phase(words[_Word.PHASE]),
-            position=Position(tick=tick - 1, standing=Standing(standing)),
-            changed=words[_Word.CHANGED] / 1e9,
-            step_seconds=words[_Word.STEP] / 1e9,
-            ended=words[_Word.ENDED],
-            ticked=words[_Word.TICKED] / 1e9 if words[_Word.TICKED] else None,
-            resumed=words[_Word.RESUMED] - 1 if words[_Word.RESUMED] else None,
-            lost=words[_Word.LOST],
-            source=text.rstrip(b"\0").decode(errors="replace"),
-            saved=words[_Word.SAVED] - 1 if words[_Word.SAVED] else None,
-            leaves=bool(words[_Word.LEAVES]),
-        )
+        return _said(self._words.view, worker)
 
     def ask_to_halt(self) -> None:
         """Ask all workers to hold before their next tick; what they say is sure SETTLE_SECONDS later."""
@@ -299,6 +292,13 @@ class Page:
         """Let the workers run up to and including the tick, and stop before the next."""
         self._words.view[_TARGET] = tick + 2
 
+    def take_over(self) -> None:
+        """Let the workers in reserve go on."""
+        now = time.monotonic_ns()
+        for worker in range(self.workers):  # how long they have waited is nothing that they did
+            self._words.view[_HEADER + worker * _RECORD + _Word.CHANGED] = now
+        self._words.view[_RESERVE] = 0
+
     def end(self) -> None:
         """Say that the signals which workers get now mean their end, not a halt."""
         self._words.view[_ENDING] = 1
@@ -307,6 +307,49 @@ class Page:
         """Let go of the file, and remove it."""
         self._words.close()
         self.path.unlink(missing_ok=True)
+
+
+def read_all(path: str | os.PathLike[str]) -> tuple[Progress, ...]:
+    """Return what all workers have said on a page that another process has made.
+
+    Raises:
+        ConfigError: the file is no page.
+        OSError: it cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> page = Page(Path(folder.name, "progress"), workers=2)
+        >>> [said.phase.name for said in read_all(page.path)]
+        ['STARTING', 'STARTING']
+        >>> page.close(), folder.cleanup()
+        (None, None)
+    """
+    with contextlib.closing(_Words(path, must_have=0)) as words:
+        return tuple(_said(words.view, worker) for worker in range(words.view[1]))
+
+
+def _said(page: "memoryview[int]", worker: int) -> Progress:
+    start = _HEADER + worker * _RECORD
+    words = page[start : start + _RECORD].tolist()
+    tick, standing = divmod(words[_Word.POSITION], 4)
+    if standing == Standing.HELD and words[_Word.HELD_FOR] != page[_REQUEST]:
+        tick, standing = tick - 1, Standing.BEHIND  # it held for a request that was taken back, and goes on
+    text = b"".join(word.to_bytes(8, "little", signed=True) for word in words[_Word.SOURCE :])
+    return Progress(
+        pid=words[_Word.PID],
+        phase=Phase(words[_Word.PHASE]),
+        position=Position(tick=tick - 1, standing=Standing(standing)),
+        changed=words[_Word.CHANGED] / 1e9,
+        step_seconds=words[_Word.STEP] / 1e9,
+        ended=words[_Word.ENDED],
+        ticked=words[_Word.TICKED] / 1e9 if words[_Word.TICKED] else None,
+        resumed=words[_Word.RESUMED] - 1 if words[_Word.RESUMED] else None,
+        lost=words[_Word.LOST],
+        source=text.rstrip(b"\0").decode(errors="replace"),
+        saved=words[_Word.SAVED] - 1 if words[_Word.SAVED] else None,
+        leaves=bool(words[_Word.LEAVES]),
+    )
 
 
 class _Words:
