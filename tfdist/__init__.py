@@ -14,8 +14,12 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_WHERE = {"reproducible": "reproducibility"}  # public functions of the package itself
+
 
 def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
     if not name.startswith("_"):
         qualified = f"{__name__}.{name}"
         try:
@@ -28,4 +32,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     found = {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
-    return sorted(found | {"__version__"})
+    return sorted(found | {"__version__", *_WHERE})

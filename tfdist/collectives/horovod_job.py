@@ -193,7 +193,7 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
         by_launcher = cluster.source == "horovodrun" or (cluster.source in ("Open MPI", "PMI") and hvd.mpi_built())
         variables = {
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(lost_seconds))),
-            **_fixed_order(cluster.num_workers),
+            **fixed_order(cluster.num_workers),
         }
         if cluster.num_workers == 1:
             variables |= _ALONE
@@ -228,7 +228,7 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
     return job
 
 
-def _fixed_order(workers: int) -> dict[str, str]:
+def fixed_order(workers: int) -> dict[str, str]:
     """Return the variable by which a group of tensors is reduced by itself, in its own order, whatever else is ready.
 
     Three and more ranks then add in the same order every time; two do anyway, and fuse more without it. In Horovod
