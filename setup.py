@@ -8,6 +8,7 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tfdist" / "__init__.py").read_text(), re.MULTILINE)[1]
 TENSORFLOW = ">=2.16.2,<2.22"
+NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29", "matplotlib>=3.8", "scikit-learn>=1.4"]
 
 setup(
     name="tfdist",
@@ -32,6 +33,7 @@ setup(
         "safetensors>=0.4.3",
         "fsspec>=2023.12",
         "loky>=3.4",
+        "cloudpickle>=3",
     ],
     extras_require={
         # the recipes under strategies/: real data without a download, and the picture of the loss curves
@@ -49,6 +51,7 @@ setup(
             "s3fs>=2024.6",
             "pyarrow>=15",
             "h5py>=3.10",
+            *NOTEBOOKS,  # they are run
         ],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
@@ -60,7 +63,7 @@ setup(
         "gcs": ["gcsfs>=2024.6"],
         # CSV and Parquet, HDF5, as sources of data
         "formats": ["pyarrow>=15", "h5py>=3.10"],
-        "notebooks": ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"],
+        "notebooks": NOTEBOOKS,
     },
     entry_points={"console_scripts": ["tfdist=tfdist.cli.main:main"]},
     classifiers=[

@@ -51,6 +51,24 @@ class WorkerLostError(TfdistError, ConnectionError):
     """A worker that others need has ended, or does not answer; the message names it."""
 
 
+class WorkerFailedError(TfdistError, RuntimeError):
+    """Workers of a job that this process has started have failed; the message names the first and has its traceback.
+
+    Attributes:
+        worker: which failed first; None where that is not known.
+        exit_code: of the job: the worker's, or 128 + the number of the signal that killed it.
+    """
+
+    def __init__(self, message: str, *, worker: int | None = None, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.exit_code = exit_code
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows: the worker's traceback is in the message, and no frame of this process helps."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
 class StorageError(TfdistError, OSError):
     """A file or an object cannot be read or written; the message names it. `errno` is the system's."""
 

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import click
 
-from tfdist.errors import ConfigError
 from tfdist.launch import LaunchConfig, WorkerSpec, planned, require_script, run
-from tfdist.validation import integer
-
-DEFAULT_SERVERS = 1
-DEFAULT_RESTARTS = 3
+from tfdist.launch.choice import DEFAULT_RESTARTS, DEFAULT_SERVERS, check_strategy, has_chief
 
 HELP = """Start SCRIPT on N local workers; end all of them when one fails, or start them again.
 
@@ -233,56 +229,6 @@ def command(
     directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
-
-
-def has_chief(strategy: str | None, *, parameter_servers: int | None = None) -> bool:
-    """Return whether a chief runs the script for the strategy; check that only such a strategy is given servers.
-
-    Raises:
-        ConfigError: no strategy has that name, or it takes no servers, or it is to have none.
-
-    Example:
-        >>> has_chief("parameter-server", parameter_servers=2), has_chief("mirrored"), has_chief(None)
-        (True, False, False)
-    """
-    from tfdist.strategies import registry
-
-    if strategy is not None and registry.get(strategy).processes == "chief":
-        if parameter_servers is not None:
-            integer("--parameter-servers", parameter_servers, minimum=1, hint="They hold the variables.")
-        return True
-    if parameter_servers is not None:
-        able = ", ".join(name for name in registry.names() if registry.get(name).processes == "chief")
-        received = "no strategy is chosen" if strategy is None else f"the strategy is {strategy!r}"
-        raise ConfigError(
-            f"--parameter-servers is {parameter_servers}, but {received}; only {able} has it. Leave it out, or choose "
-            f"--strategy {able}."
-        )
-    return False
-
-
-def check_strategy(config: LaunchConfig) -> None:
-    """Check that the strategy is registered and runs in that many processes.
-
-    Raises:
-        ConfigError: no strategy has that name, or it needs one process and more are asked for.
-
-    Example:
-        >>> check_strategy(LaunchConfig(target="train.py", strategy="multi-worker", workers=2))
-    """
-    if config.strategy is None:
-        return
-    from tfdist.strategies import registry
-
-    entry = registry.get(config.strategy)
-    most = config.range[1]
-    if entry.processes == "one" and most > 1:
-        option = "-n" if config.workers == most else "--max-workers"
-        raise ConfigError(
-            f"{option} is {most}, but the strategy {entry.name!r} runs in one process: its replicas are the "
-            f"devices of that process. For {most} replicas: tfdist run --strategy {entry.name} "
-            f"--replicas-per-worker {most} {config.target}"
-        )
 
 
 def described(spec: WorkerSpec) -> str:

@@ -1,4 +1,5 @@
 """Starts a script on several local workers, or on a chief that workers and parameter servers serve; supervises them.
+`notebook` does the same with a function, from a notebook, a REPL or a script.
 
 Loads no TensorFlow.
 
@@ -10,6 +11,7 @@ Example:
 from tfdist.launch.agent import planned, run
 from tfdist.launch.config import LaunchConfig, require_script
 from tfdist.launch.failure import Failure, Outcome, Record
+from tfdist.launch.notebook_job import notebook
 from tfdist.launch.plan import WorkerSpec
 
-__all__ = ["Failure", "LaunchConfig", "Outcome", "Record", "WorkerSpec", "planned", "require_script", "run"]
+__all__ = ["Failure", "LaunchConfig", "Outcome", "Record", "WorkerSpec", "notebook", "planned", "require_script", "run"]

@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,7 +20,7 @@ from tfdist.launch.agent_chief import run_chief
 from tfdist.launch.agent_workers import run_workers
 from tfdist.launch.config import LaunchConfig, require_script
 from tfdist.launch.failure import Outcome, format_report
-from tfdist.launch.output import screen
+from tfdist.launch.output import Output, screen
 from tfdist.launch.plan import HOST, WorkerSpec, plan
 from tfdist.launch.plan_chief import plan_chief, tasks
 from tfdist.launch.resources import guarded, signals_into
@@ -61,19 +62,57 @@ def run(config: LaunchConfig, *, verbose: bool = False) -> Outcome:
         >>> run(LaunchConfig(target="this", is_module=True)).exit_code
         0
     """
+    out = screen(names_of(config))
+
+    def report(text: str, give_up: Callable[[], bool]) -> None:
+        out.message(text, style="bold red", give_up=give_up)
+
+    return run_to(config, out, SimpleQueue(), report, verbose=verbose)
+
+
+def run_to(
+    config: LaunchConfig,
+    out: Output,
+    events: "SimpleQueue[Any]",
+    report: Callable[[str, Callable[[], bool]], None],
+    *,
+    verbose: bool = False,
+    if_killed: tuple[Path, ...] = (),
+) -> Outcome:
+    """Run the job to its end, as `run` does, with an output of the caller's.
+
+    Args:
+        config: what to start.
+        out: where the output goes.
+        events: the caller may put `Received` into it, as if the signal had arrived.
+        report: called when workers have failed, with the text to show, and a function that tells when to stop waiting
+            for its reader.
+        verbose: whether to tell what is started and what ends.
+        if_killed: files and directories that are removed if this process is killed; else the caller sees to them.
+    Returns:
+        The outcome.
+    Raises:
+        ConfigError, TfdistError: as `run`.
+    """
     require_script(config)
     job_id = secrets.token_hex(8)
-    events: SimpleQueue[Any] = SimpleQueue()
     begun = time.monotonic()
     least, most = config.range
-    everybody = tasks(config)
-    out = screen([str(task) for task in tasks(replace(config, workers=most))])
     sizing = (signal.SIGUSR1, signal.SIGUSR2) if least < most else ()
     files = (jobs.place(os.environ, job_id),) if least < most else ()
-    with signals_into(events, *sizing), guarded(job_id, in_memory=True, also=files) as guard:
+    with signals_into(events, *sizing), guarded(job_id, in_memory=True, also=files, if_killed=if_killed) as guard:
         run_it = run_chief if config.parameter_servers else run_workers
         outcome, give_up = run_it(config, guard, out, events, verbose=verbose)
         if outcome.failures:
-            report = format_report(outcome.failures, workers=len(everybody), started=begun)
-            out.message(report, style="bold red", give_up=give_up)
+            report(format_report(outcome.failures, workers=len(tasks(config)), started=begun), give_up)
         return outcome
+
+
+def names_of(config: LaunchConfig) -> list[str]:
+    """Return what the processes of the job are called, as many as there may be.
+
+    Example:
+        >>> names_of(LaunchConfig(target="train.py", workers=1, max_workers=2))
+        ['worker 0', 'worker 1']
+    """
+    return [str(task) for task in tasks(replace(config, workers=config.range[1]))]

@@ -28,7 +28,7 @@ from tfdist.launch.generation import (
     unseen_signal,
 )
 from tfdist.launch.hangs import Hung, Patience
-from tfdist.launch.output import Screen
+from tfdist.launch.output import Output
 from tfdist.launch.plan import HOST
 from tfdist.launch.plan_chief import plan_chief, tasks
 from tfdist.launch.processes import is_stopped
@@ -38,7 +38,7 @@ from tfdist.launch.supervise_chief import CHIEF, ChiefState, Rules, Verdict, dec
 
 
 def run_chief(
-    config: LaunchConfig, guard: Guard, out: Screen, events: "SimpleQueue[Event]", *, verbose: bool
+    config: LaunchConfig, guard: Guard, out: Output, events: "SimpleQueue[Event]", *, verbose: bool
 ) -> tuple[Outcome, Callable[[], bool]]:
     """Run the job to its end, through all its starts.
 
@@ -66,7 +66,7 @@ def run_chief(
 def _starts(
     config: LaunchConfig,
     guard: Guard,
-    out: Screen,
+    out: Output,
     events: "SimpleQueue[Event]",
     rules: Rules,
     file: EventFile,
@@ -112,7 +112,7 @@ def _starts(
         received = unseen_signal(events)
         if received is not None:
             announce(out, f"{signal.Signals(received).name}: the job is not started again")
-            return Outcome(exit_code=128 + received), give_up, state
+            return Outcome.interrupted(received), give_up, state
         state = first_state(rules, before=state)
 
 
@@ -166,7 +166,7 @@ def judge(course: Course[ChiefState], rules: Rules, record: Record | None) -> Ou
     """
     state = course.state
     if state.verdict is Verdict.INTERRUPTED and state.received is not None:
-        return Outcome(exit_code=128 + state.received)
+        return Outcome.interrupted(state.received)
     failures = _failures(course, rules, record) if state.verdict is Verdict.FAILED else ()
     if failures:
         return Outcome(exit_code=failures[0].exit_code or 1, failures=failures)  # a server that ends well fails too

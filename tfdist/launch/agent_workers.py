@@ -31,7 +31,7 @@ from tfdist.launch.generation import (
 )
 from tfdist.launch.hangs import Hung, Patience, Seen
 from tfdist.launch.nursery import Nursery
-from tfdist.launch.output import Screen
+from tfdist.launch.output import Output
 from tfdist.launch.plan import WorkerSpec, plan, progress_file
 from tfdist.launch.processes import is_stopped
 from tfdist.launch.progress import HALTED, Page, Phase
@@ -64,7 +64,7 @@ class _Job:
 
     config: LaunchConfig
     guard: Guard
-    out: Screen
+    out: Output
     events: "SimpleQueue[Any]"
     verbose: bool
     story: Story
@@ -78,7 +78,7 @@ class _Job:
 
 
 def run_workers(
-    config: LaunchConfig, guard: Guard, out: Screen, events: "SimpleQueue[Any]", *, verbose: bool
+    config: LaunchConfig, guard: Guard, out: Output, events: "SimpleQueue[Any]", *, verbose: bool
 ) -> tuple[Outcome, Callable[[], bool]]:
     """Run the job to its end, through all its starts.
 
@@ -117,7 +117,7 @@ def run_workers(
 
 @contextlib.contextmanager
 def _control(
-    config: LaunchConfig, guard: Guard, out: Screen, events: "SimpleQueue[Any]"
+    config: LaunchConfig, guard: Guard, out: Output, events: "SimpleQueue[Any]"
 ) -> Iterator[jobs.Control | None]:
     least, most = config.range
     if least == most:
@@ -154,7 +154,7 @@ def _starts(job: _Job) -> tuple[Outcome, Callable[[], bool]]:
         received = unseen_signal(job.events, keep=True)
         if received is not None:
             job.say(f"{signal.Signals(received).name}: the job is not started again")
-            return Outcome(exit_code=128 + received), give_up
+            return Outcome.interrupted(received), give_up
         job.nursery.wait(at_a_signal(job.events))
         history = replace(history, starts=history.starts + 1)
         size = next_size(course.state)
@@ -178,7 +178,7 @@ def _start(
 
     def running(specs: tuple[WorkerSpec, ...]) -> contextlib.AbstractContextManager[Generation]:
         # a single worker has the terminal for itself
-        starter, piped = job.nursery.start, most > 1
+        starter, piped = job.nursery.start, most > 1 or not job.out.lends
         return started(specs, job.guard, job.out, job.events, verbose=job.verbose, piped=piped, starter=starter)
 
     page = Page(progress_file(job.guard.memory, history.starts), len(specs))
@@ -311,5 +311,5 @@ def _outcome(course: Course[WorkersState], specs: tuple[WorkerSpec, ...], follow
     if failures and state.hang is None:
         return Outcome(exit_code=failures[0].exit_code, failures=failures)
     if state.received is not None:
-        return Outcome(exit_code=128 + state.received)
+        return Outcome.interrupted(state.received)
     return Outcome(exit_code=1 if state.failed or state.phase is JobPhase.LOST else 0)

@@ -1,9 +1,11 @@
 """What to start: the request behind ``tfdist run``, valid once it exists."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.validation import boolean, integer, number, shown, text
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
@@ -31,6 +33,7 @@ class LaunchConfig:
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
         replicas_per_worker: devices that each worker uses, or None for all that it has.
         grace_seconds: between the request to end and SIGKILL.
+        environment: variables for all processes, on top of those of this one; what tfdist itself sets comes after them.
 
     Raises:
         ConfigError: a value that cannot be.
@@ -54,6 +57,7 @@ class LaunchConfig:
     hang_seconds: float = 2.0
     stall_seconds: float = 1800.0
     event_file: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         text("script", self.target)
@@ -72,6 +76,7 @@ class LaunchConfig:
             integer("min_workers (--min-workers)", self.min_workers, minimum=1, maximum=self.workers)
         if self.max_workers is not None:
             integer("max_workers (--max-workers)", self.max_workers, minimum=self.workers, maximum=MAX_WORKERS)
+        require_variables("environment", self.environment)
         if self.parameter_servers and (self.min_workers is not None or self.max_workers is not None):
             raise ConfigError(
                 f"min_workers (--min-workers) is {self.min_workers} and max_workers (--max-workers) "
@@ -93,6 +98,34 @@ class LaunchConfig:
     def is_elastic(self) -> bool:
         """Whether workers may be started again, for whatever reason."""
         return self.max_restarts > 0 or self.range[0] < self.range[1]
+
+
+def require_variables(name: str, value: Any) -> None:
+    """Check that the value can be environment variables.
+
+    Args:
+        name: of the argument, for the message.
+        value: what was given.
+    Raises:
+        ConfigTypeError: it is no mapping of texts to texts.
+        ConfigError: the system has no such names or values.
+
+    Example:
+        >>> require_variables("env", {"OMP_NUM_THREADS": "1"})
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigTypeError(f"{name} is {shown(value)}; it must be a dict such as {{'OMP_NUM_THREADS': '1'}}.")
+    for variable, text_of_it in value.items():
+        if not isinstance(variable, str) or not isinstance(text_of_it, str):
+            raise ConfigTypeError(
+                f"{name} has {shown(variable)}: {shown(text_of_it)}; names and values of variables are text. Write "
+                f"{{{str(variable)!r}: {str(text_of_it)!r}}}."
+            )
+        if not variable or "=" in variable or "\0" in variable + text_of_it:
+            raise ConfigError(
+                f"{name} has {shown(variable)}: {shown(text_of_it)}; a name is not empty and has no '=', and neither "
+                "has a NUL character. Leave it out."
+            )
 
 
 def require_script(config: LaunchConfig) -> None:

@@ -78,10 +78,22 @@ class Outcome:
     Attributes:
         exit_code: 0; or that of the first failure; or 128 + the number of the signal that ended the job.
         failures: the workers that failed on their own, the root cause first.
+        received: the signal to the agent that ended the job, if none of them did.
     """
 
     exit_code: int
     failures: tuple[Failure, ...] = ()
+    received: int | None = None
+
+    @classmethod
+    def interrupted(cls, received: int) -> "Outcome":
+        """Return the outcome of a job that a signal has ended.
+
+        Example:
+            >>> Outcome.interrupted(15).exit_code
+            143
+        """
+        return cls(exit_code=128 + received, received=received)
 
 
 def read_record(path: Path) -> Record | None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tfdist.launch import processes
 from tfdist.launch.failure import read_record
-from tfdist.launch.output import Screen
+from tfdist.launch.output import Output
 from tfdist.launch.plan import WorkerSpec
 from tfdist.launch.processes import Starter, Worker, started_anew
 from tfdist.launch.pump import Pump
@@ -75,7 +75,7 @@ class Generation:
         specs: Sequence[WorkerSpec],
         *,
         guard: Guard,
-        out: Screen,
+        out: Output,
         events: "SimpleQueue[Event]",
         pump: Pump | None,
         verbose: bool,
@@ -151,7 +151,7 @@ class Generation:
 def started(
     specs: Sequence[WorkerSpec],
     guard: Guard,
-    out: Screen,
+    out: Output,
     events: "SimpleQueue[Event]",
     *,
     verbose: bool,
@@ -243,10 +243,10 @@ def recorded(generation: Generation, state: Supervised, *, but: int | None = Non
     return None
 
 
-def announce(out: Screen, text: str) -> None:
+def announce(out: Output, text: str) -> None:
     """Tell the user; but do not wait long for a reader that takes nothing, because workers are to be supervised."""
     deadline = time.monotonic() + ANNOUNCE_SECONDS
-    out.message(f"tfdist run: {text}", give_up=lambda: time.monotonic() > deadline)
+    out.message(f"{out.speaker}: {text}", give_up=lambda: time.monotonic() > deadline)
 
 
 def impatience(received: int | None, events: "SimpleQueue[Event]") -> Callable[[], bool]:

@@ -57,6 +57,7 @@ class Nursery:
         from tfdist.launch.zygote import Zygote  # most jobs need none
 
         environment = {name: value for name, value in os.environ.items() if name != "TFDIST_JOB_ID"}
+        environment |= self._config.environment
         environment |= _published(environment_file(self._guard.directory))
         environment.pop("TF_CONFIG", None)
         target = self._config.target

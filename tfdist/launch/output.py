@@ -9,10 +9,34 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 CLEAR_LINE = b"\r\x1b[K"
 _PATIENCE_SECONDS = 0.2  # between two questions whether to give up
+
+
+class Output(Protocol):
+    """What the agent and the workers write to: a `Screen`, or the cell of a notebook.
+
+    Attributes:
+        speaker: what begins a line of the agent's own.
+        lends: whether a single worker may write to standard output and error by itself.
+        closed: set when nobody reads any more.
+    """
+
+    speaker: str
+    lends: bool
+    closed: threading.Event
+
+    def lines(self, stream: int, worker: int, lines: list[bytes]) -> None:
+        """Write complete lines of a worker."""
+
+    def living(self, stream: int, worker: int, text: bytes) -> None:
+        """Show ``text`` as the line that is not complete; empty text removes it."""
+
+    def message(self, text: str, *, style: str = "", give_up: Callable[[], bool]) -> None:
+        """Write the agent's own words; while nobody takes them, wait until ``give_up`` says so."""
 
 
 @dataclass(kw_only=True)
@@ -24,12 +48,16 @@ class Screen:
         terminals: the streams that are a terminal that can move its cursor.
         prefixes: what begins a worker's line, by worker; none for workers that are not in it.
         closed: set when a reader of the output has gone away (a closed pipe).
+        speaker: what begins a line of the agent's own.
+        lends: whether a single worker may write to these descriptors by itself.
     """
 
     descriptors: dict[int, int]
     terminals: frozenset[int]
     prefixes: dict[int, dict[int, bytes]]
     closed: threading.Event = field(default_factory=threading.Event)
+    speaker: str = "tfdist run"
+    lends: bool = True
     _living: tuple[int, bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -115,11 +143,21 @@ def screen(names: Sequence[str], *, standard_output: int = 1, standard_error: in
     return Screen(
         descriptors=descriptors,
         terminals=movable,
-        prefixes={stream: _prefixes(names, coloured=stream in movable) for stream in descriptors},
+        prefixes={stream: prefixes_of(names, coloured=stream in movable) for stream in descriptors},
     )
 
 
-def _prefixes(names: Sequence[str], *, coloured: bool) -> dict[int, bytes]:
+def prefixes_of(names: Sequence[str], *, coloured: bool) -> dict[int, bytes]:
+    """Return what begins the lines of each worker.
+
+    Args:
+        names: of every worker, by its index; with one there is nothing to tell apart.
+        coloured: whether in colour.
+
+    Example:
+        >>> prefixes_of(["chief", "worker 0"], coloured=False)
+        {0: b'[chief] ', 1: b'[worker 0] '}
+    """
     if len(names) == 1:
         return {}
     parts = [name.partition(" ") for name in names]

@@ -136,6 +136,7 @@ def plan(
     addresses = [f"{HOST}:{port}" for port in ports]
     argv = script_command(config, python=python, agent_pid=agent_pid)
     common = {
+        **config.environment,
         "TFDIST_JOB_ID": job_id,
         "TFDIST_WORKERS": ",".join(addresses),
         "TFDIST_LOCAL_WORKERS": str(config.workers),

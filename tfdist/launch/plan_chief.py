@@ -69,6 +69,7 @@ def plan_chief(
     result = []
     for index, task in enumerate(everybody):
         environment = {
+            **config.environment,
             "TFDIST_JOB_ID": job_id,
             "PYTHONUNBUFFERED": "1",
             "TF_CONFIG": tf_config(cluster, task),

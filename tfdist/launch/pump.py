@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tfdist.launch.lines import LineBuffer
-from tfdist.launch.output import Screen
+from tfdist.launch.output import Output
 
 _CHUNK = 1 << 16
 _MOST_IN_A_PIPE = 1 << 20  # bytes; what is there when the workers have ended
@@ -23,7 +23,7 @@ class _Stream:
 class Pump:
     """A running thread that reads the pipes of the workers until `finish`."""
 
-    def __init__(self, screen: Screen, on_closed: Callable[[], None]) -> None:
+    def __init__(self, screen: Output, on_closed: Callable[[], None]) -> None:
         """Start it.
 
         Args:

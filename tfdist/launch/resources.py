@@ -81,7 +81,12 @@ class Guard:
 
 @contextlib.contextmanager
 def guarded(
-    job_id: str, *, parent: Path | None = None, in_memory: bool = False, also: tuple[Path, ...] = ()
+    job_id: str,
+    *,
+    parent: Path | None = None,
+    in_memory: bool = False,
+    also: tuple[Path, ...] = (),
+    if_killed: tuple[Path, ...] = (),
 ) -> Iterator[Guard]:
     """Yield a guard for the job; afterwards its directories and its process are gone.
 
@@ -90,6 +95,7 @@ def guarded(
         parent: where the directory is made; where temporary files belong by default.
         in_memory: whether there is also one in memory, where the system has a place for it.
         also: files that are removed with the directories.
+        if_killed: files and directories that are removed if this process is killed; else the caller sees to them.
     Raises:
         TfdistError: no temporary directory can be written, or the guardian cannot be started.
     """
@@ -105,7 +111,7 @@ def guarded(
             memory = Path(tempfile.mkdtemp(prefix=f"tfdist-{job_id}-", dir=_FAST))
     paths = [str(path) for path in (directory, memory, *also)]
     try:
-        with _guardian(job_id, paths) as process:
+        with _guardian(job_id, [*paths, *map(str, if_killed)]) as process:
             yield Guard(job_id=job_id, directory=directory, memory=memory, process=process)
     finally:
         for path in paths:

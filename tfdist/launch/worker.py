@@ -117,8 +117,12 @@ def _run_module(name: str) -> None:
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of this file and of runpy at its top."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+    """Return the traceback without the frames of this file, of others beside it and of runpy at its top."""
+    folder = os.path.dirname(__file__)
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file != "<frozen runpy>" and os.path.dirname(file) != folder:
+            break
         trace = trace.tb_next
     return trace
 

@@ -1,0 +1,217 @@
+"""A function on its way to the workers, and its result on the way back: by value, in files that are the user's alone.
+
+The function stands in a cell, so no worker could import it: cloudpickle sends its code, and what its code refers to. A
+pickle is code, and whoever reads one runs it. Here the user's own process writes it for its own children, or a child
+for its parent, in a directory of the job that nobody else may enter; nothing that comes from elsewhere is read so.
+
+    code        lines of the cells, for tracebacks and for TensorFlow's AutoGraph; then the function and its arguments
+    result      what the chief's call has returned
+"""
+
+import contextlib
+import functools
+import inspect
+import linecache
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from tfdist.errors import UnsupportedError
+
+Function = Callable[..., Any]
+
+
+def send_function(path: Path, function: Function, arguments: tuple[Any, ...]) -> None:
+    """Write a function and its arguments to a new file, which its owner alone may read.
+
+    Args:
+        path: of the file.
+        function: to be called by the workers.
+        arguments: of the call.
+    Raises:
+        UnsupportedError: something cannot be sent; the message names the variable.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     send_function(Path(folder, "code"), pow, (2, 3))
+        ...     function, arguments = receive_function(Path(folder, "code"))
+        >>> function(*arguments)
+        8
+    """
+    import cloudpickle
+
+    with _private(path) as file:
+        cloudpickle.dump(_cells(), file)
+        try:
+            cloudpickle.dump((function, arguments), file)
+        except Exception as error:
+            raise UnsupportedError(_not_sent(function, arguments, error)) from error
+
+
+def receive_function(path: Path) -> tuple[Function, tuple[Any, ...]]:
+    """Return the function and its arguments that `send_function` has written; from now on its lines are known."""
+    import cloudpickle
+
+    with open(path, "rb") as file:
+        linecache.cache.update(cloudpickle.load(file))
+        function, arguments = cloudpickle.load(file)
+    return function, arguments
+
+
+def send_result(path: Path, result: Any, *, of: str) -> None:
+    """Write a result to a file, under another name first, so that the file is complete once it exists.
+
+    Args:
+        path: of the file.
+        result: to be sent.
+        of: name of the function that has returned it.
+    Raises:
+        UnsupportedError: it cannot be sent; the message says which part of it.
+    """
+    import cloudpickle
+
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        with _private(temporary) as file:
+            cloudpickle.dump(result, file)
+    except Exception as error:
+        place, part, cause = _culprit("the result", result) or ("the result", result, error)
+        raise UnsupportedError(
+            f"{place} of {of}, {_kind(part)}, cannot be sent to the process that has asked for it ({_line(cause)}). "
+            "Return numbers, arrays, texts, or lists and dicts of them, such as `history.history` or "
+            "`model.get_weights()`; or save it to a file and return the path."
+        ) from error
+    os.replace(temporary, path)
+
+
+def receive_result(path: Path) -> Any:
+    """Return the result that `send_result` has written."""
+    import cloudpickle
+
+    with open(path, "rb") as file:
+        return cloudpickle.load(file)
+
+
+def name_of(function: Function) -> str:
+    """Return what a function is called in messages.
+
+    Example:
+        >>> name_of(functools.partial(pow, 2))
+        'pow'
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+@contextlib.contextmanager
+def _private(path: Path) -> Iterator[Any]:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        yield file
+
+
+def _cells() -> dict[str, Any]:
+    """Return the sources that no file has, such as those of a notebook's cells."""
+    entries = dict(linecache.cache)
+    return {name: entry for name, entry in entries.items() if len(entry) == 4 and entry[1] is None}
+
+
+def _not_sent(function: Function, arguments: tuple[Any, ...], error: Exception) -> str:
+    name = name_of(function)
+    for place, value in (*_named(function, arguments), *_variables(function)):
+        found = _culprit(place, value)
+        if found is not None:
+            place, part, cause = found
+            return (
+                f"{place}, {_kind(part)}, which {name} uses, cannot be sent to the workers ({_line(cause)}). Make it "
+                "inside the function; or hand over what it is made from: a path, an array, a list."
+            )
+    return (
+        f"{name} cannot be sent to the workers ({_line(error)}). Let it be a plain function, which makes inside "
+        "whatever is not a number, a text, an array, or a list or dict of them."
+    )
+
+
+def _named(function: Function, arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    try:
+        names: Mapping[str, Any] = inspect.signature(function).bind(*arguments).arguments
+    except (TypeError, ValueError):  # of a callable whose parameters nobody knows
+        return [(f"argument {number}", value) for number, value in enumerate(arguments, start=1)]
+    return [(f"the argument {name!r}", value) for name, value in names.items()]
+
+
+def _variables(function: Any) -> list[tuple[str, Any]]:
+    """Return the variables outside of a function that its code refers to, by name."""
+    if isinstance(function, functools.partial):
+        given = [*enumerate(function.args), *function.keywords.items()]
+        return [*_variables(function.func), *((f"the argument {name!r} of partial()", value) for name, value in given)]
+    if isinstance(function, MethodType):
+        return [*_variables(function.__func__), ("the object of the method", function.__self__)]
+    if not isinstance(function, FunctionType):
+        return []
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    found = {name: cell.cell_contents for name, cell in cells.items() if not _is_empty(cell)}
+    names = _names_in(function.__code__)
+    found |= {name: value for name, value in function.__globals__.items() if name in names}
+    return [(f"the variable {name!r}", value) for name, value in found.items()]
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is cell  # a cell is not its own content; what has none raises
+    except ValueError:
+        return True
+
+
+def _culprit(place: str, value: Any, depth: int = 0) -> tuple[str, Any, Exception] | None:
+    """Return what of a value cannot be sent: its place in words, itself, and the reason; None when all can."""
+    cause = _refusal(value)
+    if cause is None or depth > 5:
+        return None if cause is None else (place, value, cause)
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        parts = [(f"{place}[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"{place}[{index}]", part) for index, part in enumerate(value)]
+    elif isinstance(value, FunctionType):
+        parts = [(f"{inner} of the function {value.__name__}", part) for inner, part in _variables(value)]
+    for inner, part in parts:
+        found = None if part is value else _culprit(inner, part, depth + 1)
+        if found is not None:
+            return found
+    return place, value, cause
+
+
+def _refusal(value: Any) -> Exception | None:
+    import cloudpickle
+
+    try:
+        cloudpickle.dump(value, _Nowhere())
+    except Exception as error:  # noqa: BLE001 - every class may refuse in its own way
+        return error
+    return None
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _kind(value: Any) -> str:
+    kind = type(value)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return f"of type {module}{kind.__qualname__}"
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
