@@ -6,6 +6,8 @@
 #   make test-io    the tests of data, and a part of verify, with tensorflow-io and TensorFlow 2.16 in .venv-io
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
 #   make lint       ruff and mypy
+#   make docker-lock  the requirements of the images, pinned and hashed anew
+#   make docker-test  build the image `cpu` with buildah on a debootstrapped Debian, and run it; as root, half an hour
 #   make clean      remove what builds, tests and runs leave behind, and .venv
 # PYTHON=/path/to/python chooses the interpreter that .venv is made with.
 
@@ -25,7 +27,15 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Two processes, each with whole files: much of the time one waits for what it has started.
 TWO := -n 2 --dist loadfile
 
-.PHONY: help demo test test-io test-fast verify horovod lint clean
+# What the images have beside tfdist itself; tests/unit/test_docker_locks.py reads these lines.
+IMAGE_EXTRAS := demo formats s3 gcs
+GPU_EXTRAS := cuda
+NOTEBOOK_EXTRAS := notebooks
+LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --python-version 3.11 \
+  --python-platform x86_64-manylinux_2_28 --only-binary :all:
+LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
+
+.PHONY: help demo test test-io test-fast verify horovod lint docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -56,6 +66,17 @@ verify: horovod
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docker-lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8,<0.14"
+	$(LOCK) docker/build.in -o docker/requirements-build.txt
+	$(LOCK_IMAGE) -o docker/requirements-cpu.txt
+	$(LOCK_IMAGE) $(GPU_EXTRAS:%=--extra %) -c docker/requirements-cpu.txt -o docker/requirements-gpu.txt
+	$(LOCK_IMAGE) $(NOTEBOOK_EXTRAS:%=--extra %) docker/notebook.in -c docker/requirements-cpu.txt \
+	  -o docker/requirements-notebook.txt
+
+docker-test: $(STAMP)
+	$(BIN)/python docker/test_image.py
 
 clean:
 	rm -rf $(VENV) $(IO) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

