@@ -15,11 +15,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from tfdist.cluster.ports import free_ports
-from tfdist.launch import jobs
+from tfdist.launch import jobs, shared_memory
 from tfdist.launch.agent_chief import run_chief
 from tfdist.launch.agent_workers import run_workers
 from tfdist.launch.config import LaunchConfig, require_script
 from tfdist.launch.failure import Outcome, format_report
+from tfdist.launch.generation import announce
 from tfdist.launch.output import Output, screen
 from tfdist.launch.plan import HOST, WorkerSpec, plan
 from tfdist.launch.plan_chief import plan_chief, tasks
@@ -98,6 +99,11 @@ def run_to(
     job_id = secrets.token_hex(8)
     begun = time.monotonic()
     least, most = config.range
+    too_small = shared_memory.complaint(
+        shared_memory.observe(), gpus=shared_memory.observe_gpus(), is_elastic=config.is_elastic
+    )
+    if too_small:
+        announce(out, f"warning: {too_small}")
     sizing = (signal.SIGUSR1, signal.SIGUSR2) if least < most else ()
     files = (jobs.place(os.environ, job_id),) if least < most else ()
     with signals_into(events, *sizing), guarded(job_id, in_memory=True, also=files, if_killed=if_killed) as guard:
