@@ -1,7 +1,9 @@
 """The page that workers and the agent share: what is written is read, and what is no page is refused."""
 
+import contextlib
 import json
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -99,3 +101,29 @@ def test_a_handler_may_say_that_a_worker_leaves(page: Page) -> None:
         signal.signal(signal.SIGUSR1, before)
     assert page.read(0).leaves
     reporter.close()
+
+
+def test_a_reserve_waits_for_its_turn(tmp_path: Path) -> None:
+    with contextlib.closing(Page(tmp_path / "reserve", 2, reserve=True)) as page:
+        reporter, went = Reporter(page.path, 0), threading.Event()
+
+        def work() -> None:
+            reporter.stand_by()
+            went.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while page.read(0).phase is not Phase.RESERVE and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert page.read(0).phase is Phase.RESERVE
+        assert not went.is_set()
+        before = time.monotonic()
+        page.take_over()
+        thread.join(20)
+        assert went.is_set()
+        assert page.read(0).phase is Phase.STARTING
+        assert page.read(0).changed >= before, "the wait is no time that it took"
+        assert page.read(1).pid == 0
+        reporter.stand_by()  # it takes part from now on
+        reporter.close()

@@ -16,8 +16,8 @@ from tfdist.validation import integer, number, one_of
 __all__ = ["PEER", "STRATEGIES", "Report", "Setup", "Way", "run"]
 
 PEER = "horovod elastic"
-#: of tfdist, beside the peer
-STRATEGIES = ("multi-worker", "ring")
+#: of tfdist, beside the peer: the strategy, and whether a second set of workers is kept ready
+STRATEGIES = ("multi-worker", "multi-worker --standby", "ring", "ring --standby")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Setup:
     megabytes: float = 10.0
     kills: int = 3
     first: int = 400
-    every: int = 100
+    every: int = 200
     batch_size: int = 64
     rounds: int = 5
 
@@ -144,7 +144,8 @@ def run(setup: Setup, *, on_turn: Callable[[str], None] = lambda what: None) -> 
     about, why_not, names = machine.describe(), dict[str, str](), (PEER, *setup.strategies)
     jobs: dict[str, list[Job]] = {name: [] for name in names}
     if not recovery_arms.has_horovod():
-        why_not = dict.fromkeys((PEER, "ring"), "Horovod is not installed; `tfdist build horovod` builds it")
+        built = [PEER, *(name for name in setup.strategies if name.startswith("ring"))]
+        why_not = dict.fromkeys(built, "Horovod is not installed; `tfdist build horovod` builds it")
     for turn in range(setup.rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:

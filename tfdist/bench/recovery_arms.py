@@ -58,6 +58,11 @@ def has_horovod() -> bool:
 def tfdist_job(setup: "Setup", strategy: str, folder: Path) -> Job:
     """Run a job of two workers under `tfdist run`, in which one after the other is killed.
 
+    Args:
+        setup: what is measured.
+        strategy: the strategy, and flags of `tfdist run` behind it.
+        folder: for everything that is written.
+
     Raises:
         TfdistError: it has failed, or not recovered.
     """
@@ -68,7 +73,7 @@ def tfdist_job(setup: "Setup", strategy: str, folder: Path) -> Job:
         )
     )
     events = folder / "events"
-    command = [sys.executable, "-m", "tfdist", "run", "--strategy", strategy, "-n", "2"]
+    command = [sys.executable, "-m", "tfdist", "run", "-n", "2", "--strategy", *strategy.split()]
     command += ["--max-restarts", str(setup.kills), "--event-file", str(events), "-m", "tfdist.bench.recovery_fit"]
     command += _arguments(setup, folder, steps=setup.first + setup.every * setup.kills)
     _run(command, folder, plan, deadline_seconds=_DEADLINE_SECONDS * (1 + setup.kills))

@@ -17,7 +17,7 @@ _DEFAULT = Setup()
 
 
 @click.command("recovery")
-@click.option("--strategy", type=click.Choice(STRATEGIES), multiple=True, help="Default: both.")
+@click.option("--strategy", type=click.Choice(STRATEGIES), multiple=True, help="Default: all.")
 @click.option(
     "--megabytes",
     type=click.FloatRange(0.1),
@@ -48,7 +48,7 @@ def command(
     """Recovery: a worker is killed, and how long it takes until all step again with their state.
 
     Two workers train a model of eight dense layers and Adam; one of them gets SIGKILL before a scripted step. Jobs of
-    three ways take turns:
+    these ways take turns:
 
     \b
     horovod elastic   the peer: horovod.tensorflow.elastic, TensorFlowState and a hand-written loop, committed after
@@ -56,6 +56,7 @@ def command(
                       The worker that is left goes on ALONE: nobody replaces the dead one, so there is one kill in a job
     multi-worker      `tfdist run --max-restarts`, `fit` and tfdist.callbacks.BackupAndRestore: all workers are started
     ring              again, from a process that has imported TensorFlow, and as many as before go on
+    ... --standby     a second set of workers, which has run the script up to its first step, takes over
 
     "Noticed" is from the kill until it is seen: by the agent of `tfdist run`, or by Horovod's worker that is left.
     "Step again" is from the kill until all workers that go on have ended a step, from the state as it was. "Peer" is
@@ -64,8 +65,8 @@ def command(
     to go on later. Quartiles are over kills, those of ratios over rounds.
 
     --first gives the process that restarts are forked from the time to import TensorFlow: workers that die earlier are
-    started again when it is ready. Both sides are trained on the CPU, with one thread for a kernel. If Horovod elastic
-    cannot run, the table says why. The defaults take about 10 minutes on 2 cores.
+    started again when it is ready. --every gives a second set of workers the time to get ready. Both sides are trained on the CPU, with one thread for a kernel. If Horovod elastic
+    cannot run, the table says why. The defaults take about 20 minutes on 2 cores.
     """
     setup = Setup(
         strategies=strategy or STRATEGIES,

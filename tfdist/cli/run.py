@@ -80,6 +80,9 @@ With --max-restarts K (a script that keeps no backup begins anew; one with tfdis
                        saving, callbacks); or a process is stopped (SIGSTOP) for --hang-seconds. They are killed, and it
                        counts as a failure. Steps of a script that does not train through tfdist are not seen
   it goes fast         from the second start on, workers are forked from a process that has imported TensorFlow
+  --standby            faster still: a second set of workers runs the script up to the first step that it trains, and
+                       waits there to take over. It needs their memory again (on GPUs: memory growth), and a script
+                       that may run up to fit beside the job: one that deletes its results first may not
 Each failure and each recovery is one line on standard error, and the last line is a summary; --event-file has the same
 as JSON.
 
@@ -171,6 +174,7 @@ Exit code:
     metavar="S",
     help="Workers that do anything else for longer hang.",
 )
+@click.option("--standby", is_flag=True, help="Keep a second set of workers ready to take over; with --max-restarts.")
 @click.option(
     "--event-file",
     type=click.Path(dir_okay=False),
@@ -196,6 +200,7 @@ def command(
     max_workers: int | None,
     hang_seconds: float,
     stall_seconds: float,
+    standby: bool,
     event_file: str | None,
     dry_run: bool,
     verbose: bool,
@@ -219,6 +224,7 @@ def command(
         max_workers=max_workers,
         hang_seconds=hang_seconds,
         stall_seconds=stall_seconds,
+        standby=standby,
         event_file=event_file,
     )
     check_strategy(config)

@@ -37,6 +37,7 @@ from tfdist.launch.processes import is_stopped
 from tfdist.launch.progress import HALTED, Page, Phase
 from tfdist.launch.resources import Guard
 from tfdist.launch.restarts import SAME_FAILURES, Follow, History, after_failure, follow, next_size
+from tfdist.launch.standby import Standby
 from tfdist.launch.story import Story, cause_of
 from tfdist.launch.supervise import Phase as JobPhase
 from tfdist.launch.supervise import Send
@@ -69,12 +70,29 @@ class _Job:
     verbose: bool
     story: Story
     nursery: Nursery
+    standby: Standby
     control: jobs.Control | None
     begun: float = field(default_factory=time.monotonic)
     step_seconds: tuple[float, ...] = ()  # of the last start that had enough steps
+    ports: list[int] = field(default_factory=list)  # of the last workers that were started
 
     def say(self, text: str) -> None:
         announce(self.out, text)
+
+    def plan(self, workers: int, starts: int) -> tuple[WorkerSpec, ...]:
+        """Return what to start, on ports that those before did not have."""
+        least, most = self.config.range  # of which the defaults follow from the number of workers
+        self.ports = other_ports(workers, but=self.ports)
+        return plan(
+            replace(self.config, workers=workers, min_workers=least, max_workers=most),
+            ports=self.ports,
+            job_id=self.guard.job_id,
+            directory=self.guard.directory,
+            python=sys.executable,
+            agent_pid=os.getpid(),
+            memory=self.guard.memory,
+            restarts=starts,
+        )
 
 
 def run_workers(
@@ -98,6 +116,7 @@ def run_workers(
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(contextlib.closing(EventFile(config.event_file, guard.job_id)))
         nursery = stack.enter_context(contextlib.closing(Nursery(config, guard)))
+        standby = stack.enter_context(contextlib.closing(Standby(guard, out, nursery, verbose=verbose)))
         story = Story(say=lambda text: announce(out, text), file=file, max_restarts=config.max_restarts)
         control = stack.enter_context(_control(config, guard, out, events))
         job = _Job(
@@ -108,6 +127,7 @@ def run_workers(
             verbose=verbose,
             story=story,
             nursery=nursery,
+            standby=standby,
             control=control,
         )
         outcome, give_up = _starts(job)
@@ -132,23 +152,12 @@ def _control(
 
 
 def _starts(job: _Job) -> tuple[Outcome, Callable[[], bool]]:
-    config, history, size = job.config, History(), job.config.workers
-    least, most = config.range  # of which the defaults follow from the number of workers
-    ports: list[int] = []
+    history, size = History(), job.config.workers
     while True:
-        ports = other_ports(size, but=ports)
-        specs = plan(
-            replace(config, workers=size, min_workers=least, max_workers=most),
-            ports=ports,
-            job_id=job.guard.job_id,
-            directory=job.guard.directory,
-            python=sys.executable,
-            agent_pid=os.getpid(),
-            memory=job.guard.memory,
-            restarts=history.starts,
-        )
         job.story.start = history.starts
-        course, follows, history, give_up = _start(job, specs, history)
+        with _present(job, size, history.starts) as (page, generation):
+            specs = generation.specs
+            course, follows, history, give_up = _start(job, page, generation, history)
         if follows is not Follow.AGAIN:
             return _outcome(course, specs, follows), give_up
         received = unseen_signal(job.events, keep=True)
@@ -160,11 +169,31 @@ def _starts(job: _Job) -> tuple[Outcome, Callable[[], bool]]:
         size = next_size(course.state)
 
 
+@contextlib.contextmanager
+def _present(job: _Job, workers: int, starts: int) -> Iterator[tuple[Page, Generation]]:
+    """Yield workers, those in reserve or new ones, and the page that they report to."""
+    reserve = job.standby.take(workers)
+    if reserve is not None:
+        with reserve.held:
+            job.standby.admit(reserve, job.events)
+            yield reserve.page, reserve.generation
+        return
+    specs = job.plan(workers, starts)
+    # a single worker has the terminal for itself
+    piped = job.config.range[1] > 1 or job.config.standby or not job.out.lends
+    page = Page(progress_file(job.guard.memory, starts), workers)
+    running = started(
+        specs, job.guard, job.out, job.events, verbose=job.verbose, piped=piped, starter=job.nursery.start
+    )
+    with contextlib.closing(page), running as generation:
+        yield page, generation
+
+
 def _start(
-    job: _Job, specs: tuple[WorkerSpec, ...], history: History
+    job: _Job, page: Page, generation: Generation, history: History
 ) -> tuple[Course[WorkersState], Follow, History, Callable[[], bool]]:
-    """Start the workers, and supervise them until none is left; return what has happened, and what follows."""
-    config = job.config
+    """Supervise workers that were started until none is left; return what has happened, and what follows."""
+    config, specs = job.config, generation.specs
     least, most = config.range
     rules = Rules(
         grace_seconds=config.grace_seconds,
@@ -176,47 +205,41 @@ def _start(
     def step(state: WorkersState, event: WorkersEvent, now: float) -> tuple[WorkersState, tuple[WorkersAction, ...]]:
         return decide_workers(state, event, now=now, rules=rules)
 
-    def running(specs: tuple[WorkerSpec, ...]) -> contextlib.AbstractContextManager[Generation]:
-        # a single worker has the terminal for itself
-        starter, piped = job.nursery.start, most > 1 or not job.out.lends
-        return started(specs, job.guard, job.out, job.events, verbose=job.verbose, piped=piped, starter=starter)
-
-    page = Page(progress_file(job.guard.memory, history.starts), len(specs))
-    with contextlib.closing(page), running(specs) as generation:
-        job.story.started([worker.pid for worker in generation.everybody])
-        lookout = _Lookout(job, page, generation)
-        course = supervise(
-            generation,
-            first_state(len(specs)),
-            step,
-            job.events,
-            look=lookout.look,
-            look_seconds=_look_seconds,
-            perform=lookout.perform,
-        )
-        seen = lookout.seen(range(len(specs)))
-        lookout.tell_stepping(seen)
-        state, failures = course.state, _failures(course, specs)
-        cause = cause_of(failures, state.hang, seen, course.stopped_at) if state.failed else None
-        if cause is not None:
-            history = after_failure(history, cause.signature)
-        follows = follow(state, history, max_restarts=config.max_restarts, min_workers=least)
-        again = follows is Follow.AGAIN
-        give_up = at_a_signal(job.events) if again else impatience(state.received, job.events)
-        generation.finish(grace_seconds=0.0 if course.killed or again else config.grace_seconds, give_up=give_up)
-        if cause is not None:
-            job.story.failed(cause, begun=job.begun, again=again, why_not=_why_not(follows, history, config))
-        elif state.halt is not None and state.halted:
-            job.story.halted(state.halt.purpose.value, next_size(state) if again else 0, state.halt.asked)
-        if follows is Follow.LEFT:
-            job.say(f"{shown(next_size(state))} would be left, and --min-workers is {least}: the job ends")
+    job.story.started([worker.pid for worker in generation.everybody])
+    lookout = _Lookout(job, page, generation, starts=history.starts)
+    course = supervise(
+        generation,
+        first_state(len(specs)),
+        step,
+        job.events,
+        look=lookout.look,
+        look_seconds=_look_seconds,
+        perform=lookout.perform,
+    )
+    seen = lookout.seen(range(len(specs)))
+    lookout.tell_stepping(seen)
+    state, failures = course.state, _failures(course, specs)
+    cause = cause_of(failures, state.hang, seen, course.stopped_at) if state.failed else None
+    if cause is not None:
+        history = after_failure(history, cause.signature)
+    follows = follow(state, history, max_restarts=config.max_restarts, min_workers=least)
+    again = follows is Follow.AGAIN
+    give_up = at_a_signal(job.events) if again else impatience(state.received, job.events)
+    generation.finish(grace_seconds=0.0 if course.killed or again else config.grace_seconds, give_up=give_up)
+    if cause is not None:
+        job.story.failed(cause, begun=job.begun, again=again, why_not=_why_not(follows, history, config))
+    elif state.halt is not None and state.halted:
+        job.story.halted(state.halt.purpose.value, next_size(state) if again else 0, state.halt.asked)
+    if follows is Follow.LEFT:
+        job.say(f"{shown(next_size(state))} would be left, and --min-workers is {least}: the job ends")
     return course, follows, history, give_up
 
 
 class _Lookout:
     """Looks at the workers of a start, and tells them what was decided."""
 
-    def __init__(self, job: _Job, page: Page, generation: Generation) -> None:
+    def __init__(self, job: _Job, page: Page, generation: Generation, *, starts: int) -> None:
+        self._starts = starts
         self._job = job
         self._page = page
         self._generation = generation
@@ -230,8 +253,10 @@ class _Lookout:
             return found
         seen = self.seen(state.running)
         self.tell_stepping(seen)
-        if self._stepping and state.halt is None:
+        if self._stepping and state.halt is None and state.phase is JobPhase.RUNNING:
             self._job.nursery.tend(state.wanted)
+            if self._job.config.standby and not any(one.progress.phase is Phase.ENDED for one in seen):
+                self._job.standby.tend(state.wanted, self._plan_standby)
         if self._stepping and self._job.control is not None and state.halt is None and state.wanted == state.size:
             self._job.control.answer(state.size, ok=True, text=self._stepping)
         is_looked_at = state.phase is JobPhase.RUNNING or state.halt is not None
@@ -250,6 +275,12 @@ class _Lookout:
             steps=any(p.position.tick >= 0 for p in said) and not any(p.phase is Phase.ENDED for p in said),
             leaving=frozenset(one.worker for one in seen if one.progress.leaves),
             ended_for=time.monotonic() - max(progress.changed for progress in said) if over and said else 0.0,
+        )
+
+    def _plan_standby(self) -> tuple[tuple[WorkerSpec, ...], Page]:
+        workers, starts = len(self._generation.specs), self._starts + 1
+        return self._job.plan(workers, starts), Page(
+            progress_file(self._job.guard.memory, starts), workers, reserve=True
         )
 
     def seen(self, workers: "frozenset[int] | range") -> list[Seen]:

@@ -29,6 +29,7 @@ class LaunchConfig:
         max_workers: it can be asked for so many; by default for ``workers`` only.
         hang_seconds: what a step may take at least before the workers count as hanging.
         stall_seconds: what may take any other thing that they say they do.
+        standby: whether a second set of workers runs the script up to its first step, and takes over after a failure.
         event_file: where events are written as JSON lines, or None.
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
         replicas_per_worker: devices that each worker uses, or None for all that it has.
@@ -56,6 +57,7 @@ class LaunchConfig:
     max_workers: int | None = None
     hang_seconds: float = 2.0
     stall_seconds: float = 1800.0
+    standby: bool = False
     event_file: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -76,6 +78,14 @@ class LaunchConfig:
             integer("min_workers (--min-workers)", self.min_workers, minimum=1, maximum=self.workers)
         if self.max_workers is not None:
             integer("max_workers (--max-workers)", self.max_workers, minimum=self.workers, maximum=MAX_WORKERS)
+        boolean("standby", self.standby)
+        if self.standby and (self.max_restarts == 0 or self.parameter_servers):
+            raise ConfigError(
+                f"standby (--standby) is given with max_restarts (--max-restarts) {self.max_restarts} and "
+                f"{self.parameter_servers} parameter servers; a second set of workers takes the place of workers that "
+                "failed and may be started again, and tasks of parameter-server jobs are ready at once. Give "
+                "--max-restarts, and no --parameter-servers."
+            )
         require_variables("environment", self.environment)
         if self.parameter_servers and (self.min_workers is not None or self.max_workers is not None):
             raise ConfigError(

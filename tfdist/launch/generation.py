@@ -16,7 +16,7 @@ from tfdist.launch import processes
 from tfdist.launch.failure import read_record
 from tfdist.launch.output import Output
 from tfdist.launch.plan import WorkerSpec
-from tfdist.launch.processes import Starter, Worker, started_anew
+from tfdist.launch.processes import Events, Starter, Worker, started_anew
 from tfdist.launch.pump import Pump
 from tfdist.launch.resources import PASSED_ON, Guard
 from tfdist.launch.supervise import Action, Event, Exited, Phase, Received, Recorded, Say, Send, Tick
@@ -76,7 +76,7 @@ class Generation:
         *,
         guard: Guard,
         out: Output,
-        events: "SimpleQueue[Event]",
+        events: Events,
         pump: Pump | None,
         verbose: bool,
         starter: Starter = started_anew,
@@ -152,11 +152,12 @@ def started(
     specs: Sequence[WorkerSpec],
     guard: Guard,
     out: Output,
-    events: "SimpleQueue[Event]",
+    events: Events,
     *,
     verbose: bool,
     piped: bool,
     starter: Starter = started_anew,
+    held: bool = False,
 ) -> Iterator[Generation]:
     """Yield the workers, started, and their output moving; after the block none of their processes is left.
 
@@ -168,8 +169,9 @@ def started(
         verbose: whether to tell what is started and what ends.
         piped: whether the output goes through the agent; a single worker may have the terminal for itself.
         starter: what makes a process.
+        held: whether their output waits for `Pump.release`; what was held at the end is dropped.
     """
-    pump = Pump(out, lambda: events.put(Received(number=signal.SIGPIPE))) if piped else None
+    pump = Pump(out, lambda: events.put(Received(number=signal.SIGPIPE)), held=held) if piped else None
     generation = Generation(specs, guard=guard, out=out, events=events, pump=pump, verbose=verbose, starter=starter)
     try:
         for spec in specs:

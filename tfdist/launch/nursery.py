@@ -90,17 +90,32 @@ class Nursery:
             if time.monotonic() > deadline or self._zygote.process.poll() is not None:
                 self.close()
 
+    @property
+    def waiting(self) -> int:
+        """How many workers are forked and have nothing to run."""
+        return 0 if self._zygote is None else len(self._zygote.idle)
+
     def start(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
         """Start a worker; as `processes.started_anew` does, or faster."""
-        if self._zygote is not None and (self._zygote.idle or self._zygote.is_ready):
-            stdin, stdout, stderr = streams
-            try:
-                pid = self._zygote.spawn(spec.argv, environment, stdin=stdin, stdout=stdout, stderr=stderr)
-            except TfdistError:
-                self.close()
-            else:
-                return Child(pid=pid, collect=lambda seconds: _collect(pid, seconds))
+        with contextlib.suppress(TfdistError):
+            return self.fork(spec, environment, streams)
         return started_anew(spec, environment, streams)
+
+    def fork(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
+        """Start a worker by a fork.
+
+        Raises:
+            TfdistError: that is not possible now.
+        """
+        if self._zygote is None or not (self._zygote.idle or self._zygote.is_ready):
+            raise TfdistError("there is no process that workers can be forked from.")
+        stdin, stdout, stderr = streams
+        try:
+            pid = self._zygote.spawn(spec.argv, environment, stdin=stdin, stdout=stdout, stderr=stderr)
+        except TfdistError:
+            self.close()
+            raise
+        return Child(pid=pid, collect=lambda seconds: _collect(pid, seconds))
 
     def close(self) -> None:
         """End what was prepared."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from queue import SimpleQueue
+from typing import Protocol
 
 from tfdist.errors import TfdistError
 from tfdist.launch import guardian
@@ -52,6 +52,13 @@ class Child:
     collect: Callable[[float], None]
 
 
+class Events(Protocol):
+    """Where events are put, from any thread."""
+
+    def put(self, event: Event) -> None:
+        """Put one there."""
+
+
 # (what to start, its complete environment, descriptors of its standard input, output and error) -> the process
 Starter = Callable[[WorkerSpec, Mapping[str, str], tuple[int, int, int]], Child]
 
@@ -81,7 +88,7 @@ def started_anew(spec: WorkerSpec, environment: Mapping[str, str], streams: tupl
 def start(
     spec: WorkerSpec,
     inherited: Mapping[str, str],
-    events: "SimpleQueue[Event]",
+    events: Events,
     *,
     piped: bool,
     starter: Starter = started_anew,
@@ -125,7 +132,7 @@ def start(
     return Worker(spec=spec, pid=child.pid, outputs=tuple(outputs), collect=child.collect, watcher=watcher)
 
 
-def _watch(index: int, pid: int, events: "SimpleQueue[Event]") -> None:
+def _watch(index: int, pid: int, events: Events) -> None:
     result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     now = time.monotonic()
     assert result is not None

@@ -23,19 +23,23 @@ class _Stream:
 class Pump:
     """A running thread that reads the pipes of the workers until `finish`."""
 
-    def __init__(self, screen: Output, on_closed: Callable[[], None]) -> None:
+    def __init__(self, screen: Output, on_closed: Callable[[], None], *, held: bool = False) -> None:
         """Start it.
 
         Args:
             screen: where the lines go.
             on_closed: called once, in the thread, when nobody reads the output any more.
+            held: whether to read nothing before `release`.
         """
+        self._released = threading.Event()
+        if not held:
+            self._released.set()
         self._screen = screen
         self._on_closed = on_closed
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._finished = False
+        self._finished = self._dropped = False
         self._thread = threading.Thread(target=self._run, name="pump output", daemon=True)
         self._thread.start()
 
@@ -45,8 +49,14 @@ class Pump:
         self._selector.register(descriptor, selectors.EVENT_READ, _Stream(number=stream, worker=worker))
         os.write(self._wake_write, b"+")
 
+    def release(self) -> None:
+        """Read from now on, and what was written until now."""
+        self._released.set()
+
     def finish(self, *, give_up: Callable[[], bool]) -> None:
         """Write all that the workers wrote before now, then stop; call it when they have ended.
+
+        Nothing is written if it is held: these workers have never taken part.
 
         A process that still holds a pipe open is not waited for; a slow reader of the output is, as by any program,
         until ``give_up`` says that this is enough. A second call does nothing.
@@ -54,6 +64,8 @@ class Pump:
         if self._finished:
             return
         self._finished = True
+        self._dropped = not self._released.is_set()
+        self._released.set()
         os.write(self._wake_write, b".")
         while self._thread.is_alive():
             self._thread.join(timeout=0.2)
@@ -64,6 +76,9 @@ class Pump:
         os.close(self._wake_write)
 
     def _run(self) -> None:
+        self._released.wait()
+        if self._dropped:
+            return
         told = finishing = False
         while not finishing:
             for key, _ in self._selector.select():

@@ -58,6 +58,7 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
 
 def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
     """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
+    pulse().stand_by()  # behind all that `fit` prepares, and before its callbacks begin
     refuse_xla(model, strategy)
     metrics.require_scope(model, strategy)
     training = user_step == model.train_step

@@ -27,6 +27,11 @@ class Pulse:
         self._tick = -1
         self._begun = False
 
+    def stand_by(self) -> None:
+        """Wait, if this process is in reserve, until it is needed; called before anything that others could see."""
+        if self.reporter is not None:
+            self.reporter.stand_by()
+
     def begin(self) -> None:
         """Begin a step, unless it has begun; where the agent asks for it, end this process before it."""
         if self._begun:
@@ -36,6 +41,7 @@ class Pulse:
         if self.reporter is None:
             faults.at("step", self._tick)
             return
+        self.reporter.stand_by()
         self.reporter.phase(Phase.STEPPING)  # what had no bound is over
         if self.reporter.begins(self._tick):
             with self.reporter.inside(Phase.SAVING):

@@ -1,0 +1,38 @@
+"""Output that is held is shown when it is released, and never if it is not."""
+
+import os
+import threading
+
+import pytest
+
+from tfdist.launch.pump import Pump
+
+
+class Screen:
+    """What is shown."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self.shown: list[bytes] = []
+
+    def living(self, stream: int, worker: int, line: bytes) -> None:
+        pass
+
+    def lines(self, stream: int, worker: int, lines: list[bytes]) -> None:
+        self.shown += lines
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_what_is_held(released: bool) -> None:
+    screen = Screen()
+    pump = Pump(screen, lambda: None, held=True)  # type: ignore[arg-type]
+    reads, writes = os.pipe()
+    pump.add(reads, stream=1, worker=1)
+    with open(writes, "wb", buffering=0) as pipe:
+        pipe.write(b"a line\n")
+        assert not screen.shown
+        if released:
+            pump.release()
+    pump.finish(give_up=lambda: False)
+    os.close(reads)
+    assert b"".join(screen.shown) == (b"a line" if released else b"")
