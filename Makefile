@@ -32,7 +32,7 @@ IMAGE_EXTRAS := demo formats s3 gcs
 GPU_EXTRAS := cuda
 NOTEBOOK_EXTRAS := notebooks
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --python-version 3.11 \
-  --python-platform x86_64-manylinux_2_28 --only-binary :all:
+  --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
 .PHONY: help demo test test-io test-fast verify horovod lint docker-lock docker-test clean
@@ -76,7 +76,7 @@ docker-lock: $(STAMP)
 	  -o docker/requirements-notebook.txt
 
 docker-test: $(STAMP)
-	$(BIN)/python docker/test_image.py
+	$(BIN)/python docker/check_image.py
 
 clean:
 	rm -rf $(VENV) $(IO) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
