@@ -69,6 +69,21 @@ def test_a_loop_of_ones_own_is_tensorflows(pool: WorkerPool) -> None:
     assert seen["weight_error"] < 1e-5
 
 
+def test_an_accumulation_is_reduced_once(pool: WorkerPool) -> None:
+    seen = call(pool, "what_an_accumulation_reduces")
+    once = 2 * 4  # two replicas, four gradients
+    assert seen["reduced"] == [0, 0, once, once, once, 2 * once]
+    assert seen["moved"] == [False, True, False, False, True]
+    assert seen["iterations"] == 2
+    assert seen["logs"] == ["loss", "loss_scale", "skipped_steps"]
+
+
+def test_gradients_of_a_loop_of_ones_own_are_added_up(pool: WorkerPool) -> None:
+    seen = call(pool, "gradients_in_a_loop_of_ones_own")
+    for ours, plain in zip(seen["distributed"], seen["plain"], strict=True):
+        np.testing.assert_allclose(ours, plain, atol=1e-6)
+
+
 def test_a_step_is_traced_once(pool: WorkerPool) -> None:
     assert call(pool, "states_in_memory", epochs=2) == {"traces": 2}  # one for each replica
 
@@ -126,6 +141,7 @@ def test_batches_of_many_sizes_are_not_traced_one_by_one(pool: WorkerPool) -> No
     [
         ("jit", "UnsupportedError: jit_compile is True"),
         ("outside", "the metric 'loss' was created outside the scope"),
+        ("scaled twice", "which reduces gradients by itself"),
         ("layer", "was created outside the scope of MirroredStrategy; it must be created inside"),
         ("metric", "the metric 'mae' was created outside the scope"),
         ("missing", "devices names CPU:7; this process has /device:CPU:0, /device:CPU:1"),
@@ -153,3 +169,13 @@ def _refusals(pool: WorkerPool) -> dict[str, str]:
     if not _SAID:
         _SAID.update(call(pool, "refusals"))
     return _SAID
+
+
+def test_the_gradient_noise_scale_is_that_of_one_device_and_changes_nothing(pool: WorkerPool) -> None:
+    def ask(function: str, **arguments: Any) -> Any:
+        (reply,) = pool.call(f"noise_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+        assert reply.status == "returned", reply.detail
+        return reply.value
+
+    assert ask("measured") == pytest.approx(ask("measured", strategy=None), rel=1e-5)
+    assert ask("trained", with_callback=True) == ask("trained", with_callback=False)

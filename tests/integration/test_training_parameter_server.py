@@ -109,7 +109,8 @@ def test_the_last_part_is_not_waited_for(pool: WorkerPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "dense"), [("sgd", True), ("adam", True), ("adagrad", False), ("ema", True), ("accumulated", False)]
+    ("optimizer", "dense"),
+    [("sgd", True), ("adam", True), ("adagrad", False), ("ema", True), ("accumulated", False), ("distributed", False)],
 )
 def test_parts_have_the_numbers_of_a_whole(pool: WorkerPool, optimizer: str, dense: bool) -> None:
     seen = call(pool, "partitioned", optimizer=optimizer, dense=dense)
@@ -273,3 +274,9 @@ def test_tfdist_run_brings_back_what_is_killed(tmp_path: Path, what: str, says: 
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert says in ended.stdout
+
+
+def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> None:
+    (reply,) = pool.call("noise_cases:compared", {"strategy": "parameter-server"}, timeout_seconds=DEADLINE_SECONDS)
+    assert reply.status == "returned", reply.detail
+    assert reply.value["scope"] == pytest.approx(reply.value["alone"], rel=1e-5)

@@ -3,14 +3,18 @@
 import importlib
 from typing import Any
 
-_WHERE = {"BackupAndRestore": "backup_and_restore"}
+_WHERE = {
+    "BackupAndRestore": "tfdist.callbacks.backup_and_restore",
+    "GradientNoiseScale": "tfdist.callbacks.gradient_noise_scale",
+    "LossScaleLogger": "tfdist.training.loss_scale",
+}
 
-__all__ = ["BackupAndRestore"]
+__all__ = ["BackupAndRestore", "GradientNoiseScale", "LossScaleLogger"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+        return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

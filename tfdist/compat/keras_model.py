@@ -76,6 +76,17 @@ def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None
     return None
 
 
+def data_of_calling_step() -> Any:
+    """Return the batch of the `train_step` that is applying gradients now, or None in a loop without one.
+
+    An optimizer is told of gradients alone, never of how many examples they are of.
+    """
+    for frame in _frames():
+        if frame.f_code.co_name == "train_step" and isinstance(frame.f_locals.get("self"), TensorFlowTrainer):
+            return frame.f_locals.get("data")
+    return None
+
+
 def compiling_model(strategy: tf.distribute.Strategy) -> keras.Model | None:
     """Return the model of this strategy whose `compile` is making a variable now, if one is."""
     for frame in _frames(_FRAMES_OF_A_VARIABLE):

@@ -39,13 +39,17 @@ def inner_optimizer(optimizer: BaseOptimizer) -> BaseOptimizer | None:
     return getattr(optimizer, "inner_optimizer", None)
 
 
+def _chain(optimizer: BaseOptimizer | None) -> Iterator[BaseOptimizer]:
+    """Yield an optimizer, the one that it wraps, and so on."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = inner_optimizer(optimizer)
+
+
 def clips(optimizer: BaseOptimizer | None) -> bool:
     """Return whether an optimizer, or one that it wraps, clips gradients."""
-    while optimizer is not None:
-        if any(getattr(optimizer, name, None) is not None for name in ("clipnorm", "clipvalue", "global_clipnorm")):
-            return True
-        optimizer = inner_optimizer(optimizer)
-    return False
+    limits = ("clipnorm", "clipvalue", "global_clipnorm")
+    return any(getattr(one, name, None) is not None for one in _chain(optimizer) for name in limits)
 
 
 def adds_rows(optimizer: BaseOptimizer | None) -> bool:
@@ -97,6 +101,11 @@ def known_variables(optimizer: BaseOptimizer) -> list[Any]:
     return list(optimizer._trainable_variables)
 
 
+def index_of(optimizer: BaseOptimizer, variable: Any) -> int:
+    """Return the position of a variable among those that an optimizer was built for."""
+    return int(optimizer._get_variable_index(variable))
+
+
 @contextlib.contextmanager
 def rate_multiplied(optimizer: BaseOptimizer, factor: tf.Tensor | None) -> Iterator[None]:
     """Let one optimizer, or the one that it wraps, take a multiple of its learning rate inside."""
@@ -124,10 +133,12 @@ def moved(optimizer: BaseOptimizer, variable: Any, former: tf.Variable) -> list[
         variable: the Keras variable.
         former: the TensorFlow variable that it had when the optimizer was built.
     """
-    position = optimizer._trainable_variables_indices.pop(optimizer._var_key(former), None)
-    if position is None:
+    known = [one for one in _chain(optimizer) if one._var_key(former) in one._trainable_variables_indices]
+    for one in known:
+        position = one._trainable_variables_indices.pop(one._var_key(former))
+        one._trainable_variables_indices[one._var_key(variable)] = position
+    if not known:
         return []
-    optimizer._trainable_variables_indices[optimizer._var_key(variable)] = position
     prefix = f"{variable.path.replace('/', '_')}_"  # Keras names slots after what they belong to
     return [slot for slot in optimizer.variables if slot.name.startswith(prefix) and slot.shape == variable.shape]
 
@@ -139,9 +150,10 @@ def bind_slots(optimizer: BaseOptimizer, partitioned: Mapping[int, list[Any]]) -
         optimizer: a built optimizer.
         partitioned: parts (TensorFlow variables) by the position of their variable among the optimizer's.
     """
-    for position, parts in partitioned.items():
-        for part in parts:
-            optimizer._trainable_variables_indices[optimizer._var_key(part)] = position
+    for one in _chain(optimizer):
+        for position, parts in partitioned.items():
+            for part in parts:
+                one._trainable_variables_indices[one._var_key(part)] = position
 
 
 def learning_rate_variable(optimizer: BaseOptimizer | None) -> Any:

@@ -1,4 +1,4 @@
-"""Optimizers and learning rates for large batches.
+"""Optimizers and learning rates for large batches, and what may stand between gradients and an update.
 
 Example:
     >>> from tfdist.optimizers import scale_learning_rate
@@ -9,9 +9,15 @@ Example:
 import importlib
 from typing import Any
 
-_WHERE = {"LARS": "lars", "Warmup": "warmup", "scale_learning_rate": "scaling", "zero_last_gammas": "residual"}
+_WHERE = {
+    "DistributedOptimizer": "distributed",
+    "LARS": "lars",
+    "Warmup": "warmup",
+    "scale_learning_rate": "scaling",
+    "zero_last_gammas": "residual",
+}
 
-__all__ = ["LARS", "Warmup", "scale_learning_rate", "zero_last_gammas"]
+__all__ = ["LARS", "DistributedOptimizer", "Warmup", "scale_learning_rate", "zero_last_gammas"]
 
 
 def __getattr__(name: str) -> Any:

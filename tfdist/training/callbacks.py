@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat import keras_model, keras_optimizer
+from tfdist.training import loss_scale
 from tfdist.training.pulse import Phase, pulse
 from tfdist.training.workers import Workers, as_float, as_integer
 
@@ -25,6 +26,8 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
     running = keras_model.calling_callbacks(model)
     if running is None or any(isinstance(callback, (_Agree, _Ends)) for callback in running.callbacks):
         return
+    if training:
+        loss_scale.show(model, running)
     if training and pulse().reporter is not None:
         running.callbacks.append(_Ends())
     if workers.count == 1:

@@ -19,7 +19,7 @@ from tfdist.compat import keras_model, tf_servers, tf_strategies
 from tfdist.coordination.crew import Crew, Outcome
 from tfdist.coordination.staleness import Bound, Distribution
 from tfdist.errors import DeadlineError
-from tfdist.training import metrics, remote, saving, step
+from tfdist.training import loss_scale, metrics, remote, saving, step
 from tfdist.training import model as models
 from tfdist.training.data import Batch, Layout, flat
 from tfdist.training.workers import Workers
@@ -101,6 +101,8 @@ class Chief:
             return mine[0].settle(logs) if mine else logs
 
         def forget(training: bool) -> None:
+            if training:
+                loss_scale.show(model, keras_model.calling_callbacks(model))
             for one in steps:
                 if one.training == training:
                     one.forget()  # what an interrupted call has left

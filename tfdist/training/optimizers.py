@@ -25,8 +25,10 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy, apply: Callable[...,
         apply: takes the optimizer, gradients and variables in the place of a reduction over replicas.
     Raises:
         UnsupportedError: Horovod has wrapped it.
-        ConfigError: the optimizer was created outside the scope, so each replica would count and update on its own.
+        ConfigError: the optimizer was created outside the scope, so each replica would count and update on its own; or
+            it wraps one that reduces by itself.
     """
+    reduces = getattr(optimizer, "reduces_by_itself", False)
     if keras_optimizer.is_horovods(optimizer):
         raise UnsupportedError(
             f"the optimizer {type(optimizer).__name__!r} is wrapped in Horovod's DistributedOptimizer. Under Keras 3 "
@@ -39,37 +41,45 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy, apply: Callable[...,
             "created inside, so that its variables exist on every replica. Create it and call model.compile() under "
             "`with strategy.scope():`."
         )
+    if apply is None and not reduces:
+        apply = functools.partial(_apply, strategy=strategy)
     keras_optimizer.override(
         optimizer,
-        apply=functools.partial(_apply, optimizer, strategy) if apply is None else functools.partial(apply, optimizer),
+        apply=None if apply is None else functools.partial(apply, optimizer),
         scale_loss=functools.partial(_scale_loss, optimizer),
     )
     inner = keras_optimizer.inner_optimizer(optimizer)
     while inner is not None:  # a wrapping optimizer hands on gradients that are reduced already
+        if getattr(inner, "reduces_by_itself", False):
+            raise ConfigError(
+                f"the optimizer {optimizer.name!r} wraps {inner.name!r}, which reduces gradients by itself: its own "
+                "options stand around every other optimizer. Pass what it shall do to DistributedOptimizer, such as "
+                'loss_scale="dynamic".'
+            )
         keras_optimizer.override(inner)
         inner = keras_optimizer.inner_optimizer(inner)
 
 
-def _apply(optimizer: Any, strategy: tf.distribute.Strategy, grads: Any, trainable_variables: Any = None) -> None:
+def _apply(optimizer: Any, grads: Any, trainable_variables: Any = None, *, strategy: tf.distribute.Strategy) -> None:
     replica_context = tf.distribute.get_replica_context()
     if replica_context is not None and replica_context.strategy is strategy:
-        grads = _reduce(optimizer, list(grads), _labels(grads, trainable_variables))
+        grads = _reduce(optimizer, list(grads), labels(grads, trainable_variables))
     type(optimizer).apply(optimizer, grads, trainable_variables)
 
 
-def _labels(grads: Any, variables: Any) -> list[str]:
+def labels(grads: Any, variables: Any) -> list[str]:
     """Return what each gradient is of, for messages."""
     paths = agreement.relative_paths([getattr(variable, "path", "a variable") for variable in variables or ()])
     return [f"gradient of {path}" for path in paths] if len(paths) == len(grads) else ["gradient"] * len(grads)
 
 
-def _reduce(optimizer: Any, grads: list[Any], labels: list[str]) -> list[Any]:
+def _reduce(optimizer: Any, grads: list[Any], names: list[str]) -> list[Any]:
     """Return the gradients of the global batch; in a step the mean over its examples, else TensorFlow's plain sum."""
     present = [index for index, grad in enumerate(grads) if grad is not None]
     values = [grads[index] for index in present]
     values = weighted(optimizer, values)
-    names = [labels[index] for index in present]
-    sums = reduction.sum_over_replicas(values, labels=names, rows_matter=keras_optimizer.clips(optimizer))
+    present_names = [names[index] for index in present]
+    sums = reduction.sum_over_replicas(values, labels=present_names, rows_matter=keras_optimizer.clips(optimizer))
     for index, value in zip(present, sums, strict=True):
         grads[index] = value
     return grads

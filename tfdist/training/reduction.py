@@ -61,6 +61,18 @@ def sum_over_replicas(tensors: list[Any], *, labels: Sequence[str] = (), rows_ma
 
 def weighted(tensor: Any, share: tf.Tensor) -> Any:
     """Return ``tensor * share``, and exactly zero where the share is zero: a replica without examples may hold NaN."""
-    if isinstance(tensor, tf.IndexedSlices):
-        return tf.IndexedSlices(weighted(tensor.values, share), tensor.indices, tensor.dense_shape)
-    return tf.math.multiply_no_nan(tensor, tf.cast(share, tensor.dtype))
+    return mapped(lambda value: tf.math.multiply_no_nan(value, tf.cast(share, value.dtype)), tensor)
+
+
+def travelling(gradient: Any, wire_dtype: str | None) -> Any:
+    """Return a gradient as it leaves: in ``wire_dtype`` if that is smaller than its own."""
+    if wire_dtype is None or not gradient.dtype.is_floating or gradient.dtype.size <= 2:
+        return gradient
+    return mapped(lambda value: tf.cast(value, wire_dtype), gradient)
+
+
+def mapped(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
+    """Return a function of a gradient's values; of `tf.IndexedSlices`, of the values of its rows; None of None."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return None if gradient is None else function(gradient)

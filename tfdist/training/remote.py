@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import keras_model, keras_optimizer, keras_scope, tf_partitioned, tf_servers
+from tfdist.errors import UnsupportedError
 from tfdist.training import layers, losses, metrics, optimizers, reduction, step, transport
 from tfdist.training.data import Layout
 
@@ -167,7 +168,9 @@ class Computation:
 
     def _collector(self, gradients: list[Any]) -> Callable[..., None]:
         def collect(optimizer: Any, given: Any, variables: Any) -> None:
+            wire_dtype = getattr(optimizer, "wire_dtype", None)
             values = optimizers.weighted(optimizer, list(given))
+            values = [None if value is None else reduction.travelling(value, wire_dtype) for value in values]
             variables = list(variables) if variables is not None else keras_optimizer.known_variables(optimizer)
             kinds: list[transport.Kind | None] = []
             add_up = keras_optimizer.adds_rows(optimizer)
@@ -244,6 +247,7 @@ class Update:
             _over_parts(note, [r.notes[i] for r in results], scale) for i, note in enumerate(self._computation.notes)
         ]
         factors = [tf.constant(rate_factor, tf.float32), tf.constant(scale, tf.float32)]
+        factors.append(tf.constant(sum(result.rows for result in results), tf.int32))
         gradients = [gradient for result in results for gradient in result.gradients]
         if self._model.run_eagerly:
             return functools.partial(
@@ -251,7 +255,7 @@ class Update:
             )
         if len(results) not in self._functions:
             traced = tf.function(_untraced(functools.partial(self._update, len(results))))
-            specs = [tf.TensorSpec([], tf.float32)] * 2
+            specs = [tf.TensorSpec([], tf.float32)] * 2 + [tf.TensorSpec([], tf.int32)]
             specs += [tf.TensorSpec(note.shape, note.dtype) for note in self._computation.notes]
             specs += [transport.spec_of(tensor, kind) for tensor, kind in self._kinds(gradients)]
             self._functions[len(results)] = traced.get_concrete_function(*specs)
@@ -263,12 +267,14 @@ class Update:
         kinds = [k for call in self._computation.calls for kind in call.kinds for k in transport.tensors_of(kind)]
         yield from zip(gradients, kinds * (len(gradients) // max(1, len(kinds))), strict=True)
 
-    def _update(self, parts: int, rate_factor: tf.Tensor, scale: tf.Tensor, *rest: tf.Tensor) -> Any:
+    def _update(self, parts: int, rate_factor: tf.Tensor, scale: tf.Tensor, rows: tf.Tensor, *rest: tf.Tensor) -> Any:
         count = len(self._computation.notes)
         notes, gradients = rest[:count], rest[count:]
-        return self._strategy.run(_untraced(self._apply), args=(parts, rate_factor, scale, notes, gradients))
+        return self._strategy.run(_untraced(self._apply), args=(parts, rate_factor, scale, rows, notes, gradients))
 
-    def _apply(self, parts: int, rate_factor: tf.Tensor, scale: tf.Tensor, notes: Any, gradients: Any) -> Any:
+    def _apply(
+        self, parts: int, rate_factor: tf.Tensor, scale: tf.Tensor, rows: tf.Tensor, notes: Any, gradients: Any
+    ) -> Any:
         each = len(gradients) // parts
         own = [list(gradients[part * each : (part + 1) * each]) for part in range(parts)]
         with _placed():
@@ -280,7 +286,9 @@ class Update:
                 if self._scales:
                     values = [None if value is None else value * tf.cast(scale, value.dtype) for value in values]
                 factor = rate_factor if self._corrects_rate else None
-                with keras_optimizer.rate_multiplied(call.optimizer, factor):
+                whole = step.Step(rows=rows, global_rows=rows)
+                whole.weighted.add(id(call.optimizer))
+                with keras_optimizer.rate_multiplied(call.optimizer, factor), whole:
                     type(call.optimizer).apply(call.optimizer, values, call.variables)
         logs: list[tf.Tensor] = []
         for note, value in zip(self._computation.notes, notes, strict=True):
@@ -355,7 +363,16 @@ def adapt_embeddings(model: keras.Model) -> None:
 
 
 def adapt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-    """Let one optimizer object hand its gradients to the chief where a worker's function is traced."""
+    """Let one optimizer object hand its gradients to the chief where a worker's function is traced.
+
+    Raises:
+        UnsupportedError: it needs the gradient of each worker.
+    """
+    if getattr(optimizer, "reduction", "mean") == "adasum":
+        raise UnsupportedError(
+            'reduction is "adasum" under ParameterServerStrategy, whose servers add up what comes from workers. Pass '
+            'reduction="mean", or train under another strategy.'
+        )
     optimizers.adapt(optimizer, strategy, _apply_or_collect)
 
 

@@ -55,12 +55,17 @@ def sum_of(kind: Kind | None, variable: Any, own: list[list[tf.Tensor]]) -> Any:
 
 
 def _sum_of_piece(name: str, shape: Any, own: list[list[tf.Tensor]]) -> Any:
-    tensors = [part.pop(0) for part in own]
+    tensors = [_widened(part.pop(0)) for part in own]
     if name == "whole":
         return tensors[0] if len(tensors) == 1 else tf.add_n(tensors)
     indices = [part.pop(0) for part in own]
     dense_shape = tf.constant(tf.TensorShape(shape).as_list(), tf.int32)
     return tf.IndexedSlices(tf.concat(tensors, axis=0), tf.concat(indices, axis=0), dense_shape)
+
+
+def _widened(tensor: tf.Tensor) -> tf.Tensor:
+    """Return what travelled in 16 bits as float32, so that a sum of it is rounded no more."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float16, tf.bfloat16) else tensor
 
 
 def spec_of(tensor: tf.Tensor, name: str) -> tf.TensorSpec:

@@ -12,9 +12,10 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.callbacks import BackupAndRestore
+from tfdist.callbacks import BackupAndRestore, LossScaleLogger
 from tfdist.checkpoint import Store
 from tfdist.errors import ConfigError
+from tfdist.optimizers import DistributedOptimizer
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -220,6 +221,32 @@ def mixed_precision(folder):
     model = model_of(strategy=strategy)
     fit(model, [BackupAndRestore(folder / "b", 2)])
     assert type(model.optimizer).__name__ == "LossScaleOptimizer"
+    for ours, theirs in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def distributed_optimizer(folder):
+    """The loss scale, the count of skipped steps and an accumulation that is not complete are part of the state."""
+    bad = X.copy()
+    bad[5] = np.inf
+
+    def begun():
+        model = model_of()
+        inner = keras.optimizers.Adam(0.01)
+        model.compile(DistributedOptimizer(inner, accumulate_steps=2, loss_scale="dynamic", growth_steps=2), "mse")
+        return model
+
+    def fit_bad(model, callbacks):
+        return model.fit(bad, Y, batch_size=2, epochs=3, verbose=0, shuffle=False, callbacks=callbacks).history
+
+    expected = begun()
+    history = fit_bad(expected, [LossScaleLogger()])
+    assert history["skipped_steps"] == [1, 2, 3]
+    backup = BackupAndRestore(folder / "b", save_freq=1, asynchronous=False)
+    with pytest.raises(KeyboardInterrupt):
+        fit_bad(begun(), [backup, LossScaleLogger(), Interrupt(1, 3)])
+    model = begun()
+    np.testing.assert_equal(fit_bad(model, [BackupAndRestore(folder / "b"), LossScaleLogger()]), history)  # with NaN
     for ours, theirs in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 

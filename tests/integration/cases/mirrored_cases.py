@@ -1,6 +1,7 @@
 """What the tests of mirrored training run in a worker process with two logical CPUs; each returns JSON values."""
 
 import contextlib
+import itertools
 from typing import Any
 
 import keras
@@ -10,6 +11,8 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 import tfdist.strategies
 from tfdist import errors
+from tfdist.optimizers import DistributedOptimizer
+from tfdist.training import reduction
 
 STRATEGY = tfdist.strategies.from_environment()
 X = np.random.RandomState(0).normal(size=(37, 4)).astype(np.float32)
@@ -158,6 +161,58 @@ def loop_of_ones_own() -> dict[str, Any]:
     }
 
 
+def what_an_accumulation_reduces() -> dict[str, Any]:
+    """Train six micro-batches, three to an update, and note after each the reductions of gradients and the weights."""
+    reduced, after, kernels = [], [], []
+    plain = reduction.sum_over_replicas
+
+    def noting(tensors: list[Any], **hints: Any) -> list[Any]:
+        reduced.extend(label for label in hints.get("labels", ()) if label.startswith("gradient of "))
+        return plain(tensors, **hints)
+
+    def note(batch: int, logs: Any) -> None:
+        after.append(len(reduced))
+        kernels.append(network.get_weights()[0].tolist())
+
+    with STRATEGY.scope():
+        inner = keras.optimizers.SGD(0.1)
+        network = model(optimizer=DistributedOptimizer(inner, accumulate_steps=3, loss_scale=1.0), run_eagerly=True)
+    reduction.sum_over_replicas = noting
+    try:
+        told = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+        history = network.fit(X[:24], Y[:24], batch_size=4, shuffle=False, verbose=0, callbacks=[told]).history
+    finally:
+        reduction.sum_over_replicas = plain
+    moved = [one != other for one, other in itertools.pairwise(kernels)]
+    return {"reduced": after, "moved": moved, "logs": sorted(history), "iterations": int(inner.iterations.numpy())}
+
+
+def gradients_in_a_loop_of_ones_own() -> dict[str, Any]:
+    """TensorFlow's guide divides the loss by the global batch, and an optimizer adds up what replicas bring."""
+
+    def trained(optimizer: Any) -> list[list[float]]:
+        with STRATEGY.scope():
+            network = model()
+            optimizer = optimizer()
+            optimizer.build(network.trainable_variables)
+
+        def step(x: tf.Tensor, y: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((network(x) - y) ** 2) / 8
+            optimizer.apply(tape.gradient(loss, network.trainable_variables), network.trainable_variables)
+
+        run = tf.function(lambda x, y: STRATEGY.run(step, args=(x, y)))
+        dataset = tf.data.Dataset.from_tensor_slices((X[:32], Y[:32])).batch(8)
+        for x, y in STRATEGY.experimental_distribute_dataset(dataset):
+            run(x, y)
+        return [weight.tolist() for weight in network.get_weights()]
+
+    return {
+        "plain": trained(lambda: keras.optimizers.SGD(0.01)),
+        "distributed": trained(lambda: DistributedOptimizer(keras.optimizers.SGD(0.01), loss_scale=1.0)),
+    }
+
+
 def refusals() -> dict[str, str]:
     """Return what is said to each wrong use."""
     said = {}
@@ -181,6 +236,9 @@ def refusals() -> dict[str, str]:
         built_outside = keras.Sequential([keras.Input((4,)), layer])
         built_outside.compile(keras.optimizers.SGD(0.1), "mse")
         measured_outside = model(metrics=[metric])
+        twofold = keras.optimizers.LossScaleOptimizer(DistributedOptimizer("sgd"))
+        scaled_twice = model(optimizer=twofold)
+    refused("scaled twice", lambda: fit(scaled_twice))
     refused("layer", lambda: fit(built_outside))
     refused("metric", lambda: fit(measured_outside))
     refused("jit", lambda: fit(under_xla))

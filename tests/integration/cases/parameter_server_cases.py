@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import errors
+from tfdist.optimizers import DistributedOptimizer
 from tfdist.strategies import ParameterServerStrategy
 from tfdist.testing.digits import load_digits
 
@@ -211,6 +212,9 @@ def partitioned(optimizer: str, dense: bool) -> dict[str, Any]:
         "adagrad": lambda: keras.optimizers.Adagrad(0.1),
         "ema": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
         "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+        "distributed": lambda: DistributedOptimizer(
+            keras.optimizers.Adam(0.01), accumulate_steps=4, loss_scale="dynamic", global_clipnorm=1.0
+        ),
     }
 
     def build() -> keras.Model:

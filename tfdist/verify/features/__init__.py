@@ -9,6 +9,7 @@ ORDER = (
     "layers",
     "loops",
     "precision",
+    "distributed",
     "calls",
     "callbacks",
     "saving",

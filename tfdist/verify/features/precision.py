@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+import tfdist.callbacks
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
 from tfdist.verify.lazy import keras
@@ -18,7 +19,8 @@ def _in_policy(ctx: Context, policy: str) -> Outcome:
     with ctx.scope():
         model = dense(keras.layers.Dense(8, activation="tanh"))
         model.compile(sgd(learning_rate=0.02), "mse", metrics=["mae"])
-    return trained(ctx, model, *regression(EVEN))
+    # In a tfdist scope fit has this callback by itself.
+    return trained(ctx, model, *regression(EVEN), callbacks=[tfdist.callbacks.LossScaleLogger()])
 
 
 @feature(tolerance=_FLOAT16)
@@ -45,7 +47,8 @@ def _scaled(ctx: Context, x: np.ndarray, y: np.ndarray, inner: Any = sgd, **opti
         scales.append(float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)))
 
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=note)
-    return {**trained(ctx, model, x, y, callbacks=[watch]), "scale after each batch": scales}
+    callbacks = [watch, tfdist.callbacks.LossScaleLogger()]
+    return {**trained(ctx, model, x, y, callbacks=callbacks), "scale after each batch": scales}
 
 
 def _bad_examples(replicas: int, *, everywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,223 @@
+"""`DistributedOptimizer` on one device: accumulation against NumPy, the loss scale, saving, and going on."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.callbacks import LossScaleLogger
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.optimizers import DistributedOptimizer, meeting
+
+pytestmark = pytest.mark.quick
+
+Floats = np.ndarray
+KINDS: list[dict[str, float]] = [{}, {"clipnorm": 0.3}, {"global_clipnorm": 0.3}, {"clipvalue": 0.05}]
+
+
+def linear(optimizer: Any, **options: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_initializer="ones")])
+    model.compile(optimizer, "mse", **options)
+    return model
+
+
+def averaged(overwritten_every: int) -> Any:
+    return keras.optimizers.AdamW(
+        0.05, weight_decay=0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=overwritten_every
+    )
+
+
+def examples(rows: int, seed: int = 0) -> tuple[Floats, Floats]:
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=(rows, 3)).astype("float32"), draw.normal(size=(rows, 2)).astype("float32")
+
+
+def descended(rows: int, batch: int, k: int, epochs: int, rates: Any, clip: dict[str, float]) -> list[Floats]:
+    """Gradient descent on the mean squared error of big batches, in NumPy and float64."""
+    x, y = (array.astype(np.float64) for array in examples(rows))
+    micro = [(x[i : i + batch], y[i : i + batch]) for i in range(0, rows, batch)] * epochs
+    kernel, bias = np.ones((3, 2)), np.zeros(2)
+    for update in range(len(micro) // k):
+        bx, by = (np.concatenate(arrays) for arrays in zip(*micro[update * k : (update + 1) * k], strict=True))
+        error = 2 * (bx @ kernel + bias - by) / by.size
+        grads = [bx.T @ error, error.sum(axis=0)]
+        if limit := clip.get("clipnorm"):
+            grads = [g * min(1, limit / np.linalg.norm(g)) for g in grads]
+        if limit := clip.get("global_clipnorm"):
+            grads = [g * min(1, limit / np.sqrt(sum(np.sum(h**2) for h in grads))) for g in grads]
+        if limit := clip.get("clipvalue"):
+            grads = [np.clip(g, -limit, limit) for g in grads]
+        kernel, bias = (w - rates(update) * g for w, g in zip((kernel, bias), grads, strict=True))
+    return [kernel, bias]
+
+
+def draws() -> list[tuple[int, int, int]]:
+    """Rows, micro-batch and accumulation, the last micro-batch of an epoch partial in most."""
+    draw = np.random.default_rng(11)
+    return [(int(draw.integers(1, 40)), int(draw.integers(1, 9)), int(draw.integers(1, 5))) for _ in range(7)]
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(draws())))
+def test_accumulation_is_the_big_batch(number: int, case: tuple[int, int, int]) -> None:
+    rows, batch, k = case
+    clip = KINDS[number % len(KINDS)]
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1, 3], [0.5, 0.2, 0.1])
+    scale = (None, "dynamic", 64.0)[number % 3]
+    model = linear(
+        DistributedOptimizer(keras.optimizers.SGD(schedule), accumulate_steps=k, loss_scale=scale, **clip),
+        steps_per_execution=1 + number % 2,
+        run_eagerly=number > 2,  # saves the tracing
+    )
+    model.fit(*examples(rows), batch_size=batch, epochs=3, shuffle=False, verbose=0)
+    expected = descended(rows, batch, k, 3, lambda update: float(schedule(update)), clip)
+    for ours, theirs in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    steps = 3 * -(-rows // batch)
+    assert int(model.optimizer.iterations.numpy()) == steps // k
+    assert k == 1 or int(model.optimizer.micro_steps.numpy()) == steps % k
+
+
+def test_defaults_are_the_inner_optimizer() -> None:
+    """Averages of weights, decay, momentum and compilation by XLA, bit for bit."""
+    weights = []
+    for wrap in (lambda inner: inner, DistributedOptimizer):
+        inner = keras.optimizers.AdamW(
+            0.05, weight_decay=0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+        )
+        model = linear(wrap(inner))
+        model.fit(*examples(20), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+    for ours, theirs in zip(*weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_averages_and_decay_advance_with_updates() -> None:
+    found = []
+    for batch, wrap in (
+        (8, lambda inner: inner),
+        (2, lambda inner: DistributedOptimizer(inner, accumulate_steps=4)),
+    ):
+        inner = keras.optimizers.AdamW(
+            0.05, weight_decay=0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
+        )
+        model = linear(wrap(inner))
+        model.fit(*examples(31), batch_size=batch, epochs=1, shuffle=False, verbose=0)
+        found.append([*model.get_weights(), *(variable.numpy() for variable in inner.variables)])
+    for big, small in zip(*found, strict=True):
+        np.testing.assert_allclose(big, small, rtol=0, atol=1e-6)
+
+
+def test_a_sum_is_the_mean_times_the_examples() -> None:
+    expected = linear(keras.optimizers.SGD(0.01 * 7))
+    expected.fit(*examples(7), batch_size=7, verbose=0, shuffle=False)
+    model = linear(DistributedOptimizer(keras.optimizers.SGD(0.01), accumulate_steps=3, reduction="sum"))
+    model.fit(*examples(7), batch_size=3, verbose=0, shuffle=False)
+    for ours, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_bad_micro_batch_costs_its_update_and_no_other() -> None:
+    x, y = examples(24)
+    bad = x.copy()
+    bad[5] = np.inf
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    model = linear(DistributedOptimizer(keras.optimizers.SGD(schedule), accumulate_steps=2, loss_scale="dynamic"))
+    history = model.fit(bad, y, batch_size=4, epochs=1, shuffle=False, verbose=0, callbacks=[LossScaleLogger()]).history
+    assert (history["loss_scale"], history["skipped_steps"]) == ([2.0**14], [1])
+    assert int(model.optimizer.iterations.numpy()) == 2
+    expected = linear(keras.optimizers.SGD(schedule))
+    expected.fit(x[8:], y[8:], batch_size=8, shuffle=False, verbose=0)
+    for ours, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_the_logger_counts_for_keras_own_optimizer() -> None:
+    x, y = examples(24)
+    x[5] = x[20] = np.inf
+    model = linear(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    fit = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = model.fit(x, y, callbacks=[LossScaleLogger()], **fit).history
+    assert history["skipped_steps"] == [2, 4]
+    assert history["loss_scale"] == [2.0**13, 2.0**11]
+
+
+def test_a_scale_grows_and_a_number_stays() -> None:
+    for scale, expected in (("dynamic", 2.0**17), (8.0, 8.0)):
+        model = linear(DistributedOptimizer("sgd", loss_scale=scale, growth_steps=2))
+        model.fit(*examples(20), batch_size=4, verbose=0)
+        assert float(model.optimizer.dynamic_scale.numpy()) == expected
+    with_policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = linear(DistributedOptimizer("sgd"))
+        assert type(model.optimizer) is DistributedOptimizer
+        assert model.optimizer.loss_scale == "dynamic"
+    finally:
+        keras.config.set_dtype_policy(with_policy)
+
+
+def test_it_is_saved_with_a_model_in_the_middle_of_an_accumulation(tmp_path: Any) -> None:
+    inner = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 50))
+    model = linear(DistributedOptimizer(inner, accumulate_steps=3, loss_scale="dynamic", clipnorm=1.0))
+    x, y = examples(16)
+    model.fit(x, y, batch_size=2, shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert again.optimizer.get_config() == model.optimizer.get_config()
+    for one in (model, again):
+        one.fit(x, y, batch_size=2, shuffle=False, verbose=0)
+    for ours, theirs in zip(again.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def numpy_adasum(gradients: list[Floats]) -> Floats:
+    """The recursion of Maleki et al. 2020, equation for two, over halves of a power of two."""
+    if len(gradients) == 1:
+        return gradients[0]
+    half = len(gradients) // 2
+    a, b = numpy_adasum(gradients[:half]), numpy_adasum(gradients[half:])
+    dot, aa, bb = np.sum(a * b), np.sum(a * a), np.sum(b * b)
+    return a * (1 - dot / (2 * aa) if aa else 1) + b * (1 - dot / (2 * bb) if bb else 1)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_adasum_is_that_of_its_paper(workers: int) -> None:
+    draw = np.random.default_rng(workers)
+    gradients = [draw.normal(size=(4, 3)) for _ in range(workers)]
+    gradients[-1] *= draw.integers(2)  # a replica without examples has nothing
+    ours = meeting.combined([tf.constant(one) for one in gradients]).numpy()
+    np.testing.assert_allclose(ours, numpy_adasum(gradients), rtol=1e-12)
+
+
+def test_adasum_of_a_number_that_is_no_power_of_two() -> None:
+    """Equal gradients give that gradient and orthogonal ones their sum, for any number."""
+    for workers in range(1, 8):
+        equal = meeting.combined([tf.constant([3.0, -4.0])] * workers).numpy()
+        np.testing.assert_allclose(equal, [3.0, -4.0], rtol=1e-6)
+        apart = meeting.combined(list(tf.eye(workers))).numpy()
+        np.testing.assert_allclose(apart, np.ones(workers), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: DistributedOptimizer("sgd", accumulate_steps=0), ConfigError),
+        (lambda: DistributedOptimizer("sgd", accumulate_steps=1.5), ConfigTypeError),
+        (lambda: DistributedOptimizer("sgd", loss_scale="static"), ConfigTypeError),
+        (lambda: DistributedOptimizer("sgd", loss_scale=0), ConfigError),
+        (lambda: DistributedOptimizer("sgd", reduction="max"), ConfigError),
+        (lambda: DistributedOptimizer("sgd", wire_dtype="float8"), ConfigError),
+        (lambda: DistributedOptimizer("sgd", clipnorm=1.0, clipvalue=1.0), ConfigError),
+        (lambda: DistributedOptimizer(keras.optimizers.SGD(clipnorm=1.0), clipvalue=1.0), ConfigError),
+        (lambda: DistributedOptimizer(0.1), ConfigTypeError),
+        (lambda: DistributedOptimizer(DistributedOptimizer("sgd")), ConfigError),
+        (lambda: DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())), ConfigError),
+        (lambda: DistributedOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=2)), ConfigError),
+        (lambda: DistributedOptimizer(keras.optimizers.SGD(loss_scale_factor=2.0)), ConfigError),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        make()

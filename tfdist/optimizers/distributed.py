@@ -1,0 +1,264 @@
+"""An optimizer around an optimizer: accumulation, loss scaling, clipping, and how gradients meet."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.compat import keras_model, keras_optimizer
+from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
+from tfdist.optimizers import meeting
+from tfdist.training import optimizers as training
+from tfdist.training import reduction as sums_over
+from tfdist.training import step
+
+_HALF = ("float16", "bfloat16")
+_CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
+
+
+@keras.saving.register_keras_serializable("tfdist")
+class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
+    """Any Keras optimizer, with choices of what happens between the gradients and its update.
+
+    With all defaults the numbers are those of ``inner``: in a tfdist scope every optimizer is right without this one.
+    The order is: accumulate, reduce over replicas, unscale, check, clip, apply. With k = ``accumulate_steps``, n_j
+    examples in micro-batch j and g_j the mean gradient over them, every k-th step updates with
+
+        g = sum_j n_j g_j / sum_j n_j
+
+    the mean over all examples: that of one batch of k micro-batches, also where some are partial. In between nothing is
+    reduced and no weight changes. An update counts as one iteration, for schedules of the learning rate, weight decay
+    and moving averages too. An accumulation that is not complete goes on in the next epoch, and in the next `fit`.
+
+    With a loss scale, gradients that are not finite on any replica are applied on none: the step is skipped everywhere,
+    counted in ``skipped_steps``, and is no iteration. A dynamic scale starts at 2**15, is halved by each skipped step
+    and doubled after ``growth_steps`` good ones in a row.
+
+    Args:
+        inner: a Keras optimizer, or its name.
+        accumulate_steps: k, micro-batches in an update; 1 or more.
+        loss_scale: "dynamic", or a number that stays. None is "dynamic" where the global policy is mixed_float16, as in
+            Keras' `compile`, and else no scaling and no check.
+        growth_steps: good updates after which a dynamic scale is doubled.
+        clipnorm: the largest norm of each gradient.
+        global_clipnorm: the largest norm of all gradients together.
+        clipvalue: the largest element of a gradient, in magnitude. At most one of these three, and none in ``inner``.
+        reduction: "mean", the mean over examples; "sum", the mean times the number of examples, whatever the number of
+            replicas; "adasum", which adds what is orthogonal in the replicas' gradients and averages what is parallel.
+            With one replica "adasum" is the mean.
+        wire_dtype: None, or "float16" or "bfloat16": what gradients are rounded to while they travel. They are divided
+            by the number of examples before, so that their sum cannot overflow.
+        name: of the optimizer.
+
+    Raises:
+        ConfigError: a value out of its range, two kinds of clipping, or an ``inner`` that accumulates or scales itself.
+        UnsupportedError: in `fit`: "adasum" under parameter servers, where no worker has its gradient alone.
+
+    Example:
+        >>> optimizer = DistributedOptimizer("sgd", accumulate_steps=4, global_clipnorm=1.0)
+        >>> optimizer.inner_optimizer.name
+        'SGD'
+
+    Source: P. Micikevicius et al., "Mixed Precision Training", 2018 (loss scaling); S. Maleki et al., "Scaling
+    Distributed Training with Adaptive Summation", 2020 (Adasum). Horovod's optimizer of this name sums the workers'
+    means with ``op=Sum``; here a sum is over examples. docs/precision.md says what travels under each strategy.
+    """
+
+    #: tells a tfdist scope not to reduce what this optimizer is given
+    reduces_by_itself = True
+
+    def __init__(
+        self,
+        inner: Any,
+        *,
+        accumulate_steps: int = 1,
+        loss_scale: str | float | None = None,
+        growth_steps: int = 2000,
+        clipnorm: float | None = None,
+        global_clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        reduction: str = "mean",
+        wire_dtype: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        inner = _plain(inner)
+        validation.integer("accumulate_steps", accumulate_steps, minimum=1)
+        validation.integer("growth_steps", growth_steps, minimum=1)
+        validation.one_of("reduction", reduction, meeting.KINDS)
+        validation.one_of("wire_dtype", wire_dtype, (None, *_HALF))
+        if loss_scale is None and keras.config.dtype_policy().name == "mixed_float16":
+            loss_scale = "dynamic"
+        if loss_scale not in (None, "dynamic"):
+            validation.number("loss_scale", loss_scale, above=0, hint='Or pass "dynamic".')
+        _require_one_clip(inner, clipnorm, global_clipnorm, clipvalue)
+        initial = 2.0**15 if loss_scale == "dynamic" else float(loss_scale or 1.0)
+        super().__init__(inner, initial_scale=initial, dynamic_growth_steps=growth_steps, name=name)
+        self.accumulate_steps = accumulate_steps
+        self.loss_scale = loss_scale
+        self.clipnorm, self.global_clipnorm, self.clipvalue = clipnorm, global_clipnorm, clipvalue
+        self.reduction = reduction
+        self.wire_dtype = wire_dtype
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Make the variables: those of the inner optimizer, the loss scale, counters, and room to accumulate."""
+        if self.built:
+            return
+        if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
+            raise UnsupportedError(
+                "a variable is to be overwritten by its gradient (float8); DistributedOptimizer updates by gradients "
+                "alone. Train such layers with a plain Keras optimizer."
+            )
+        super().build(variables)
+        keras_optimizer.override(self.inner_optimizer)  # what it is given has met already
+        #: updates that were skipped because a gradient was not finite
+        self.skipped_steps = self.add_variable((), dtype="int", name="skipped_steps")
+        if self.accumulate_steps > 1:
+            self.micro_steps = self.add_variable((), dtype="int", name="micro_steps")
+            self.examples = self.add_variable((), dtype="int", name="examples")
+            self._sums = [self._room_for(variable) for variable in variables]
+
+    def _room_for(self, variable: keras.Variable) -> keras.Variable:
+        if variable.dtype in _HALF:  # a sum of many needs more bits than a weight
+            return self.add_variable(variable.shape, dtype="float32", name=f"{variable.path.replace('/', '_')}_sum")
+        return self.add_variable_from_reference(variable, name="sum")
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss times the present scale."""
+        return loss if self.loss_scale is None else super().scale_loss(loss)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Take the gradients of one batch; update the variables if it completes an accumulation.
+
+        Args:
+            grads: one for each variable, or None; in a tfdist scope those of the replica's own examples.
+            trainable_variables: the variables; those that the optimizer was built for by default.
+        """
+        variables = keras_optimizer.known_variables(self) if trainable_variables is None else list(trainable_variables)
+        self.build(variables)
+        grads = list(grads)
+        present = [index for index, grad in enumerate(grads) if grad is not None]
+        labels = training.labels(grads, variables)
+        values = training.weighted(self, [grads[index] for index in present])
+        names = [labels[index] for index in present]
+        examples = _examples()
+
+        def update(parts: list[Any], examples: tf.Tensor) -> None:
+            # parts[i] is this replica's part of the mean over all examples
+            met = meeting.over_replicas(
+                parts,
+                kind=self.reduction,
+                wire_dtype=self.wire_dtype,
+                examples=examples,
+                labels=names,
+                rows_matter=keras_optimizer.clips(self),
+            )
+            for index, value in zip(present, met, strict=True):
+                grads[index] = value
+            self._update(grads, variables)
+
+        if self.accumulate_steps == 1 or not present:
+            update(values, examples)
+        else:
+            self._accumulate(values, [variables[index] for index in present], examples, update)
+
+    def _accumulate(self, values: list[Any], variables: list[Any], examples: tf.Tensor, update: Any) -> None:
+        places = [keras_optimizer.index_of(self, variable) for variable in variables]
+        sums = [self._sums[place] for place in places]
+        for total, value in zip(sums, values, strict=True):
+            dense = tf.cast(tf.convert_to_tensor(value), total.dtype)
+            total.assign(total + dense * tf.cast(examples, total.dtype))
+        self.examples.assign(self.examples + examples)
+        self.micro_steps.assign(self.micro_steps + 1)
+
+        def complete() -> None:
+            seen = tf.convert_to_tensor(self.examples)
+            update([tf.math.divide_no_nan(tf.convert_to_tensor(t), tf.cast(seen, t.dtype)) for t in sums], seen)
+            for total in [*sums, self.examples, self.micro_steps]:
+                total.assign(tf.zeros(total.shape, total.dtype))
+
+        tf.cond(tf.convert_to_tensor(self.micro_steps) >= self.accumulate_steps, complete, lambda: None)
+
+    def _update(self, grads: list[Any], variables: list[Any]) -> None:
+        if self.loss_scale is None:
+            self.inner_optimizer.apply(self._clipped(grads), variables)
+            return
+        scale = tf.convert_to_tensor(self.dynamic_scale)
+        unscaled = [sums_over.mapped(lambda value: value / tf.cast(scale, value.dtype), grad) for grad in grads]
+
+        def good() -> None:
+            self.inner_optimizer.apply(self._clipped(unscaled), variables)
+            if self.loss_scale == "dynamic":
+                grown = tf.convert_to_tensor(self.step_counter) + 1 >= self.dynamic_growth_steps
+                self.step_counter.assign(tf.where(grown, tf.zeros_like(self.step_counter), self.step_counter + 1))
+                self.dynamic_scale.assign(tf.where(grown, 2 * scale, scale))
+
+        def bad() -> None:
+            self.skipped_steps.assign(self.skipped_steps + 1)
+            if self.loss_scale == "dynamic":
+                self.step_counter.assign(tf.zeros_like(self.step_counter))
+                self.dynamic_scale.assign(scale / 2)
+
+        tf.cond(meeting.are_finite(unscaled), good, bad)
+
+    def _clipped(self, grads: list[Any]) -> list[Any]:
+        if self.global_clipnorm is not None:
+            return list(tf.clip_by_global_norm(grads, self.global_clipnorm)[0])
+        if self.clipnorm is not None:
+            return [None if grad is None else tf.clip_by_norm(grad, self.clipnorm) for grad in grads]
+        limit = self.clipvalue
+        if limit is not None:
+            return [sums_over.mapped(lambda value: tf.clip_by_value(value, -limit, limit), grad) for grad in grads]
+        return grads
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what makes the same optimizer again, as JSON."""
+        return {
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "accumulate_steps": self.accumulate_steps,
+            "loss_scale": self.loss_scale,
+            "growth_steps": self.dynamic_growth_steps,
+            **{name: getattr(self, name) for name in _CLIPS},
+            "reduction": self.reduction,
+            "wire_dtype": self.wire_dtype,
+            "name": self.name,
+        }
+
+
+def _examples() -> tf.Tensor:
+    """Return how many examples the batch of this step has over all replicas; 1 where nobody says."""
+    current = step.current()
+    if current is not None:
+        return tf.cast(current.global_rows, tf.int64)
+    data = keras_model.data_of_calling_step()
+    return tf.constant(1, tf.int64) if data is None else tf.cast(step.rows_of(data), tf.int64)
+
+
+def _plain(inner: Any) -> Any:
+    inner = keras.optimizers.get(inner) if isinstance(inner, str) else inner
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise ConfigTypeError(
+            f"inner is {validation.shown(inner)} ({type(inner).__name__}); it must be a Keras optimizer or its name, "
+            'such as "adam".'
+        )
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer) or inner.loss_scale_factor is not None:
+        raise ConfigError(
+            f"inner ({inner.name!r}) scales the loss by itself; pass the optimizer alone, and "
+            'loss_scale="dynamic" or a number to DistributedOptimizer.'
+        )
+    if inner.gradient_accumulation_steps:
+        raise ConfigError(
+            f"inner ({inner.name!r}) has gradient_accumulation_steps={inner.gradient_accumulation_steps}; pass "
+            "accumulate_steps to DistributedOptimizer instead, which reduces once per update."
+        )
+    return inner
+
+
+def _require_one_clip(inner: Any, *own: float | None) -> None:
+    given = {name: value for name, value in zip(_CLIPS, own, strict=True) if value is not None}
+    for name, value in given.items():
+        validation.number(name, value, above=0)
+    both = [*given, *(f"{name} of inner" for name in _CLIPS if given and getattr(inner, name) is not None)]
+    if len(both) > 1:
+        raise ConfigError(f"{' and '.join(both)} are given; gradients are clipped in one way. Give one of them.")

@@ -1,0 +1,90 @@
+"""The loss scale and the steps that it skipped, among the logs of `fit`."""
+
+from typing import Any
+
+import keras
+
+
+class LossScaleLogger(keras.callbacks.Callback):
+    """Adds ``loss_scale`` and ``skipped_steps`` to the logs of each epoch, where the optimizer scales the loss.
+
+    It is for `keras.optimizers.LossScaleOptimizer`, which Keras puts around the optimizer of a mixed_float16 model, and
+    for `tfdist.optimizers.DistributedOptimizer`. In a tfdist scope `fit` has one by itself; it does nothing where no
+    loss is scaled.
+
+    Logs:
+        loss_scale: the scale at the end of the epoch.
+        skipped_steps: updates that were skipped so far, because a gradient was not finite. DistributedOptimizer counts
+            them in a variable, over all its calls of `fit`; for Keras' optimizer this callback does, from the beginning
+            of `fit`, unless that accumulates gradients too.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[LossScaleLogger()])               # doctest: +SKIP
+    """
+
+    async_safe = True  # Keras may call it in another thread; it reads variables between epochs alone
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._skipped = 0
+        self._begun = 0
+        self._first: int | None = None
+        self._steps = 0
+
+    def get_state(self) -> dict[str, int]:
+        """Return what was counted, for a backup."""
+        return {"skipped": self._skipped}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Go on counting from a backup's state."""
+        self._skipped = state["skipped"]
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Count anew."""
+        self._skipped = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note how many updates there were."""
+        self._first, self._steps = None, 0
+        if scales(self.model.optimizer):
+            self._begun = int(self.model.optimizer.iterations.numpy())
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Note where the epoch begins: one that is gone on with does so in its middle."""
+        self._first = batch if self._first is None else self._first
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count steps."""
+        self._steps = batch + 1 - (self._first or 0)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Put both numbers into the logs."""
+        optimizer = self.model.optimizer
+        if logs is None or not scales(optimizer):
+            return
+        logs["loss_scale"] = float(optimizer.dynamic_scale.numpy())
+        counter = getattr(optimizer, "skipped_steps", None)
+        if counter is not None:
+            logs["skipped_steps"] = int(counter.numpy())
+        elif not optimizer.inner_optimizer.gradient_accumulation_steps:
+            self._skipped += self._steps - (int(optimizer.iterations.numpy()) - self._begun)
+            logs["skipped_steps"] = self._skipped
+
+
+def scales(optimizer: Any) -> bool:
+    """Return whether an optimizer scales the loss, and has done so."""
+    known = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return known and optimizer.built and getattr(optimizer, "loss_scale", "dynamic") is not None
+
+
+def show(model: keras.Model, running: keras.callbacks.CallbackList | None) -> None:
+    """Let the callbacks of a `fit` that is about to begin have a `LossScaleLogger`, if one is missing among them."""
+    if running is None or not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+        return
+    if any(isinstance(callback, LossScaleLogger) for callback in running.callbacks):
+        return
+    logger = LossScaleLogger()
+    logger.set_model(model)
+    # before those that are told of the logs, and behind what must come before all others
+    place = next((i for i, c in enumerate(running.callbacks) if isinstance(c, keras.callbacks.History)), 0)
+    running.callbacks.insert(place, logger)
