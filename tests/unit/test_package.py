@@ -13,11 +13,8 @@ from tfdist.cli.main import COMMANDS, main
 from tfdist.strategies import registry
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    path
-    for folder in ("", "docs", "strategies", "docker")
-    for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")
-)
+PAGES = sorted([*ROOT.glob("*.md"), *(page for top in ("docs", "docker") for page in (ROOT / top).glob("*.md"))])
+PAGES += sorted((ROOT / "strategies").rglob("*.md"))
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 
@@ -73,7 +70,18 @@ def test_every_subcommand_and_strategy_is_in_the_readme() -> None:
 
 
 def test_the_makefile_has_its_targets_and_names_them() -> None:
-    wanted = {"demo", "test", "test-io", "test-fast", "lint", "verify", "horovod", "docker-lock", "docker-test", "clean"}
+    wanted = {
+        "demo",
+        "test",
+        "test-io",
+        "test-fast",
+        "lint",
+        "verify",
+        "horovod",
+        "docker-lock",
+        "docker-test",
+        "clean",
+    }
     assert wanted <= targets()
     for name in wanted:
         assert re.search(rf"^#   make {name} ", MAKEFILE, re.MULTILINE), f"`make help` does not tell of {name}"
