@@ -26,7 +26,7 @@ def test_each_subject_is_found_and_a_problem_is_the_exit_code() -> None:
     assert found["proxies"]["level"] == "problem"
     assert found["tensorflow"]["level"] == "ok"
     assert found["tensorflow"]["seen"].startswith("2.")
-    expected = {"python", "requirements", "keras", "numpy", "horovod", "gpus", "nccl", "compiler", "make"}
+    expected = {"python", "requirements", "keras", "numpy", "horovod", "gpus", "nccl", "compiler", "make", "precision"}
     expected |= {"memory", "processors", "shared-memory", "open-files", "ports", "hostname", "cluster", "clock"}
     assert expected <= found.keys()
     assert not [finding for finding in found.values() if "the check itself failed" in finding["why"]]

@@ -24,6 +24,9 @@ said["gpus"] = [device.name for device in tf.config.list_physical_devices("GPU")
 def keras():
     import keras
     return keras.__version__
+def capabilities():
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return [found["compute_capability"] for found in details if "compute_capability" in found]
 def nccl():
     wheels = [found for root in sys.path for found in glob.glob(root + "/nvidia/nccl/lib/libnccl.so.2")]
     number = ctypes.c_int()
@@ -32,7 +35,7 @@ def nccl():
 def horovod():
     import horovod.tensorflow as hvd
     return dict(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
-for name, ask in dict(keras=keras, nccl=nccl, horovod=horovod).items():
+for name, ask in dict(keras=keras, capabilities=capabilities, nccl=nccl, horovod=horovod).items():
     try:
         said[name] = ask()
     except Exception as error:
@@ -53,6 +56,7 @@ class Framework:
         keras_error: why Keras does not load.
         build: TensorFlow's build information (``is_cuda_build``, ``cuda_version``, ``cudnn_version``, ...).
         gpus: names of the GPUs that TensorFlow can use.
+        capabilities: compute capabilities of these GPUs, such as ``(8, 0)``.
         nccl: NCCL's version as one number (22703 for 2.27.3); None when it does not load.
         horovod: how Horovod was built (``gloo``, ``mpi``, ``nccl``); None when it does not load.
         horovod_error: why Horovod does not load.
@@ -64,6 +68,7 @@ class Framework:
     keras_error: str = ""
     build: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
+    capabilities: tuple[tuple[int, int], ...] = ()
     nccl: int | None = None
     horovod: Mapping[str, bool] | None = None
     horovod_error: str = ""
@@ -88,6 +93,7 @@ def interpret(outcome: child.Outcome) -> Framework:
         keras_error=said.get("keras_error", ""),
         build=said["build"],
         gpus=tuple(said["gpus"]),
+        capabilities=tuple((major, minor) for major, minor in said.get("capabilities", ())),
         nccl=said.get("nccl"),
         horovod=said.get("horovod"),
         horovod_error=said.get("horovod_error", crash),
