@@ -47,6 +47,13 @@ def test_workers_that_may_be_started_again(change: dict[str, Any]) -> None:
         assert first[1].environment[name] != again[1].environment[name], "of an earlier start, read again"
 
 
+def test_variables_of_the_caller_reach_all_and_change_nothing_that_the_job_is_made_of() -> None:
+    given = {"OMP_NUM_THREADS": "1", "TFDIST_WORKERS": "elsewhere:1"}
+    plain, changed = (planned(LaunchConfig(target="train.py", workers=2, environment=e)) for e in ({}, given))
+    for before, after in zip(plain, changed, strict=True):
+        assert after.environment == {**before.environment, "OMP_NUM_THREADS": "1"}
+
+
 def test_workers_of_an_outer_job() -> None:
     (spec,) = planned(LaunchConfig(target="train.py"))
     outer = dict.fromkeys(ELASTIC, "of somebody")
@@ -100,6 +107,10 @@ def test_three_workers_agree_with_each_other_and_with_the_cluster() -> None:
         {"workers": 2, "max_workers": 3, "parameter_servers": 1},
         {"hang_seconds": 0},
         {"stall_seconds": -1},
+        {"environment": [("A", "1")]},
+        {"environment": {"A": 1}},
+        {"environment": {"A=B": "1"}},
+        {"environment": {"A": "1\0"}},
     ],
 )
 def test_requests_that_cannot_be(change: dict[str, object]) -> None:

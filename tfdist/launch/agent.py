@@ -110,7 +110,8 @@ def run_to(
         run_it = run_chief if config.parameter_servers else run_workers
         outcome, give_up = run_it(config, guard, out, events, verbose=verbose)
         if outcome.failures:
-            report(format_report(outcome.failures, workers=len(tasks(config)), started=begun), give_up)
+            workers = len(tasks(config))
+            report(format_report(outcome.failures, workers=workers, started=begun, shown=out.lends), give_up)
         return outcome
 
 

@@ -166,13 +166,14 @@ def how_it_ended(returncode: int) -> str:
     return f"killed by {name} (signal {-returncode})"
 
 
-def format_report(failures: Sequence[Failure], *, workers: int, started: float) -> str:
+def format_report(failures: Sequence[Failure], *, workers: int, started: float, shown: bool = True) -> str:
     """Return the report that ends a failed run: the root cause first, with its traceback, then what followed it.
 
     Args:
         failures: the workers that failed, the root cause first.
         workers: how many processes the job had.
         started: when it started, on the clock of the failures.
+        shown: whether a single worker's traceback stands right above already.
 
     Example:
         >>> print(format_report([Failure(worker=1, time=3.0, returncode=3)], workers=2, started=1.0))
@@ -181,11 +182,13 @@ def format_report(failures: Sequence[Failure], *, workers: int, started: float) 
     """
     root, *later = failures
     ended = how_it_ended(root.returncode if root.record is None else root.exit_code)
-    place = f"{root.name or f'worker {root.worker} of {workers}'} failed first" if workers > 1 else "the script failed"
+    alone = workers == 1
+    name = "the script" if alone and shown else root.name or f"worker {root.worker} of {workers}"
+    place = f"{name} failed{'' if alone else ' first'}"
     lines = [f"{place}, {root.time - started:.1f} s after the start: {ended}"]
     if root.record is None:
         lines.append(f"  {_advice(root.returncode)}")
-    elif workers > 1:  # with one worker it stands right above
+    elif not (alone and shown):
         lines.append(textwrap.indent(root.record.traceback.rstrip("\n"), "  "))
     lines += [
         f"  {max(one.time - root.time, 0.0):.1f} s later {one.name or f'worker {one.worker}'}: {in_short(one)}"

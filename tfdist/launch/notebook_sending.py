@@ -47,8 +47,8 @@ def send_function(path: Path, function: Function, arguments: tuple[Any, ...]) ->
         cloudpickle.dump(_cells(), file)
         try:
             cloudpickle.dump((function, arguments), file)
-        except Exception as error:
-            raise UnsupportedError(_not_sent(function, arguments, error)) from error
+        except Exception as error:  # noqa: BLE001 - every class may refuse in its own way
+            raise UnsupportedError(_not_sent(function, arguments, error)) from None  # its frames are cloudpickle's
 
 
 def receive_function(path: Path) -> tuple[Function, tuple[Any, ...]]:
@@ -77,13 +77,13 @@ def send_result(path: Path, result: Any, *, of: str) -> None:
     try:
         with _private(temporary) as file:
             cloudpickle.dump(result, file)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - likewise
         place, part, cause = _culprit("the result", result) or ("the result", result, error)
         raise UnsupportedError(
             f"{place} of {of}, {_kind(part)}, cannot be sent to the process that has asked for it ({_line(cause)}). "
             "Return numbers, arrays, texts, or lists and dicts of them, such as `history.history` or "
             "`model.get_weights()`; or save it to a file and return the path."
-        ) from error
+        ) from None
     os.replace(temporary, path)
 
 
