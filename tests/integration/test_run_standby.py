@@ -3,15 +3,16 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, alive, told, wait_until
+from tests.integration.agents import DEADLINE_SECONDS, alive, wait_until
 from tests.integration.steppers import STEPPER, done, happened, job, wait_for_event
 from tests.integration.test_run_recovers import run
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(400)]
 
 WAITING = (
     """
@@ -23,13 +24,17 @@ print("begun", START, flush=True)
 tell(f"begun {START} {ME}", str(os.getpid()))
 reporter.stand_by()
 tell(f"joined {START} {ME}", "x")
+def wait_long(name):
+    deadline = time.monotonic() + 200
+    while not (SHARED / name).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
 def before(tick):
     if tick == 3 and START < 2:
-        wait_told(f"go {START}")
+        wait_long(f"go {START}")
         if ME == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     if tick == 3 and START == 2:
-        wait_told("end")
+        wait_long("end")
 train(20, before=before)
 """
 )
@@ -37,8 +42,12 @@ OPTIONS = ("-n", 2, "--max-restarts", 3, "--hang-seconds", 100, "--standby")
 
 
 def begun(shared: Path, start: int) -> list[int]:
-    """Wait until both workers of a start have begun; return their processes."""
-    return [int(told(shared, f"begun {start} {worker}")) for worker in range(2)]
+    """Wait until both workers of a start have begun, which a process has to import TensorFlow for; return them."""
+    files = [shared / f"begun {start} {worker}" for worker in range(2)]
+    deadline = time.monotonic() + 150
+    while not all(file.exists() for file in files) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [int(file.read_text()) for file in files]
 
 
 def joined(shared: Path, start: int) -> bool:

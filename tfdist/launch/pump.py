@@ -3,6 +3,7 @@
 import os
 import selectors
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from tfdist.launch.output import Output
 
 _CHUNK = 1 << 16
 _MOST_IN_A_PIPE = 1 << 20  # bytes; what is there when the workers have ended
+_MOST_KEPT = 1024  # pieces of output that is held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +31,16 @@ class Pump:
         Args:
             screen: where the lines go.
             on_closed: called once, in the thread, when nobody reads the output any more.
-            held: whether to read nothing before `release`.
+            held: whether to show nothing before `release`; the newest lines are kept until then.
         """
-        self._released = threading.Event()
-        if not held:
-            self._released.set()
         self._screen = screen
+        self._held = held
+        self._kept: deque[tuple[int, int, list[bytes]]] = deque(maxlen=_MOST_KEPT)
         self._on_closed = on_closed
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._finished = self._dropped = False
+        self._finished = False
         self._thread = threading.Thread(target=self._run, name="pump output", daemon=True)
         self._thread.start()
 
@@ -50,8 +51,9 @@ class Pump:
         os.write(self._wake_write, b"+")
 
     def release(self) -> None:
-        """Read from now on, and what was written until now."""
-        self._released.set()
+        """Show what is read from now on, and what was kept until now."""
+        self._held = False
+        os.write(self._wake_write, b"+")
 
     def finish(self, *, give_up: Callable[[], bool]) -> None:
         """Write all that the workers wrote before now, then stop; call it when they have ended.
@@ -64,8 +66,6 @@ class Pump:
         if self._finished:
             return
         self._finished = True
-        self._dropped = not self._released.is_set()
-        self._released.set()
         os.write(self._wake_write, b".")
         while self._thread.is_alive():
             self._thread.join(timeout=0.2)
@@ -76,14 +76,12 @@ class Pump:
         os.close(self._wake_write)
 
     def _run(self) -> None:
-        self._released.wait()
-        if self._dropped:
-            return
         told = finishing = False
         while not finishing:
             for key, _ in self._selector.select():
                 if key.data is None:
                     finishing = b"." in os.read(self._wake_read, _CHUNK)
+                    self._show_kept()
                 else:
                     self._read_once(key)
             if self._screen.closed.is_set() and not told:
@@ -109,17 +107,27 @@ class Pump:
             return False
         complete = stream.lines.feed(data)
         chief = stream.worker == 0
-        if chief and complete:
-            self._screen.living(stream.number, stream.worker, b"")
-        self._screen.lines(stream.number, stream.worker, complete)
-        if chief:
+        self._show(stream, complete)
+        if chief and not self._held:
             self._screen.living(stream.number, stream.worker, stream.lines.pending())
         return True
+
+    def _show(self, stream: _Stream, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        if self._held:
+            self._kept.append((stream.number, stream.worker, lines))
+            return
+        self._show_kept()  # `release` may have come since
+        if stream.worker == 0:
+            self._screen.living(stream.number, 0, b"")
+        self._screen.lines(stream.number, stream.worker, lines)
+
+    def _show_kept(self) -> None:
+        while self._kept and not self._held:
+            self._screen.lines(*self._kept.popleft())
 
     def _end(self, key: selectors.SelectorKey) -> None:
         if key.fileobj in self._selector.get_map():
             self._selector.unregister(key.fileobj)
-            rest = key.data.lines.finish()
-            if rest and key.data.worker == 0:
-                self._screen.living(key.data.number, 0, b"")
-            self._screen.lines(key.data.number, key.data.worker, rest)
+            self._show(key.data, key.data.lines.finish())
