@@ -54,6 +54,10 @@ def test_sums_are_exact_in_every_dtype(pool: WorkerPool, traced: bool) -> None:
         assert [name for name, right in exact.items() if not right] == []
 
 
+def test_numbers_of_16_bits_are_added_in_float32(three: WorkerPool) -> None:
+    assert call(three, "sums_of_16_bits") == [{"float16": True, "bfloat16": True}] * 3
+
+
 def test_extremes_survive(pool: WorkerPool) -> None:
     for seen in call(pool, "extremes"):
         assert seen.pop("int mean") == [7]

@@ -54,8 +54,9 @@ class Ring:
             labels: what the values are, for messages; equal on every rank.
             rows_matter: whether rows of `tf.IndexedSlices` must stay apart, as one device has them.
         Returns:
-            Dense sums. Of slices, the rows of all ranks; unless rows matter, the sum of the table where that is small,
-            and every row of the table where that is fewer bytes than the ranks' rows.
+            Dense sums; in a function those of 16 bits are added in float32. Of slices, the rows of all ranks; unless
+            rows matter, the sum of the table where that is small, and every row of the table where that is fewer bytes
+            than the ranks' rows.
         """
         if self.size == 1:
             return list(values)
@@ -67,13 +68,17 @@ class Ring:
                 results[index] = self._sum_of_slices(value, names[index], rows_matter)
             else:
                 dense[index] = tf.convert_to_tensor(value)
-        carried = {index: carriers.for_sum(tensor, horovod_ops.SUMMED) for index, tensor in dense.items()}
+        carried = {index: self._carried(tensor) for index, tensor in dense.items()}
         for group in _groups({index: tensor for index, (tensor, _) in carried.items()}, self._bucket_bytes):
             entries = [_described("sum", dense[index], names[index]) for index in group]
-            tensors = self._group_sum([carried[index][0] for index in group], entries)
+            members = [carried[index][0] for index in group]
+            tensors = (self._sum_of_halves if _is_half(members[0]) else self._group_sum)(members, entries)
             for index, total in zip(group, tensors, strict=True):
                 results[index] = carried[index][1](total)
         return results
+
+    def _carried(self, tensor: tf.Tensor) -> tuple[tf.Tensor, carriers.Restore]:
+        return (tensor, lambda total: total) if _is_half(tensor) else carriers.for_sum(tensor, horovod_ops.SUMMED)
 
     def carried(self, tensor: tf.Tensor) -> tuple[tf.Tensor, carriers.Restore]:
         """Return the tensor in a dtype that TensorFlow's collectives sum as well as Horovod, and the way back."""
@@ -114,6 +119,22 @@ class Ring:
         name = [_name(entry) for entry in entries][-1]
         return horovod_ops.sums([_not_folded(tensors[0]), *tensors[1:]], name, self._process_set)
 
+    def _sum_of_halves(self, tensors: list[tf.Tensor], entries: list[str]) -> list[tf.Tensor]:
+        """Return the sums of tensors of 16 bits: they travel as they are, and are added in float32 and rounded once.
+
+        Every rank adds up its part of the tensors, which the others send to it, and hands it to all: as many bytes as a
+        ring moves.
+        """
+        name, dtype = [_name(entry) for entry in entries][-1], tensors[0].dtype
+        sizes = [tf.size(tensor) for tensor in tensors]
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+        bits, restore = carriers.for_copy(tf.pad(flat, [[0, tf.math.floormod(-tf.size(flat), self.size)]]))
+        own = tf.reshape(restore(horovod_ops.exchanged(_not_folded(bits), name, self._process_set)), [self.size, -1])
+        part = tf.cast(tf.reduce_sum(tf.cast(own, tf.float32), axis=0), dtype)
+        whole = self.rows(part, "of 16 bits")[: tf.size(flat)]
+        sums = tf.split(whole, sizes, num=len(tensors))
+        return [tf.ensure_shape(tf.reshape(s, tf.shape(t)), t.shape) for s, t in zip(sums, tensors, strict=True)]
+
     def _sum_of_slices(self, slices: tf.IndexedSlices, label: str, rows_matter: bool) -> tf.IndexedSlices:
         def gathered() -> tuple[tf.Tensor, tf.Tensor]:
             return self.rows(slices.values, f"{label} values"), self.rows(slices.indices, f"{label} indices")
@@ -150,6 +171,11 @@ def _groups(tensors: dict[int, tf.Tensor], bucket_bytes: int) -> list[list[int]]
         group.append(index)
         open_groups[tensor.dtype] = (group, held + size)
     return groups
+
+
+def _is_half(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor is added in float32. Eagerly all sums have one name, and take one way."""
+    return tensor.dtype in (tf.float16, tf.bfloat16) and not tf.executing_eagerly()
 
 
 def _is_small_table(slices: tf.IndexedSlices) -> bool:

@@ -38,6 +38,12 @@ def rows(tensor: tf.Tensor, name: str, process_set: Any) -> tf.Tensor:
         return hvd.allgather(tensor, name=name, ignore_name_scope=True, process_set=process_set)
 
 
+def exchanged(tensor: tf.Tensor, name: str, process_set: Any) -> tf.Tensor:
+    """Return what the ranks send to this one, in their order: each cuts its rows into as many equal parts as ranks."""
+    with _carrying_device():
+        return hvd.alltoall(tensor, name=name, ignore_name_scope=True, process_set=process_set)
+
+
 def zero(dtype: tf.DType) -> tf.Tensor:
     """Return a scalar 0 that TensorFlow cannot know before the function runs."""
     return tf.cast(tf.minimum(hvd.size_op(), 0), dtype)

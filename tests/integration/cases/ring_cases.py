@@ -55,6 +55,23 @@ def _sum_is_exact(name: str, traced: bool) -> bool:
     return all(g.dtype == wanted.dtype and np.array_equal(g, wanted) for g in got)
 
 
+def sums_of_16_bits() -> dict[str, bool]:
+    """Sum numbers that additions in 16 bits would lose one after the other; return what is as if added in float32."""
+    right = {}
+    for dtype, step in ((tf.float16, 2.0**-11), (tf.bfloat16, 2.0**-8)):
+        small = np.arange(1, 8) * 0.75 * step  # less than half the distance to the next number, or about it
+        table = np.stack([np.ones(7), *[small] * (REPLICAS - 1)])
+
+        def totals(dtype: tf.DType = dtype, table: Any = table) -> Any:
+            mine = tf.gather(tf.constant(table, dtype), replica())
+            context = tf.distribute.get_replica_context()
+            return tf.concat(context.all_reduce(SUM, [mine[:2], mine[2:]]), axis=0)
+
+        wanted = table.astype(dtype.as_numpy_dtype).astype(np.float32).sum(axis=0).astype(dtype.as_numpy_dtype)
+        right[dtype.name] = all(np.array_equal(got, wanted) for got in on_replicas(totals, traced=True))
+    return right
+
+
 def extremes() -> dict[str, Any]:
     """Sums whose carriers could lose something: wrapping integers, infinities, NaN, nothing at all, one number."""
 
