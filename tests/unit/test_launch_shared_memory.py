@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("total", "gpus", "is_elastic", "words"),
+    ("total", "gpus", "holds_states", "words"),
     [
         (64 * MIB, 0, False, ()),
         (64 * MIB, 1, False, ()),
@@ -25,8 +25,8 @@ MIB = 1 << 20
         (None, 0, False, ()),
     ],
 )
-def test_a_job_is_told_what_it_lacks(total: int | None, gpus: int, is_elastic: bool, words: tuple[str, ...]) -> None:
-    said = complaint(total, gpus=gpus, is_elastic=is_elastic)
+def test_a_job_is_told_what_it_lacks(total: int | None, gpus: int, holds_states: bool, words: tuple[str, ...]) -> None:
+    said = complaint(total, gpus=gpus, holds_states=holds_states)
     assert (said is None) == (not words)
     for word in words:
         assert word in (said or "")
@@ -34,7 +34,7 @@ def test_a_job_is_told_what_it_lacks(total: int | None, gpus: int, is_elastic: b
 
 
 def test_the_flag_gives_what_is_needed() -> None:
-    assert complaint(shared_memory.NCCL_BYTES, gpus=16, is_elastic=True) is None
+    assert complaint(shared_memory.NCCL_BYTES, gpus=16, holds_states=True) is None
 
 
 def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:

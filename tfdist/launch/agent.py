@@ -99,8 +99,9 @@ def run_to(
     job_id = secrets.token_hex(8)
     begun = time.monotonic()
     least, most = config.range
+    holds_states = config.is_elastic and not config.parameter_servers
     too_small = shared_memory.complaint(
-        shared_memory.observe(), gpus=shared_memory.observe_gpus(), is_elastic=config.is_elastic
+        shared_memory.observe(), gpus=shared_memory.observe_gpus(), holds_states=holds_states
     )
     if too_small:
         announce(out, f"warning: {too_small}")

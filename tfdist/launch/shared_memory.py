@@ -6,8 +6,8 @@ the GPUs of a host there, and states of training that are held in memory for wor
 Source: NVIDIA, "NCCL documentation, Troubleshooting: Shared memory", which asks for 1 GiB.
 
 Example:
-    >>> complaint(64 << 20, gpus=1, is_elastic=False)
-    >>> complaint(64 << 20, gpus=2, is_elastic=False)[:24]
+    >>> complaint(64 << 20, gpus=1, holds_states=False)
+    >>> complaint(64 << 20, gpus=2, holds_states=False)[:24]
     '/dev/shm has 64 MiB, and'
 """
 
@@ -46,19 +46,19 @@ def observe_gpus(folder: Path = Path("/dev")) -> int:
     return count_gpus(path.name for path in folder.glob("nvidia*"))
 
 
-def complaint(total_bytes: int | None, *, gpus: int, is_elastic: bool) -> str | None:
+def complaint(total_bytes: int | None, *, gpus: int, holds_states: bool) -> str | None:
     """Return what is wrong with the size and what cures it; None when the job has what it needs.
 
     Args:
         total_bytes: the size of /dev/shm; None when there is none.
         gpus: how many the job can use; from two on NCCL connects them.
-        is_elastic: whether workers may be started again, for which their state is held in memory.
+        holds_states: whether states of training are held there, for workers that are started again.
     """
     size = total_bytes or 0
     why = []
     if gpus > 1 and size < NCCL_BYTES:
         why.append(f"NCCL moves gradients between {gpus} GPUs there and fails when it is full")
-    if is_elastic and size <= CONTAINER_BYTES:
+    if holds_states and size <= CONTAINER_BYTES:
         why.append("states of training are held there for restarts; what does not fit goes on from the disk")
     if not why:
         return None
