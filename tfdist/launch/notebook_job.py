@@ -56,7 +56,8 @@ def notebook(
         strategy: registered name for `tfdist.strategies.from_environment()`, or None for what the number implies.
         workers: how many processes, at least 1. With "mirrored" it is 1, and `replicas_per_worker` the number of
             replicas.
-        env: variables for the workers on top of those of this process.
+        env: variables for the workers on top of those of this process. TF_CPP_MIN_LOG_LEVEL is 2 (errors alone) unless
+            it is set here or there.
         timeout_seconds: after so many seconds the workers are ended; None waits as long as it takes.
         verbose: whether to tell which processes are started and ended.
         options: `replicas_per_worker`, `max_restarts`, `min_workers`, `max_workers`, `grace_seconds`, `hang_seconds`,
@@ -175,9 +176,11 @@ _NOT_OPTIONS = frozenset(("target", "is_module", "arguments", "workers", "strate
 
 
 def _environment() -> dict[str, str]:
-    """Return variables by which a worker finds the modules that this process finds, and opens no window."""
+    """Return variables by which a worker finds the modules that this process finds, and says what concerns a cell."""
     places = [os.path.abspath(place) for place in sys.path if isinstance(place, str) and place]
     variables = {"PYTHONPATH": os.pathsep.join(places)}
+    if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
+        variables["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors: every worker would tell what its CPU could do
     if os.environ.get("MPLBACKEND", "").startswith("module://"):  # the notebook's, which draws into a cell
         variables["MPLBACKEND"] = "agg"
     return variables
