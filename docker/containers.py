@@ -175,7 +175,7 @@ def specification(
     variables = {"HOME": "/home/tfdist", "HOSTNAME": hostname, **environment}
     process["env"] = [*config["Env"], *(f"{name}={value}" for name, value in variables.items())]
     process["capabilities"] = {}
-    process["rlimits"] = [{"type": "RLIMIT_NOFILE", "hard": 65536, "soft": 65536}]
+    process["rlimits"] = []  # those of this machine
     template["root"] = {"path": root, "readonly": False}
     template["hostname"] = hostname
     for mount in template["mounts"]:
