@@ -5,8 +5,9 @@ Each file has one part: what is built (`recipe`, `edits`) and for what (`target`
 installed and whether it works (`installed`), what options add (`gpu`, `mpi`), and the order of it all (`horovod`).
 """
 
-from tfdist.build import gpu, mpi
+from tfdist.build import gpu as gpu
+from tfdist.build import mpi as mpi
 from tfdist.build.horovod import Outcome, install
 from tfdist.build.recipe import Options
 
-__all__ = ["Options", "Outcome", "gpu", "install", "mpi"]
+__all__ = ["Options", "Outcome", "install"]

@@ -1,7 +1,12 @@
 """Keras callbacks of tfdist; they work in any tfdist scope, and in none."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers, and for the API reference
+    from tfdist.callbacks.backup_and_restore import BackupAndRestore
+    from tfdist.callbacks.gradient_noise_scale import GradientNoiseScale
+    from tfdist.training.loss_scale import LossScaleLogger
 
 _WHERE = {
     "BackupAndRestore": "tfdist.callbacks.backup_and_restore",

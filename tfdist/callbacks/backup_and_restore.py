@@ -58,8 +58,15 @@ class BackupAndRestore(keras.callbacks.Callback):
             known, and a rule is to be applied.
 
     Example:
+        >>> import keras, numpy as np, tempfile
         >>> from tfdist.callbacks import BackupAndRestore
-        >>> model.fit(train, epochs=10, callbacks=[BackupAndRestore("backup", save_freq=100)])    # doctest: +SKIP
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     backup = BackupAndRestore(folder, save_freq=100)
+        ...     history = model.fit(np.ones((10, 4)), np.ones(10), epochs=3, callbacks=[backup], verbose=0)
+        >>> len(history.history["loss"])
+        3
 
     Source: J. Mohan, A. Phanishayee, V. Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", 2021 (a
     snapshot in memory, written behind training); Z. Wang et al., "GEMINI: Fast Failure Recovery in Distributed Training

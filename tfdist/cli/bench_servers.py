@@ -164,7 +164,7 @@ def shown(rate: Quartiles) -> str:
 
     Example:
         >>> shown(Quartiles(median=12345.6, lower=1.0, upper=20000.0))
-        '12,346 \\\\[1-20,000]'
+        '12,346 [1-20,000]'
     """
     digits = 0 if rate.median >= 100 else 1
     return escape(f"{rate.median:,.{digits}f} [{rate.lower:,.{digits}f}-{rate.upper:,.{digits}f}]")

@@ -17,7 +17,21 @@ Example:
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers, and for the API reference
+    from tfdist.data.blocks import BlockCache
+    from tfdist.data.examples import Examples
+    from tfdist.data.examples import open_directory as open  # noqa: A004
+    from tfdist.data.indexing import index
+    from tfdist.data.inspecting import info
+    from tfdist.data.manifest import Manifest
+    from tfdist.data.reader import read
+    from tfdist.data.reading import Reading
+    from tfdist.data.repairing import repair
+    from tfdist.data.schema import Feature, Schema
+    from tfdist.data.verifying import verify
+    from tfdist.data.writer import write
 
 # name -> where it is; `read` needs TensorFlow, which is not loaded before
 _WHERE = {
@@ -35,7 +49,21 @@ _WHERE = {
     "verify": "verifying:verify",
     "write": "writer:write",
 }
-__all__ = sorted(_WHERE)
+__all__ = [
+    "BlockCache",
+    "Examples",
+    "Feature",
+    "Manifest",
+    "Reading",
+    "Schema",
+    "index",
+    "info",
+    "open",
+    "read",
+    "repair",
+    "verify",
+    "write",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -136,7 +136,13 @@ class Examples:
             yield {name: example.value(name, feature, parsed) for name, feature in self.schema.items()}
 
     def corrupt(self, number: int, shard: int, offset: int) -> str:
-        """Return what an error says of a corrupt example."""
+        """Return what an error says of a corrupt example.
+
+        Args:
+            number: of the example.
+            shard: in which it is, from 0.
+            offset: where its record begins in that file, in bytes.
+        """
         return (
             f"example {number} is corrupt: {self.manifest.shards[shard].file}, byte {offset}. "
             f"`tfdist data verify {self.storage.url}` finds all that are, `tfdist data repair` takes them out; "

@@ -22,6 +22,14 @@ class Reading(tf_data.Wrapped):
     Args:
         pipeline: how examples become batches.
         position: where to begin.
+
+    Example:
+        >>> import tempfile, numpy as np, tfdist
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = tfdist.data.write({"x": np.zeros((10, 4), "float32"), "label": np.arange(10)}, folder)
+        ...     train = tfdist.data.read(folder, global_batch_size=4)
+        ...     train.epoch, train.steps_per_epoch, len([batch for batch in train]), train.epoch
+        (0, 3, 3, 1)
     """
 
     def __init__(self, pipeline: Pipeline, position: Position) -> None:

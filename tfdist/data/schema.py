@@ -95,6 +95,10 @@ class Feature:
     def from_json(cls, name: str, value: Any) -> "Feature":
         """Return the feature that `to_json` described, checked as a stranger's.
 
+        Args:
+            name: of the feature, for errors.
+            value: what `to_json` returned, or somebody wrote.
+
         Raises:
             ConfigError: it is not one.
         """

@@ -35,7 +35,12 @@ _SHORT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Check:
-    """One check: the name that its findings have, and the function that looks."""
+    """One check.
+
+    Attributes:
+        name: which its findings have.
+        look: looks, and returns what it found.
+    """
 
     name: str
     look: Callable[[], Iterable[Finding]]

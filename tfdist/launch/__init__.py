@@ -4,8 +4,10 @@
 Loads no TensorFlow.
 
 Example:
-    >>> LaunchConfig(target="train.py", workers=2).workers
-    2
+    >>> from pathlib import Path
+    >>> config = LaunchConfig(target="train.py", workers=2)
+    >>> [str(spec.task) for spec in planned(config, job_id="a", directory=Path("a"), agent_pid=0)]
+    ['worker 0', 'worker 1']
 """
 
 from tfdist.launch.agent import planned, run

@@ -141,6 +141,9 @@ def require_variables(name: str, value: Any) -> None:
 def require_script(config: LaunchConfig) -> None:
     """Check that the script is a file that can be read; a module is looked up by the workers.
 
+    Args:
+        config: the request.
+
     Raises:
         ConfigError: there is none, or it is a directory, or reading is not permitted.
 

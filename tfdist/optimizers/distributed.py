@@ -58,7 +58,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     Example:
         >>> optimizer = DistributedOptimizer("sgd", accumulate_steps=4, global_clipnorm=1.0)
-        >>> optimizer.inner_optimizer.name
+        >>> type(optimizer.inner_optimizer).__name__
         'SGD'
 
     Source: P. Micikevicius et al., "Mixed Precision Training", 2018 (loss scaling); S. Maleki et al., "Scaling

@@ -37,6 +37,7 @@ class LARS(keras.optimizers.Optimizer):
         nesterov: whether the step looks ahead.
         momentum_correction: see above.
         exclude: patterns, searched in the paths of variables, of those that are not adapted.
+        name: of the optimizer.
         **options: what every Keras optimizer takes: clipnorm, global_clipnorm, use_ema, name and so on.
 
     Raises:

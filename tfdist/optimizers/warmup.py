@@ -23,6 +23,7 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
         schedule: a Keras schedule, or a number for a constant rate.
         steps: number of steps of the warm-up; 0 for none.
         initial: rate that it rises from. Goyal et al. begin with the rate of the small batch.
+        name: of the schedule.
 
     Raises:
         ConfigError: ``steps`` is negative, or a rate is.

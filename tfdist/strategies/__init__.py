@@ -5,9 +5,10 @@ The classes load TensorFlow when they are first touched, not when this package i
 
 Example:
     >>> import tfdist
-    >>> strategy = tfdist.strategies.from_environment()      # doctest: +SKIP
-    >>> with strategy.scope():                               # doctest: +SKIP
-    ...     model = keras.Sequential([keras.layers.Dense(1)])
+    >>> import keras
+    >>> strategy = tfdist.strategies.from_environment()
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     ...     model.compile("sgd", "mse")
 """
 

@@ -20,12 +20,14 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
 
     Args:
         name: a name from `tfdist.strategies.registry.names()`, such as ``"mirrored"``.
-        options: what the strategy's class takes.
+        **options: what the strategy's class takes.
+
     Raises:
         ConfigError: no strategy has that name, or it takes no such option.
 
     Example:
-        >>> strategy = create("mirrored", devices=["CPU:0"])   # doctest: +SKIP
+        >>> create("mirrored", devices=["CPU:0"]).num_replicas_in_sync
+        1
     """
     module, _, attribute = registry.get(name).target.partition(":")
     strategy_class = getattr(importlib.import_module(module), attribute)
@@ -53,7 +55,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
         ConfigError: the variables are malformed or contradict each other.
 
     Example:
-        >>> strategy = from_environment()                      # doctest: +SKIP
+        >>> type(from_environment({})).__name__
+        'MirroredStrategy'
     """
     environ = os.environ if environ is None else environ
     cluster = clusters.from_environment(environ)

@@ -21,18 +21,20 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
 
     Args:
         devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, no name twice. None takes every GPU, or
-            else
-            every logical CPU device.
+            else every logical CPU device.
 
     Raises:
         ConfigError: a device does not exist, is named twice, or the devices are of several types.
 
     Example:
-        >>> strategy = MirroredStrategy()                     # doctest: +SKIP
-        >>> with strategy.scope():                            # doctest: +SKIP
-        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        >>> import keras, numpy as np
+        >>> strategy = MirroredStrategy()
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         ...     model.compile("adam", "mse")
-        >>> model.fit(x, y, batch_size=64)                    # doctest: +SKIP
+        >>> history = model.fit(np.ones((10, 4)), np.ones(10), batch_size=4, verbose=0)  # the global batch
+        >>> model.optimizer.iterations.numpy().item()
+        3
 
     Differs from TensorFlow's in that reductions are collectives inside the replicas, which may stand in a condition;
     there is no ``cross_device_ops``.

@@ -36,7 +36,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         >>> with strategy.scope():                            # doctest: +SKIP
         ...     model = keras.Sequential([keras.layers.Dense(1)])
         ...     model.compile("adam", "mse")
-        >>> model.fit(x, y, batch_size=64)                    # the global batch; doctest: +SKIP
+        >>> model.fit(x, y, batch_size=64)                    # doctest: +SKIP
     """
 
     def __init__(

@@ -188,7 +188,12 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             self._tasks.end()
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Return the dataset as the chief hands it out; in a loop of your own it is read by the chief alone."""
+        """Return the dataset as the chief hands it out; in a loop of your own it is read by the chief alone.
+
+        Args:
+            dataset: a `tf.data.Dataset` of global batches.
+            options: `tf.distribute.InputOptions`, as in TensorFlow.
+        """
         epoch_iterator = keras_model.calling_epoch_iterator()
         if epoch_iterator is not None:
             keras_model.wait_for_nothing(epoch_iterator)  # one of them may be a worker that is stopped

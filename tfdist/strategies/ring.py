@@ -51,7 +51,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         >>> with strategy.scope():                            # doctest: +SKIP
         ...     model = keras.Sequential([keras.layers.Dense(1)])
         ...     model.compile("adam", "mse")
-        >>> model.fit(x, y, batch_size=64)                    # the global batch; doctest: +SKIP
+        >>> model.fit(x, y, batch_size=64)                    # doctest: +SKIP
 
     Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009;
     A. Sergeev and M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018. Horovod names

@@ -19,7 +19,12 @@ class LossScaleLogger(keras.callbacks.Callback):
             of `fit`, unless that accumulates gradients too.
 
     Example:
-        >>> model.fit(x, y, callbacks=[LossScaleLogger()])               # doctest: +SKIP
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 1024.0), "mse")
+        >>> history = model.fit(np.ones((8, 4)), np.ones(8), callbacks=[LossScaleLogger()], verbose=0)
+        >>> history.history["loss_scale"], history.history["skipped_steps"]
+        ([1024.0], [0])
     """
 
     async_safe = True  # Keras may call it in another thread; it reads variables between epochs alone

@@ -6,10 +6,9 @@ Example:
     >>> print(report.to_markdown())                                                                  # doctest: +SKIP
 """
 
-from tfdist.verify import column as column
-from tfdist.verify import feature as feature
-from tfdist.verify.column import COLUMNS as COLUMNS
-from tfdist.verify.column import Column as Column
-from tfdist.verify.report import Cell as Cell
-from tfdist.verify.report import Report as Report
-from tfdist.verify.runner import run as run
+from tfdist.verify import column, feature
+from tfdist.verify.column import COLUMNS, Column
+from tfdist.verify.report import Cell, Report
+from tfdist.verify.runner import run
+
+__all__ = ["COLUMNS", "Cell", "Column", "Report", "column", "feature", "run"]

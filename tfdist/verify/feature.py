@@ -81,7 +81,10 @@ def feature(
     may_refuse: bool = False,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Callable[[Function], Function]:
-    """Register the decorated function as a row of the matrix; its docstring is the summary, see `Feature` for options.
+    """Register the decorated function as a row of the matrix; its docstring is the summary.
+
+    Args:
+        reference, per_layout, tolerance, min_workers, may_refuse, deadline_seconds: as in `Feature`.
 
     Raises:
         ConfigError: another feature has the name, or the docstring is missing.

@@ -97,7 +97,13 @@ class Report:
         return not any(cell.is_bad for cell in self.cells if not cell.baseline)
 
     def cell(self, feature: str, column: str, *, baseline: bool = False) -> Cell | None:
-        """Return one cell, or None if it has not run."""
+        """Return one cell, or None if it has not run.
+
+        Args:
+            feature: its name.
+            column: its name.
+            baseline: whether plain TensorFlow's and Keras' cell is wanted.
+        """
         found = (c for c in self.cells if (c.feature, c.column, c.baseline) == (feature, column, baseline))
         return next(found, None)
 
