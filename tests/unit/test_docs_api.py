@@ -1,0 +1,220 @@
+"""The API reference: every public name is on the site, and says what it has to say. Sources are read, not imported."""
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import griffe
+import pytest
+
+ROOT = Path(__file__).parents[2]
+API = ROOT / "docs" / "api"
+# what other packages are made of; nothing in them is promised to stay
+INTERNAL = {"bench", "cli", "collectives", "compat", "coordination", "training"}
+PUBLIC = sorted({path.parent.name for path in (ROOT / "tfdist").glob("*/__init__.py")} - INTERNAL)
+MODULES = {"tfdist.errors", "tfdist.reproducibility", "tfdist.cluster.ports", "tfdist.testing.pool"}
+# Keras calls these, with arguments that Keras' documentation describes
+OF_KERAS = re.compile(r"on_\w+|set_model|[sg]et_state|build|update_step|apply|scale_loss|get_config|from_config")
+EXAMPLE = re.compile(r"^\s*>>> ", re.MULTILINE)
+SECONDS_FOR_THE_SITE = 240
+
+
+@cache
+def package() -> griffe.Module:
+    """The package as its sources say it is."""
+    loader = griffe.GriffeLoader(
+        search_paths=[str(ROOT)], docstring_parser="google", docstring_options={"warnings": False}
+    )
+    loaded = loader.load("tfdist")
+    loader.resolve_aliases(implicit=False, external=False)
+    assert isinstance(loaded, griffe.Module)
+    return loaded
+
+
+def names_of(module: griffe.Module) -> list[str]:
+    """What a module exports: `__all__`, or its public classes and functions."""
+    if module.exports is not None:
+        return [str(name) for name in module.exports]
+    own = (member for member in module.members.values() if not member.is_alias and not member.name.startswith("_"))
+    return [member.name for member in own if member.is_class or member.is_function]
+
+
+@cache
+def public() -> dict[str, griffe.Object]:
+    """Every public class and function by its public name."""
+    found: dict[str, griffe.Object] = {}
+    for path in sorted({f"tfdist.{name}" for name in PUBLIC} | MODULES):
+        module = package()[path.partition(".")[2]]
+        for name in names_of(module):
+            member = module.members[name]
+            target = member.final_target if isinstance(member, griffe.Alias) else member
+            if target.is_module:  # a function that has the name of the file in which it stands
+                target = target.members.get(name, target)
+            if target.is_class or target.is_function:
+                found[f"{path}.{name}"] = target
+    return found
+
+
+def methods(name: str, target: griffe.Object) -> Iterator[tuple[str, griffe.Object]]:
+    """The public methods that a class defines itself."""
+    for member in target.members.values() if target.is_class else ():
+        if not member.is_alias and member.is_function and not member.name.startswith("_"):
+            yield f"{name}.{member.name}", member
+
+
+def taken(function: griffe.Object) -> set[str]:
+    """The names of a function's arguments, without *args and **kwargs."""
+    assert isinstance(function, griffe.Function)
+    variable = (griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword)
+    return {one.name for one in function.parameters if one.kind not in variable} - {"self", "cls"}
+
+
+def arguments(target: griffe.Object) -> set[str]:
+    """What has to be handed over to call a function or to make an object."""
+    if target.is_function:
+        return taken(target)
+    if "dataclass" in target.labels:
+        fields = (one for one in target.members.values() if one.is_attribute and "property" not in one.labels)
+        return {one.name for one in fields if one.annotation is not None and not one.name.startswith("_")}
+    made = target.members.get("__init__")
+    return taken(made) if made is not None and made.is_function else set()
+
+
+def described(target: griffe.Object) -> set[str]:
+    """The arguments and attributes that a docstring describes in a section of its own, or names in its text."""
+    assert target.docstring is not None
+    found = set(re.findall(r"[a-z_]\w*", target.docstring.value.split("\n\n")[0]))  # a summary may say it all
+    for section in target.docstring.parsed:
+        if section.kind.value in ("parameters", "other parameters", "attributes"):
+            found |= {part.strip(" *`") for one in section.value for part in one.name.split(",")}
+    return found
+
+
+def test_packages_say_what_they_export() -> None:
+    for name in PUBLIC:
+        module = importlib.import_module(f"tfdist.{name}")
+        static = names_of(package()[name])
+        assert sorted(module.__all__) == sorted(static), f"tfdist.{name}: what type checkers see is not what is there"
+        where = getattr(module, "_WHERE", getattr(module, "_MODULES", None))
+        if where is not None:
+            assert sorted(where) == sorted(static), f"tfdist.{name}: __all__ and the table of lazy names differ"
+
+
+def test_lazy_names_lead_somewhere() -> None:
+    """Each name of a package that loads its parts late is defined where the table says, without loading it."""
+    assert len(public()) > 60
+    for name in ("tfdist.data.open", "tfdist.callbacks.BackupAndRestore", "tfdist.strategies.create"):
+        assert name in public()
+
+
+def test_every_public_package_has_a_page() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    for name in PUBLIC:
+        page = API / f"{name}.md"
+        assert page.is_file(), f"docs/api/{name}.md is missing"
+        assert f"::: tfdist.{name}\n" in page.read_text()
+    for page in API.glob("*.md"):
+        assert f"docs/api/{page.name}" in site, f"mkdocs.yml has no {page.name} in its nav"
+        assert page.name == "index.md" or f"({page.name})" in (API / "index.md").read_text()
+
+
+def test_public_names_are_documented() -> None:
+    wrong = []
+    for name, target in public().items():
+        for place, one in ((name, target), *methods(name, target)):
+            if one.docstring is None:
+                wrong.append(f"{place}: no docstring")
+                continue
+            summary = one.docstring.value.split("\n\n")[0]
+            if not summary.rstrip().endswith((".", ":")) or "\n" in summary.strip():
+                wrong.append(f"{place}: the first line is no sentence: {summary!r}")
+            if place != name and (OF_KERAS.fullmatch(one.name) or len(arguments(one)) == 1):
+                continue  # of a method with one argument the summary says it
+            missing = arguments(one) - described(one)
+            if missing:
+                wrong.append(f"{place}: says nothing of {', '.join(sorted(missing))}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_public_names_have_an_example() -> None:
+    """In the docstring, in a method's, or in that of the file or the package; test_docstrings.py runs them.
+
+    A dataclass needs none: its attributes say what it is.
+    """
+    wrong = []
+    for name, target in public().items():
+        home = package()[name.split(".")[1]]
+        around = [one for _, one in methods(name, target)] + [target.module, home]
+        places = [
+            target,
+            *(
+                one
+                for one in around
+                if one is not home or home is target.module or name.rpartition(".")[2] in text_of(home)
+            ),
+        ]
+        if "dataclass" not in target.labels and not any(EXAMPLE.search(text_of(one)) for one in places):
+            wrong.append(name)
+    assert not wrong, "no example:\n" + "\n".join(wrong)
+
+
+def text_of(target: griffe.Object) -> str:
+    return target.docstring.value if target.docstring else ""
+
+
+def skipped(text: str) -> bool:
+    """Whether no line of the examples in a docstring runs."""
+    lines = [line for line in text.splitlines() if line.lstrip().startswith(">>> ")]
+    return bool(lines) and all("doctest: +SKIP" in line for line in lines)
+
+
+# why nothing of an example runs
+NOT_RUN = {
+    "tfdist.strategies.MultiWorkerMirroredStrategy": "it has to come before everything else in a process",
+    "tfdist.strategies.RingStrategy": "Horovod begins once in a process",
+    "tfdist.strategies.ParameterServerStrategy": "it starts processes",
+    "tfdist.strategies.use_logical_cpus": "it has to come before everything else in a process",
+    "tfdist.reproducibility.reproducible": "it has to come before everything else in a process",
+    "tfdist.build.install": "it takes minutes",
+    "tfdist.native.records": "it compiles",
+    "tfdist.verify.feature": "it would be in the matrix",
+    "tfdist.verify.run": "it starts processes",
+}
+
+
+def test_few_examples_are_not_run() -> None:
+    found = {name for name, target in public().items() if target.docstring and skipped(target.docstring.value)}
+    assert found <= NOT_RUN.keys(), f"make these run: {sorted(found - NOT_RUN.keys())}"
+
+
+@pytest.mark.timeout(SECONDS_FOR_THE_SITE + 20)
+def test_the_site_is_built_without_a_warning_and_has_every_public_name(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=SECONDS_FOR_THE_SITE)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr
+    _, _, _, _, packed = (tmp_path / "site" / "objects.inv").read_bytes().split(b"\n", 4)
+    present = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}
+    missing = [name for name, target in public().items() if not {name, target.path} & present]
+    assert not missing, f"not in the API reference: {missing}"
+    for page in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("strategies/**/*.md")]:
+        path = page.relative_to(ROOT)
+        folder = path.parent if path.name in ("README.md", "index.md") else path.with_suffix("")
+        assert (tmp_path / "site" / folder / "index.html").is_file(), f"{path} is not on the site"
+
+
+def test_the_site_is_built_without_loading_what_it_describes() -> None:
+    tree = ast.parse((ROOT / "docs" / "hooks.py").read_text())
+    imported = {
+        alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    imported |= {(n.module or "").split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert imported <= {"re", "pathlib", "typing", "mkdocs"}
