@@ -6,6 +6,7 @@
 #   make test-io    the tests of data, and a part of verify, with tensorflow-io and TensorFlow 2.16 in .venv-io
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
 #   make lint       ruff and mypy
+#   make docs       the site, in site/
 #   make docker-lock  the requirements of the images, pinned and hashed anew
 #   make docker-test  build the image `cpu` with buildah on a debootstrapped Debian, and run it; as root, half an hour
 #   make clean      remove what builds, tests and runs leave behind, and .venv
@@ -35,7 +36,7 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo test test-io test-fast verify horovod lint docker-lock docker-test clean
+.PHONY: help demo test test-io test-fast verify horovod lint docs docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -67,6 +68,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Strict: a link that leads nowhere is an error. The variable silences an advertisement for what follows MkDocs.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 docker-lock: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8,<0.14"
 	$(LOCK) docker/build.in -o docker/requirements-build.txt
@@ -79,7 +84,7 @@ docker-test: $(STAMP)
 	$(BIN)/python docker/check_image.py
 
 clean:
-	rm -rf $(VENV) $(IO) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(IO) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted install is done again. A .venv without a working pip is a half-made one.
