@@ -190,3 +190,10 @@ def test_a_killed_worker_ends_the_job_and_is_named(strategy: str, tmp_path: Path
     assert "step 9" not in done.stdout  # nobody trained on alone
     assert "worker 1" in done.stderr
     assert "SIGKILL" in done.stderr
+
+
+def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> None:
+    found = pool.call("noise_cases:compared", {}, timeout_seconds=DEADLINE_SECONDS)
+    for reply in found:
+        assert reply.status == "returned", reply.detail
+        assert reply.value["scope"] == pytest.approx(reply.value["alone"], rel=1e-5)

@@ -1,0 +1,87 @@
+"""`GradientNoiseScale` on one device: against NumPy, against the truth, and what it refuses."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.callbacks import GradientNoiseScale
+from tfdist.callbacks.noise import Averages, Norms
+from tfdist.errors import ConfigError, ConfigTypeError
+
+sys.path.insert(0, str(Path(__file__).parent / "cases"))
+import noise_cases as cases
+
+pytestmark = [pytest.mark.quick, pytest.mark.timeout(120)]
+
+
+def test_it_measures_what_numpy_measures() -> None:
+    averages, each = Averages(0.9), cases.gradients()
+    for number in range(cases.STEPS):
+        chosen = each[np.random.default_rng([0, number]).integers(len(each), size=cases.BATCH)]
+        small = chosen.reshape(cases.PARTS, -1, each.shape[1]).mean(axis=1)
+        big = float((small.mean(axis=0) ** 2).sum())
+        sizes = {"small_batch": cases.BATCH // cases.PARTS, "big_batch": cases.BATCH}
+        averages.add(Norms(**sizes, small=float((small**2).sum(axis=1).mean()), big=big))
+    found = cases.measured(None)
+    assert found["measurements"] == cases.STEPS
+    assert found["noise"] == pytest.approx(averages.noise, rel=1e-5)
+    assert found["squared_gradient"] == pytest.approx(averages.squared_gradient, rel=1e-5)
+    assert found["last"] == pytest.approx(averages.noise_scale, rel=1e-5)
+
+
+def test_it_comes_to_the_true_noise_scale() -> None:
+    """20 batches of 400 examples: the standard error of the ratio is about 2 %."""
+    found = cases.measured(None, batch_size=400, parts=40, decay=0.999)
+    assert found["noise"] / found["squared_gradient"] == pytest.approx(cases.true_noise_scale(), rel=0.08)
+
+
+def compiled() -> keras.Model:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def fit(model: keras.Model, data: Any, **options: Any) -> GradientNoiseScale:
+    callback = GradientNoiseScale(data, **options)
+    model.fit(cases.X, cases.Y, batch_size=10, epochs=2, verbose=0, callbacks=[callback])
+    return callback
+
+
+def test_datasets_begin_anew_and_a_sentence_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    batches = tf.data.Dataset.from_tensor_slices((cases.X, cases.Y)).batch(20)
+    assert fit(compiled(), batches, batch_size=16, every=1).averages.measurements == 8
+    assert "examples (average of 8 measurements). A batch of 16 needs" in capsys.readouterr().out
+
+
+def test_it_goes_on_from_a_backup() -> None:
+    whole = GradientNoiseScale((cases.X, cases.Y), batch_size=8, every=3, verbose=False)
+    model = compiled()
+    model.optimizer.learning_rate = 0.0
+    for callback in (whole, first := GradientNoiseScale((cases.X, cases.Y), batch_size=8, every=3, verbose=False)):
+        model.fit(cases.X, cases.Y, batch_size=10, epochs=1, verbose=0, callbacks=[callback])
+    second = GradientNoiseScale((cases.X, cases.Y), batch_size=8, every=3, verbose=False)
+    second.set_state(first.get_state())
+    for callback in (whole, second):
+        model.fit(cases.X, cases.Y, batch_size=10, epochs=1, verbose=0, callbacks=[callback])
+    assert second.get_state() == pytest.approx(whole.get_state())
+    assert second.averages.measurements == 3
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    data = (cases.X, cases.Y)
+    with pytest.raises(ConfigTypeError, match="it must be a tuple of arrays"):
+        GradientNoiseScale(cases.X, batch_size=8)
+    with pytest.raises(ConfigError, match=r"parts is 3 .* Take one of \[2, 4, 8\]"):
+        fit(compiled(), data, batch_size=8, parts=3)
+    batches = tf.data.Dataset.from_tensor_slices(data).batch(7)
+    with pytest.raises(ConfigError, match="a batch of data has 7 examples"):
+        fit(compiled(), batches, batch_size=8)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, activity_regularizer="l2")])
+    model.compile("sgd")
+    with pytest.raises(ConfigError, match="or no loss"):
+        fit(model, data, batch_size=8)

@@ -1,0 +1,232 @@
+"""How large a batch may be before it stops to pay, measured while training."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.callbacks.noise import Averages, Norms, verdict
+from tfdist.compat import keras_model, keras_scope, tf_strategies
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.training import reduction, step
+from tfdist.training.pulse import Phase, pulse
+from tfdist.training.workers import Workers
+
+__all__ = ["GradientNoiseScale"]
+
+_PARTS = 8
+_untraced = tf.autograph.experimental.do_not_convert
+
+
+class GradientNoiseScale(keras.callbacks.Callback):
+    """Measures the gradient noise scale, the size of batches up to which a larger one saves steps.
+
+    With G the gradient of the loss over all data and S the covariance of the gradient of one example,
+
+        E |G_B|^2 = |G|^2 + tr(S) / B        for the gradient G_B of B examples
+        noise scale = tr(S) / |G|^2          in examples (the paper's B_simple)
+
+    Every so many batches, B examples are taken from data that you give, in ``parts`` small batches of B / parts. Each
+    replica computes the gradients of its small batches, with the weights as they are, as in a training step; the mean
+    of all is the gradient of B. Both give estimates of |G|^2 and tr(S) without bias, which are averaged apart.
+
+    Guaranteed: training is the same with it and without: no weight, slot, metric, moving statistic or random state is
+    changed. It works on one device and in every scope of tfdist; on any number of replicas the estimates are those of
+    one device, up to rounding, where the model's output for an example does not depend on others or on chance.
+
+    The logs of every epoch get ``noise_scale``, after which a callback behind it can look, and History. At the end of
+    training a sentence says which batch is too large to pay.
+
+    Args:
+        data: examples like those that are trained on, the same on every worker: a tuple of arrays, or nests of them,
+            ``(inputs, targets)`` or ``(inputs, targets, weights)``, from which examples are drawn at random; or a
+            `tf.data.Dataset` of batches of at least ``batch_size`` examples, which begins anew when it ends.
+        batch_size: B, examples. The global batch of the training is a good choice; much smaller than the noise scale
+            it takes more measurements.
+        every: batches of training from one measurement to the next, of which each costs about a step of B examples.
+        parts: number of small batches, a multiple of the number of replicas that divides B; None: about 8.
+        decay: of the moving averages, for each measurement.
+        seed: which examples are drawn.
+        verbose: whether the sentence is printed.
+
+    Attributes:
+        averages: `tfdist.callbacks.noise.Averages`, with the estimates of |G|^2 and tr(S) too.
+
+    Raises:
+        ConfigError: a number out of its range; in `fit`: ``parts`` does not suit replicas and ``batch_size``, a batch
+            of the data is too small, or the model is not compiled with a loss.
+        ConfigTypeError: data of another type.
+
+    Example:
+        >>> from tfdist.callbacks import GradientNoiseScale
+        >>> import numpy as np
+        >>> random = np.random.default_rng(0)
+        >>> x, y = random.normal(size=(64, 4)), random.normal(size=64)
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> scale = GradientNoiseScale((x, y), batch_size=16, every=2, verbose=False)
+        >>> history = model.fit(x, y, batch_size=16, epochs=3, callbacks=[scale], verbose=0)
+        >>> len(history.history["noise_scale"])
+        3
+
+    Source: S. McCandlish, J. Kaplan, D. Amodei et al., "An Empirical Model of Large-Batch Training", 2018, appendix
+    A.1. There the small batch is that of a replica, in the training step itself; here it is measured beside the
+    training, so that it does not depend on the number of replicas. With mixed float16 gradients are not scaled, so
+    small ones may be lost.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        batch_size: int,
+        every: int = 100,
+        parts: int | None = None,
+        decay: float = 0.95,
+        seed: int = 0,
+        verbose: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(data, (tuple, tf.data.Dataset)) or (isinstance(data, tuple) and len(data) not in (2, 3)):
+            raise ConfigTypeError(
+                f"data is {validation.shown(data)}; it must be a tuple of arrays, (inputs, targets) or "
+                "(inputs, targets, weights), or a tf.data.Dataset of batches."
+            )
+        self.batch_size = validation.integer("batch_size", batch_size, minimum=2)
+        self.every = validation.integer("every", every, minimum=1)
+        self.parts = None if parts is None else validation.integer("parts", parts, minimum=2)
+        self.seed = validation.integer("seed", seed, minimum=0)
+        self.verbose = validation.boolean("verbose", verbose)
+        self.averages = Averages(decay)
+        self._data = data
+        self._batches: Iterator[Any] | None = None
+        self._seen = 0
+        self._measure: Any = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Look whether the numbers suit the replicas."""
+        self._strategy = self.model.distribute_strategy or tf.distribute.get_strategy()
+        if keras_model.has_own_train_step(self.model) or self.model.loss is None:
+            raise ConfigError(
+                f"the model {self.model.name!r} has a train_step of its own, or no loss; the gradient noise scale is "
+                "that of the loss given to compile(). Compile it with one."
+            )
+        self._parts = _parts(self.parts, self.batch_size, tf_strategies.replica_count(self._strategy))
+        self._unseeded = keras_model.global_seed_generator()
+        self._measure = tf.function(_untraced(self._on_replicas))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Measure, when it is time."""
+        if self._seen % self.every == 0:
+            self.averages.add(self._norms())
+        self._seen += 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Put what is known into the logs."""
+        if logs is not None:
+            logs["noise_scale"] = self.averages.noise_scale
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Say which batch is too large."""
+        if self.verbose and getattr(self._strategy, "is_chief", True):
+            sys.stdout.write(f"{verdict(self.averages, self.batch_size)}\n")
+            sys.stdout.flush()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return all that was learnt; `BackupAndRestore` keeps it."""
+        return {"seen": self._seen, **self.averages.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `get_state` returned."""
+        self._seen = int(state["seen"])
+        self.averages.set_state(state)
+
+    def _norms(self) -> Norms:
+        reporter, workers = pulse().reporter, getattr(self._strategy, "workers", None)
+        with contextlib.ExitStack() as stack:
+            if reporter is not None:
+                stack.enter_context(reporter.inside(Phase.BETWEEN))
+            if isinstance(workers, Workers):
+                stack.enter_context(workers.waiting("the gradient noise scale"))
+            small, big = self._measure(self._examples()).numpy().tolist()
+        return Norms(small_batch=self.batch_size // self._parts, big_batch=self.batch_size, small=small, big=big)
+
+    def _examples(self) -> Any:
+        if isinstance(self._data, tuple):
+            rows = len(tf.nest.flatten(self._data)[0])
+            # With replacement, so that examples are independent; from the measurement's number, so that a training that
+            # goes on from a backup draws what it would have drawn, and all workers draw the same.
+            chosen = np.random.default_rng([self.seed, self._seen]).integers(rows, size=self.batch_size)
+            return tf.nest.map_structure(lambda array: tf.convert_to_tensor(np.asarray(array)[chosen]), self._data)
+        batch = next(self._batches, None) if self._batches is not None else None
+        if batch is None:
+            self._batches = iter(self._data)
+            batch = next(self._batches, None)
+        rows = 0 if batch is None else int(step.rows_of(batch))
+        if rows < self.batch_size:
+            raise ConfigError(
+                f"a batch of data has {rows} examples; GradientNoiseScale(batch_size={self.batch_size}) needs as many "
+                f"in each. Make it with .batch({self.batch_size}, drop_remainder=True)."
+            )
+        return step.slice_rows(batch, tf.constant(0), tf.constant(self.batch_size))
+
+    def _on_replicas(self, batch: Any) -> tf.Tensor:
+        return tf_strategies.first_local_value(self._strategy.run(_untraced(self._on_replica), args=(batch,)))
+
+    def _on_replica(self, batch: Any) -> tf.Tensor:
+        """Return the mean of the small batches' squared norms, and that of their mean, float64 ``[2]``."""
+        keras_model.use_global_seed_generator(self._unseeded)
+        variables = [variable.value for variable in self.model.trainable_variables]
+        rows, mine = self.batch_size // self._parts, self._parts // tf_strategies.replica_count(self._strategy)
+        first = mine * tf_strategies.replica_index()
+        squares = tf.zeros([], tf.float64)
+        sums = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        # One scope for all parts: nothing is changed outside, and each part draws other random numbers.
+        with keras_scope.CapturedUpdates([]):
+            for part in range(first, first + mine):
+                gradients = self._gradients(step.slice_rows(batch, part * rows, (part + 1) * rows), rows, variables)
+                squares += _squared_norm(gradients)
+                sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
+        labels = ["gradient noise"] * (len(sums) + 1)
+        squares, *sums = reduction.sum_over_replicas([squares, *sums], labels=labels)
+        return tf.stack([squares / self._parts, _squared_norm(sums) / self._parts**2])
+
+    def _gradients(self, part: Any, rows: int, variables: list[Any]) -> list[tf.Tensor]:
+        """Return the gradients of a small batch, as if it were trained on alone."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(part)
+        alone = step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows))
+        with alone, reduction.exchanged(list), tf.GradientTape() as tape:
+            loss = self.model.compute_loss(x, y, self.model(x, training=True), weights, training=True)
+        found = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return [tf.convert_to_tensor(gradient) for gradient in found]
+
+
+def _squared_norm(tensors: list[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64))) for tensor in tensors])
+
+
+def _parts(parts: int | None, batch_size: int, replicas: int) -> int:
+    """Return the number of small batches.
+
+    Raises:
+        ConfigError: it suits the batch or the replicas not, or no number does.
+
+    Example:
+        >>> _parts(None, 48, 3)
+        6
+    """
+    suits = [n for n in range(max(2, replicas), batch_size + 1) if batch_size % n == 0 and n % replicas == 0]
+    if parts is None and suits:
+        return min(suits, key=lambda n: (abs(n - _PARTS), n))
+    if parts is None or parts not in suits:
+        hint = f"Take one of {suits}." if suits else "Take another batch_size."
+        raise ConfigError(
+            f"parts is {parts} with batch_size={batch_size} on {replicas} replica(s); it must be at least 2, a "
+            f"multiple of the replicas, and divide the batch. {hint}"
+        )
+    return parts
