@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.integration.light import python_path
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 120
 
@@ -46,7 +48,7 @@ def forks(folder: Path, environment: Mapping[str, str]) -> Iterator[Forks]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**environment, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": python_path(ROOT)},
         cwd=folder,
     )
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.light import python_path
 from tfdist.bench import message
 from tfdist.testing.environment import worker_environments
 from tfdist.testing.pool import WorkerPool
@@ -18,9 +19,9 @@ CASES = Path(__file__).parent / "cases"
 ENGINES = ["tensorflow", "multi-worker", "horovod", "ring"]
 
 
-def bench(*arguments: str, timeout_seconds: float, path: Path | str = "") -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str, timeout_seconds: float, path: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tfdist", "bench", *arguments]
-    environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = {**os.environ, "PYTHONPATH": path or str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_seconds)
 
 
@@ -56,6 +57,7 @@ def test_a_step_on_the_ring_is_measured_beside_both_peers(tmp_path: Path) -> Non
         *("step", "--strategy", "ring", "--model", "convolutional", "--batch-size", "8"),
         *("--steps", "2", "--rounds", "1", "--json", str(tmp_path / "report.json")),
         timeout_seconds=280,
+        path=python_path(ROOT),
     )
     assert done.returncode == 0, done.stderr
     (report,) = json.loads((tmp_path / "report.json").read_text())
@@ -107,6 +109,7 @@ def test_a_job_recovers_beside_horovod_elastic_with_the_same_state(tmp_path: Pat
         *("recovery", "--strategy", "ring", "--megabytes", "1", "--kills", "1", "--first", "6", "--every", "4"),
         *("--rounds", "1", "--json", str(tmp_path / "report.json")),
         timeout_seconds=280,
+        path=python_path(ROOT),
     )
     assert done.returncode == 0, done.stderr
     peer, ring = json.loads((tmp_path / "report.json").read_text())["ways"]

@@ -5,10 +5,12 @@ process for each. All columns but the two that take longest also go through the 
 matters most. `tfdist verify` runs all in all.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.integration.light import python_path
 from tfdist import verify
 from tfdist.strategies import registry
 from tfdist.verify import COLUMNS, Column, Report, column, feature
@@ -37,6 +39,14 @@ WHERE_NUMBERS_MATTER = feature.select(
 def test_every_strategy_has_a_column() -> None:
     assert {one.strategy for one in (*SHARING, *REST)} == set(registry.names())
     assert {registry.get(one.strategy).processes for one in SHARING} == {"one", "workers"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _light() -> Iterator[None]:
+    """Sixteen processes start faster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", python_path())
+        yield
 
 
 @pytest.fixture(scope="module")

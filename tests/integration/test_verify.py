@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.integration.light import python_path
 from tfdist.verify import Column, feature, run
 from tfdist.verify.report import Cell, Report
 
@@ -31,7 +32,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     monkeypatch.setenv("TMPDIR", str(directory))
-    monkeypatch.setenv("PYTHONPATH", str(CASES))
+    monkeypatch.setenv("PYTHONPATH", python_path(CASES))
     monkeypatch.syspath_prepend(str(CASES))
     return directory
 

@@ -26,6 +26,7 @@ POINTS = {
     "save-middle": (None,),
     "save-commit": (None,),
 }
+SIZES = {"EXAMPLES": "14", "VALIDATION": "6"}  # four steps an epoch, and two of validation
 ASKED_TO_END = 143
 
 
@@ -41,7 +42,7 @@ def main() -> None:
     seconds = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        with forks(folder, {**kept, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}) as forking:
+        with forks(folder, {**kept, **SIZES, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}) as forking:
 
             def run(name: str, faults: str = "") -> int:
                 result, backup = str(folder / f"{name}.json"), str(folder / f"backup {name}")

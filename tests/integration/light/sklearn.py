@@ -1,0 +1,3 @@
+"""Not scikit-learn: see the package around this file."""
+
+raise ImportError("left out by tests/integration/light")
