@@ -25,8 +25,9 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
-# Two processes, each with whole files: much of the time one waits for what it has started.
-TWO := -n 2 --dist loadfile
+# Two processes, each with whole files, which tests/conftest.py puts in order: much of the time one waits for what it
+# has started.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 # What the images have beside tfdist itself; tests/unit/test_docker_locks.py reads these lines.
 IMAGE_EXTRAS := demo formats s3 gcs
@@ -49,7 +50,10 @@ demo: $(STAMP)
 horovod: $(STAMP)
 	@$(BIN)/tfdist build horovod
 
-test: lint horovod test-io
+# What comes before the tests waits for the network or keeps one processor busy: two of it at a time, each printed whole.
+test: $(STAMP)
+	@echo "ruff and mypy, Horovod, and the tests with tensorflow-io, two at a time"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint horovod test-io
 	$(BIN)/python -m pytest tests $(TWO)
 
 # The last tensorflow-io loads under TensorFlow 2.16 alone, which is also the oldest that tfdist takes.

@@ -23,6 +23,16 @@ import pytest
 pytest_plugins = ["pytester"]
 
 UNIT = Path(__file__).parent / "unit"
+# what takes longest comes first, so that no process is left with it when the others have nothing to do any more
+LONGEST = (
+    "test_matrix.py",
+    "test_run_recovers.py",
+    "test_recipes.py",
+    "test_bench.py",
+    "test_backup_and_restore.py",
+    "test_training_parameter_server.py",
+    "test_verify.py",
+)
 MARK = "PYTEST_LEAK_GUARD"
 GRACE_SECONDS = 3.0  # what is about to end may end
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -60,11 +70,20 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = uuid.uuid4().hex
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of tests/unit belongs to `make test-fast`; an integration test says so itself with the mark `quick`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark all of tests/unit as quick; where several processes share the files, put the longest first."""
     for item in items:
         if UNIT in item.path.parents:
             item.add_marker(pytest.mark.quick)
+    if hasattr(config, "workerinput"):  # this is a process of pytest-xdist
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """Return when an item's file has its turn: the longest, the other integration tests, the unit tests."""
+    if UNIT in item.path.parents:
+        return len(LONGEST) + 1
+    return LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
