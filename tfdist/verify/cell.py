@@ -78,7 +78,7 @@ def run(
     )
     importlib.import_module(module)
     entry = registered(feature)
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)  # a collection takes as long as a small training
     keras.utils.set_random_seed(SEED)
     try:
         outcome = entry.reference(context) if one_device else entry.function(context)
