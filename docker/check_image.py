@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
-from containers import Store, make_root, run
+from containers import RUN_SECONDS, Store, make_root, run
 
 ROOT = Path(__file__).parents[1]
 RELEASE = "bookworm"
@@ -149,7 +149,7 @@ def the_health_check_sees_a_worker_that_stands_still(store: Store) -> str:
             box.execute("python", "-c", SIGNAL_WORKERS, "SIGCONT")
             healed = comes(lambda: box.execute(*health)[0] == 0, process)
             box.signal("TERM")
-            process.communicate(timeout=120)
+            process.communicate(timeout=RUN_SECONDS)
     require(found and healed, f"found: {found}, healed: {healed}, said: {said}")
     return f"exit code 1 while it was stopped ({said}), 0 before and after"
 
@@ -175,7 +175,7 @@ def two_containers_of_the_compose_file_train_one_model(store: Store) -> str:
                 )
             )
             processes[name] = container.start()
-        outputs = {name: process.communicate(timeout=600)[0] for name, process in processes.items()}
+        outputs = {name: process.communicate(timeout=RUN_SECONDS)[0] for name, process in processes.items()}
         for name, process in processes.items():
             require(process.returncode == 0, f"{name}: {outputs[name]}")
         summary = json.loads((backup / "run" / "summary.json").read_text())
@@ -239,13 +239,13 @@ def steps_until(store: Store, backup: Path, command: tuple[str, ...]) -> int:
         process = container.start()
         stepped = comes(lambda: stepping(backup, number), process)
         container.signal("TERM")
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=RUN_SECONDS)
     require(bool(stepped) and process.returncode == SAVED, f"exit code {process.returncode}:\n{output}")
     event = stepping(backup, number)
     return int((event or {}).get("resumed") or 0)
 
 
-def comes(seen: Callable[[], object], process: "subprocess.Popen[str]", *, seconds: float = 300.0) -> bool:
+def comes(seen: Callable[[], object], process: "subprocess.Popen[str]", *, seconds: float = RUN_SECONDS) -> bool:
     """Wait until something is seen; return whether it was before the process ended, or the time was up."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
