@@ -112,6 +112,8 @@ def test_killed_twice_in_one_epoch_and_during_save_validation_and_the_end_of_an_
         "early_stopping",
         "own_train_step",
         "mixed_precision",
+        "distributed_optimizer",
+        "accumulating_replicas",
         "another_batch",
         "several_steps_per_execution",
         "in_an_evaluation",

@@ -13,7 +13,7 @@ from tfdist.callbacks import candidates, rescaling
 from tfdist.callbacks.ending import Ending
 from tfdist.callbacks.memory import Memory
 from tfdist.callbacks.position import Input, Place
-from tfdist.callbacks.train_state import TrainState, scalars
+from tfdist.callbacks.train_state import TrainState, accumulating, scalars
 from tfdist.checkpoint.store import Store
 from tfdist.checkpoint.writer import Writer
 from tfdist.compat import keras_epochs, keras_model
@@ -81,6 +81,7 @@ class Keeper(keras.callbacks.Callback):
         self._rule = learning_rate_rule
         self._ending = Ending(self._workers)
         self._epoch = fit.initial_epoch
+        self._postponed = False  # whether a backup is to be written as soon as the state is whole
         self._steps = 0  # done since the very beginning
         self._epochs = 0  # ended since then; with the steps, they number the states
         self._logs: dict[str, float] = {}
@@ -169,12 +170,12 @@ class Keeper(keras.callbacks.Callback):
         if self._memory is not None:
             self._memory.count(self._steps)
         freq = self._save_freq
-        on_disk = type(freq) is int and before // freq != self._steps // freq
+        on_disk = self._postponed or (type(freq) is int and before // freq != self._steps // freq)
         if not self._workers.is_chief:
             return
         in_memory = self._memory is not None and self._memory.is_due()
         if on_disk or in_memory:
-            self._submit(self._capture(), on_disk=on_disk)
+            self._submit_whole(on_disk=on_disk)
 
     def before_validation(self) -> None:
         """Take the state that a process goes on from which is to end during validation: that sets metrics to zero."""
@@ -194,7 +195,7 @@ class Keeper(keras.callbacks.Callback):
         self._at = self._input.end_of_epoch(epoch + 1)
         faults.at("epoch-end", self._steps)
         if self._workers.is_chief and (self._save_freq == "epoch" or self._memory is not None):
-            self._submit(self._capture(), on_disk=self._save_freq == "epoch")
+            self._submit_whole(on_disk=self._postponed or self._save_freq == "epoch")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Wait for what is being written; remove what nobody needs any more."""
@@ -227,6 +228,14 @@ class Keeper(keras.callbacks.Callback):
             **self._input.state(self._at),
         )
         return _Taken(self._steps + self._epochs, arrays, state, time.perf_counter() - begun)
+
+    def _submit_whole(self, *, on_disk: bool) -> None:
+        """Save, or do so as soon as no replica has gradients to itself that wait for more."""
+        if accumulating(self.model):
+            self._postponed = on_disk
+            return
+        self._postponed = False
+        self._submit(self._capture(), on_disk=on_disk)
 
     def _submit(self, taken: _Taken, *, on_disk: bool) -> None:
         if self._memory is not None:

@@ -31,6 +31,14 @@ def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
     return {**_named(_VARIABLE, keras_model.persistent_variables(model), weights), **_metrics_of(model)}
 
 
+def accumulating(model: keras.Model) -> bool:
+    """Return whether each replica has gradients of its own that have not met yet: a state has those of one alone."""
+    if getattr(model.distribute_strategy, "num_replicas_in_sync", 1) == 1:
+        return False
+    counts = [getattr(optimizer, "micro_steps", None) for optimizer in keras_model.optimizers(model)]
+    return any(count is not None and int(count.numpy()) > 0 for count in counts)
+
+
 def _metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
     found = {id(v): v for metric in keras_model.metrics(model) for v in metric.variables}
     return _named(_METRIC, list(found.values()), [])

@@ -251,6 +251,29 @@ def distributed_optimizer(folder):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
+def accumulating_replicas(folder):
+    """What each of two replicas has accumulated by itself is in no backup: one that is due then is written later."""
+    devices = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+
+    def begun():
+        strategy = tfdist.strategies.MirroredStrategy(["cpu:0", "cpu:1"])
+        model = model_of(strategy=strategy)
+        with strategy.scope():
+            model.compile(DistributedOptimizer(keras.optimizers.Adam(0.01), accumulate_steps=2), "mse")
+        return model
+
+    expected = begun()
+    losses = fit(expected, [], epochs=4).history["loss"]  # three micro-batches in an epoch
+    for epoch, batch in ((1, 0), (1, 2)):
+        place = folder / f"{epoch} {batch}"
+        interrupted(begun(), [BackupAndRestore(place, save_freq=1, asynchronous=False)], epoch, batch, epochs=4)
+        model = begun()
+        assert fit(model, [BackupAndRestore(place)], epochs=4).history["loss"] == losses, (epoch, batch)
+        for ours, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
 def another_batch(folder):
     """The learning rate follows the global batch, if it is asked to."""
     for rule, rate in (("none", 0.01), ("linear", 0.03), ("sqrt", 0.01 * 3**0.5)):
