@@ -1,0 +1,69 @@
+"""The cards of the recipes: complete, and what the overview says of them is what they say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tfdist.strategies import registry
+
+RECIPES = Path(__file__).parents[2] / "strategies"
+OVERVIEW = (RECIPES / "README.md").read_text(encoding="utf-8")
+CARDS = sorted(RECIPES.glob("*/README.md"))
+
+
+def section(text: str, title: str) -> str:
+    """What stands below a heading of the second level."""
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> list[str]:
+    """The rows of the tables in a text, without heads and rules."""
+    lines = text.splitlines()
+    rules = {number for number, line in enumerate(lines) if re.fullmatch(r"\|(-+\|)+", line)}
+    heads = {number - 1 for number in rules}
+    return [line for number, line in enumerate(lines) if line.startswith("|") and number not in rules | heads]
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.parent.name)
+def test_a_card_is_complete(card: Path) -> None:
+    text = card.read_text(encoding="utf-8")
+    assert "```\n" in text.partition("\n## ")[0], "it begins with the commands"
+    for title in ("When to use it", "When not", "Cost", "Failure", "Source", "Measured"):
+        assert section(text, title).strip(), f"nothing stands below {title!r}"
+    cost = section(text, "Cost")
+    assert rows(cost), "the cost is a table"
+    assert "bytes" in cost
+    assert "memory" in cost
+    measured = section(text, "Measured")
+    assert rows(measured), "what was measured is a table"
+    for what in (r"\d+ cores", r"Python 3\.\d+", r"TensorFlow 2\.\d+", r"\d{1,2} [A-Z][a-z]+ 20\d\d"):
+        assert re.search(what, measured), f"what was measured does not say {what}: hardware, versions and date"
+
+
+def test_the_overview_leads_to_every_card_and_names_every_strategy() -> None:
+    choice = section(OVERVIEW, "Which one")
+    for card in CARDS:
+        assert f"({card.parent.name}/README.md)" in choice, f"strategies/README.md does not lead to {card.parent.name}"
+    for name in registry.names():
+        assert f"`{name}`" in section(OVERVIEW, "What it costs")
+        assert f"--strategy {name} " in choice
+
+
+def test_the_overview_repeats_what_the_cards_have_measured() -> None:
+    """A figure that is measured anew on a card is changed in the overview as well."""
+    folders = {
+        "one device": "single_device",
+        "mirrored": "mirrored",
+        "multi-worker": "multi_worker_mirrored",
+        "ring": "ring_all_reduce",
+        "parameter server": "parameter_server",
+    }
+    found = rows(section(OVERVIEW, "Measured"))
+    assert len(found) >= len(folders)
+    for row in found:
+        what, rate, accuracy, memory = (cell.strip() for cell in row.strip("|").split("|"))
+        name = next(name for name in folders if what.startswith(name))
+        card = (RECIPES / folders[name] / "README.md").read_text(encoding="utf-8")
+        for figure in re.findall(r"[\d,]+\.?\d*\d", f"{rate} {accuracy} {memory}"):
+            assert figure in card, f"{figure} of {what!r} is not on its card"
