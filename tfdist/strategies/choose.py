@@ -1,6 +1,7 @@
 """Strategies by name, and the strategy that the environment asks for."""
 
 import importlib
+import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +36,10 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
         return strategy_class(**options)
     except TypeError as error:
         if "unexpected keyword argument" in str(error):
-            raise ConfigError(f"strategy {name!r} was given {options!r}: {error}.") from error
+            known = ", ".join(list(inspect.signature(strategy_class).parameters))
+            raise ConfigError(
+                f"strategy {name!r} was given {options!r}: {error}. It takes {known}; leave the others out."
+            ) from error
         raise
 
 

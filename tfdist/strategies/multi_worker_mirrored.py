@@ -57,12 +57,29 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             _require_devices(replicas_per_worker)
         tf_strategies.claim_collective_keys(self, within_worker=False)
-        extended = tf_strategies.MultiWorkerReplicas(
-            self,
-            replicas_per_worker=replicas_per_worker,
-            cluster_resolver=_resolver(cluster),
-            communication_options=communication_options or tf.distribute.experimental.CommunicationOptions(),
-        )
+        resolver = _resolver(cluster)
+        try:
+            extended = tf_strategies.MultiWorkerReplicas(
+                self,
+                replicas_per_worker=replicas_per_worker,
+                cluster_resolver=resolver,
+                communication_options=communication_options or tf.distribute.experimental.CommunicationOptions(),
+            )
+        except RuntimeError as error:
+            if "program startup" not in str(error):
+                raise
+            raise ConfigError(
+                "TensorFlow has started in this process before this strategy was made: a tensor or a variable exists "
+                "already, or data were read. Create the strategy first, and everything else after it."
+            ) from error
+        except tf.errors.UnknownError as error:  # all that TensorFlow says is that its server does not start
+            if "server" not in str(error):
+                raise
+            raise ConfigError(
+                f"worker {cluster.worker_index} cannot listen at {cluster.require_addresses()[cluster.worker_index]} "
+                f"({cluster.source}; {error.message}). Another process has the port, or the address is not this "
+                "host's. Give it an address of this host and a free port."
+            ) from error
         tf.distribute.Strategy.__init__(self, extended)
         several = cluster.num_workers > 1
         self._workers = Workers(
