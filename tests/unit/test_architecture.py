@@ -44,8 +44,9 @@ LAYERS = {
     "doctor": 6,
     "bench": 7,
     "verify": 7,
-    "cli": 8,
-    "__main__": 9,
+    "tune": 8,
+    "cli": 9,
+    "__main__": 10,
 }
 # The registry is a table of names that anybody may read, and any part of a worker may tell the agent how far it is, and
 # meets faults on purpose: these stand as low as what they import.
@@ -54,6 +55,7 @@ LAYER_OF_MODULE = {"tfdist.strategies.registry": 1, "tfdist.launch.faults": 1, "
 LOADS_NO_TENSORFLOW = (
     *("", "errors", "validation", "cache", "cluster", "monitor", "native", "launch", "cli", "build", "doctor"),
     "checkpoint",
+    "tune",
     "__main__",
 )
 FRAMEWORKS = ("tensorflow", "keras", "horovod")

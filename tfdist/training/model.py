@@ -100,6 +100,9 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
                     break
                 pulse().phase(Phase.STEPPING)
                 logs = run(element, whole=whole)
+                watch = pulse().stopwatch
+                if watch is not None and training:
+                    watch.trained(_examples(element, whole=whole), tf_strategies.replica_count(strategy))
         finally:
             pulse().end()
         if logs is None:
@@ -208,6 +211,13 @@ class _Replicated:
         """Run on this replica's part of a batch that every replica was given whole."""
         rows, part = step.part_of(data, tf_strategies.replica_index(), tf_strategies.replica_count(self._strategy))
         return self._replica_step(part, rows, step.rows_of(data))
+
+
+def _examples(element: Any, *, whole: bool) -> int:
+    """Return how many examples all replicas have in a step; 0 where workers were given theirs by other means."""
+    if isinstance(element, Batch):
+        return int(element.rows)
+    return int(step.rows_of(tensors(element))) if whole else 0
 
 
 def tensors(element: Any) -> Any:

@@ -7,8 +7,11 @@ prediction.
 import functools
 from collections.abc import Callable
 
+import tensorflow as tf
+
 from tfdist.launch import faults
 from tfdist.launch.progress import HALTED, Phase, Reporter
+from tfdist.launch.stopwatch import Stopwatch
 
 __all__ = ["Phase", "Pulse", "pulse"]
 
@@ -18,10 +21,12 @@ class Pulse:
 
     Args:
         reporter: the way to the agent, if there is one.
+        stopwatch: measures steps, and says when they are enough; if one is asked for.
     """
 
-    def __init__(self, reporter: Reporter | None) -> None:
+    def __init__(self, reporter: Reporter | None, stopwatch: Stopwatch | None = None) -> None:
         self.reporter = reporter
+        self.stopwatch = stopwatch
         #: called when all stop before the step that would begin now; it saves, and need not return
         self.before_halt: Callable[[], None] | None = None
         self._tick = -1
@@ -36,6 +41,8 @@ class Pulse:
         """Begin a step, unless it has begun; where the agent asks for it, end this process before it."""
         if self._begun:
             return
+        if self.stopwatch is not None and self.stopwatch.is_done:
+            raise SystemExit(0)
         self._begun = True
         self._tick += 1
         if self.reporter is None:
@@ -66,4 +73,10 @@ class Pulse:
 @functools.cache
 def pulse() -> Pulse:
     """Return the pulse of this process."""
-    return Pulse(Reporter.from_environment())
+    watch = Stopwatch.from_environment(settle=tf.test.experimental.sync_devices, device_memory=_device_memory)
+    return Pulse(Reporter.from_environment(), watch)
+
+
+def _device_memory() -> int:
+    names = [device.name for device in tf.config.list_logical_devices("GPU")]
+    return sum(int(tf.config.experimental.get_memory_info(name)["peak"]) for name in names)

@@ -1,0 +1,60 @@
+"""`tfdist tune batch` with a real training and a real limit of memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_SECONDS = 280
+# an example takes 4 MB in each of several layers
+SCRIPT = """
+import sys
+import keras, numpy as np, tfdist
+strategy = tfdist.strategies.from_environment()
+batch = tfdist.tune.batch_size(2) * strategy.num_replicas_in_sync
+x = np.ones((1000, 1), "float32")
+with strategy.scope():
+    layers = [keras.layers.Dense(1 << 20, use_bias=False), keras.layers.Activation("relu"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    model.compile("sgd", "mse")
+model.fit(x, x, batch_size=batch, epochs=9, verbose=0)
+sys.exit("the steps were not ended")
+"""
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS + 20)
+def test_the_largest_batch_under_a_limit_is_found(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ["--start", "32", "--max", "64", "--warm-up", "1", "--steps", "2", "--precision", "1"]
+    files = ["--plot", "batches.png", "--json", "batches.json"]
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist", "tune", "batch", *options, "--memory-limit", "1000M", *files, "train.py"],
+        cwd=tmp_path,
+        env={**kept, **threads, **quiet},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "batches.json").read_text())
+    outcomes = {trial["batch"]: trial["outcome"] for trial in report["trials"]}
+    largest = report["chosen"]["largest"]
+    assert outcomes[largest] == "fits"
+    assert outcomes[2 * largest] == "out of memory"
+    assert sum(trial["batch"] == 2 * largest for trial in report["trials"]) == 2
+    (trial,) = (one for one in report["trials"] if one["batch"] == largest)
+    assert trial["examples"] == largest
+    assert trial["speed"] > 0
+    assert 4_000_000 * largest < trial["memory"] < 1_600_000_000
+    assert f"largest that fits: {largest}; {2 * largest}: " in done.stdout
+    assert f"batch {2 * largest}: out of memory" in done.stderr
+    with Image.open(tmp_path / "batches.png") as picture:
+        assert picture.size == (1600, 1000)

@@ -1,0 +1,192 @@
+"""`tfdist tune`: which batch fits, and which one pays."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tfdist.bench import machine
+from tfdist.bench.message import as_bytes
+from tfdist.cli.interrupts import unwinding
+from tfdist.errors import ConfigError
+from tfdist.tune.search import Outcome
+from tfdist.tune.trial import Job, Trial
+from tfdist.tune.tuning import Report, tune
+
+_WIDTH_IN_FILES = 160
+_STYLES = {Outcome.FITS: "green", Outcome.TOO_LARGE: "yellow", Outcome.SHORT: "dim", Outcome.FAILED: "red"}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Find what a script should be run with on this machine."""
+
+
+@command.command(
+    "batch",
+    context_settings={"allow_interspersed_args": False, "max_content_width": 110},
+)
+@click.option("--strategy", metavar="NAME", help="As for `tfdist run`.")
+@click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="As for `tfdist run`.")
+@click.option("--replicas-per-worker", type=click.IntRange(1), help="As for `tfdist run`.")
+@click.option("--argument", metavar="NAME", help="Argument of SCRIPT that takes the batch, such as --batch-size.")
+@click.option("--start", type=click.IntRange(1), default=8, show_default=True, help="The first batch.")
+@click.option("--max", "most", type=click.IntRange(1), default=65536, show_default=True, help="The largest to try.")
+@click.option("--warm-up", type=click.IntRange(1), default=3, show_default=True, help="Steps before the clock starts.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Steps that are measured.")
+@click.option(
+    "--precision",
+    type=click.FloatRange(0),
+    default=0.1,
+    show_default=True,
+    help="How far above the largest batch that fits one that does not may lie; 0: the next number.",
+)
+@click.option("--memory-limit", metavar="SIZE", help="What each process may allocate in main memory, such as 4G.")
+@click.option(
+    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Longest time for a batch."
+)
+@click.option("--plot", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, as a PNG.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for standard output.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def batch(
+    strategy: str | None,
+    workers: int,
+    replicas_per_worker: int | None,
+    argument: str | None,
+    start: int,
+    most: int,
+    warm_up: int,
+    steps: int,
+    precision: float,
+    memory_limit: str | None,
+    timeout_seconds: float,
+    plot: Path | None,
+    json_path: str | None,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Find the largest batch that fits, and the one that trains the most examples per second.
+
+    SCRIPT is your training script, as it is. It learns the batch in one of two ways:
+
+    \b
+    tfdist.tune.batch_size(32)     in the script, for the batch of one replica:
+                                     batch = tfdist.tune.batch_size(32) * strategy.num_replicas_in_sync
+                                     model.fit(x, y, batch_size=batch)
+                                   It returns 32, except under this command
+    --argument=--batch-size        the script has an argument for it, which is put behind its others
+
+    \b
+    tfdist tune batch train.py
+    tfdist tune batch --argument=--batch-size train.py --epochs 5
+    tfdist tune batch --strategy mirrored --plot batches.png train.py
+    tfdist tune batch --strategy ring -n 2 --max 512 --json - train.py
+
+    Each batch is tried by `tfdist run` in processes of its own, which end after the warm-up and the measured steps of
+    training; any `fit` in a scope of tfdist is seen, and needs no change. The batch is doubled until memory runs out,
+    and the border is bisected; then the gaps around the fastest are. A batch is too large when TensorFlow says that
+    memory ran out (ResourceExhaustedError), Python or C++ do, or the kernel kills a process, twice. It stops where the
+    data have no more examples for a step.
+
+    "Examples/s" is over all replicas: the median over five blocks of steps, with the input and what lies between the
+    steps. "Memory" is the largest process, and on GPUs what TensorFlow allocated. Where examples per second rise no
+    more, a larger batch gains nothing from the machine, and its fewer steps must pay for it: docs/large-batch.md,
+    tfdist.callbacks.GradientNoiseScale.
+
+    Exit code: 0 when a batch fits, 1 when none does or the script fails, 2 when the request makes no sense.
+    """
+    _require_sense(strategy, script, start, most)
+    if plot is not None:
+        from tfdist.bench.picture import require_matplotlib
+
+        require_matplotlib()
+    options = {
+        "-n": workers,
+        "--strategy": strategy,
+        "--replicas-per-worker": replicas_per_worker,
+        "--grace-seconds": 5,
+    }
+    job = Job(
+        run=tuple(text for name, value in options.items() if value is not None for text in (name, str(value))),
+        script=(script, *arguments),
+        argument=argument,
+        warm_up=warm_up,
+        steps=steps,
+        memory_limit=None if memory_limit is None else as_bytes(memory_limit),
+        timeout_seconds=timeout_seconds,
+    )
+    quiet = json_path == "-"
+    with unwinding(), Console(stderr=True).status("starting") as status:
+
+        def show(trials: Sequence[Trial], following: int | None) -> None:
+            if trials and not status.console.is_terminal:
+                click.echo(_line(trials[-1]), err=True)
+            elif trials:
+                status.console.print(f"[{_STYLES[trials[-1].outcome]}]{escape(_line(trials[-1]))}", highlight=False)
+            if following is not None:
+                status.update(f"batch {following:,}")
+
+        report = tune(job, start=start, most=most, precision=precision, machine=machine.describe(), on_trial=show)
+    if not quiet:
+        _print(report)
+    if json_path:
+        text = report.to_json() + "\n"
+        click.echo(text, nl=False) if quiet else Path(json_path).write_text(text, encoding="utf-8")
+    if plot is not None and report.fitting:
+        from tfdist.tune.picture import draw
+
+        draw(report, plot)
+        click.echo(f"wrote {plot}", err=True)
+    if not report.fitting:
+        sys.exit(1)
+
+
+def _require_sense(strategy: str | None, script: str, start: int, most: int) -> None:
+    if strategy == "parameter-server":
+        raise ConfigError(
+            "--strategy is 'parameter-server'; its workers compute parts of what a chief trains, and are not measured. "
+            "Use one of the others."
+        )
+    if not os.path.isfile(script):
+        raise ConfigError(f"SCRIPT is {script!r}; there is no such file. Name your training script.")
+    if start > most:
+        raise ConfigError(f"--start is {start} and --max is {most}; the first batch must not be above the largest.")
+
+
+def _line(trial: Trial) -> str:
+    if trial.outcome is Outcome.FITS:
+        return f"batch {trial.batch:,}: {trial.speed:,.0f} examples/s"
+    return f"batch {trial.batch:,}: {trial.outcome.value} ({trial.text.splitlines()[0]})"
+
+
+def _print(report: Report) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
+    devices = any(one.device_memory for one in report.trials)
+    columns = ["batch", "per replica", "examples/s", "memory, MB", *(["GPU, MB"] if devices else []), ""]
+    table = Table(*columns, box=None, padding=(0, 2))
+    marks = {name: trial.batch for name, trial in report.chosen.items()}
+    for one in sorted(report.trials, key=lambda one: one.batch):
+        if one.outcome is not Outcome.FITS:
+            empty = ["-"] * (4 if devices else 3)
+            table.add_row(f"{one.batch:,}", *empty, f"[{_STYLES[one.outcome]}]{one.outcome.value}")
+            continue
+        gpu = [f"{one.device_memory / 1e6:,.0f}"] if devices else []
+        names = ", ".join(name for name, chosen in marks.items() if chosen == one.batch)
+        row = [f"{one.batch:,}", f"{one.per_replica:,}", f"{one.speed:,.0f}", f"{one.memory / 1e6:,.0f}", *gpu]
+        table.add_row(*row, f"[green]{names}")
+    console.print(table)
+    for sentence in report.verdict():
+        console.print(escape(sentence), highlight=False)
+    about = report.machine
+    console.print(
+        f"{about['processor']}, {about['cores']} cores; TensorFlow {about['tensorflow']}; {about['time']}; "
+        f"load {about['load average']} before",
+        highlight=False,
+        style="dim",
+    )

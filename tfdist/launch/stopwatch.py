@@ -1,0 +1,178 @@
+"""Measures the first steps of a job and ends it: how `tfdist tune` learns what a batch costs.
+
+Every worker counts the same steps of training, so all end before the same step, with code 0. Loads no TensorFlow.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import ConfigError
+
+VARIABLE = "TFDIST_STOPWATCH"
+_BLOCKS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be measured; the value of TFDIST_STOPWATCH as JSON.
+
+    Attributes:
+        folder: where each worker leaves its measurement.
+        warm_up: steps of training before the clock starts.
+        steps: steps that are measured.
+    """
+
+    folder: str
+    warm_up: int
+    steps: int
+
+    def to_environment(self) -> dict[str, str]:
+        """Return the variable that asks for it.
+
+        Example:
+            >>> Request(folder="/f", warm_up=1, steps=5).to_environment()
+            {'TFDIST_STOPWATCH': '{"folder": "/f", "warm_up": 1, "steps": 5}'}
+        """
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+@dataclass(kw_only=True)
+class Measurement:
+    """What a worker has measured.
+
+    Attributes:
+        steps: steps of training that have ended, those of the warm-up included.
+        examples: the most that a step had over all replicas; 0 if that is not known.
+        replicas: over all workers.
+        blocks: pairs of examples and seconds, each of successive steps, with all that lies between them.
+        memory: the largest resident set of the process, bytes.
+        device_memory: the most that the process had allocated on its GPUs, bytes; 0 without any.
+        is_complete: whether all steps were measured.
+    """
+
+    steps: int = 0
+    examples: int = 0
+    replicas: int = 1
+    blocks: list[tuple[int, float]] = field(default_factory=list)
+    memory: int = 0
+    device_memory: int = 0
+    is_complete: bool = False
+
+
+class Stopwatch:
+    """A worker's clock.
+
+    Args:
+        request: what to measure.
+        worker: the number of this worker.
+        settle: waits until all devices have done what they were given.
+        device_memory: returns bytes.
+        clock: returns seconds.
+
+    Example:
+        >>> import tempfile
+        >>> now = iter(range(100))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     watch = Stopwatch(Request(folder=folder, warm_up=1, steps=2), 0, clock=lambda: float(next(now)))
+        ...     for _ in range(3):
+        ...         watch.trained(8, replicas=2)
+        ...     read(folder)[0].blocks
+        [(8, 1.0), (8, 1.0)]
+        >>> watch.is_done
+        True
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        worker: int,
+        *,
+        settle: Callable[[], Any] = lambda: None,
+        device_memory: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._request = request
+        self._path = Path(request.folder, f"worker-{worker}.json")
+        self._settle = settle
+        self._device_memory = device_memory
+        self._clock = clock
+        self._since, self._examples = 0.0, 0
+        self._process = os.getpid()
+        self.found = Measurement()
+        atexit.register(self._write)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> "Stopwatch | None":
+        """Return the clock that is asked for, or None.
+
+        Raises:
+            ConfigError: TFDIST_STOPWATCH is not what `Request` writes.
+        """
+        if not environ.get(VARIABLE):
+            return None
+        try:
+            request = Request(**json.loads(environ[VARIABLE]))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{VARIABLE} is {environ[VARIABLE]!r}; `tfdist tune` sets it, for its own scripts. Unset it."
+            ) from error
+        return cls(request, int(environ.get("TFDIST_WORKER_INDEX") or 0), **options)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job is to end before its next step."""
+        return self.found.is_complete
+
+    def trained(self, examples: int, replicas: int) -> None:
+        """Say that a step of training has ended.
+
+        Args:
+            examples: of all replicas; 0 if that is not known.
+            replicas: over all workers.
+        """
+        found, wanted = self.found, self._request
+        if found.is_complete:
+            return
+        found.steps += 1
+        found.examples, found.replicas = max(found.examples, examples), replicas
+        measured = found.steps - wanted.warm_up
+        self._examples += examples
+        every = max(1, wanted.steps // _BLOCKS)
+        if measured == 0 or (measured > 0 and (measured % every == 0 or measured == wanted.steps)):
+            self._settle()
+            now = self._clock()
+            if measured:
+                found.blocks.append((self._examples, now - self._since))
+            self._since, self._examples = now, 0
+        if measured >= wanted.steps:
+            found.is_complete = True
+            self._write()
+
+    def _write(self) -> None:
+        atexit.unregister(self._write)
+        if os.getpid() != self._process:
+            return
+        found = self.found
+        found.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        found.device_memory = self._device_memory()
+        temporary = self._path.with_suffix(".tmp")
+        with contextlib.suppress(OSError):  # whoever asked for it has gone
+            temporary.write_text(json.dumps(asdict(found)), encoding="utf-8")
+            temporary.replace(self._path)
+
+
+def read(folder: str | os.PathLike[str]) -> list[Measurement]:
+    """Return what the workers have left, by their numbers; those that left nothing are missing."""
+    files = sorted(Path(folder).glob("worker-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+    found = [Measurement(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
+    for one in found:
+        one.blocks = [(int(examples), float(seconds)) for examples, seconds in one.blocks]
+    return found

@@ -1,0 +1,11 @@
+"""What batch a machine can take and which one pays: behind ``tfdist tune``.
+
+Example:
+    >>> import tfdist
+    >>> tfdist.tune.batch_size(32)              # another number while `tfdist tune batch` looks for the best
+    32
+"""
+
+from tfdist.tune.given import batch_size
+
+__all__ = ["batch_size"]

@@ -1,0 +1,32 @@
+"""The batch that a script is to train with."""
+
+import os
+from collections.abc import Mapping
+
+from tfdist import validation
+
+VARIABLE = "TFDIST_BATCH_SIZE"
+
+
+def batch_size(default: int, environ: Mapping[str, str] | None = None) -> int:
+    """Return the examples of a batch on one replica: ``default``, or what `tfdist tune batch` tries at the moment.
+
+    The global batch, which `fit` takes, is as many times larger as there are replicas.
+
+    Args:
+        default: what the script takes otherwise, at least 1.
+        environ: variables to read, `os.environ` by default.
+    Returns:
+        TFDIST_BATCH_SIZE where it is set, else ``default``.
+    Raises:
+        ConfigError: one of them is no positive integer.
+
+    Example:
+        >>> batch_size(32, environ={})
+        32
+        >>> batch_size(32, environ={"TFDIST_BATCH_SIZE": "128"})
+        128
+    """
+    validation.integer("default", default, minimum=1)
+    given = (os.environ if environ is None else environ).get(VARIABLE)
+    return validation.parse_integer(VARIABLE, given, minimum=1) if given else int(default)

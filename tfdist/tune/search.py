@@ -1,0 +1,118 @@
+"""Which batch to try next, as a pure function of what was tried: doubling, bisection, and a closer look at the best."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+NEAR = 0.95  # of the best speed: what the smallest batch that is nearly as fast must have
+_CLOSE = 1.5  # neighbours of a fast batch that are no further apart are not looked between
+
+
+class Outcome(StrEnum):
+    """What became of a batch."""
+
+    FITS = "fits"
+    TOO_LARGE = "out of memory"
+    SHORT = "too few data"  # the data do not fill it: nothing larger can be tried
+    FAILED = "failed"  # for another reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One trial.
+
+    Attributes:
+        batch: as it was given to the script.
+        outcome: what became of it.
+        speed: examples per second, where it fits.
+    """
+
+    batch: int
+    outcome: Outcome
+    speed: float = 0.0
+
+
+def following(trials: Sequence[Tried], *, start: int, most: int, precision: float) -> int | None:
+    """Return the batch to try next, or None when all is known that is asked for.
+
+    The batch is doubled until one does not fit, or halved until one does; then the border is bisected. A batch counts
+    as too large after two trials: the smallest one that did not fit is tried again, because other processes may have
+    had the memory. At last the gaps beside the fastest, and below the smallest that is nearly as fast, are bisected.
+
+    Args:
+        trials: in their order.
+        start: the first batch.
+        most: the largest that may be tried.
+        precision: by which part the border may lie above the largest that fits.
+
+    Example:
+        >>> trials = [Tried(batch=32, outcome=Outcome.FITS), Tried(batch=64, outcome=Outcome.TOO_LARGE)]
+        >>> following(trials, start=32, most=1024, precision=0.1)
+        48
+    """
+    if not trials:
+        return start
+    fits = {one.batch for one in trials if one.outcome is Outcome.FITS}
+    if not fits:
+        return _downwards(trials)
+    low = max(fits)
+    above = [one for one in trials if one.batch > low]
+    if not above and low < most:
+        return min(2 * low, most)
+    if above and not any(one.outcome is Outcome.SHORT for one in above):
+        high = min(one.batch for one in above)
+        if high - low > max(1, math.floor(precision * low)):
+            return (low + high) // 2
+        if sum(one.batch == high for one in above) < 2:
+            return high
+    return _closer(trials)
+
+
+def _downwards(trials: Sequence[Tried]) -> int | None:
+    """Return what to try while nothing has fitted; no fault but memory is cured by a smaller batch."""
+    if any(one.outcome is Outcome.FAILED for one in trials):
+        return None
+    smallest = min(one.batch for one in trials)
+    if smallest > 1:
+        return smallest // 2
+    return 1 if sum(one.batch == 1 for one in trials) < 2 and trials[-1].outcome is Outcome.TOO_LARGE else None
+
+
+def _closer(trials: Sequence[Tried]) -> int | None:
+    speeds = _speeds(trials)
+    sizes = sorted(speeds)
+    for batch in dict.fromkeys((nearly_best(trials), fastest(trials))):
+        place = sizes.index(batch)
+        for lower, upper in zip(sizes[max(0, place - 1) : place + 1], sizes[max(1, place) : place + 2], strict=False):
+            middle = round(math.sqrt(lower * upper))
+            if upper > _CLOSE * lower and lower < middle < upper:
+                return middle
+    return None
+
+
+def _speeds(trials: Sequence[Tried]) -> dict[int, float]:
+    return {one.batch: one.speed for one in trials if one.outcome is Outcome.FITS}
+
+
+def largest(trials: Sequence[Tried]) -> int:
+    """Return the largest batch that fits."""
+    return max(_speeds(trials))
+
+
+def fastest(trials: Sequence[Tried]) -> int:
+    """Return the batch with the most examples per second; of equals the smallest."""
+    speeds = _speeds(trials)
+    return min(speeds, key=lambda batch: (-speeds[batch], batch))
+
+
+def nearly_best(trials: Sequence[Tried]) -> int:
+    """Return the smallest batch that is within 5 % of the fastest.
+
+    Example:
+        >>> speeds = {8: 50.0, 16: 97.0, 32: 100.0}
+        >>> nearly_best([Tried(batch=b, outcome=Outcome.FITS, speed=s) for b, s in speeds.items()])
+        16
+    """
+    speeds = _speeds(trials)
+    return min(batch for batch, speed in speeds.items() if speed >= NEAR * max(speeds.values()))
