@@ -106,7 +106,7 @@ def notebook(
             f"{name_of(function)} has not returned after {timeout_seconds:g} s (timeout_seconds); its workers were "
             "ended. Give it more time, or None to wait as long as it takes."
         )
-    raise _failure(outcome, "".join(reports) or getattr(out, "last", ""), name_of(function))
+    raise _failure(outcome, "\n".join(reports or getattr(out, "said", [])), name_of(function))
 
 
 def _failure(outcome: Outcome, report: str, name: str) -> BaseException:

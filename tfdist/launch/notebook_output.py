@@ -44,7 +44,7 @@ class CellOutput:
         coloured: bool = False,
     ) -> None:
         self.closed = threading.Event()
-        self.last = ""  # of the agent's own words
+        self.said: list[str] = []  # the agent's own words, the last of them
         self._prefixes = prefixes_of(names, coloured=coloured)
         self._plain = prefixes_of(names, coloured=False)
         self._write = write
@@ -71,7 +71,7 @@ class CellOutput:
 
     def message(self, text: str, *, style: str = "", give_up: Callable[[], bool]) -> None:
         """Write the agent's own words."""
-        self.last = text.removeprefix(f"{self.speaker}: ")
+        self.said = [*self.said, text.removeprefix(f"{self.speaker}: ")][-2:]
         self._call(self._write, 2, f"{text}\n")
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
