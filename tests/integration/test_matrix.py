@@ -29,6 +29,7 @@ WHERE_NUMBERS_MATTER = feature.select(
         "predict",
         "dropout",
         "loss_scale_bad_replica",
+        "accumulation_in_float16_with_a_bad_replica",
         "own_data_uneven",
         "generators_differ",
         "one_worker_stops",

@@ -52,14 +52,13 @@ def clips(optimizer: BaseOptimizer | None) -> bool:
     return any(getattr(one, name, None) is not None for one in _chain(optimizer) for name in limits)
 
 
-def adds_rows(optimizer: BaseOptimizer | None) -> bool:
+def adds_rows(optimizer: BaseOptimizer) -> bool:
     """Return whether it is all the same to an optimizer if rows of one index in a sparse gradient are added up before.
 
     To those that square gradients it is not: Keras squares each row as it comes.
     """
-    while inner_optimizer(optimizer) is not None:
-        optimizer = inner_optimizer(optimizer)
-    return type(optimizer) is SGD and not clips(optimizer)
+    *_, innermost = _chain(optimizer)
+    return type(innermost) is SGD and not clips(optimizer)
 
 
 def takes_gradients_as_they_come(optimizer: BaseOptimizer) -> bool:

@@ -56,11 +56,12 @@ def _sum_is_exact(name: str, traced: bool) -> bool:
 
 
 def sums_of_16_bits() -> dict[str, bool]:
-    """Sum numbers that additions in 16 bits would lose one after the other; return what is as if added in float32."""
+    """Sum three numbers that 16 bits cannot add in any order; return what is as if added in float32, rounded once."""
     right = {}
-    for dtype, step in ((tf.float16, 2.0**-11), (tf.bfloat16, 2.0**-8)):
-        small = np.arange(1, 8) * 0.75 * step  # less than half the distance to the next number, or about it
-        table = np.stack([np.ones(7), *[small] * (REPLICAS - 1)])
+    for dtype, mantissa in ((tf.float16, 10), (tf.bfloat16, 7)):
+        small = 2.0 ** -(mantissa + 2)  # a quarter of the distance from 1 to the next number
+        numbers = np.array([1.0, small, small + 2.0 ** -(2 * mantissa + 2)])
+        table = numbers[:, None] * 2.0 ** np.arange(7)
 
         def totals(dtype: tf.DType = dtype, table: Any = table) -> Any:
             mine = tf.gather(tf.constant(table, dtype), replica())
