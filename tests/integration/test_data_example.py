@@ -1,4 +1,4 @@
-"""The section on data in README.md, run as it stands there: its commands, then its code, under a strategy."""
+"""The program in docs/data.md, run as it stands there: its commands, then its code, under a strategy."""
 
 import os
 import re
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 40)
 
 def blocks() -> tuple[list[str], list[str], str]:
     """The commands before the code and behind it, and the code."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.partition("\n## Data\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    section = page.partition("\n## From pictures to a model\n")[2].partition("\n## ")[0]
     found = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert [language for language, _ in found] == ["", "python", "python", ""]
     before, code, resumed, behind = (text for _, text in found)
@@ -55,7 +55,7 @@ def run(command: list[str], folder: Path) -> str:
     return output
 
 
-def test_what_the_readme_says_of_data(tmp_path: Path) -> None:
+def test_what_the_page_says_of_data(tmp_path: Path) -> None:
     pictures(tmp_path / "photos" / "train", 25, seed=0)
     pictures(tmp_path / "photos" / "test", 7, seed=1)
     before, behind, code = blocks()

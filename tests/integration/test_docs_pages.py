@@ -1,0 +1,125 @@
+"""The pages of the docs that show whole programs, run as they stand there: the tutorial, and moving to tfdist."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.forks import Forks, forks
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+DEADLINE_SECONDS = 250
+THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+
+pytestmark = pytest.mark.timeout(2 * DEADLINE_SECONDS + 60)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of a page in a language, or the commands, which name none."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [
+        body for name, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if name == language
+    ]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, **THREADS, "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """A process that has imported TensorFlow; each program runs in a fork of it."""
+    folder = tmp_path_factory.mktemp("pages")
+    with forks(folder, environment()) as process:
+        yield process
+
+
+@pytest.mark.parametrize("page", ["tf-distribute", "horovod", "accelerate"])
+def test_what_one_moves_to_runs(page: str, light: Forks, tmp_path: Path) -> None:
+    (diff,) = blocks(f"moving-from-{page}.md", "diff")
+    lines = diff.splitlines()
+    assert all(line[:1] in ("", " ", "+", "-") for line in lines)
+    before = "\n".join(line[1:] for line in lines if line[:1] != "+")
+    after = "\n".join(line[1:] for line in lines if line[:1] != "-")
+    ast.parse(before)  # it needs packages that are not here
+    script = tmp_path / "train.py"
+    script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{after}\n")
+    assert light.run(str(script)) == 0, light.output[-3000:]
+    assert "Epoch 2/2" in light.output
+    if "model.save" in after:
+        assert (tmp_path / "model.keras").is_file()
+
+
+def test_the_code_of_the_readme_runs(light: Forks, tmp_path: Path) -> None:
+    """Those blocks that need nothing but arrays; docs/data.md and the notebooks have the others as whole programs."""
+    use, *others = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    backup = next(code for code in others if "BackupAndRestore" in code)
+    accumulation = next(code for code in others if "DistributedOptimizer" in code)
+    given = "images, labels = np.random.default_rng(0).normal(size=(300, 8)), np.arange(300) % 10"
+    train = "train = tf.data.Dataset.from_tensor_slices((images, labels)).batch(100)"
+    again = "model.fit(images, np.eye(10)[labels], verbose=0)\nprint('steps', int(model.optimizer.iterations.numpy()))"
+    script = tmp_path / "train.py"
+    begin = f"import os\nos.chdir({str(tmp_path)!r})\nimport numpy as np\nimport tensorflow as tf\n{given}"
+    script.write_text("\n".join([begin, use, train, backup, accumulation, again]))
+    assert light.run(str(script)) == 0, light.output[-3000:]
+    assert light.output.count("Epoch 10/10") == 2
+    assert "steps 2" in light.output  # ten batches, four to an update
+
+
+def numbers(word: str, output: str) -> list[float]:
+    (found,) = re.findall(rf"^(?:\[worker 0\] )?{word} ([\d. ]+)$", output, re.MULTILINE)
+    return [float(number) for number in found.split()]
+
+
+def test_the_tutorial(tmp_path: Path) -> None:
+    """One process, and two of which one is killed: the same losses. The other commands are parts of the last."""
+    code = "\n".join(blocks("tutorial.md", "python"))
+    commands = [line for block in blocks("tutorial.md", "") for line in block.splitlines()]
+    assert "python train.py" in commands
+    with_a_fault = commands[-1]
+    assert [line for line in commands if line.startswith("tfdist run") and line not in with_a_fault] == [
+        "tfdist run --strategy multi-worker -n 2 train.py"
+    ]
+
+    (tmp_path / "train.py").write_text(code)
+    alone = ended([sys.executable, "train.py"], tmp_path, {})
+    losses, accuracy = numbers("loss", alone), numbers("accuracy", alone)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] / 3
+    assert accuracy[-1] > 0.85
+    assert not list((tmp_path / "backup").glob("*")), "the backup is removed when training has ended"
+
+    variable, *command = shlex.split(with_a_fault)
+    assert variable.startswith("TFDIST_FAULTS=")
+    assert command[0] == "tfdist"
+    done = ended([sys.executable, "-m", *command], tmp_path, dict([variable.split("=", 1)]))
+    assert re.search(r"worker 1 failed: killed by SIGKILL", done)
+    assert re.search(r"all 2 workers step again", done)
+    assert numbers("loss", done) == pytest.approx(losses, abs=1e-3)
+
+
+def ended(command: list[str], folder: Path, variables: dict[str, str]) -> str:
+    """Run a command to its end; return what it printed, errors included."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**environment(), **variables},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        if process.poll() is None:  # the launcher ends its workers when it is asked to
+            process.terminate()
+            process.wait(timeout=15)
+    assert process.returncode == 0, output[-4000:]
+    return output
