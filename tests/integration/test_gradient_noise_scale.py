@@ -35,7 +35,7 @@ def test_it_measures_what_numpy_measures() -> None:
 
 
 def test_it_comes_to_the_true_noise_scale() -> None:
-    """20 batches of 400 examples: the standard error of the ratio is about 2 %."""
+    """10 batches of 400 examples: the standard error of the ratio is about 3 %."""
     found = cases.measured(None, batch_size=400, parts=40, decay=0.999)
     assert found["noise"] / found["squared_gradient"] == pytest.approx(cases.true_noise_scale(), rel=0.08)
 

@@ -11,7 +11,7 @@ import tfdist
 from tfdist.callbacks import GradientNoiseScale
 from tfdist.strategies import ParameterServerStrategy
 
-EXAMPLES, BATCH, PARTS, STEPS = 40, 12, 6, 20
+EXAMPLES, BATCH, PARTS, STEPS = 40, 12, 6, 10
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(EXAMPLES, 5)).astype("float32")
 Y = (X @ RNG.normal(size=(5, 1)) + RNG.normal(size=(EXAMPLES, 1))).astype("float32")
