@@ -1,0 +1,112 @@
+"""What a notebook sends to its workers, and what its cell shows: without a process."""
+
+import functools
+import linecache
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfdist.errors import UnsupportedError
+from tfdist.launch.notebook_output import CellOutput
+from tfdist.launch.notebook_sending import name_of, receive_function, receive_result, send_function, send_result
+
+LOCK = threading.Lock()
+
+
+def closure_of(value: Any) -> Callable[[], Any]:
+    def inner() -> Any:
+        return value
+
+    return inner
+
+
+def made_in_main(source: str, **variables: Any) -> Callable[..., Any]:
+    """A function as a cell makes it: of the module __main__, with variables of its own."""
+    scope: dict[str, Any] = {"__name__": "__main__", **variables}
+    exec(compile(source, "<cell>", "exec"), scope)  # noqa: S102 - as a kernel does
+    return scope["f"]  # type: ignore[no-any-return]
+
+
+def test_a_function_its_variables_and_its_lines_arrive(tmp_path: Path) -> None:
+    path = tmp_path / "code"
+    linecache.cache["<cell>"] = (1, None, ["the line\n"], "<cell>")
+    try:
+        send_function(path, made_in_main("def f(x): return helper(x)", helper=closure_of(7)), (1,))
+        del linecache.cache["<cell>"]
+        function, arguments = receive_function(path)
+        assert linecache.getline("<cell>", 1) == "the line\n"
+    finally:
+        linecache.cache.pop("<cell>", None)
+    assert (function.__module__, arguments) == ("__main__", (1,))
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_is_there_already_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "code").touch()
+    with pytest.raises(FileExistsError):
+        send_function(tmp_path / "code", print, ())
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "named"),
+    [
+        (made_in_main("def f(): return lock", lock=LOCK), (), "the variable 'lock', of type _thread.lock, which f"),
+        (made_in_main("def f():\n return [lock for _ in ()]", lock=LOCK), (), "the variable 'lock'"),
+        (closure_of({"a": [1, LOCK]}), (), "the variable 'value'['a'][1], of type _thread.lock"),
+        (made_in_main("def f(): return g()", g=closure_of(LOCK)), (), "the variable 'value' of the function inner"),
+        (made_in_main("def f(x, y): pass"), (1, LOCK), "the argument 'y', of type _thread.lock"),
+        (functools.partial(made_in_main("def f(y): pass"), y=LOCK), (), "'y' of partial(), of type _thread.lock"),
+        (LOCK.acquire, (), "cannot be sent to the workers"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(
+    function: Callable[..., Any], arguments: tuple[Any, ...], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        send_function(tmp_path / "code", function, arguments)
+    assert named in str(caught.value)
+    assert "inside" in str(caught.value)
+
+
+def test_a_result_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "result"
+    send_result(path, {"loss": [1.0]}, of="train")
+    assert receive_result(path) == {"loss": [1.0]}
+    assert os.listdir(tmp_path) == ["result"]
+    with pytest.raises(UnsupportedError, match=r"the result\['b'\]\[0\] of train, of type _thread.lock"):
+        send_result(tmp_path / "other", {"a": 1, "b": [LOCK]}, of="train")
+    assert not (tmp_path / "other").exists()
+
+
+def test_names() -> None:
+    assert name_of(functools.partial(functools.partial(closure_of, 1))) == "closure_of"
+    assert name_of(functools.lru_cache(closure_of)) == "closure_of"
+    assert name_of(CellOutput(["a"], write=print)) == "CellOutput"  # type: ignore[arg-type]
+
+
+def test_a_cell_shows_lines_words_and_one_living_line() -> None:
+    written: list[tuple[int, str]] = []
+    states: list[str] = []
+    out = CellOutput(["chief", "ps 0"], write=lambda *what: written.append(what), show=states.append)
+    out.living(1, 0, b"50 %")
+    out.living(1, 0, b"50 %")
+    out.lines(2, 1, [b"one", b"two \xff"])
+    out.living(1, 0, b"")
+    out.message("tfdist: a worker failed", give_up=lambda: True)
+    assert written == [(2, "[ps 0] one\n[ps 0] two \N{REPLACEMENT CHARACTER}\n"), (2, "tfdist: a worker failed\n")]
+    assert states == ["[chief] 50 %", ""]
+    assert out.said == ["a worker failed"]
+
+
+def test_a_stream_that_is_closed_is_told() -> None:
+    def write(stream: int, text: str) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    out = CellOutput(["worker 0"], write=write)
+    assert not out.closed.is_set()
+    out.lines(1, 0, [b"one"])
+    assert out.closed.is_set()
