@@ -115,6 +115,7 @@ def test_the_last_part_is_not_waited_for(pool: WorkerPool) -> None:
 def test_parts_have_the_numbers_of_a_whole(pool: WorkerPool, optimizer: str, dense: bool) -> None:
     seen = call(pool, "partitioned", optimizer=optimizer, dense=dense)
     assert seen["difference"] < 1e-5
+    assert seen["logs"] == ["loss", *(["loss_scale", "skipped_steps"] if optimizer == "distributed" else [])]
     assert seen["loaded"] < 1e-5
     assert seen["back"] < 1e-5
     assert seen["servers"] == [0, 1]
