@@ -1,13 +1,4 @@
 """Where a training's checkpoints are kept: saved whole or not at all, and handed out only when every byte is right.
-
-Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = Store(folder)
-    ...     store.save(120, {"kernel": np.ones((2, 3), np.float32)}, {"epoch": 4})
-    ...     found = store.newest()
-    ...     found.step, found.state, found.arrays["kernel"].sum().item()
-    (120, {'epoch': 4}, 6.0)
 """
 
 import errno
@@ -103,9 +94,19 @@ class Store:
         keep: how many checkpoints stay.
         durable: whether a save is on the disk when it returns, so that it outlives a loss of power.
         storage_options: what fsspec's driver takes; for URLs alone.
+
     Raises:
         ConfigError: no such kind of URL, or an argument out of bounds.
         MissingDependencyError: the driver's package is missing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = Store(folder)
+        ...     store.save(120, {"kernel": np.ones((2, 3), np.float32)}, {"epoch": 4})
+        ...     found = store.newest()
+        ...     found.step, found.state, found.arrays["kernel"].sum().item()
+        (120, {'epoch': 4}, 6.0)
     """
 
     def __init__(

@@ -1,14 +1,4 @@
-"""Saving in the background: training hands over what is to be saved, and goes on.
-
-Example:
-    >>> import tempfile, numpy as np
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     writer = Writer(Store(folder), warn=print)
-    ...     writer.submit(1, {"x": np.zeros(3)}, {})
-    ...     writer.close()
-    ...     writer.written, Store(folder).peek()[0]
-    (1, 1)
-"""
+"""Saving in the background: training hands over what is to be saved, and goes on."""
 
 import threading
 import time
@@ -39,6 +29,15 @@ class Writer:
         written: the step that was saved last, None before the first.
         last_error: what made the last save fail, None when it went well.
         failures: how many saves have failed.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = Writer(Store(folder), warn=print)
+        ...     writer.submit(1, {"x": np.zeros(3)}, {})
+        ...     writer.close()
+        ...     writer.written, Store(folder).peek()[0]
+        (1, 1)
     """
 
     def __init__(

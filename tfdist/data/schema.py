@@ -7,11 +7,6 @@ A feature is stored in one of four encodings:
     bytes   bytes_list; text and bytes
     raw     bytes_list with one value, the array's bytes in row-major, little-endian order; any numeric dtype.
             `tf.io.decode_raw` reads it
-
-Example:
-    >>> schema = Schema({"image": Feature("uint8", (8, 8)), "label": Feature("int64")})
-    >>> schema["image"].encoding, schema["label"].encoding, schema.is_fixed
-    ('raw', 'int64', True)
 """
 
 from collections.abc import Iterator, Mapping
@@ -127,6 +122,11 @@ class Schema(Mapping[str, Feature]):
 
     Raises:
         ConfigError: there is none, or a name is empty.
+
+    Example:
+        >>> schema = Schema({"image": Feature("uint8", (8, 8)), "label": Feature("int64")})
+        >>> schema["image"].encoding, schema["label"].encoding, schema.is_fixed
+        ('raw', 'int64', True)
     """
 
     def __init__(self, features: Mapping[str, Feature]) -> None:

@@ -67,6 +67,10 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
         environ: the environment to judge; this process' own by default.
     Returns:
         The checks in the order in which they are reported. TensorFlow is loaded once, in one child, for all of them.
+
+    Example:
+        >>> [check.name for check in standard_checks(timeout_seconds=60)][:2]
+        ['python', 'requirements']
     """
     environ = os.environ if environ is None else environ
     asked = cache(lambda: framework.observe(environ, timeout_seconds=timeout_seconds))

@@ -21,6 +21,10 @@ class Level(IntEnum):
 
     ``OK``: as it should be. ``NOTE``: worth knowing, nothing to do for most. ``WARNING``: works, but slowly, partly or
     not always. ``PROBLEM``: training fails or hangs until it is cured.
+
+    Example:
+        >>> max(Level.NOTE, Level.WARNING).name
+        'WARNING'
     """
 
     OK = 0

@@ -1,0 +1,22 @@
+"""How the sections of docstrings are told to the reader of the sources (griffe) when the site is built.
+
+It knows `Examples:`, where this project has `Example:`, and wants an empty line before each section, where a short
+docstring has none. Without this they would be shown as text.
+"""
+
+import re
+from typing import Any
+
+import griffe
+
+EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
+SECTION = re.compile(r"(?<=[^\n])\n(?=(?:Args|Attributes|Returns|Raises|Examples):$)", re.MULTILINE)
+
+
+class Sections(griffe.Extension):
+    """Change the docstrings as they are read, before they are parsed."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Change the docstring of one object."""
+        if obj.docstring is not None:
+            obj.docstring.value = SECTION.sub("\n\n", EXAMPLE.sub("Examples:", obj.docstring.value))
