@@ -244,6 +244,16 @@ print(notebook(f, 2))
 """
 
 
+FAILS = """
+from tfdist.launch import notebook
+try:
+    notebook(lambda: 1 / 0, workers=1)
+except RuntimeError as error:
+    lines = str(error).splitlines()
+    print(lines[0].partition(",")[0], lines[-1].strip(), sep=", ")
+"""
+
+
 def test_from_a_script_and_from_a_repl(shared: Path) -> None:
     script = shared / "script.py"
     script.write_text(SCRIPT)
@@ -252,6 +262,8 @@ def test_from_a_script_and_from_a_repl(shared: Path) -> None:
     assert done.stdout.splitlines()[0] == "before"
     assert sorted(done.stdout.splitlines()[1:3]) == ["[worker 0] in a worker", "[worker 1] in a worker"]
     assert done.stdout.splitlines()[3] == "(42, '0')"
+    fails = subprocess.run([sys.executable, "-c", FAILS], **options)  # type: ignore[call-overload]
+    assert fails.stdout == "worker 0 of 1 failed, ZeroDivisionError: division by zero\n", fails.stderr
     lines = SCRIPT.replace('"WORKER_INDEX"]\n', '"WORKER_INDEX"]\n\n')
     repl = subprocess.run([sys.executable, "-i"], input=lines.replace("\nprint(", "\n\nprint(", 1), **options)  # type: ignore[call-overload]
     assert "(42, '0')" in repl.stdout, repl.stderr

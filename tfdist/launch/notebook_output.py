@@ -93,7 +93,9 @@ def output(names: Sequence[str]) -> Output:
     if show is None and sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__:
         with contextlib.suppress(AttributeError, OSError, ValueError):  # a program may have none, or a closed one
             streams[1].flush()  # what the caller has written stands before what the workers will
-            return screen(names, standard_output=streams[1].fileno(), standard_error=streams[2].fileno())
+            terminal = screen(names, standard_output=streams[1].fileno(), standard_error=streams[2].fileno())
+            terminal.speaker, terminal.lends = CellOutput.speaker, CellOutput.lends
+            return terminal
 
     def write(stream: int, text: str) -> None:
         streams[stream].write(text)
