@@ -39,8 +39,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     Args:
         inner: a Keras optimizer, or its name.
         accumulate_steps: k, micro-batches in an update; 1 or more.
-        loss_scale: "dynamic", or a number that stays. None is "dynamic" where the global policy is mixed_float16, as in
-            Keras' `compile`, and else no scaling and no check.
+        loss_scale: "dynamic", or a number that stays. None is "dynamic" if the global policy is mixed_float16 when this
+            is made, as Keras' `compile` would have it, and else no scaling and no check.
         growth_steps: good updates after which a dynamic scale is doubled.
         clipnorm: the largest norm of each gradient.
         global_clipnorm: the largest norm of all gradients together.
