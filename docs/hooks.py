@@ -6,14 +6,17 @@ leads there on the site as well, and no page is written twice.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/**/*.md", "strategies/**/*.md", "docker/*.md", "notebooks/*.md")
 PICTURES = ("docs/images/*",)
+COMMANDS = "docs/cli.md"
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
 
 
@@ -29,3 +32,22 @@ def on_files(files: Files, config: Any) -> Files:
 
 def _file(path: Path, config: Any) -> File:
     return File(str(path.relative_to(ROOT)), str(ROOT), config.site_dir, config.use_directory_urls)
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Return the text of a page; that of the command line goes on with what each command says to `--help`."""
+    if page.file.src_uri != COMMANDS:
+        return markdown
+    from tfdist.cli.main import main  # loads no TensorFlow, and each command when it is asked
+
+    return "\n".join([markdown, *_helps(main, click.Context(main, info_name="tfdist", terminal_width=100))])
+
+
+def _helps(command: click.Command, context: click.Context) -> Iterator[str]:
+    if context.parent is not None:
+        yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _helps(below, click.Context(below, info_name=name, parent=context, terminal_width=100))
