@@ -5,8 +5,8 @@ python strategies/large_batch/compare.py --data cancer --seeds 2 --rates 2 --epo
 
 Every method that has a rate of its own searches it: the same number of rates, each 3.2 times (the square root of ten)
 the one before, each trained with two seeds that the comparison does not use. The best has the highest mean accuracy on
-the validation data, and of equals the lowest mean loss. "none" and "linear" are rules: their rate follows from that of the
-small batch, and is not searched. No number of the test data decides anything.
+the validation data, and of equals the lowest mean loss. "none" and "linear" are rules: their rate follows from
+that of the small batch, and is not searched. No number of the test data decides anything.
 """
 
 import argparse
@@ -37,12 +37,14 @@ def grid(method: str, rates: int) -> list[float]:
     return all_six[first : first + rates]
 
 
-def best_rate(data: str, method: str, *, rates: int, epochs: int) -> tuple[float, dict[str, tuple[float, float]]]:
+def best_rate(
+    data: str, method: str, *, seeds: int, rates: int, epochs: int
+) -> tuple[float, dict[str, tuple[float, float]]]:
     """Return the rate that the validation data prefer, and accuracy and loss there with each."""
     tried = {}
     for rate in grid(method, rates):
         keras.utils.clear_session()
-        runs = [train.train(data, method, epochs=epochs, seed=seed, rate=rate) for seed in SEARCH_SEEDS]
+        runs = [train.train(data, method, epochs=epochs, seed=seed, rate=rate) for seed in SEARCH_SEEDS[:seeds]]
         losses = [run[1] if math.isfinite(run[1]) else math.inf for run in runs]
         tried[rate] = (statistics.mean(run[0] for run in runs), statistics.mean(losses))
         print(f"{data} {method}: rate {rate:g}, validation {tried[rate][0]:.4f}, loss {tried[rate][1]:.4f}", flush=True)
@@ -61,7 +63,7 @@ def compare(data: str, *, seeds: int, rates: int, epochs: int) -> dict[str, Any]
         elif method == "linear":
             rate = train.scale_learning_rate(chosen["base"], 1, train.TIMES, rule="linear")
         else:
-            rate, tried = best_rate(data, method, rates=rates, epochs=epochs)
+            rate, tried = best_rate(data, method, seeds=seeds, rates=rates, epochs=epochs)
         chosen[method] = rate
         accuracies = []
         for seed in range(seeds):

@@ -141,24 +141,30 @@ def test_speed_is_the_median_over_blocks_and_memory_the_largest() -> None:
 
 
 def test_the_clock_counts_steps_of_training_and_ends_them(tmp_path: Path) -> None:
-    times, settled = iter([1.0, 2.0, 4.0]), []
+    # the clock starts at 1, is read at 2 and started again, stops at 4; stands while an epoch ends; goes on from 10
+    times, settled = iter([1.0, 2.0, 2.0, 4.0, 4.0, 5.0, 10.0]), []
     watch = Stopwatch(
         Request(folder=str(tmp_path), warm_up=2, steps=9),
         1,
         settle=lambda: settled.append(True),
         device_memory=lambda: 7,
-        clock=lambda: next(times, 9.0),
+        clock=lambda: next(times, 12.0),
     )
-    for examples in [8] * 10:
+    for step, examples in enumerate([8] * 10):
+        if step == 4:
+            watch.pauses()
+            watch.pauses()
+        watch.begins()
         watch.trained(examples, replicas=2)
     assert not watch.is_done
+    watch.begins()
     watch.trained(4, replicas=2)
     assert watch.is_done
     (found,) = read(tmp_path)
-    assert found.blocks == [(8, 1.0), (8, 2.0), *[(8, 5.0)], *[(8, 0.0)] * 5, (4, 0.0)]
+    assert found.blocks == [(8, 1.0), (8, 2.0), (8, 1.0 + 2.0), *[(8, 0.0)] * 5, (4, 0.0)]
     assert (found.steps, found.examples, found.replicas, found.device_memory) == (11, 8, 2, 7)
     assert found.memory > 1_000_000
-    assert len(settled) == 10
+    assert len(settled) == 11  # before the clock starts, at the end of each block, and where it stands
 
 
 def test_a_clock_is_read_from_the_environment(tmp_path: Path) -> None:
@@ -167,6 +173,7 @@ def test_a_clock_is_read_from_the_environment(tmp_path: Path) -> None:
     watch = Stopwatch.from_environment(asked)
     assert watch is not None
     for _ in range(2):
+        watch.begins()
         watch.trained(1, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["worker-3.json"]
     with pytest.raises(ConfigError, match="TFDIST_STOPWATCH is 'x'"):

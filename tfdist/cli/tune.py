@@ -94,10 +94,10 @@ def batch(
     memory ran out (ResourceExhaustedError), Python or C++ do, or the kernel kills a process, twice. It stops where the
     data have no more examples for a step.
 
-    "Examples/s" is over all replicas: the median over five blocks of steps, with the input and what lies between the
-    steps. "Memory" is the largest process, and on GPUs what TensorFlow allocated. Where examples per second rise no
-    more, a larger batch gains nothing from the machine, and its fewer steps must pay for it: docs/large-batch.md,
-    tfdist.callbacks.GradientNoiseScale.
+    "Examples/s" is over all replicas: the median over five blocks of steps, with the input and the callbacks between
+    steps, and without what lies between epochs. "Memory" is the largest process, and on GPUs what TensorFlow allocated.
+    Where examples per second rise no more, a larger batch gains nothing from the machine, and its fewer steps must pay
+    for it: docs/large-batch.md, tfdist.callbacks.GradientNoiseScale.
 
     Exit code: 0 when a batch fits, 1 when none does or the script fails, 2 when the request makes no sense.
     """

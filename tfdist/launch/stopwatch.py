@@ -52,7 +52,7 @@ class Measurement:
         steps: steps of training that have ended, those of the warm-up included.
         examples: the most that a step had over all replicas; 0 if that is not known.
         replicas: over all workers.
-        blocks: pairs of examples and seconds, each of successive steps, with all that lies between them.
+        blocks: pairs of examples and seconds, each of successive steps, with what lies between steps of an epoch.
         memory: the largest resident set of the process, bytes.
         device_memory: the most that the process had allocated on its GPUs, bytes; 0 without any.
         is_complete: whether all steps were measured.
@@ -83,6 +83,7 @@ class Stopwatch:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     watch = Stopwatch(Request(folder=folder, warm_up=1, steps=2), 0, clock=lambda: float(next(now)))
         ...     for _ in range(3):
+        ...         watch.begins()
         ...         watch.trained(8, replicas=2)
         ...     read(folder)[0].blocks
         [(8, 1.0), (8, 1.0)]
@@ -104,7 +105,8 @@ class Stopwatch:
         self._settle = settle
         self._device_memory = device_memory
         self._clock = clock
-        self._since, self._examples = 0.0, 0
+        self._since: float | None = None  # the clock stands
+        self._elapsed, self._examples = 0.0, 0
         self._process = os.getpid()
         self.found = Measurement()
         atexit.register(self._write)
@@ -131,6 +133,18 @@ class Stopwatch:
         """Whether the job is to end before its next step."""
         return self.found.is_complete
 
+    def begins(self) -> None:
+        """Say that a step of training begins."""
+        if self._since is None and self.found.steps >= self._request.warm_up:
+            self._since = self._clock()
+
+    def pauses(self) -> None:
+        """Say that an epoch has ended: the clock stands until the next step of training."""
+        if self._since is not None:
+            self._settle()
+            self._elapsed += self._clock() - self._since
+            self._since = None
+
     def trained(self, examples: int, replicas: int) -> None:
         """Say that a step of training has ended.
 
@@ -144,14 +158,16 @@ class Stopwatch:
         found.steps += 1
         found.examples, found.replicas = max(found.examples, examples), replicas
         measured = found.steps - wanted.warm_up
-        self._examples += examples
-        every = max(1, wanted.steps // _BLOCKS)
-        if measured == 0 or (measured > 0 and (measured % every == 0 or measured == wanted.steps)):
+        if measured == 0:
             self._settle()
-            now = self._clock()
-            if measured:
-                found.blocks.append((self._examples, now - self._since))
-            self._since, self._examples = now, 0
+        if measured <= 0:
+            return
+        self._examples += examples
+        if measured % max(1, wanted.steps // _BLOCKS) == 0 or measured == wanted.steps:
+            self.pauses()
+            found.blocks.append((self._examples, self._elapsed))
+            self._elapsed, self._examples = 0.0, 0
+            self._since = self._clock()
         if measured >= wanted.steps:
             found.is_complete = True
             self._write()

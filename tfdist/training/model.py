@@ -39,6 +39,9 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
 def _between(logs: dict[str, Any]) -> dict[str, Any]:
     """An epoch or an evaluation is over: what callbacks do now may take any time."""
     pulse().phase(Phase.BETWEEN)
+    watch = pulse().stopwatch
+    if watch is not None:
+        watch.pauses()
     return logs
 
 
@@ -91,7 +94,10 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
         logs = None
         batches = iter(iterator)
         whole = not isinstance(iterator, tf.distribute.DistributedIterator)
+        watch = pulse().stopwatch if training else None
         pulse().begin()
+        if watch is not None:
+            watch.begins()
         try:
             for _ in range(model.steps_per_execution):
                 pulse().phase(Phase.INPUT)
@@ -100,8 +106,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
                     break
                 pulse().phase(Phase.STEPPING)
                 logs = run(element, whole=whole)
-                watch = pulse().stopwatch
-                if watch is not None and training:
+                if watch is not None:
                     watch.trained(_examples(element, whole=whole), tf_strategies.replica_count(strategy))
         finally:
             pulse().end()

@@ -1,0 +1,43 @@
+"""The recipe of large batches: it learns under a strategy, and its comparison leaves what its card shows."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.integration.test_recipes import DEADLINE_SECONDS, ROOT, RUN, finished
+
+RECIPE = ROOT / "strategies" / "large_batch"
+METHODS = ["base", "none", "linear", "sgd", "lars", "lamb"]
+
+pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 20)
+
+
+def test_the_large_batch_learns_on_replicas() -> None:
+    mirrored = [*RUN, "--strategy", "mirrored", "--replicas-per-worker", "2"]
+    options = ["--data", "cancer", "--method", "linear", "--epochs", "10"]
+    output = finished([*mirrored, str(RECIPE / "train.py"), *options], {})
+    found = re.search(r"linear scaling of the rate and a warm-up: test accuracy (0\.\d+)", output)
+    assert found
+    assert float(found[1]) > 0.9
+
+
+def test_the_comparison_is_a_table_and_a_picture(tmp_path: Path) -> None:
+    options = ["--data", "cancer", "--seeds", "1", "--rates", "1", "--epochs", "2", "--output", str(tmp_path)]
+    output = finished([sys.executable, str(RECIPE / "compare.py"), *options], {})
+    report = json.loads((tmp_path / "comparison.json").read_text())["data"]["cancer"]
+    assert list(report) == METHODS
+    assert report["none"]["rate"] == report["base"]["rate"]
+    assert report["linear"]["rate"] == pytest.approx(32 * report["base"]["rate"])
+    for method in METHODS:
+        assert (len(report[method]["search"]) == 1) == (method not in ("none", "linear"))
+        assert all(0 <= accuracy <= 1 for accuracy in report[method]["accuracies"])
+    assert report["base"]["accuracies"][0] > 0.8
+    assert (
+        len(re.findall(r"^\| .+ \| (?:4|128) \| [\d.e-]+ \| 0\.\d{4} \| 0\.\d{4} \| 0\.\d{4} \|$", output, re.M)) == 6
+    )
+    with Image.open(tmp_path / "comparison.png") as picture:
+        assert picture.size == (900, 630)
