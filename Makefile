@@ -72,9 +72,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Strict: a link that leads nowhere is an error. The variable silences an advertisement for what follows MkDocs.
+# A link that leads nowhere is an error; with --quiet it would not be. The variable silences an advertisement.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docker-lock: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8,<0.14"
