@@ -28,7 +28,7 @@ SECONDS_FOR_THE_SITE = 240
 BUILD = """
 import sys
 from mkdocs.__main__ import cli
-cli(["build", "--strict", "--quiet", "--site-dir", sys.argv[1]], standalone_mode=False)
+cli(["build", "--strict", "--site-dir", sys.argv[1]], standalone_mode=False)  # with --quiet it counts no warning
 print("loaded", *{name.split(".")[0] for name in sys.modules} & {"tensorflow", "keras", "horovod"})
 """
 
@@ -202,7 +202,8 @@ def test_the_site_is_built_without_a_warning_and_has_every_public_name(tmp_path:
     command = [sys.executable, "-c", BUILD, str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=SECONDS_FOR_THE_SITE)
     assert done.returncode == 0, done.stderr
-    assert not done.stderr, done.stderr
+    assert "Building documentation" in done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
     assert done.stdout == "loaded\n", "it is built in seconds because it loads no framework"
     options = (tmp_path / "site" / "docs" / "cli" / "index.html").read_text()
     assert "--max-restarts" in options

@@ -84,7 +84,12 @@ def feature(
     """Register the decorated function as a row of the matrix; its docstring is the summary.
 
     Args:
-        reference, per_layout, tolerance, min_workers, may_refuse, deadline_seconds: as in `Feature`.
+        reference: what to compare with; None: the same function on one device.
+        per_layout: whether the reference depends on the number of workers and replicas.
+        tolerance: largest difference that is green, relative to ``max(1, |reference|)``.
+        min_workers: columns with fewer worker processes leave the feature out.
+        may_refuse: whether a clear refusal is as good as equal numbers.
+        deadline_seconds: longer is a hang.
 
     Raises:
         ConfigError: another feature has the name, or the docstring is missing.
