@@ -65,7 +65,8 @@ def command(
     to go on later. Quartiles are over kills, those of ratios over rounds.
 
     --first gives the process that restarts are forked from the time to import TensorFlow: workers that die earlier are
-    started again when it is ready. --every gives a second set of workers the time to get ready. Both sides are trained on the CPU, with one thread for a kernel. If Horovod elastic
+    started again when it is ready. --every gives a second set of workers the time to get ready. Both sides are trained
+    on the CPU, with one thread for a kernel. If Horovod elastic
     cannot run, the table says why. The defaults take about 20 minutes on 2 cores.
     """
     setup = Setup(
