@@ -9,6 +9,7 @@ from tfdist.strategies import registry
 
 RECIPES = Path(__file__).parents[2] / "strategies"
 OVERVIEW = (RECIPES / "README.md").read_text(encoding="utf-8")
+WITH_ANY_STRATEGY = ("elastic", "large_batch")  # their bytes and memory are those of the strategy, and something more
 CARDS = sorted(RECIPES.glob("*/README.md"))
 
 
@@ -33,8 +34,9 @@ def test_a_card_is_complete(card: Path) -> None:
         assert section(text, title).strip(), f"nothing stands below {title!r}"
     cost = section(text, "Cost")
     assert rows(cost), "the cost is a table"
-    assert "bytes" in cost
-    assert "memory" in cost
+    if card.parent.name not in WITH_ANY_STRATEGY:
+        assert "bytes" in cost
+        assert "memory" in cost
     measured = section(text, "Measured")
     assert rows(measured), "what was measured is a table"
     for what in (r"\d+ cores", r"Python 3\.\d+", r"TensorFlow 2\.\d+", r"\d{1,2} [A-Z][a-z]+ 20\d\d"):
