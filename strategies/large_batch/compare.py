@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 
 FIRST_RATE = {"base": 1e-3, "sgd": 1e-2, "lars": 3.2e-2, "lamb": 1e-3}
 SEARCH_SEEDS = (1000, 1001)
+CHANCE = 0.55  # what is below was not learnt
 TITLES = {"digits": "Handwritten digits", "cancer": "Breast cancer Wisconsin"}
 
 
@@ -94,8 +95,12 @@ def draw(reports: dict[str, dict[str, Any]], path: Path, *, epochs: int) -> None
         for place, method in enumerate(reversed(train.METHODS)):
             found = report[method]["accuracies"]
             colour = "#9a9a9a" if method == "base" else "#1f6fb4"
+            mean = statistics.mean(found)
+            if mean < CHANCE:  # would press all others into a corner
+                axes.annotate(f"{mean:.2f}: diverges", (0.02, place), xycoords=("axes fraction", "data"), va="center")
+                continue
             axes.plot(found, [place] * len(found), "o", color=colour, alpha=0.5)
-            axes.plot([statistics.mean(found)] * 2, [place - 0.3, place + 0.3], color="#222222", linewidth=2)
+            axes.plot([mean] * 2, [place - 0.3, place + 0.3], color="#222222", linewidth=2)
         axes.set_yticks(range(len(train.METHODS)), list(reversed(train.METHODS)))
         axes.set_xlabel("test accuracy; a point per seed, a bar for the mean")
         base = train.BASE_BATCH[data]

@@ -18,8 +18,8 @@ TIMES, WARMUP = 32, 0.2  # how much larger the batch is; which part of all steps
 BASE_BATCH = {"digits": 8, "cancer": 4}
 # What `compare.py` found to be best on the validation data, of six rates each, over two seeds.
 RATES = {
-    "digits": {"base": 0.01, "sgd": 0.1, "lars": 10.0, "lamb": 0.01},
-    "cancer": {"base": 0.01, "sgd": 0.1, "lars": 10.0, "lamb": 0.01},
+    "digits": {"base": 0.032, "sgd": 0.1, "lars": 1.0, "lamb": 0.032},
+    "cancer": {"base": 0.001, "sgd": 0.032, "lars": 0.1, "lamb": 0.032},
 }
 METHODS = {
     "base": "the small batch: SGD with momentum",
