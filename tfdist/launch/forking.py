@@ -87,9 +87,9 @@ def serve(agent: socket.socket) -> socket.socket:
                 there.close()
                 answer = _worker_of(between, here)
             with contextlib.suppress(OSError):
-                agent.sendall(NUMBER.pack(answer))
+                here.sendall(READY)  # before the agent knows of it: what the agent has been given needs nobody here
             with contextlib.suppress(OSError):
-                here.sendall(READY)
+                agent.sendall(NUMBER.pack(answer))
 
 
 def receive(channel: socket.socket) -> tuple[Any, list[int]]:
