@@ -1,11 +1,17 @@
 """The command's words: help, list, and requests that make no sense; nothing runs here."""
 
+import sys
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from click.testing import CliRunner
 
+from tfdist import verify
 from tfdist.cli.main import main
-from tfdist.verify.column import COLUMNS
+from tfdist.verify.column import COLUMNS, Column
 from tfdist.verify.feature import features
+from tfdist.verify.report import Cell, Report
 
 
 def test_help_teaches() -> None:
@@ -46,3 +52,40 @@ def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: s
     done = CliRunner().invoke(main, ["verify", *arguments])
     assert done.exit_code == 2
     assert says in done.output
+
+
+def report(columns: Sequence[Column], *cells: Cell) -> Report:
+    names = tuple(column.name for column in columns)
+    return Report(features={"even": "", "dropout": ""}, columns=names, cells=cells, versions={}, seconds=0.0)
+
+
+def test_without_horovod_the_columns_of_the_ring_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(rows: Any, columns: Sequence[Column], **_: Any) -> Report:
+        ran.extend(column.name for column in columns)
+        return report(columns)
+
+    monkeypatch.setattr(verify, "run", run)
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    done = CliRunner().invoke(main, ["verify"])
+    assert done.exit_code == 0, done.output
+    assert ran == [column.name for column in COLUMNS if column.strategy != "ring"]
+    assert "left out: ring-2, ring-3, ring-2x2, because horovod is not installed" in done.output
+    assert "tfdist build horovod" in done.output
+    named = CliRunner().invoke(main, ["verify", "--strategy", "ring"])
+    assert named.exit_code == 1
+    assert "tfdist build horovod" in named.output
+    assert not [name for name in ran if name.startswith("ring")]
+
+
+def test_what_ends_a_whole_column_is_explained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [
+        Cell(feature=name, column="mirrored-2", status="error", error="ImportError", detail="no such library")
+        for name in ("even", "dropout")
+    ]
+    monkeypatch.setattr(verify, "run", lambda rows, columns, **_: report(columns, *cells))
+    done = CliRunner().invoke(main, ["verify", "--strategy", "mirrored-2"])
+    assert done.exit_code == 1
+    assert done.output.count("no such library") == 1
+    assert "even and 1 more, mirrored-2: ERROR ImportError" in done.output

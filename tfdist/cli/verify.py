@@ -13,6 +13,8 @@ from rich.table import Table
 from tfdist import verify
 from tfdist.cli.interrupts import unwinding
 from tfdist.cli.progress import Watch
+from tfdist.errors import MissingDependencyError
+from tfdist.strategies import registry
 from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
 from tfdist.verify.report import Cell, Report
@@ -59,15 +61,16 @@ def command(
     -                makes no sense under this strategy
 
     \b
-    tfdist verify                                      everything, a few minutes
+    tfdist verify                                      everything, an hour on two cores
+    tfdist verify --strategy mirrored-2                one column, some minutes
     tfdist verify --baseline --feature 'clip*'         what tfdist repairs in clipping
     tfdist verify --strategy mirrored --feature even   one cell per number of replicas
-    tfdist verify --strategy multi-worker-2x1          one column
     """
     rows, columns = verify.feature.select(features), verify.column.select(strategies)
     if only_list:
         _print_list(rows, columns)
         return
+    columns = _runnable(columns, named=bool(strategies))
     on_stdout = json_path == "-"
     with unwinding(), _Watch(rows, columns, baseline=baseline) as watch:
         report = verify.run(
@@ -83,6 +86,18 @@ def command(
         _print_report(report, rows)
     if not report.is_green:
         sys.exit(1)
+
+
+def _runnable(columns: Sequence[Column], *, named: bool) -> Sequence[Column]:
+    """Return the columns whose strategy has all that it needs, and say which have not; an error if they were named."""
+    missing = [column for column in columns if not registry.get(column.strategy).is_installed]
+    for needs in dict.fromkeys(registry.get(column.strategy).needs for column in missing):
+        assert needs is not None
+        names = ", ".join(c.name for c in missing if registry.get(c.strategy).needs == needs)
+        if named:
+            raise MissingDependencyError(f"{names}: {needs[0]} is not installed. Install it: {needs[1]}")
+        click.echo(f"left out: {names}, because {needs[0]} is not installed. Install it: {needs[1]}", err=True)
+    return [column for column in columns if column not in missing]
 
 
 def _print_list(rows: Sequence[Feature], columns: Sequence[Column]) -> None:
@@ -104,10 +119,15 @@ def _print_report(report: Report, rows: Sequence[Feature]) -> None:
         last_of_group = index + 1 == len(rows) or rows[index + 1].group != entry.group
         table.add_row(entry.name, *(_styled(cell) for cell in cells), end_section=last_of_group)
     console.print(table)
+    alike: dict[tuple[str, str], list[Cell]] = {}  # a column that cannot run at all is explained once
     for cell in report.cells:
         if cell.is_bad and not cell.baseline:
-            lines = "\n  ".join(cell.detail.splitlines()[:_DETAIL_LINES])
-            console.print(f"[red]{cell.feature}, {cell.column}: {cell.text}[/red]\n  {escape(lines)}", highlight=False)
+            alike.setdefault((cell.column, cell.detail if cell.error else cell.feature), []).append(cell)
+    for first, *others in alike.values():
+        lines = "\n  ".join(first.detail.splitlines()[:_DETAIL_LINES])
+        more = f" and {len(others)} more" if others else ""
+        title = f"{first.feature}{more}, {first.column}: {first.text}"
+        console.print(f"[red]{title}[/red]\n  {escape(lines)}", highlight=False)
     console.print(f"{report.summary()}\nin {report.seconds:.0f} s, {_versions(report)}", highlight=False)
 
 

@@ -8,6 +8,7 @@ Example:
     'workers'
 """
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,12 +29,19 @@ class Entry:
         processes: ``"one"`` (one process, its devices are the replicas), ``"workers"`` (one process per worker, each
             runs the script), or ``"chief"`` (the chief runs the script; workers and parameter servers serve it).
         summary: one line for tables and ``--help``.
+        needs: the package that it needs beside TensorFlow, and the command that installs it; None where it needs none.
     """
 
     name: str
     target: str
     processes: Literal["one", "workers", "chief"]
     summary: str
+    needs: tuple[str, str] | None = None
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package that it needs is there; whether that one loads is seen when it is used."""
+        return self.needs is None or importlib.util.find_spec(self.needs[0]) is not None
 
 
 _ENTRIES: Mapping[str, Entry] = MappingProxyType(
@@ -57,6 +65,7 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 target="tfdist.strategies.ring:RingStrategy",
                 processes="workers",
                 summary="synchronous data parallelism on Horovod's ring (gloo, MPI or NCCL)",
+                needs=("horovod", "tfdist build horovod"),
             ),
             Entry(
                 name="parameter-server",
