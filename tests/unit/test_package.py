@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import tfdist
 from tfdist.cli.main import COMMANDS, main
@@ -147,3 +148,11 @@ def test_an_install_that_fails_leaves_no_stamp(tmp_path: Path) -> None:
     done = make_demo(tmp_path / "venv")
     assert done.returncode != 0
     assert not (tmp_path / "venv" / ".installed").exists()
+
+
+def test_no_line_of_an_overview_is_cut() -> None:
+    with click.Context(main) as context:
+        groups = {name: main.get_command(context, name) for name in COMMANDS}
+    for name in ("", *(name for name, command in groups.items() if isinstance(command, click.Group))):
+        overview = CliRunner().invoke(main, [*name.split(), "--help"], env={"COLUMNS": "100"}).output
+        assert "..." not in overview.partition("\nCommands:\n")[2], overview

@@ -110,7 +110,7 @@ def step(
     _print_steps(reports)
 
 
-@command.command("all-reduce")
+@command.command("all-reduce", short_help="Time and bandwidth of an all-reduce, engine beside engine.")
 @click.option(
     "--engine",
     "engines",

@@ -17,7 +17,7 @@ _WIDTH_IN_FILES = 160
 _DEFAULT = Setup()
 
 
-@click.command("checkpoint")
+@click.command("checkpoint", short_help="How long training stops for a backup, beside Keras'.")
 @click.option(
     "--megabytes",
     type=click.FloatRange(0.1),

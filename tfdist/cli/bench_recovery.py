@@ -16,7 +16,7 @@ _WIDTH_IN_FILES = 160
 _DEFAULT = Setup()
 
 
-@click.command("recovery")
+@click.command("recovery", short_help="How long a job takes to heal from a killed worker.")
 @click.option("--strategy", type=click.Choice(STRATEGIES), multiple=True, help="Default: all.")
 @click.option(
     "--megabytes",

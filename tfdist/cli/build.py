@@ -20,7 +20,10 @@ def command() -> None:
     """Build native parts for the TensorFlow that is installed, and keep them."""
 
 
-@command.command(epilog="Exit code: 0 when Horovod works, 1 when it was not built, 2 when the request makes no sense.")
+@command.command(
+    short_help="Install Horovod, built for the TensorFlow of this Python environment.",
+    epilog="Exit code: 0 when Horovod works, 1 when it was not built, 2 when the request makes no sense.",
+)
 @click.option("--gpu", "with_gpu", is_flag=True, help="Build NCCL in; CUDA's compiler and NCCL come as wheels.")
 @click.option(
     "--cuda-home",
