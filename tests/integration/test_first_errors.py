@@ -17,13 +17,13 @@ TABLE = {
     "no such option": ("'gpus': 2", "It takes devices", "leave the others out"),
     "no GPU": ("GPU:0, GPU:1", "this process has /device:CPU:0", "use_logical_cpus(2)"),
     "too few devices": ("replicas_per_worker is 2", "this process has 1 CPU device", "Ask for fewer"),
-    "batch of none": ("global_batch_size is 0", "an integer of at least 1", ""),
-    "batch of text": ("global_batch_size is '64' (str)", "an integer of at least 1", ""),
+    "batch of none": ("global_batch_size is 0", "an integer of at least 1", "Pass the examples of a step"),
+    "batch of text": ("global_batch_size is '64' (str)", "an integer of at least 1", "Pass the examples of a step"),
     "no data": ("nothing has no file", "a directory that `tfdist data write", "Pass a directory"),
     "empty data": ("empty has no file", "a directory that `tfdist data write", "Pass a directory"),
     "a file for data": ("file", "Not a directory", "choose another directory"),
-    "TF_CONFIG cut short": ("TF_CONFIG", "JSON", ""),
-    "replicas in words": ("TFDIST_REPLICAS_PER_WORKER is 'two'", "an integer of at least 1", ""),
+    "TF_CONFIG cut short": ('{"cluster": ', "it is not JSON", "Write it with json.dumps"),
+    "replicas in words": ("TFDIST_REPLICAS_PER_WORKER is 'two'", "an integer of at least 1", "Unset it"),
     "workers and no index": ("TFDIST_WORKERS is 'a:1,b:2'", "nothing tells which", "Set TFDIST_WORKER_INDEX"),
     "port taken, ring": ("worker 0 cannot listen at 127.0.0.1:", "Address already in use", "a free port"),
     "no Horovod": ("Horovod is not installed", "the ring strategy is Horovod's", "tfdist build horovod"),
@@ -42,6 +42,7 @@ def test_errors_say_what_was_received_what_is_required_and_what_to_do(shared: Pa
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told.keys() == TABLE.keys()
+    assert all(phrase for phrases in TABLE.values() for phrase in phrases)
     wrong = [f"{name}: {kind}: {text}" for name, (ours, kind, text) in told.items() if not ours]
     wrong += [
         f"{name}: {phrase!r} is not in {told[name][2]!r}"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,10 +18,22 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 RUN = [sys.executable, "-m", "tfdist", "run"]
+
+
+def demo() -> list[str]:
+    """What `make demo` runs, up to the script."""
+    line = re.search(r"^demo:.*\n\t@\$\(BIN\)/tfdist (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert line is not None
+    words = shlex.split(line[1])
+    script = words.index("strategies/multi_worker_mirrored/train.py")
+    assert words[script + 1 :] == ["--output", "runs/demo"]
+    return [sys.executable, "-m", "tfdist", *words[:script]]
+
+
 COMMANDS = {
     "single_device": [sys.executable],
     "mirrored": [*RUN, "--strategy", "mirrored", "--replicas-per-worker", "2"],
-    "multi_worker_mirrored": [*RUN, "--strategy", "multi-worker", "-n", "2"],
+    "multi_worker_mirrored": demo(),
     "ring_all_reduce": [*RUN, "--strategy", "ring", "-n", "2"],
     "parameter_server": [*RUN, "--strategy", "parameter-server", "-n", "2", "--parameter-servers", "2"],
 }

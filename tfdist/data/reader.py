@@ -4,8 +4,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist import native, validation
 from tfdist.data import order as orders
 from tfdist.data import pipeline as pipelines
@@ -72,10 +70,10 @@ def read(
         on_corrupt: "raise"; or "skip" a corrupt example, with a line in the log: another stands for it with weight 0,
             so that the number of steps stays; or "verify" every record before anything is read.
         verify: whether checksums are checked "first", when a record is read first, "always", or "never".
-        device: prefetch batches to this device, where no strategy does.
+        device: prefetch batches into the memory of this device ("/gpu:0"). Under a tfdist strategy it does nothing.
         state: where to go on: what `Reading.state` returned.
         remote_cache: keeps blocks of remote files. Default: 1 GiB in memory.
-        storage_options: for fsspec.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
         ops: whether the compiled reader is used; default: where it can be compiled and TFDIST_NATIVE is not 0.
     Returns:
         A dataset of (x, y, weight); without weight where nothing can have the weight 0 and none is named; x alone where
@@ -92,7 +90,9 @@ def read(
         ...     [weight.numpy().tolist() for x, y, weight in train]
         [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]]
     """
-    global_batch_size = validation.integer("global_batch_size", global_batch_size, minimum=1)
+    global_batch_size = validation.integer(
+        "global_batch_size", global_batch_size, minimum=1, hint="Pass the examples of a step over all replicas: 64."
+    )
     seed = validation.integer("seed", seed)
     validation.one_of("tail", tail, sharding.TAILS)
     validation.one_of("on_corrupt", on_corrupt, ("raise", "skip", "verify"))
@@ -137,10 +137,7 @@ def read(
         weighs=label is not None and (tail == "pad" or on_corrupt == "skip"),
         native=None if ops is False or cache is not None or examples.storage.local is None else native.records(),
     )
-    reading = Reading(pipeline, position_of(pipeline, None if state is None else dict(state)))
-    if device is None:
-        return reading
-    return reading.apply(tf.data.experimental.prefetch_to_device(device))
+    return Reading(pipeline, position_of(pipeline, None if state is None else dict(state)), device)
 
 
 def _order(examples: Examples, order: Any, label: str | None) -> orders.Order:

@@ -74,7 +74,13 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
             "one, with --replicas-per-worker for its devices, or choose 'multi-worker'."
         )
     given = environ.get("TFDIST_REPLICAS_PER_WORKER")
-    replicas = None if given is None else validation.parse_integer("TFDIST_REPLICAS_PER_WORKER", given, minimum=1)
+    replicas = (
+        None
+        if given is None
+        else validation.parse_integer(
+            "TFDIST_REPLICAS_PER_WORKER", given, minimum=1, hint="Unset it to take every device, or write a number: 2."
+        )
+    )
     gpus = len(tf.config.list_physical_devices("GPU"))
     if replicas is not None and not gpus:
         use_logical_cpus(replicas)
