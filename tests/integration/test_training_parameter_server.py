@@ -208,6 +208,8 @@ def _refusals(pool: WorkerPool) -> dict[str, str]:
 
 
 def test_a_server_that_goes_ends_training_at_once_with_the_cure() -> None:
+        ("norms of parts", "cut/kernel' lies in parts on parameter servers, and the optimizer 'Lamb'"),
+        ("norms of parts, wrapped", "the optimizer 'LARS' is not one"),
     seen = once("a_server_goes")
     assert "parameter server 0" in seen["error"]
     assert "BackupAndRestore" in seen["error"]

@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-from keras.optimizers import SGD
+from keras.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop
 from keras.src.backend.common import global_state
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+# Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
+_ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
 
 
 def creating_variable() -> bool:
@@ -59,6 +62,13 @@ def adds_rows(optimizer: BaseOptimizer) -> bool:
     """
     *_, innermost = _chain(optimizer)
     return type(innermost) is SGD and not clips(optimizer)
+
+
+def of_whole_variables(optimizer: BaseOptimizer) -> str | None:
+    """Return the name of an optimizer, or of the one that it wraps, if its updates may look at a whole variable."""
+    *_, innermost = _chain(optimizer)
+    known = any(type(innermost).update_step is one.update_step for one in _ELEMENTWISE)
+    return None if known else type(innermost).__name__
 
 
 def takes_gradients_as_they_come(optimizer: BaseOptimizer) -> bool:

@@ -18,7 +18,7 @@ from tfdist.coordination import placement
 from tfdist.coordination.crew import Crew
 from tfdist.coordination.placement import Piece
 from tfdist.coordination.staleness import Distribution
-from tfdist.errors import ConfigError, DeadlineError, ServerLostError
+from tfdist.errors import ConfigError, DeadlineError, ServerLostError, UnsupportedError
 from tfdist.launch.tasks import LocalTasks
 from tfdist.training.chief import Chief
 from tfdist.training.strategy import KerasTraining
@@ -59,6 +59,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         staleness_correction: whether the learning rate of a gradient of staleness t is divided by max(1, t).
         variable_partitioner: takes ``shape`` and ``dtype`` of a variable and returns into how many parts it is cut
             along each axis, as those in `tf.distribute.experimental.partitioners` do; only the first axis may be cut.
+            Parts are updated one by one, so the optimizer must be one that updates each element by itself.
         worker_timeout_seconds: how long a worker may compute a batch before another worker gets it; the first batch
             of its kind may take three times as long.
         timeout_seconds: how long to wait for tasks to start, for servers to apply an update, and for some worker to
@@ -68,6 +69,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         ConfigError: arguments that do not fit, a process that is not the chief, or TensorFlow was already connected
             to another cluster.
         DeadlineError: a task has not started in time.
+        UnsupportedError: in `fit`: a variable is cut, and the optimizer may look at the whole of it, as LARS, Lamb,
+            Adafactor and Muon do.
 
     Example:
         >>> strategy = ParameterServerStrategy(local_workers=2, local_servers=2)    # doctest: +SKIP
@@ -298,10 +301,22 @@ def _bind(optimizer: Any) -> None:
     for position, variable in enumerate(trained):
         value = tf_partitioned.value_of(variable)
         if isinstance(value, tf_partitioned.PartitionedVariable):
+            _require_elementwise(optimizer, variable)
             parts[position] = value.parts
             slots = [v for v in variables if tf_partitioned.value_of(v).boundaries == value.boundaries]
             value.bind(slots)
     keras_optimizer.bind_slots(optimizer, parts)
+
+
+def _require_elementwise(optimizer: Any, variable: Any) -> None:
+    name = keras_optimizer.of_whole_variables(optimizer)
+    if name is not None:
+        raise UnsupportedError(
+            f"the variable {variable.path!r} lies in parts on parameter servers, and the optimizer {name!r} is not one "
+            "that is known to update each element by itself: norms and means would be those of a part. Pass no "
+            "variable_partitioner, let it return 1 for this variable, or train with SGD, Adam, AdamW, Adagrad, "
+            "Adadelta, Adamax, Ftrl, Lion, Nadam or RMSprop."
+        )
 
 
 class _Transport:

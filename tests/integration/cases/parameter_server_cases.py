@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import errors
-from tfdist.optimizers import DistributedOptimizer
+from tfdist.optimizers import LARS, DistributedOptimizer
 from tfdist.strategies import ParameterServerStrategy
 from tfdist.testing.digits import load_digits
 
@@ -445,3 +445,15 @@ def _wait(done: Callable[[], bool], seconds: float = 60.0) -> None:
     while not done() and time.monotonic() < deadline:
         pause.wait(0.05)
     assert done(), "not in time"
+    made = strategy(variable_partitioner=tf.distribute.experimental.partitioners.FixedShardsPartitioner(2))
+    for name, optimizer in {
+        "norms of parts": lambda: keras.optimizers.Lamb(),
+        "norms of parts, wrapped": lambda: DistributedOptimizer(LARS()),
+    }.items():
+        with made.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="cut")])
+            model.compile(optimizer(), "mse")
+        try:
+            model.fit(np.ones((4, 2)), np.ones((4, 3)), verbose=0)
+        except errors.TfdistError as error:
+            said[name] = f"{type(error).__name__}: {error}"
