@@ -57,6 +57,23 @@ def test_what_is_counted_is_what_was_applied(pool: WorkerPool, bound: int | None
         assert max(seen["staleness_max"]) == seen["largest"]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "bound", "updates"), [("keras", 1, 63), ("distributed", None, 63), ("accumulated", 2, 21)]
+)
+def test_a_gradient_keeps_its_size_while_the_loss_scale_changes(
+    pool: WorkerPool, optimizer: str, bound: int | None, updates: int
+) -> None:
+    seen = call(pool, "count_while_the_scale_grows", optimizer=optimizer, options={"max_staleness": bound})
+    assert seen["largest"] > 0
+    assert seen["scale"] == 2.0 ** (15 + updates // 2)
+    assert (seen["updates"], seen["weight"], seen["skipped"]) == (updates, updates, 0)
+
+
+@pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16"])
+def test_gradients_leave_a_worker_in_the_dtype_of_the_wire(pool: WorkerPool, wire_dtype: str) -> None:
+    assert call(pool, "what_travels", wire_dtype=wire_dtype) == {"dtypes": [wire_dtype], "weight": 2}
+
+
 @pytest.mark.parametrize("bound", [2, 0])
 def test_a_killed_worker_changes_no_count(bound: int | None) -> None:
     seen = once("count_with_trouble", what="killed", options={"max_staleness": bound})

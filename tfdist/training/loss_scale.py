@@ -88,6 +88,11 @@ def show(model: keras.Model, running: keras.callbacks.CallbackList | None) -> No
         return
     if any(isinstance(callback, LossScaleLogger) for callback in running.callbacks):
         return
+def variable_of(optimizer: Any) -> Any:
+    """Return the Keras variable of an optimizer's loss scale, or None where it scales no loss."""
+    return optimizer.dynamic_scale if scales(optimizer) else None
+
+
     logger = LossScaleLogger()
     logger.set_model(model)
     # before those that are told of the logs, and behind what must come before all others

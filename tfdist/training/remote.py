@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.compat import keras_model, keras_optimizer, keras_scope, tf_partitioned, tf_servers
 from tfdist.errors import UnsupportedError
-from tfdist.training import layers, losses, metrics, optimizers, reduction, step, transport
+from tfdist.training import layers, loss_scale, losses, metrics, optimizers, reduction, step, transport
 from tfdist.training.data import Layout
 
 _untraced = tf.autograph.experimental.do_not_convert
@@ -48,20 +48,30 @@ class _Note:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of an optimizer's `apply`: the variables, and what kind of gradient each has, in how many parts."""
+    """One call of an optimizer's `apply`: the variables, and what kind of gradient each has, in how many parts.
+
+    Attributes:
+        scale: the variable of the loss scale, of which the worker was given a value; None where there is none.
+    """
 
     optimizer: Any
     variables: list[Any]
     kinds: list[transport.Kind | None]
+    scale: Any
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker made of a part: small results as arrays, gradients as tensors on parameter servers."""
+    """What a worker made of a part: small results as arrays, gradients as tensors on parameter servers.
+
+    Attributes:
+        scales: the loss scale under which the gradients of each call were computed, 1 without one.
+    """
 
     notes: list[np.ndarray]
     gradients: list[tf.Tensor]
     rows: int
+    scales: list[float]
 
 
 class Computation:
@@ -99,6 +109,7 @@ class Computation:
         self._unseeded = unseeded
         self._weighs_loss = training and not keras_model.has_own_train_step(model)
         self._inputs = _chief_variables(model, unseeded)
+        self._places = {id(variable): place for place, (variable, _) in enumerate(self._inputs)}
         self.calls: list[_Call] = []
         self.notes: list[_Note] = []
         self.put_logs: Callable[[list[Any]], Any] | None = None
@@ -135,7 +146,9 @@ class Computation:
             packed, *gradients = self._run(*counts, *state, *leaves)
             # Waits until the function has ended, and its gradients are where they belong.
             data = packed.numpy().tobytes()
-        return Result(_unpacked(data, self.notes), list(gradients), int(counts[1]))
+        places = [None if call.scale is None else self._places[id(call.scale)] for call in self.calls]
+        scales = [1.0 if place is None else float(state[place]) for place in places]
+        return Result(_unpacked(data, self.notes), list(gradients), int(counts[1]), scales)
 
     def _compute(self, index: tf.Tensor, rows: tf.Tensor, global_rows: tf.Tensor, *rest: Any) -> list[Any]:
         values, leaves = rest[: len(self._inputs)], rest[len(self._inputs) :]
@@ -181,7 +194,8 @@ class Computation:
                 kinds.append((name, len(pieces)) if pieces else None)
                 for piece, device in pieces:
                     gradients.extend(transport.left_on_server(piece, device))
-            self.calls.append(_Call(optimizer, variables, kinds))
+            scale = loss_scale.variable_of(optimizer)
+            self.calls.append(_Call(optimizer, variables, kinds, scale if id(scale) in self._places else None))
 
         return collect
 
@@ -248,6 +262,7 @@ class Update:
         ]
         factors = [tf.constant(rate_factor, tf.float32), tf.constant(scale, tf.float32)]
         factors.append(tf.constant(sum(result.rows for result in results), tf.int32))
+        factors.append(tf.constant(results[0].scales, tf.float32))  # parts of one step were given one state
         gradients = [gradient for result in results for gradient in result.gradients]
         if self._model.run_eagerly:
             return functools.partial(
@@ -255,7 +270,7 @@ class Update:
             )
         if len(results) not in self._functions:
             traced = tf.function(_untraced(functools.partial(self._update, len(results))))
-            specs = [tf.TensorSpec([], tf.float32)] * 2 + [tf.TensorSpec([], tf.int32)]
+            specs = [tf.TensorSpec(factor.shape, factor.dtype) for factor in factors]
             specs += [tf.TensorSpec(note.shape, note.dtype) for note in self._computation.notes]
             specs += [transport.spec_of(tensor, kind) for tensor, kind in self._kinds(gradients)]
             self._functions[len(results)] = traced.get_concrete_function(*specs)
@@ -267,24 +282,34 @@ class Update:
         kinds = [k for call in self._computation.calls for kind in call.kinds for k in transport.tensors_of(kind)]
         yield from zip(gradients, kinds * (len(gradients) // max(1, len(kinds))), strict=True)
 
-    def _update(self, parts: int, rate_factor: tf.Tensor, scale: tf.Tensor, rows: tf.Tensor, *rest: tf.Tensor) -> Any:
+    def _update(self, parts: int, *given: tf.Tensor) -> Any:
+        factors, rest = given[:4], given[4:]
         count = len(self._computation.notes)
-        notes, gradients = rest[:count], rest[count:]
-        return self._strategy.run(_untraced(self._apply), args=(parts, rate_factor, scale, rows, notes, gradients))
+        return self._strategy.run(_untraced(self._apply), args=(parts, *factors, rest[:count], rest[count:]))
 
     def _apply(
-        self, parts: int, rate_factor: tf.Tensor, scale: tf.Tensor, rows: tf.Tensor, notes: Any, gradients: Any
+        self,
+        parts: int,
+        rate_factor: tf.Tensor,
+        scale: tf.Tensor,
+        rows: tf.Tensor,
+        loss_scales: tf.Tensor,
+        notes: Any,
+        gradients: Any,
     ) -> Any:
         each = len(gradients) // parts
         own = [list(gradients[part * each : (part + 1) * each]) for part in range(parts)]
         with _placed():
-            for call in self._computation.calls:
+            for place, call in enumerate(self._computation.calls):
                 values = [
                     transport.sum_of(kind, variable, own)
                     for kind, variable in zip(call.kinds, call.variables, strict=True)
                 ]
                 if self._scales:
-                    values = [None if value is None else value * tf.cast(scale, value.dtype) for value in values]
+                    values = _times(scale, values)
+                if call.scale is not None:
+                    # The scale may have changed since a worker was given it: the optimizer divides by the present one.
+                    values = _times(tf.convert_to_tensor(call.scale) / loss_scales[place], values)
                 factor = rate_factor if self._corrects_rate else None
                 whole = step.Step(rows=rows, global_rows=rows)
                 whole.weighted.add(id(call.optimizer))
@@ -431,6 +456,10 @@ def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
     finally:
         for result in results:
             result.gradients.clear()
+
+
+def _times(factor: tf.Tensor, gradients: list[Any]) -> list[Any]:
+    return [reduction.mapped(lambda value: value * tf.cast(factor, value.dtype), gradient) for gradient in gradients]
 
 
 def _placed() -> Any:

@@ -16,6 +16,7 @@ from tfdist import errors
 from tfdist.optimizers import LARS, DistributedOptimizer
 from tfdist.strategies import ParameterServerStrategy
 from tfdist.testing.digits import load_digits
+from tfdist.training import transport
 
 WORKERS, SERVERS = 3, 2
 RATE = 2.0**-10  # sums of it are exact in float32
@@ -76,11 +77,13 @@ class Constant(keras.layers.Layer):
         return tf.zeros_like(x[:, :1]) + self.weight
 
 
-def counting(made: ParameterServerStrategy, rate: float = RATE) -> keras.Model:
+def counting(
+    made: ParameterServerStrategy, rate: float = RATE, around: Callable[[Any], Any] = lambda inner: inner
+) -> keras.Model:
     """Return a model whose weight is -RATE times the number of updates that were applied, exactly."""
     with made.scope():
         model = keras.Sequential([keras.Input((2,)), Constant()])
-        model.compile(keras.optimizers.SGD(rate), "mae", metrics=[Examples()])
+        model.compile(around(keras.optimizers.SGD(rate)), "mae", metrics=[Examples()])
     return model
 
 
@@ -125,6 +128,46 @@ def count_exactly(options: dict[str, Any], epochs: int = 3) -> dict[str, Any]:
     model = counting(made)
     history = model.fit(*data(165), batch_size=8, epochs=epochs, verbose=0)
     return counts(made, model, history)
+
+
+def count_while_the_scale_grows(optimizer: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Train as in `count_exactly`, with a loss scale that is doubled after every two updates."""
+    arounds: dict[str, Callable[[Any], Any]] = {
+        "keras": lambda inner: keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=2),
+        "distributed": lambda inner: DistributedOptimizer(inner, loss_scale="dynamic", growth_steps=2),
+        "accumulated": lambda inner: DistributedOptimizer(
+            inner, loss_scale="dynamic", growth_steps=2, accumulate_steps=3
+        ),
+    }
+    made = strategy(**options)
+    model = counting(made, around=arounds[optimizer])
+    history = model.fit(*data(165), batch_size=8, epochs=3, verbose=0).history
+    return {
+        "updates": int(model.optimizer.iterations.numpy()),
+        "weight": _weight(model),
+        "scale": history["loss_scale"][-1],
+        "skipped": history["skipped_steps"][-1],
+        "largest": made.staleness.largest,
+    }
+
+
+def what_travels(wire_dtype: str) -> dict[str, Any]:
+    """Train two batches, and note in which dtype a worker leaves gradients on their servers."""
+    dtypes: list[str] = []
+    plain = transport.left_on_server
+
+    def noting(value: Any, device: str) -> list[tf.Tensor]:
+        left = plain(value, device)
+        dtypes.extend(tensor.dtype.name for tensor in left)
+        return left
+
+    model = counting(strategy(), around=lambda inner: DistributedOptimizer(inner, wire_dtype=wire_dtype))
+    transport.left_on_server = noting
+    try:
+        model.fit(*data(16), batch_size=8, verbose=0)
+    finally:
+        transport.left_on_server = plain
+    return {"dtypes": dtypes, "weight": _weight(model)}
 
 
 def count_with_trouble(what: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -414,6 +457,18 @@ def refusals() -> dict[str, str]:
             keras.layers.Dense(3).build((2, 4))
     except errors.TfdistError as error:
         said["second axis"] = f"{type(error).__name__}: {error}"
+    made = strategy(variable_partitioner=tf.distribute.experimental.partitioners.FixedShardsPartitioner(2))
+    for name, optimizer in {
+        "norms of parts": lambda: keras.optimizers.Lamb(),
+        "norms of parts, wrapped": lambda: DistributedOptimizer(LARS()),
+    }.items():
+        with made.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="cut")])
+            model.compile(optimizer(), "mse")
+        try:
+            model.fit(np.ones((4, 2)), np.ones((4, 3)), verbose=0)
+        except errors.TfdistError as error:
+            said[name] = f"{type(error).__name__}: {error}"
     return said
 
 
@@ -445,15 +500,3 @@ def _wait(done: Callable[[], bool], seconds: float = 60.0) -> None:
     while not done() and time.monotonic() < deadline:
         pause.wait(0.05)
     assert done(), "not in time"
-    made = strategy(variable_partitioner=tf.distribute.experimental.partitioners.FixedShardsPartitioner(2))
-    for name, optimizer in {
-        "norms of parts": lambda: keras.optimizers.Lamb(),
-        "norms of parts, wrapped": lambda: DistributedOptimizer(LARS()),
-    }.items():
-        with made.scope():
-            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="cut")])
-            model.compile(optimizer(), "mse")
-        try:
-            model.fit(np.ones((4, 2)), np.ones((4, 3)), verbose=0)
-        except errors.TfdistError as error:
-            said[name] = f"{type(error).__name__}: {error}"
