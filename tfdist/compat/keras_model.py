@@ -160,6 +160,12 @@ def override(
     own["_get_metrics_result_or_logs"] = epoch_logs
 
 
+def train_function(model: keras.Model) -> Any:
+    """Return the model's train function, which is made if there is none; that Keras is about to train is not said."""
+    type(model).make_train_function(model)
+    return model.train_function
+
+
 def note_logs(model: keras.Model, *, are_metrics: bool) -> None:
     """Note whether the logs of the step that is being traced are the model's metrics over all replicas."""
     vars(model)["_tfdist_logs_are_metrics"] = are_metrics

@@ -130,11 +130,16 @@ class Reporter:
         """Whether the agent wants all to stop before the same tick."""
         return bool(self._map[_REQUEST])
 
+    @property
+    def is_in_reserve(self) -> bool:
+        """Whether the agent keeps these workers until they take the place of others."""
+        return bool(self._map[_RESERVE])
+
     def stand_by(self) -> None:
         """Wait, if the agent keeps these workers in reserve, until they take the place of others."""
-        if self._map[_RESERVE]:
+        if self.is_in_reserve:
             with self.inside(Phase.RESERVE):
-                while self._map[_RESERVE]:
+                while self.is_in_reserve:
                     time.sleep(_RESERVE_LOOK_SECONDS)
 
     def begins(self, tick: int) -> bool:

@@ -135,6 +135,9 @@ class Input:
         local_replicas: replicas of this worker.
         workers: the workers that take part.
         expect: told how many batches the next epoch has, where that is known when one ends.
+
+    Attributes:
+        layout: of every batch.
     """
 
     def __init__(
@@ -162,7 +165,7 @@ class Input:
         else:
             self.element_spec = tf_data.without_optionals(dataset.element_spec)
             elements = _slices(dataset, self.source, local_replicas, workers)
-        self._layout = Layout(tf_data.without_nones(elements.element_spec.slices))
+        self.layout = Layout(tf_data.without_nones(elements.element_spec.slices))
         self._dataset = elements.map(_as_it_is(_Element.flat)).prefetch(2)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -171,14 +174,14 @@ class Input:
         epoch = self._epoch(map(_Element.of, iter(self._dataset)))
         if self._reading is not None:
             epoch = _counted(epoch, self._reading, self._expect)
-        return (Batch(element.slices, rows, self._layout) for element, rows in epoch)
+        return (Batch(element.slices, rows, self.layout) for element, rows in epoch)
 
     def _epoch(self, elements: Iterator[_Element]) -> Iterator[tuple[_Element, tf.Tensor]]:
         if self.workers.count == 1:
             return ((element, element.rows) for element in elements)
         if self.source is Source.SHARED:
             return _shared(elements, self.batches, self._endless, self.workers)
-        return _own(elements, self._layout, self.workers)
+        return _own(elements, self.layout, self.workers)
 
 
 def _share(reading: Reading, local_replicas: int, workers: Workers) -> tf.data.Dataset:

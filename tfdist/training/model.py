@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.compat import keras_model, tf_strategies
 from tfdist.errors import ConfigError, TfdistError, UnsupportedError
-from tfdist.training import callbacks, layers, losses, metrics, optimizers, saving, step
+from tfdist.training import callbacks, layers, losses, metrics, optimizers, saving, standby, step
 from tfdist.training.data import Batch, Layout
 from tfdist.training.pulse import Phase, pulse
 from tfdist.training.workers import Workers
@@ -30,10 +30,16 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
         build=functools.partial(build, model),
         make_function=functools.partial(_function, model, strategy, workers),
         make_predict_function=functools.partial(_predict_function, model, strategy, workers),
-        before=functools.partial(callbacks.adapt, model, workers),
+        before=functools.partial(_before, model, workers),
         settle=_between,
     )
     saving.adopt(model, workers)
+
+
+def _before(model: keras.Model, workers: Workers, training: bool) -> None:
+    """Keras is about to train, test or predict, and has not told its callbacks that anything begins."""
+    standby.stand_by(model, training=training)
+    callbacks.adapt(model, workers, training)
 
 
 def _between(logs: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +67,6 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
 
 def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
     """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
-    pulse().stand_by()  # behind all that `fit` prepares, and before its callbacks begin
     refuse_xla(model, strategy)
     metrics.require_scope(model, strategy)
     training = user_step == model.train_step
@@ -88,33 +93,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
     def collect(logs: Any) -> Any:
         return tf_strategies.first_local_value(logs)
 
-    run = _Replicated(model, strategy, workers, replica_step, collect)
-
-    def function(iterator: Iterator[Any]) -> Any:
-        logs = None
-        batches = iter(iterator)
-        whole = not isinstance(iterator, tf.distribute.DistributedIterator)
-        watch = pulse().stopwatch if training else None
-        pulse().begin()
-        if watch is not None:
-            watch.begins()
-        try:
-            for _ in range(model.steps_per_execution):
-                pulse().phase(Phase.INPUT)
-                element = next(batches, None)
-                if element is None:
-                    break
-                pulse().phase(Phase.STEPPING)
-                logs = run(element, whole=whole)
-                if watch is not None:
-                    watch.trained(_examples(element, whole=whole), tf_strategies.replica_count(strategy))
-        finally:
-            pulse().end()
-        if logs is None:
-            raise StopIteration
-        return logs
-
-    return function
+    return _Steps(model, strategy, _Replicated(model, strategy, workers, replica_step, collect), training=training)
 
 
 def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
@@ -143,6 +122,49 @@ def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> An
         )
 
     return function
+
+
+class _Steps:
+    """What Keras calls with an iterator: `steps_per_execution` steps; the logs of the last one are returned.
+
+    Args:
+        model: says how many.
+        strategy: runs them.
+        run: runs one on a batch.
+        training: whether they are of `fit`.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Any, run: "_Replicated", *, training: bool) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._run = run
+        self._training = training
+        #: makes the step for batches of a layout, and runs nothing
+        self.trace = run.trace
+
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        logs = None
+        batches = iter(iterator)
+        whole = not isinstance(iterator, tf.distribute.DistributedIterator)
+        watch = pulse().stopwatch if self._training else None
+        pulse().begin()
+        if watch is not None:
+            watch.begins()
+        try:
+            for _ in range(self._model.steps_per_execution):
+                pulse().phase(Phase.INPUT)
+                element = next(batches, None)
+                if element is None:
+                    break
+                pulse().phase(Phase.STEPPING)
+                logs = self._run(element, whole=whole)
+                if watch is not None:
+                    watch.trained(_examples(element, whole=whole), tf_strategies.replica_count(self._strategy))
+        finally:
+            pulse().end()
+        if logs is None:
+            raise StopIteration
+        return logs
 
 
 class _Replicated:
@@ -182,7 +204,12 @@ class _Replicated:
         pulse().phase(Phase.STEPPING)
         return found
 
-    def _of(self, layout: Layout) -> Callable[..., Any]:
+    def trace(self, layout: Layout) -> None:
+        """Make the function for batches of this layout, which is not run."""
+        if not self._model.run_eagerly:
+            self._of(layout).get_concrete_function()
+
+    def _of(self, layout: Layout) -> Any:
         """Return the function for this layout, which is traced when it is called first."""
         if layout.key not in self._traced:
             signature = [tf.TensorSpec([], tf.int32), *layout.signature]
@@ -190,7 +217,7 @@ class _Replicated:
             self._traced[layout.key] = self._trace(packed, input_signature=signature)
         return self._traced[layout.key]
 
-    def _trace(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    def _trace(self, function: Callable[..., Any], **options: Any) -> Any:
         return function if self._model.run_eagerly else tf.function(_untraced(function), **options)
 
     def _packed(self, layout: Layout, global_rows: tf.Tensor, *tensors: Any) -> Any:
@@ -199,9 +226,8 @@ class _Replicated:
         return self._collect(self._strategy.run(self._replica_step, args=(data, rows, global_rows)))
 
     def _note_tracing(self) -> None:
-        """Say that the function is being made, which takes as long as it takes; its first run says that it is done."""
         if not self._model.run_eagerly:
-            pulse().phase(Phase.TRACING)
+            pulse().tracing()
 
     def _free(self, data: Any, whole: bool) -> Any:
         self._note_tracing()

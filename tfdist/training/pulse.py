@@ -32,10 +32,16 @@ class Pulse:
         self._tick = -1
         self._begun = False
 
-    def stand_by(self) -> None:
-        """Wait, if this process is in reserve, until it is needed; called before anything that others could see."""
-        if self.reporter is not None:
-            self.reporter.stand_by()
+    def stand_by(self, prepare: Callable[[], None] = lambda: None) -> None:
+        """Wait, if this process is in reserve, until it is needed; called before anything that others could see.
+
+        Args:
+            prepare: called in reserve alone, before the wait.
+        """
+        if self.reporter is not None and self.reporter.is_in_reserve:
+            with self.reporter.inside(Phase.RESERVE):
+                prepare()
+                self.reporter.stand_by()
 
     def begin(self) -> None:
         """Begin a step, unless it has begun; where the agent asks for it, end this process before it."""
@@ -63,6 +69,11 @@ class Pulse:
         self._begun = False
         if self.reporter is not None:
             self.reporter.ends(self._tick)
+
+    def tracing(self) -> None:
+        """Say that a function is being made, which takes as long as it takes; its first run says that it is done."""
+        self.phase(Phase.TRACING)
+        faults.at("tracing", max(self._tick, 0))
 
     def phase(self, phase: Phase) -> None:
         """Say what is done from now on."""
