@@ -22,8 +22,11 @@ def draw(report: Report, path: Path) -> None:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     figure = Figure(figsize=(12, 5), dpi=200, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
-    for place, kind in enumerate(_TITLES):
-        _bars(figure.add_subplot(1, 2, place + 1), report, kind)
+    panels = [figure.add_subplot(1, len(_TITLES), place + 1) for place in range(len(_TITLES))]
+    for axes, kind in zip(panels, _TITLES, strict=True):
+        _bars(axes, report, kind)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=2, frameon=False)
     about = report.machine
     figure.suptitle(
         f"Reading shuffled, beside TFRecordDataset in order, on {about['cores']} cores, {about['processor']}\n"
@@ -55,7 +58,6 @@ def _bars(axes: Any, report: Report, kind: str) -> None:
     axes.axvline(1.0, color="#222222", linewidth=1)
     axes.set_yticks(range(len(rows)), [row.way for row in rows])
     axes.set_xlim(left=0)
-    axes.set_xlabel("times as good as tf.data in order; orange: what is asked for")
+    axes.set_xlabel("times as good; orange: asked for")
     axes.set_title(_TITLES[kind], loc="left", fontweight="bold")
-    axes.legend(frameon=False, loc="lower right")
     plain(axes)
