@@ -88,7 +88,7 @@ def command(
         sys.exit(1)
 
 
-def _runnable(columns: Sequence[Column], *, named: bool) -> Sequence[Column]:
+def _runnable(columns: Sequence[Column], *, named: bool) -> tuple[Column, ...]:
     """Return the columns whose strategy has all that it needs, and say which have not; an error if they were named."""
     missing = [column for column in columns if not registry.get(column.strategy).is_installed]
     for needs in dict.fromkeys(registry.get(column.strategy).needs for column in missing):
@@ -97,7 +97,7 @@ def _runnable(columns: Sequence[Column], *, named: bool) -> Sequence[Column]:
         if named:
             raise MissingDependencyError(f"{names}: {needs[0]} is not installed. Install it: {needs[1]}")
         click.echo(f"left out: {names}, because {needs[0]} is not installed. Install it: {needs[1]}", err=True)
-    return [column for column in columns if column not in missing]
+    return tuple(column for column in columns if column not in missing)
 
 
 def _print_list(rows: Sequence[Feature], columns: Sequence[Column]) -> None:
