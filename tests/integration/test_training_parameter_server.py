@@ -208,6 +208,8 @@ def test_an_error_of_the_users_is_raised_and_no_worker_is_blamed(pool: WorkerPoo
         ("no servers", "--parameter-servers 1"),
         ("a worker", "this process is worker 0"),
         ("second axis", "at least 1 for the first and 1 for the others"),
+        ("norms of parts", "cut/kernel' lies in parts on parameter servers, and the optimizer 'Lamb'"),
+        ("norms of parts, wrapped", "the optimizer 'LARS' is not one"),
     ],
 )
 def test_wrong_use_is_refused_with_the_cure(pool: WorkerPool, wrong: str, says: str) -> None:
@@ -225,8 +227,6 @@ def _refusals(pool: WorkerPool) -> dict[str, str]:
 
 
 def test_a_server_that_goes_ends_training_at_once_with_the_cure() -> None:
-        ("norms of parts", "cut/kernel' lies in parts on parameter servers, and the optimizer 'Lamb'"),
-        ("norms of parts, wrapped", "the optimizer 'LARS' is not one"),
     seen = once("a_server_goes")
     assert "parameter server 0" in seen["error"]
     assert "BackupAndRestore" in seen["error"]

@@ -82,17 +82,17 @@ def scales(optimizer: Any) -> bool:
     return known and optimizer.built and getattr(optimizer, "loss_scale", "dynamic") is not None
 
 
+def variable_of(optimizer: Any) -> Any:
+    """Return the Keras variable of an optimizer's loss scale, or None where it scales no loss."""
+    return optimizer.dynamic_scale if scales(optimizer) else None
+
+
 def show(model: keras.Model, running: keras.callbacks.CallbackList | None) -> None:
     """Let the callbacks of a `fit` that is about to begin have a `LossScaleLogger`, if one is missing among them."""
     if running is None or not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         return
     if any(isinstance(callback, LossScaleLogger) for callback in running.callbacks):
         return
-def variable_of(optimizer: Any) -> Any:
-    """Return the Keras variable of an optimizer's loss scale, or None where it scales no loss."""
-    return optimizer.dynamic_scale if scales(optimizer) else None
-
-
     logger = LossScaleLogger()
     logger.set_model(model)
     # before those that are told of the logs, and behind what must come before all others
