@@ -1,12 +1,13 @@
 """Training that goes on where it was killed: to the step, to the bit."""
 
-import hashlib
 import os
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import keras
 
 from tfdist import validation
+from tfdist.callbacks import trainings
 from tfdist.callbacks.keeper import Keeper
 from tfdist.checkpoint.store import Store
 from tfdist.compat import keras_epochs
@@ -39,23 +40,25 @@ class BackupAndRestore(keras.callbacks.Callback):
     143.
 
     Args:
-        backup_dir: a directory, or a URL that fsspec knows. It is for one training at a time.
+        backup_dir: a directory, or a URL that fsspec knows. Each call of `fit` needs one of its own.
         save_freq: "epoch": at the end of each epoch. A number: every so many steps, over the ends of epochs. False:
             only when the process is asked to end.
         double_checkpoint: as Keras has it: at least two backups are kept; see ``keep``.
-        delete_checkpoint: whether the backups are removed when `fit` has come to its end.
+        delete_checkpoint: whether the backups are removed when `fit` has come to its end; False for a `fit` that is
+            followed by others, or it trains anew where the script is started again.
         keep: how many backups are kept, the newest ones.
         asynchronous: whether training goes on while a backup is written. A backup that is not begun when the next one
             is due is left out.
-
         learning_rate_rule: what becomes of the learning rate when the script goes on with another global batch than it
             had: "none" leaves it, "linear" multiplies it by the ratio r of the two, "sqrt" by the square root of r.
             Scripts whose batch does not depend on the number of workers need none.
 
+        storage_options: what fsspec's driver takes, such as ``{"key": ..., "endpoint_url": ...}``; for URLs alone.
     Raises:
         ConfigError: ``backup_dir`` is empty, or another argument is none of its values. In `fit`: the backup belongs to
-            another model or to other data; or the learning rate follows a schedule, or the size of the batch is not
-            known, and a rule is to be applied.
+            another model, to other data, or to another call of `fit` of the script that made it; or the learning rate
+            follows a schedule, or the size of the batch is not known, and a rule is to be applied.
+        MissingDependencyError: the package that the URL needs is missing.
 
     Example:
         >>> import keras, numpy as np, tempfile
@@ -85,6 +88,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         asynchronous: bool = True,
         learning_rate_rule: Literal["none", "linear", "sqrt"] = "none",
     ) -> None:
+        storage_options: Mapping[str, Any] | None = None,
         super().__init__()
         if not os.fspath(backup_dir):
             raise ConfigError("backup_dir is empty; it must be a directory, or a URL such as s3://bucket/backup.")
@@ -103,6 +107,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.asynchronous = asynchronous
         self.learning_rate_rule = learning_rate_rule
 
+        self.storage_options = storage_options
     def set_model(self, model: keras.Model) -> None:
         """Take part in the `fit` that is about to begin; Keras calls it."""
         super().set_model(model)
@@ -118,7 +123,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             model=model,
             fit=fit,
             others=others,
-            disk=Store(self.backup_dir, keep=self.keep),
+            disk=Store(self.backup_dir, keep=self.keep, storage_options=self.storage_options),
             memory=None if memory is None else Store(memory, keep=2, durable=False),
             save_freq=self.save_freq,
             asynchronous=self.asynchronous,
@@ -138,5 +143,4 @@ def _in_memory(backup_dir: str) -> str | None:
     room = os.environ.get(_MEMORY)
     if not room:
         return None
-    place = backup_dir if "://" in backup_dir else os.path.abspath(backup_dir)
-    return os.path.join(room, hashlib.sha256(place.encode()).hexdigest()[:16], "state")
+    return os.path.join(room, trainings.place_of(backup_dir), "state")

@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 
-from tfdist.callbacks import candidates, rescaling
+from tfdist.callbacks import candidates, rescaling, trainings
 from tfdist.callbacks.ending import Ending
 from tfdist.callbacks.memory import Memory
 from tfdist.callbacks.position import Input, Place
@@ -91,6 +92,7 @@ class Keeper(keras.callbacks.Callback):
         self._found = candidates.newest([*stores, (disk.url, disk)], self._workers)
         if self._found is not None:
             _require_version(self._found)
+            trainings.require_same(disk.url, self._found.state.get("training"))
             self._state.prepare_callbacks(self._found.state)
         self._undo = lambda: None
 
@@ -106,7 +108,13 @@ class Keeper(keras.callbacks.Callback):
         state = self._found.state
         self._state.restore_model(self._found.arrays, functools.partial(keras_epochs.build, self.model, self._fit))
         self._state.restore_callbacks(state, self._found.arrays)
-        rescaling.apply(self._rule, self.model, before=state["global_batch"], now=self._input.global_batch)
+        rescaling.apply(
+            self._rule,
+            self.model,
+            before=state["global_batch"],
+            now=self._input.global_batch,
+            tell=self._workers.is_chief,
+        )
         self._epoch, self._steps, self._epochs = state["epoch"], state["steps"], state["epochs"]
         lost = self._memory.lost(self._steps) if self._memory is not None else 0
         stopped = state["stop_training"] and not state["step"]
@@ -116,12 +124,17 @@ class Keeper(keras.callbacks.Callback):
         if reporter is not None:
             reporter.resumed(self._steps, lost, self._found.source)
         if self._workers.is_chief:
-            _logger.info(
-                "Training goes on behind step %d of epoch %d (from %s).",
-                state["step"],
-                state["epoch"] + 1,
-                self._found.source,
-            )
+            is_told = reporter is not None and os.environ.get("TFDIST_RESTARTS", "0") != "0"  # in the agent's report
+            self._tell_where(_logger.info if is_told else _logger.warning)
+
+    def _tell_where(self, tell: Callable[..., None]) -> None:
+        found = self._found
+        assert found is not None
+        if found.state["stop_training"] or found.state["epoch"] >= self._fit.epochs:
+            tell("Nothing is left to train: by the backup (%s), training has come to its end.", found.source)
+        else:
+            step, epoch = found.state["step"], found.state["epoch"] + 1
+            tell("Training goes on behind step %d of epoch %d (from %s).", step, epoch, found.source)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Enter the epoch where it was left."""
@@ -199,6 +212,7 @@ class Keeper(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Wait for what is being written; remove what nobody needs any more."""
+        self.settle()  # where nothing was left to train
         keras_model.set_initial_epoch(self.model, 0)
         pulse().before_halt = None
         self._ending.stop()
@@ -210,6 +224,8 @@ class Keeper(keras.callbacks.Callback):
                 self._writer.close()
                 if self._delete:
                     self._disk.discard()
+        if self._delete:
+            trainings.is_over(self._disk.url)
 
     def _capture(self) -> _Taken:
         begun = time.perf_counter()
@@ -224,6 +240,7 @@ class Keeper(keras.callbacks.Callback):
             logs_are_metrics=keras_model.logs_are_metrics(self.model),
             workers=self._workers.count,
             global_batch=self._input.global_batch,
+            training=trainings.mark(self._disk.url),
             time=time.time(),
             **self._input.state(self._at),
         )

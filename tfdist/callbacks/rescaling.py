@@ -11,7 +11,7 @@ from tfdist.optimizers.scaling import factor
 _logger = logging.getLogger("tfdist")
 
 
-def apply(rule: str, model: keras.Model, *, before: int | None, now: int | None) -> None:
+def apply(rule: str, model: keras.Model, *, before: int | None, now: int | None, tell: bool = True) -> None:
     """Multiply the learning rates of a model's optimizers, if the global batch is another one.
 
     Args:
@@ -19,6 +19,7 @@ def apply(rule: str, model: keras.Model, *, before: int | None, now: int | None)
         model: whose optimizers.
         before: the global batch of the state that was restored.
         now: the one that training goes on with.
+        tell: whether to say it, as one of several workers does.
     Raises:
         ConfigError: the rule needs what is not there: both sizes, and a learning rate that is a number.
     """
@@ -38,4 +39,6 @@ def apply(rule: str, model: keras.Model, *, before: int | None, now: int | None)
             )
         old = float(rate.numpy())
         rate.assign(old * factor(rule, now / before))
-        _logger.info("The global batch was %d and is %d: the learning rate was %g and is %g.", before, now, old, rate)
+        if tell:
+            words = "The global batch was %d and is %d: the learning rate of %s was %g and is %g (rule %r)."
+            _logger.warning(words, before, now, optimizer.name, old, float(rate.numpy()), rule)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tfdist.callbacks.encoding import decode, encode
 from tfdist.compat import keras_callbacks, keras_model, random_states, tf_arrays, tf_strategies
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.training.agreement import relative_paths
 
 _logger = logging.getLogger(__name__)
@@ -103,10 +103,12 @@ class TrainState:
             name: tf_arrays.held(tf_strategies.primary(variable.value)) for name, variable in self._variables.items()
         }
         arrays.update({f"{_RANDOM}/{name}": state for name, state in random_states.capture().items()})
-        callbacks = [
-            {"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")}
-            for place, (name, state) in enumerate(self._callback_states())
-        ]
+        callbacks = []
+        for place, (name, state) in enumerate(self._callback_states()):
+            try:
+                callbacks.append({"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")})
+            except ConfigTypeError as error:
+                raise ConfigTypeError(f"The state of the callback {name} cannot be kept: {error}") from error
         return arrays, {"callbacks": callbacks}
 
     def _callback_states(self) -> list[tuple[str, Any]]:

@@ -1,0 +1,96 @@
+"""What BackupAndRestore says, and what it is told; each function asserts it. python backup_words.py NAME FOLDER"""
+
+import logging
+import os
+import re
+import sys
+
+import fsspec
+import keras
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tfdist.callbacks import BackupAndRestore
+from tfdist.errors import ConfigError, ConfigTypeError
+
+X = np.ones((12, 3), "float32")
+
+
+def model_of():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def fit(*callbacks, epochs, batch_size=4):
+    model_of().fit(X, X[:, 0], batch_size=batch_size, epochs=epochs, verbose=0, callbacks=list(callbacks))
+
+
+def state_that_cannot_be_kept():
+    """The error names the callback of the user."""
+
+    class Ours(keras.callbacks.Callback):
+        def get_state(self):
+            return {"seen": {1, 2}}
+
+        def set_state(self, state):
+            raise AssertionError(state)
+
+    with pytest.raises(ConfigTypeError, match=r"callback .*Ours cannot be kept: .*seen is a set; .* must be None, a b"):
+        fit(Ours(), BackupAndRestore("b"), epochs=1)
+
+
+def storage_options():
+    """They reach the driver; a directory takes none."""
+    seen = []
+
+    class Noted(MemoryFileSystem):
+        protocol = "noted"
+        cachable = False
+
+        def __init__(self, *, word=None, **more):
+            super().__init__(**more)
+            seen.append(word)
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return MemoryFileSystem._strip_protocol(path.replace("noted://", "memory://"))
+
+    fsspec.register_implementation("noted", Noted)
+    fit(BackupAndRestore("noted://b", storage_options={"word": 17}, delete_checkpoint=False), epochs=1)
+    assert set(seen) == {17}
+    assert any(name.startswith("/b/step-") for name in MemoryFileSystem.store)
+    with pytest.raises(ConfigError, match="storage_options are for remote stores"):
+        fit(BackupAndRestore("b", storage_options={"word": 17}), epochs=1)
+
+
+def going_on():
+    """Where training goes on it says so, and with which learning rate, to those who have set no logging up."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append((record.levelname, record.getMessage()))
+    logging.getLogger("tfdist").addHandler(handler)
+    keras.utils.set_random_seed(1)
+    place = os.path.abspath("b")
+
+    def kept():
+        said.clear()
+        return BackupAndRestore("b", delete_checkpoint=False, learning_rate_rule="linear")
+
+    fit(kept(), epochs=1)
+    assert said == []
+    fit(kept(), epochs=2)
+    assert said == [("WARNING", f"Training goes on behind step 0 of epoch 2 (from {place}).")]
+    fit(kept(), epochs=2)
+    assert said == [("WARNING", f"Nothing is left to train: by the backup ({place}), training has come to its end.")]
+    fit(kept(), epochs=3, batch_size=12)
+    (rate, where) = said
+    assert where == ("WARNING", f"Training goes on behind step 0 of epoch 3 (from {place}).")
+    assert rate[0] == "WARNING"
+    assert re.search(r"was 4 and is 12: the learning rate of adam\w* was 0.01 and is 0.03 \(rule 'linear'", rate[1])
+
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[2])
+    globals()[sys.argv[1]]()

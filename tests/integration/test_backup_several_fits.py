@@ -1,0 +1,57 @@
+"""Backups of a script that calls `fit` several times, and what `BackupAndRestore` says to its user."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.forks import Forks, forks
+
+CASES = Path(__file__).parent / "cases"
+TWO, WORDS = str(CASES / "two_fits.py"), str(CASES / "backup_words.py")
+ENDED = 9  # the code of a script that ends in its training
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_") and name != "TF_CONFIG"}
+    folder = tmp_path_factory.mktemp("forks")
+    with forks(folder, {**kept, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}) as found:
+        yield found
+
+
+def test_every_fit_goes_on_from_its_own_backup_and_says_so(forking: Forks, tmp_path: Path) -> None:
+    def run(*words: str) -> int:
+        return forking.run(TWO, str(tmp_path / "result.json"), *(str(tmp_path / word) for word in words))
+
+    def to_the_end(*words: str) -> dict[str, Any]:
+        assert run(*words) == 0, forking.output[-3000:]
+        return json.loads((tmp_path / "result.json").read_text())
+
+    expected = to_the_end("never 1", "never 2")
+    assert (len(expected["losses"]), expected["iterations"]) == (5, 15)
+
+    # in directories of their own: the first has nothing left to train, the second goes on
+    assert run("pretraining", "training", "ends") == ENDED, forking.output[-3000:]
+    assert to_the_end("pretraining", "training") == expected
+    assert f"by the backup ({tmp_path / 'pretraining'}), training has come to its end" in forking.output
+    assert f"Training goes on behind step 0 of epoch 2 (from {tmp_path / 'training'})" in forking.output
+    assert not (tmp_path / "training").exists()
+
+    # in one: an error, and the backup stays; what it advises leads on
+    assert run("both", "both", "ends") == ENDED, forking.output[-3000:]
+    for _ in range(2):
+        assert run("both", "both") == 1
+        assert f"ConfigError: the backup in {tmp_path / 'both'} is of fit number 2 of its script" in forking.output
+    (tmp_path / "both").rename(tmp_path / "moved")
+    assert to_the_end("another", "moved") == expected
+
+
+@pytest.mark.parametrize("case", ["state_that_cannot_be_kept", "storage_options", "going_on"])
+def test_what_it_says(forking: Forks, tmp_path: Path, case: str) -> None:
+    assert forking.run(WORDS, case, str(tmp_path)) == 0, forking.output[-3000:]

@@ -1,0 +1,69 @@
+"""Which of the trainings of a script a backup is of, where several calls of `fit` share one backup directory.
+
+This process counts the trainings that have come to their end and have removed their backup. A script that is started
+again counts anew: its first `fit` would take for its own what a later one has saved.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.errors import ConfigError
+
+_over: Counter[str] = Counter()
+
+
+def place_of(backup_dir: str) -> str:
+    """Return what names a backup directory, the same from any working directory.
+
+    Example:
+        >>> place_of("backup") == place_of(os.path.abspath("backup")), len(place_of("s3://bucket/backup"))
+        (True, 16)
+    """
+    place = backup_dir if "://" in backup_dir else os.path.abspath(backup_dir)
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def mark(backup_dir: str) -> dict[str, Any]:
+    """Return, as JSON, which training a state that is saved now is of.
+
+    Example:
+        >>> mark("backup")["before"]
+        0
+    """
+    place = place_of(backup_dir)
+    return {"place": place, "before": _over[place]}
+
+
+def is_over(backup_dir: str) -> None:
+    """Note that a training has come to its end, and that its backup is removed."""
+    _over[place_of(backup_dir)] += 1
+
+
+def require_same(backup_dir: str, found: Mapping[str, Any] | None) -> None:
+    """Check that a state is of the training that begins now.
+
+    Args:
+        backup_dir: of this training.
+        found: what `mark` returned when the state was saved; None in states that do not say it.
+    Raises:
+        ConfigError: it was saved in this directory, by another training of its script.
+
+    Example:
+        >>> require_same("backup", mark("backup"))
+        >>> require_same("backup", {**mark("backup"), "before": 1})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        tfdist.errors.ConfigError: the backup in backup is of fit number 2 of its script with this backup_dir, ...
+    """
+    own = mark(backup_dir)
+    if found is None or found["place"] != own["place"] or found["before"] == own["before"]:
+        return
+    raise ConfigError(
+        f"the backup in {backup_dir} is of fit number {found['before'] + 1} of its script with this backup_dir, and "
+        f"this is number {own['before'] + 1}. Each call of fit needs a backup_dir of its own: move this backup to "
+        "another directory, name that one in the BackupAndRestore of the fit that it is of, and start again. Earlier "
+        "fits of a script should have delete_checkpoint=False, or they train anew when the script is started again."
+    )
