@@ -121,3 +121,4 @@ def test_a_request_that_is_wrong_starts_nothing(arguments: list[str], said: str)
 
 def test_a_log_that_ends_in_the_middle_is_read() -> None:
     assert chaos.lines(json.dumps(FAILED) + "\n[1]\n" + '{"event": "sta') == [FAILED]
+        (["--", "tfdist", "run", "--strategy", "parameter-server", "-n", "2", "train.py"], "parameter servers"),

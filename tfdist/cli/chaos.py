@@ -14,6 +14,7 @@ import click
 
 from tfdist.errors import ConfigError
 from tfdist.launch import faults
+from tfdist.launch.choice import has_chief
 
 _KINDS = "\n".join(f"  {kind:<10} {text}" for kind, text in faults.KINDS.items())
 
@@ -51,6 +52,7 @@ What the job needs:
   --min-workers        for "term", which takes a worker away for good
 
 \b
+  --strategy           any but parameter-server, whose faults and recoveries it does not see
 Exit code:
   0      the job ended with 0, after whatever happened
   2      the request was wrong (nothing was started)
@@ -136,6 +138,12 @@ def _asked_for(arguments: list[str]) -> tuple[int, bool]:
     context = run.make_context("tfdist run", list(arguments))
     if context.params["event_file"] is not None:
         raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
+    if has_chief(context.params["strategy"], parameter_servers=context.params["parameter_servers"]):
+        raise ConfigError(
+            "the command is a job with parameter servers. tfdist chaos needs workers that run the script and report "
+            "their steps; there the chief alone runs it, and reports none. Choose another strategy; or run the job "
+            "with --event-file PATH, and kill a process whose pid is in that file."
+        )
     if context.params["workers"] < 1:
         raise ConfigError(f"-n is {context.params['workers']}; it must be an integer of at least 1.")
     return context.params["workers"], context.params["max_restarts"] is not None
