@@ -179,7 +179,7 @@ Exit code:
     "--event-file",
     type=click.Path(dir_okay=False),
     metavar="PATH",
-    help="Append what happens (failures, recoveries) as lines of JSON; described in tfdist/launch/events.py.",
+    help="Append what happens (failures, recoveries) as lines of JSON; docs/run.md describes them.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the variables and command of each process; start nothing.")
 @click.option("--verbose", is_flag=True, help="Tell which processes are started and ended.")

@@ -1,20 +1,6 @@
 """What happens to a job, as lines of JSON in a file that others may follow: `tfdist run --event-file PATH`.
 
-Every line is an object with "version" (1), "time" (seconds since 1970), "clock" (seconds of the machine's monotonic
-clock, on which the differences are right), "job" (its id), "start" (how often the workers had been started again) and
-"event". New keys and events may come; what is there stays.
-
-    event       and
-    started     workers, pids
-    stepping    workers, resumed, lost (steps that are repeated), source; all workers have ended a step. After a
-                restart: seconds (failure seen -> all have ended a step; or asked to stop -> likewise)
-    failed      worker (or null), cause ("signal", "exit", "exception", "hang"), text, phase, tick (the last step that
-                it has started since the workers were, or null), restarts_left
-    halted      purpose ("resize", "leave", "end"), workers (how many go on): all have stopped before the same step
-    ended       exit_code, restarts, lost
-
-A job with parameter servers has "started" (workers: all its processes), "replaced" (a worker was started again, at its
-port; task), "failed" (task, text; everything is started again, or the job ends) and "ended".
+docs/run.md has all events and their keys, for users; a test compares it with what is written.
 """
 
 import json
