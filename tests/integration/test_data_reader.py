@@ -315,8 +315,12 @@ def test_one_example_makes_an_epoch(tmp_path: Path) -> None:
 
 
 def test_batches_are_made_on_the_device_that_is_named(folders: dict[str, str]) -> None:
-    x, *_ = next(iter(read(folders, "fixed", "numpy", device="/cpu:0")))
+    reading = read(folders, "fixed", "numpy", device="/cpu:0")
+    x, *_ = next(iter(reading))
     assert "CPU:0" in x.device
+    assert len(reading) == reading.steps_per_epoch
+    again = read(folders, "fixed", "numpy", device="/cpu:0", state=reading.state(batches=1))
+    assert ids_of(again) == ids_of(read(folders, "fixed", "numpy"))[10:]
 
 
 def test_a_missing_index_is_made_anew(folders: dict[str, str], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ class Reading(tf_data.Wrapped):
     Args:
         pipeline: how examples become batches.
         position: where to begin.
+        device: where batches are prefetched to; None for nowhere else.
 
     Example:
         >>> import tempfile, numpy as np, tfdist
@@ -32,10 +33,15 @@ class Reading(tf_data.Wrapped):
         (0, 3, 3, 1)
     """
 
-    def __init__(self, pipeline: Pipeline, position: Position) -> None:
+    def __init__(self, pipeline: Pipeline, position: Position, device: str | None = None) -> None:
         self._pipeline = pipeline
         self._position = position
-        super().__init__(lambda: pipeline.epochs(position, None))
+
+        def batches() -> tf.data.Dataset:
+            found = pipeline.epochs(position, None)
+            return found if device is None else found.apply(tf.data.experimental.prefetch_to_device(device))
+
+        super().__init__(batches)
         if pipeline.calls_users:
             _ = self.wrapped  # their mistakes are seen where they are made
 
