@@ -21,28 +21,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.blocks import BlockCache
+    from tfdist.data.examining import Place
     from tfdist.data.examples import Examples
     from tfdist.data.examples import open_directory as open  # noqa: A004
     from tfdist.data.indexing import index
-    from tfdist.data.inspecting import info
+    from tfdist.data.inspecting import Bar, Info, info
     from tfdist.data.manifest import Manifest
     from tfdist.data.reader import read
     from tfdist.data.reading import Reading
-    from tfdist.data.repairing import repair
+    from tfdist.data.repairing import Repair, repair
     from tfdist.data.schema import Feature, Schema
-    from tfdist.data.verifying import verify
+    from tfdist.data.verifying import Report, verify
     from tfdist.data.writer import write
 
 # name -> where it is; `read` needs TensorFlow, which is not loaded before
 _WHERE = {
+    "Bar": "inspecting:Bar",
     "BlockCache": "blocks:BlockCache",
     "Examples": "examples:Examples",
     "Feature": "schema:Feature",
+    "Info": "inspecting:Info",
     "Manifest": "manifest:Manifest",
+    "Place": "examining:Place",
+    "Reading": "reading:Reading",
+    "Repair": "repairing:Repair",
+    "Report": "verifying:Report",
     "Schema": "schema:Schema",
     "index": "indexing:index",
     "info": "inspecting:info",
-    "Reading": "reading:Reading",
     "open": "examples:open_directory",
     "read": "reader:read",
     "repair": "repairing:repair",
@@ -50,11 +56,16 @@ _WHERE = {
     "write": "writer:write",
 }
 __all__ = [
+    "Bar",
     "BlockCache",
     "Examples",
     "Feature",
+    "Info",
     "Manifest",
+    "Place",
     "Reading",
+    "Repair",
+    "Report",
     "Schema",
     "index",
     "info",

@@ -108,8 +108,8 @@ def verify(
         directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
         contents: whether each record is taken apart as well; False looks at checksums, which takes a tenth of the time
             where records have to be parsed.
-        progress: called now and then, see `Progress`.
-        storage_options: for fsspec.
+        progress: called now and then with the bytes that were read, and how many there are.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
     Returns:
         The report; a manifest that cannot be trusted is one of the places in it.
     Raises:
