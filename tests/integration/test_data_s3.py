@@ -1,6 +1,9 @@
 """Reading from a store: from a real S3 service the same batches as from a folder, and each block fetched once."""
 
-from collections.abc import Iterator
+import contextvars
+import io
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,10 @@ import pytest
 
 from tests.s3_service import s3_service
 from tfdist import data
+from tfdist.cluster.ports import free_ports
+from tfdist.data import pool
 from tfdist.data.blocks import BlockCache
-from tfdist.errors import MissingFileError, TfdistError
+from tfdist.errors import MissingFileError, StorageError, TfdistError
 
 pytestmark = pytest.mark.quick
 
@@ -74,6 +79,34 @@ def test_what_is_not_there_is_told(options: dict[str, Any]) -> None:
         data.read(f"s3://{BUCKET}/nothing", global_batch_size=1, storage_options=options)
     with pytest.raises((MissingFileError, TfdistError), match="no-such-bucket"):
         data.read("s3://no-such-bucket/a", global_batch_size=1, storage_options=options)
+
+
+def as_elsewhere(function: Callable[..., Any], tasks: list[tuple[Any, ...]], processes: int) -> Iterator[Any]:
+    """Call a function with nothing but its arguments, as another process does."""
+    return (contextvars.Context().run(function, *pickle.loads(pickle.dumps(task))) for task in tasks)  # noqa: S301
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_source_may_lie_in_a_store(
+    processes: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    monkeypatch.setattr(pool, "in_processes", as_elsewhere)
+    buffer = io.BytesIO()
+    np.savez(buffer, x=np.arange(8))
+    fsspec.filesystem("s3", **options).pipe_file(f"{BUCKET}/sources/a.npz", buffer.getvalue())
+    how = {"num_shards": 2, "processes": processes, "source_options": options}
+    data.write(f"s3://{BUCKET}/sources/a.npz", tmp_path / "written", **how)
+    assert [example["x"] for example in data.open(tmp_path / "written")] == list(range(8))
+
+
+def test_a_store_that_does_not_answer_is_told(options: dict[str, Any], tmp_path: Path) -> None:
+    nowhere = {**options, "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{free_ports(1)[0]}"}}
+    where = f"s3://{BUCKET}/sources/a.csv"
+    with pytest.raises(StorageError, match=rf"{where} cannot be read: .*network.*source_options"):
+        data.write(where, tmp_path / "written", source_options=nowhere)
+    assert not (tmp_path / "written").exists()
 
 
 def test_verify_finds_one_flipped_bit_in_a_store(options: dict[str, Any]) -> None:

@@ -1,11 +1,13 @@
 """`tf.data.Dataset` as a source of examples: shapes that are known, that vary, and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist import data
 from tfdist.data.schema import Feature
 from tfdist.data.sources import open_source
 from tfdist.errors import ConfigError
@@ -101,6 +103,22 @@ def test_a_schema_of_other_dtypes_is_checked() -> None:
         list(open_source(dataset, schema={"x": Feature("uint8")}).blocks(0, None))
     with pytest.raises(ConfigError, match="has the features 'x'; the schema has 'y'"):
         open_source(dataset, schema={"y": Feature("uint8")})
+
+
+def test_a_dataset_with_other_elements_is_not_mixed_with_finished_shards(tmp_path: Path) -> None:
+    def write(first: int, **options: Any) -> None:
+        data.write(Dataset.range(first, first + COUNT).map(lambda i: {"x": i}), tmp_path, num_shards=3, **options)
+
+    def stop(examples: int, *_: Any) -> None:
+        if examples > COUNT // 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        write(0, progress=stop)
+    with pytest.raises(ConfigError, match=r"data-00000\.tfrecord.*the same examples again"):
+        write(1)
+    write(0)
+    assert [example["x"] for example in data.open(tmp_path)] == list(range(COUNT))
 
 
 def test_names_that_are_bytes() -> None:

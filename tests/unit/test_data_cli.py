@@ -79,6 +79,8 @@ def test_rewriting_keeps_the_schema(tmp_path: Path) -> None:
         (["a.csv", "out", "--label", "klasse"], "label is 'klasse'"),
         (["b.csv", "out"], "there is no such file or folder"),
         (["a.csv"], "Missing argument"),
+        (["a.csv", "out", "--storage-options", "anon=true"], "is no JSON object"),
+        (["a.csv", "out", "--source-options", '{"anon": true}'], "source_options are for sources that are URLs"),
     ],
 )
 def test_requests_that_make_no_sense(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -86,7 +88,17 @@ def test_requests_that_make_no_sense(arguments: list[str], said: str, tmp_path: 
     done = run(*[str(tmp_path / a) if a in ("a.csv", "b.csv", "out") else a for a in arguments])
     assert done.exit_code == 2, done.output
     assert said in done.stderr
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["write", "a.csv"], ["index"], ["info"], ["verify"], ["repair"]], ids=" ".join)
+def test_options_of_the_driver_are_for_urls(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(CSV)
+    command, *source = words
+    words = [command, *(str(tmp_path / name) for name in source), str(tmp_path / "out")]
+    done = CliRunner().invoke(main, ["data", *words, "--storage-options", '{"anon": true}'])
+    assert done.exit_code == 2, done.output
+    assert "storage_options are for remote stores" in done.stderr
 
 
 def test_an_example_that_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -106,7 +118,8 @@ def test_what_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         return data.Manifest(schema=data.Schema({"x": data.Feature("int64")}), layout="fixed", shards=())
 
     monkeypatch.setattr(data, "write", write, raising=False)
-    done = run("a", "b", "s3://c", "--shard-bytes", "1.5MiB", "--processes", 3, "--keep")
+    options = ["--storage-options", '{"anon": true}', "--source-options", '{"key": "k"}']
+    done = run("a", "b", "s3://c", "--shard-bytes", "1.5MiB", "--processes", 3, "--keep", *options)
     assert seen == {
         "arguments": (["a", "b"], "s3://c"),
         "num_shards": None,
@@ -115,5 +128,7 @@ def test_what_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         "label": None,
         "processes": 3,
         "exists": "keep",
+        "storage_options": {"anon": True},
+        "source_options": {"key": "k"},
     }
     assert done.stderr == "1 examples, 3.2 GB\n"

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from fsspec.implementations.memory import MemoryFile
 
 from tfdist.data import example, records
 from tfdist.data.schema import Feature
 from tfdist.data.sources import open_source
-from tfdist.data.sources.images import open_images
-from tfdist.errors import ConfigError, MissingFileError
+from tfdist.errors import ConfigError, MissingFileError, StorageError
 
 PICTURES = {
     "JPEG": b"\xff\xd8\xff\xe0" + bytes(20),
@@ -67,11 +67,6 @@ def test_classes_and_names_are_sorted(folder: Path) -> None:
         for stop in range(start, 6):
             assert rows(source, start, stop) == EXPECTED[start:stop]
     assert rows(pickle.loads(pickle.dumps(source)), 1, 4) == EXPECTED[1:4]  # noqa: S301
-
-
-def test_paths_may_be_kept(folder: Path) -> None:
-    (block,) = open_images(str(folder), with_path=True).blocks(0, None)
-    assert block["path"] == [name.encode() for name in ORDER]
 
 
 def test_the_identity_follows_the_files(folder: Path) -> None:
@@ -147,6 +142,18 @@ def written(kind: str) -> bytes:
             entry = example.entry("x", feature, example.content_of(feature, i))
             buffer.write(records.frame(example.joined([entry])))
     return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "npy", "h5", "tfrecord"])
+@pytest.mark.parametrize("doing", ["info", "read"])
+def test_a_store_that_fails_is_told(kind: str, doing: str, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionResetError("the connection was reset")
+
+    store.pipe(f"/bucket/x.{kind}", written(kind))
+    monkeypatch.setattr(MemoryFile if doing == "read" else type(store), doing, fail)
+    with pytest.raises(StorageError, match=rf"x\.{kind} cannot be read: the connection was reset.*source_options"):
+        list(open_source(f"memory://bucket/x.{kind}").blocks(0, None))
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "npy", "h5", "tfrecord"])

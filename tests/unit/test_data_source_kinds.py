@@ -386,9 +386,6 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: p
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(MissingDependencyError, match=rf"need {package}, .*pip install 'tfdist\[formats\]'"):
             open_source(tmp_path / name)
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(MissingDependencyError, match="pip install fsspec"):
-        open_source("memory://a.csv")
 
 
 def test_mixtures_and_unknown_files(tmp_path: Path) -> None:

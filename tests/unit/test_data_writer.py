@@ -36,7 +36,7 @@ def rows(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def content(folder: Path) -> dict[str, str]:
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
+        for path in sorted(folder.glob("*"))
         if not path.name.startswith(".")
     }
 
@@ -99,6 +99,17 @@ def test_processes_give_the_same_bytes_in_a_relative_folder(tmp_path: Path) -> N
         assert content(tmp_path / f"{kind}1") == content(tmp_path / f"{kind}2")
 
 
+@pytest.mark.parametrize("kind", ["a stream", "a source without sizes"])
+def test_processes_that_do_not_help_are_told(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = StoppingSource(TEXTS, at=-1)
+    source.sizes = None
+    examples = rows(TEXTS) if kind == "a stream" else source
+    why = "is read from its beginning" if kind == "a stream" else "Pass num_shards"
+    data.write(examples, tmp_path, shard_bytes=2000, processes=2)
+    assert "processes is 2, and one writes: " in caplog.text
+    assert why in caplog.text
+
+
 class StopsError(Exception):
     """What the examples of a test raise."""
 
@@ -119,7 +130,7 @@ class StoppingSource:
         self._source = open_source(arrays)
         self._at = at
         self.schema, self.count, self.sizes = self._source.schema, self._source.count, self._source.sizes
-        self.seekable, self.identity = True, self._source.identity
+        self.seekable, self.identity, self.identifies = True, self._source.identity, self._source.identifies
         self.read: list[int] = []
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Any]:
@@ -160,6 +171,44 @@ def test_another_job_does_not_take_over_the_shards_of_an_interrupted_one(tmp_pat
     data.write(other, tmp_path / "a", num_shards=3)
     data.write(other, tmp_path / "b", num_shards=3)
     assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+LONG = {"text": [b"x" * 5000 + b"%03d" % place for place in range(101)], "label": np.arange(101)}
+MAKE: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = {
+    "stream": (rows, {"shard_bytes": 100_000}),
+    "list": (lambda arrays: list(rows(arrays)), {"num_shards": 5}),
+    "arrays": (lambda arrays: arrays, {"num_shards": 5}),  # of long texts a digest sees the beginnings
+}
+
+
+def stop_in_the_third_shard(examples: int, total: int | None, size: int) -> None:
+    if size > 250_000:
+        raise StopsError
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("at", [0, 30])
+def test_shards_of_other_examples_are_not_mixed(
+    kind: str, at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, options = MAKE[kind]
+    texts = [text if place != at else text[:-3] + b"new" for place, text in enumerate(LONG["text"])]
+    changed = {**LONG, "text": texts}
+    data.write(make(LONG), tmp_path / "whole", **options)
+    data.write(make(changed), tmp_path / "changed", **options)
+    for name in ("goes on", "begins anew"):
+        with pytest.raises(StopsError):
+            data.write(make(LONG), tmp_path / name, progress=stop_in_the_third_shard, **options)
+    left = content(tmp_path / "goes on")
+    assert len(left) == 5, "two shards, their indices and the journal"
+    with pytest.raises(ConfigError, match=f"data-0000{at // 20}.*the same examples again.*exists='overwrite'"):
+        data.write(make(changed), tmp_path / "goes on", **options)
+    assert content(tmp_path / "goes on") == left
+    data.write(make(LONG), tmp_path / "goes on", **options)
+    assert "goes on behind 2 finished shards of an interrupted run" in caplog.text
+    assert content(tmp_path / "goes on") == content(tmp_path / "whole")
+    data.write(make(changed), tmp_path / "begins anew", exists="overwrite", **options)
+    assert content(tmp_path / "begins anew") == content(tmp_path / "changed")
 
 
 def test_a_stream_that_is_shorter_the_second_time_is_told(tmp_path: Path) -> None:
@@ -253,6 +302,7 @@ def test_files_of_somebody_else_are_not_removed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was not written here"):
         data.write(FIXED, tmp_path)
     assert (tmp_path / "data-00000.tfrecord").read_bytes() == b"mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["data-00000.tfrecord"]
 
 
 @pytest.mark.parametrize(
@@ -278,8 +328,11 @@ def test_files_of_somebody_else_are_not_removed(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_written_is_told(examples: Any, options: dict[str, Any], word: str, tmp_path: Path) -> None:
     with pytest.raises(TfdistError, match=word):
-        data.write(examples, tmp_path, **options)
-    assert not (tmp_path / "manifest.json").exists()
+        data.write(examples, tmp_path / "out", **options)
+    if word == "[Ee]xample 1":  # seen while writing
+        assert not (tmp_path / "out" / "manifest.json").exists()
+    else:
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:

@@ -36,6 +36,32 @@ def size(_ctx: Any, _param: Any, value: str | None) -> int | None:
     return number
 
 
+def driver_options(_ctx: Any, _param: Any, value: str | None) -> dict[str, Any] | None:
+    """Return what a driver of fsspec takes, which is given as JSON.
+
+    Example:
+        >>> driver_options(None, None, '{"anon": true}')
+        {'anon': True}
+    """
+    if value is None:
+        return None
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{value!r} is no JSON object; write '{{\"anon\": true}}', say.")
+    return found
+
+
+storage_option = click.option(
+    "--storage-options",
+    callback=driver_options,
+    metavar="JSON",
+    help="What fsspec's driver takes for DIRECTORY, where that is a URL: '{\"anon\": true}'.",
+)
+
+
 class _Group(click.Group):
     """Imports the commands that look at examples when one is called."""
 
@@ -55,7 +81,10 @@ def command() -> None:
     """Write examples as TFRecord files that are read shuffled, divided and resumed exactly; find and repair damage."""
 
 
-@command.command(epilog="Exit code: 0 when all was written, 1 when it was not, 2 when the request makes no sense.")
+@command.command(
+    short_help="Write examples as TFRecord shards, with an index and a manifest.",
+    epilog="Exit code: 0 when all was written, 1 when it was not, 2 when the request makes no sense.",
+)
 @click.argument("source", nargs=-1, required=True)
 @click.argument("directory")
 @click.option("--num-shards", type=click.IntRange(1), metavar="N", help="How many TFRecord files.")
@@ -69,10 +98,22 @@ def command() -> None:
     help='What an example consists of, as JSON: {"x": {"dtype": "float32", "shape": [40]}, ...}.',
 )
 @click.option(
-    "--processes", type=click.IntRange(1), metavar="N", help="Processes that write at once; as many as help by default."
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Processes that write at once, at most one per shard; as many as help by default. Pictures, local TFRecord, "
+    "NumPy, Parquet and HDF5 files are read by several, Parquet and HDF5 with texts or lists if --num-shards is given; "
+    "CSV, compressed and remote TFRecord files by one.",
 )
-@click.option("--overwrite", "exists", flag_value="overwrite", help="Replace examples that DIRECTORY holds already.")
+@click.option("--overwrite", "exists", flag_value="overwrite", help="Replace what DIRECTORY holds already.")
 @click.option("--keep", "exists", flag_value="keep", help="Leave them, write nothing, and end well.")
+@storage_option
+@click.option(
+    "--source-options",
+    callback=driver_options,
+    metavar="JSON",
+    help="The same for SOURCE.",
+)
 def write(
     source: tuple[str, ...],
     directory: str,
@@ -82,6 +123,8 @@ def write(
     schema_file: Path | None,
     processes: int | None,
     exists: str | None,
+    storage_options: dict[str, Any] | None,
+    source_options: dict[str, Any] | None,
 ) -> None:
     """Write the examples of SOURCE as TFRecord shards, an index and a manifest into DIRECTORY.
 
@@ -96,9 +139,10 @@ def write(
     tfdist data write digits.h5:/train data/digits --num-shards 8
     tfdist data write old/*.tfrecord data/new            TFRecords of any origin, with an index and balanced
 
-    A run that was interrupted goes on where it stopped when it is started again, and ends with the same bytes. Nothing
-    appears in DIRECTORY before it is whole. What SOURCE is, is told by names; what a value is, by the first examples or
-    by --schema. An example that does not fit ends the run with its number.
+    A run that was interrupted goes on where it stopped when the same command is started again, and ends with the same
+    bytes; with --overwrite it begins anew. Nothing appears in DIRECTORY before it is whole. What SOURCE is, is told by
+    names; what a value is, by the first examples or by --schema. An example that does not fit ends the run with its
+    number.
     """
     schema = None if schema_file is None else schema_of(schema_file)
     started = time.monotonic()
@@ -113,6 +157,8 @@ def write(
             processes=processes,
             exists=exists or "raise",
             progress=watch.show,
+            storage_options=storage_options,
+            source_options=source_options,
         )
     click.echo(described(manifest, directory, seconds=time.monotonic() - started))
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.table import Table
 
 from tfdist import data
-from tfdist.cli.data import readable, schema_of
+from tfdist.cli.data import readable, schema_of, storage_option
 from tfdist.cli.interrupts import unwinding
 from tfdist.cli.progress import Watch
 from tfdist.errors import CorruptDataError
@@ -30,11 +30,15 @@ _schema_option = click.option(
 )
 
 
-@click.command(epilog="Exit code: 0 when all is sound, 1 when something is corrupt, 2 when the request makes no sense.")
+@click.command(
+    short_help="Check every byte of DIRECTORY, and list what is corrupt.",
+    epilog="Exit code: 0 when all is sound, 1 when something is corrupt, 2 when the request makes no sense.",
+)
 @click.argument("directory")
 @click.option("--quick", is_flag=True, help="Look at checksums alone; do not take records apart.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
-def verify(directory: str, quick: bool, as_json: bool) -> None:
+@storage_option
+def verify(directory: str, quick: bool, as_json: bool, storage_options: dict[str, Any] | None) -> None:
     """Look at every byte of DIRECTORY, and list everything that is corrupt with its file, byte and example.
 
     Compared are the sizes and checksums of the shards with the manifest, both checksums of each record, the indices
@@ -47,7 +51,7 @@ def verify(directory: str, quick: bool, as_json: bool) -> None:
     tfdist data repair data/train              takes out what was found
     """
     with unwinding(), _Watch("verifying") as watch:
-        report = data.verify(directory, contents=not quick, progress=watch.show)
+        report = data.verify(directory, contents=not quick, progress=watch.show, storage_options=storage_options)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
@@ -64,7 +68,15 @@ def verify(directory: str, quick: bool, as_json: bool) -> None:
 @click.option("--drop-missing", is_flag=True, help="Go on without shards that are not there; their examples are lost.")
 @_schema_option
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
-def repair(directory: str, rebuild_manifest: bool, drop_missing: bool, schema_file: Path | None, as_json: bool) -> None:
+@storage_option
+def repair(
+    directory: str,
+    rebuild_manifest: bool,
+    drop_missing: bool,
+    schema_file: Path | None,
+    as_json: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
     """Take out what is corrupt in DIRECTORY, and keep all that is whole.
 
     Shards with corrupt records are written anew without them, as data-00003.repair-2.tfrecord; indices that are missing
@@ -84,6 +96,7 @@ def repair(directory: str, rebuild_manifest: bool, drop_missing: bool, schema_fi
             drop_missing=drop_missing,
             schema=schema_of(schema_file) if schema_file else None,
             progress=watch.show,
+            storage_options=storage_options,
         )
     if as_json:
         click.echo(json.dumps(done.to_json(), indent=2))
@@ -91,17 +104,18 @@ def repair(directory: str, rebuild_manifest: bool, drop_missing: bool, schema_fi
         _echo_some(list(done.lines()), last=1)
 
 
-@click.command()
+@click.command(short_help="Say what DIRECTORY holds: examples, sizes, shards, schema, labels.")
 @click.argument("directory")
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
 @click.option("--plot", metavar="FILE", help="Draw sizes, shards and labels into a picture (needs Matplotlib).")
-def info(directory: str, as_json: bool, plot: str | None) -> None:
+@storage_option
+def info(directory: str, as_json: bool, plot: str | None, storage_options: dict[str, Any] | None) -> None:
     """Say what DIRECTORY holds: how many examples of which sizes, in which shards, of which schema, with which labels.
 
     The balance is the largest shard's bytes as a multiple of the mean: 1.00 is even.
     """
     try:
-        found = data.info(directory)
+        found = data.info(directory, storage_options=storage_options)
     except CorruptDataError as error:
         raise click.ClickException(str(error)) from error
     if plot is not None:
@@ -112,12 +126,19 @@ def info(directory: str, as_json: bool, plot: str | None) -> None:
         _show(found)
 
 
-@click.command()
+@click.command(short_help="Index the TFRecord files in DIRECTORY as they are.")
 @click.argument("directory")
 @click.option("--label", metavar="NAME", help='The feature that is learnt; "label" by default, if there is one.')
 @_schema_option
 @click.option("--overwrite", "exists", flag_value="overwrite", help="Replace the manifest and the indices there are.")
-def index(directory: str, label: str | None, schema_file: Path | None, exists: str | None) -> None:
+@storage_option
+def index(
+    directory: str,
+    label: str | None,
+    schema_file: Path | None,
+    exists: str | None,
+    storage_options: dict[str, Any] | None,
+) -> None:
     """Take the TFRecord files in DIRECTORY as they are: write an index for each and a manifest, nothing else.
 
     The records must be tf.train.Example. What they consist of is told from all of them: a feature with one value in
@@ -130,7 +151,11 @@ def index(directory: str, label: str | None, schema_file: Path | None, exists: s
     """
     with unwinding(), Console(stderr=True).status("looking at the records"):
         manifest = data.index(
-            directory, schema=schema_of(schema_file) if schema_file else None, label=label, exists=exists or "raise"
+            directory,
+            schema=schema_of(schema_file) if schema_file else None,
+            label=label,
+            exists=exists or "raise",
+            storage_options=storage_options,
         )
     click.echo(
         f"{directory} has {manifest.examples} examples in {len(manifest.shards)} shards, layout {manifest.layout}: "

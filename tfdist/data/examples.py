@@ -31,7 +31,7 @@ def open_directory(
 
     Args:
         directory: its path or URL.
-        storage_options: for fsspec.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
         cache: a `tfdist.data.blocks.BlockCache` for remote directories.
     Raises:
         ConfigError: there is no manifest in it.

@@ -47,7 +47,7 @@ def index(
             be told from text.
         label: the feature that is learnt. Default: "label" if there is one.
         exists: what to do with a directory that has a manifest: "raise", or "overwrite" it (not the examples).
-        storage_options: for fsspec.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
     Returns:
         The manifest.
     Raises:

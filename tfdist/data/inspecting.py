@@ -99,7 +99,7 @@ def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
     Args:
         directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
-        storage_options: for fsspec.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
     Raises:
         ConfigError: there is no manifest.
         CorruptDataError: manifest, index or the size of a shard cannot be trusted.

@@ -61,6 +61,7 @@ class Journal:
     def begin(self) -> None:
         """Forget earlier jobs."""
         self.end()
+        self.shards = {}
         self._append({"job": self._digest})
         self.is_new = False
 

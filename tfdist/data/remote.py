@@ -7,24 +7,20 @@ from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from typing import Any, BinaryIO, cast
 
-import fsspec
 from fsspec import AbstractFileSystem
-from fsspec.core import url_to_fs
-from fsspec.registry import known_implementations
 
 from tfdist import validation
 from tfdist.data.blocks import BlockCache, File
+from tfdist.data.drivers import driver, explained
 from tfdist.data.filenames import is_plain, plain_name, temporary_name
 from tfdist.data.local import LOCK_SECONDS
 from tfdist.data.ranges import Range, coalesce, within
-from tfdist.errors import ConfigError, MissingDependencyError, MissingFileError, StorageError, TfdistError
+from tfdist.errors import ConfigError, MissingFileError, StorageError, TfdistError
 
 GAP_BYTES = 256 << 10  # a request costs about as long as this many bytes take
 LARGEST_REQUEST = 8 << 20  # larger ones are cut, and fetched side by side
 #: Stores with buckets, where an object appears when it is complete, and directories are made of names.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "obs", "tos", "oci"})
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-_PACKAGES = {"hdfs": "pyarrow", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "oss": "ossfs", "oci": "ocifs"}
 # of what drivers tell about an object, the first that is there; it differs when the content does
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "checksum", "mtime", "LastModified", "last_modified", "created")
 _BUFFER = 1 << 20
@@ -66,7 +62,7 @@ class FsspecStorage:
         self._gap = validation.integer("gap", gap, minimum=0)
         self._largest = validation.integer("largest", largest, minimum=1)
         self._files: dict[str, File] = {}
-        self._fs, self._root = _driver(self.url, self._options)
+        self._fs, self._root = driver(self.url, self._options)
         self._pid = os.getpid()
         protocol = self.url.split("://", 1)[0].split("::", 1)[0].lower()
         self._is_object_store = protocol in OBJECT_STORES
@@ -220,7 +216,7 @@ class FsspecStorage:
 
     def _driver(self) -> Any:
         if self._pid != os.getpid():  # connections and their threads do not outlive a fork
-            self._fs, self._root = _driver(self.url, self._options)
+            self._fs, self._root = driver(self.url, self._options)
             self._pid = os.getpid()
         return self._fs
 
@@ -249,17 +245,14 @@ class FsspecStorage:
 
     @contextmanager
     def _explained(self, where: str, doing: str) -> Iterator[None]:
-        """Turn what drivers raise, which is anything, into `StorageError`."""
-        try:
-            yield
-        except TfdistError:
-            raise
-        except FileNotFoundError as error:
-            self._need_bucket(doing)
-            kind = StorageError if doing == "written" else MissingFileError
-            raise kind(f"{where} cannot be {doing}: there is none. Look whether the URL is right.") from error
-        except Exception as error:
-            raise StorageError(f"{where} cannot be {doing}: {_reason(error)}. {_advice(error)}") from error
+        """Turn what drivers raise into `StorageError`; a missing bucket is told from a missing object."""
+        with explained(where, doing):
+            try:
+                yield
+            except FileNotFoundError as error:
+                if not isinstance(error, TfdistError):
+                    self._need_bucket(doing)
+                raise
 
     def _need_bucket(self, doing: str) -> None:
         """Raise the error that a missing object has when its bucket is missing."""
@@ -294,31 +287,6 @@ def _storage(url: str, options: dict[str, Any], cache: BlockCache | None, gap: i
     return FsspecStorage(url, storage_options=options, cache=cache, gap=gap, largest=largest)
 
 
-def _driver(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    protocol = url.split("://", 1)[0].split("::", 1)[0].lower()
-    try:
-        fsspec.get_filesystem_class(protocol)
-        fs, root = url_to_fs(url, **options)
-    except ImportError as error:
-        package = f"'tfdist[{_EXTRAS[protocol]}]'" if protocol in _EXTRAS else _PACKAGES.get(protocol, "")
-        command = (
-            f"Install it: pip install {package}" if package else known_implementations.get(protocol, {}).get("err")
-        )
-        raise MissingDependencyError(f"{url} needs a driver that is missing ({error}). {command}") from error
-    except ValueError as error:
-        if protocol in known_implementations:
-            raise ConfigError(f"directory is {url!r}; {error}. Look at the URL and at storage_options.") from error
-        raise ConfigError(
-            f"directory is {url!r}; {protocol!r} is no kind of store that fsspec knows. Use s3://, gs://, hdfs://, "
-            "memory:// or another of fsspec's."
-        ) from error
-    except TypeError as error:
-        raise ConfigError(
-            f"storage_options are {sorted(options)}; the driver of {url} refused them: {error}."
-        ) from error
-    return fs, str(root)
-
-
 def _rename(fs: Any, source: str, target: str) -> None:
     if type(fs).mv is AbstractFileSystem.mv:  # fsspec's own copies, and takes names for patterns
         fs.cp_file(source, target)
@@ -341,13 +309,3 @@ def _discard(fs: Any, remote: Any, target: str, *, is_named: bool) -> None:
     else:
         with suppress(Exception):
             fs.rm_file(target)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error) or type(error).__name__).rstrip(".")
-
-
-def _advice(error: Exception) -> str:
-    if isinstance(error, PermissionError) or "redential" in f"{type(error).__name__} {error}":
-        return "Look at the credentials and their rights (environment, configuration files, storage_options)."
-    return "Look at the network, the URL and storage_options."

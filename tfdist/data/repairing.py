@@ -110,7 +110,7 @@ def repair(
         drop_missing: whether to go on without shards that are not there.
         schema: of the examples, for a manifest that is made anew.
         progress: called now and then with bytes read and bytes in all.
-        storage_options: for fsspec.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
     Returns:
         What was kept, lost, written and told.
     Raises:

@@ -1,9 +1,12 @@
 """Examples become a directory of TFRecord shards, with an index and a manifest beside them."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import google_crc32c
 
 from tfdist import validation
 from tfdist.data import journal as journals
@@ -15,7 +18,7 @@ from tfdist.data.manifest import Manifest, Shard
 from tfdist.data.plan import SHARD_BYTES, cuts
 from tfdist.data.schema import Schema
 from tfdist.data.shard import ShardWriter, index_name, shard_name
-from tfdist.data.sources import open_source
+from tfdist.data.sources import files, open_source
 from tfdist.data.sources.protocol import Source
 from tfdist.data.storage import Storage, storage
 from tfdist.errors import ConfigError
@@ -25,6 +28,7 @@ Progress = Callable[[int, int | None, int], None]
 
 _OURS = re.compile(r"data-\d{5,}(\.repair-\d+)?\.(tfrecord|index)")
 _WORTH_A_PROCESS = 64 << 20  # bytes; starting one takes as long as writing about as many
+_log = logging.getLogger(__name__)
 
 
 def write(
@@ -39,12 +43,13 @@ def write(
     exists: str = "raise",
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    source_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Write examples as TFRecord files that every tool can read; beside them, what makes reading fast and safe.
 
     Examples keep their order: number i is the i-th that was given. Shards are contiguous stretches of about equal
     bytes. Each appears whole or not at all, and the manifest last; a run that was interrupted goes on behind the shards
-    that are finished, and ends with the same bytes.
+    that are finished, if it is called again with the same examples and options, and ends with the same bytes.
 
     Args:
         examples: a mapping of names to arrays, (images, labels), an iterable of mappings of names to values, a
@@ -55,17 +60,22 @@ def write(
         shard_bytes: about how many bytes each has. Default: 256 MiB.
         schema: what each example consists of. Default: what the first one shows.
         label: the feature that is learnt. Default: "label" if there is one.
-        processes: how many write at once, where the source can be read from anywhere. Default: one per processor if
-            there is enough to do.
+        processes: how many write at once, at most one per shard. Default: one per processor if there is enough to do.
+            Arrays, lists, pictures, local TFRecord files, and NumPy, Parquet and HDF5 files can be read by several,
+            those whose examples differ in size and do not tell it (Parquet and HDF5 with texts or lists) if
+            ``num_shards`` is given; others are read by one, and a line in the log says so.
         exists: what to do with a directory that holds examples already: "raise", "keep" them and write nothing, or
-            "overwrite" them.
-        progress: called now and then, see `Progress`.
-        storage_options: for fsspec.
+            "overwrite" them. With "overwrite" the shards of an interrupted run are written anew, too.
+        progress: called now and then with the examples that are written, how many there are (None where that is not
+            known yet), and their bytes.
+        storage_options: what fsspec's driver takes for ``directory``, where that is a URL.
+        source_options: what fsspec's driver takes for ``examples``, where these are URLs.
     Returns:
         The manifest.
     Raises:
-        ConfigError: an argument, or an example that does not fit the schema; the message has its number.
-        StorageError: the disk is full, or may not be written to. Finished shards stay.
+        ConfigError: an argument, or an example that does not fit the schema; the message has its number. An interrupted
+            run was given other examples; what it has written stays.
+        StorageError: the disk is full, or may not be written to; a store cannot be reached. Finished shards stay.
 
     Example:
         >>> import tempfile, numpy as np
@@ -81,18 +91,38 @@ def write(
         processes = validation.integer("processes", processes, minimum=1)
     if num_shards is not None and shard_bytes is not None:
         raise ConfigError("num_shards and shard_bytes are both given; either decides the other. Leave one out.")
+    if source_options and not files.has_urls(examples):
+        raise ConfigError("source_options are for sources that are URLs; this one is none. Leave them out.")
     place = storage(directory, storage_options=storage_options)
-    with place.lock():
-        if manifests.NAME in place.names() and exists != "overwrite":
-            if exists == "keep":
-                return Manifest.from_bytes(place.read(manifests.NAME))
-            raise ConfigError(
-                f"{place.url} holds examples already. Choose another directory, or pass exists='overwrite' "
-                "(--overwrite) to replace them, or exists='keep' to leave them."
-            )
+    if (kept := _kept(place, exists)) is not None:
+        return kept
+    with files.driven_by(source_options):
         source = open_source(examples, schema=schema, label=label)
-        job = _Job(place, source, num_shards, wanted_bytes, progress, storage_options)
-        return job.run(label=_label(label, source.schema), processes=processes, overwrite=exists == "overwrite")
+        job = _Job(place, source, num_shards, wanted_bytes, progress, storage_options, source_options)
+        learnt = _label(label, source.schema)
+        with place.lock():  # a request that is refused before has left nothing
+            if (kept := _kept(place, exists)) is not None:  # another writer had the lock
+                return kept
+            return job.run(label=learnt, processes=processes, overwrite=exists == "overwrite")
+
+
+def _kept(place: Storage, exists: str) -> Manifest | None:
+    """Return the manifest of examples that are there and stay, None where some are to be written."""
+    names = () if exists == "overwrite" else place.names()
+    if manifests.NAME in names:
+        if exists == "keep":
+            return Manifest.from_bytes(place.read(manifests.NAME))
+        raise ConfigError(
+            f"{place.url} holds examples already. Choose another directory, or pass exists='overwrite' "
+            "(--overwrite) to replace them, or exists='keep' to leave them."
+        )
+    ours = [name for name in names if _OURS.fullmatch(name)]
+    if ours and journals.NAME not in names:
+        raise ConfigError(
+            f"{place.url} has {ours[0]} but no {manifests.NAME}, so it was not written here. Choose another "
+            "directory, or pass exists='overwrite' (--overwrite) to replace it."
+        )
+    return None
 
 
 def _label(label: str | None, schema: Schema) -> str | None:
@@ -114,6 +144,7 @@ class _Job:
         shard_bytes: int,
         progress: Progress | None,
         storage_options: Mapping[str, Any] | None,
+        source_options: Mapping[str, Any] | None,
     ) -> None:
         self._place = place
         self._source = source
@@ -122,18 +153,17 @@ class _Job:
         self._num_shards = num_shards
         self._shard_bytes = shard_bytes
         self._progress = progress
-        self._options = storage_options
-        identity = {"num_shards": num_shards, "shard_bytes": shard_bytes, "version": manifests.VERSION}
-        self._journal = journals.Journal(
-            place, {**identity, "schema": self._schema.to_json(), "source": source.identity}
-        )
+        self._options = storage_options, source_options
+        self._plan = self._cuts()
 
     def run(self, *, label: str | None, processes: int | None, overwrite: bool) -> Manifest:
-        self._prepare(overwrite=overwrite)
-        plan = self._plan()
+        self._begin(overwrite=overwrite)
+        plan = self._plan
         if plan is not None and self._source.seekable:
             shards = self._planned(plan, self._processes(processes, len(plan)))
         else:
+            if processes is not None and processes > 1:
+                _log.warning("processes is %d, and one writes: %s", processes, self._why_one())
             shards = self._in_order(None if plan is None else [stop for _, stop in plan])
         if not shards:
             raise ConfigError("there is no example. Pass at least one.")
@@ -143,23 +173,28 @@ class _Job:
         self._journal.end()
         return manifest
 
-    def _prepare(self, *, overwrite: bool) -> None:
+    def _begin(self, *, overwrite: bool) -> None:
         """Begin, or go on where an interrupted run of the same job ended."""
-        if not self._journal.is_new:
-            return
-        names = self._place.names()
-        ours = [name for name in names if _OURS.fullmatch(name)]
-        if ours and not overwrite and journals.NAME not in names:
-            raise ConfigError(
-                f"{self._place.url} has {ours[0]} but no {manifests.NAME}, so it was not written here. Choose another "
-                "directory, or pass exists='overwrite' (--overwrite) to replace it."
+        job = {"num_shards": self._num_shards, "shard_bytes": self._shard_bytes, "version": manifests.VERSION}
+        self._journal = journals.Journal(
+            self._place, {**job, "schema": self._schema.to_json(), "source": self._source.identity}
+        )
+        if self._journal.is_new or overwrite:
+            self._place.remove(manifests.NAME)  # first: a directory without it holds nothing
+            for name in self._place.names():
+                if _OURS.fullmatch(name):
+                    self._place.remove(name)
+            self._journal.begin()
+        elif finished := self._journal.shards.values():
+            _log.warning(
+                "%s: goes on behind %d finished shard%s of an interrupted run (%d examples).",
+                self._place.url,
+                len(finished),
+                "s" * (len(finished) != 1),
+                sum(shard.examples for shard in finished),
             )
-        self._place.remove(manifests.NAME)  # first: a directory without it holds nothing
-        for name in ours:
-            self._place.remove(name)
-        self._journal.begin()
 
-    def _plan(self) -> list[tuple[int, int]] | None:
+    def _cuts(self) -> list[tuple[int, int]] | None:
         source = self._source
         if source.count == 0:
             raise ConfigError("there is no example. Pass at least one.")
@@ -180,6 +215,11 @@ class _Job:
             shard_bytes=self._shard_bytes,
         )
 
+    def _why_one(self) -> str:
+        if not self._source.seekable:
+            return "this source is read from its beginning to its end."
+        return "how large its examples are shows when they are read. Pass num_shards (--num-shards) to have several."
+
     def _processes(self, given: int | None, shards: int) -> int:
         if given is not None:
             return min(given, shards)
@@ -192,13 +232,17 @@ class _Job:
 
     def _planned(self, plan: list[tuple[int, int]], processes: int) -> list[Shard]:
         """Write shards of which each is read on its own."""
+        if not self._source.identifies:
+            for number, shard in self._journal.shards.items():
+                start, stop = plan[number] if number < len(plan) else plan[-1]
+                self._need_same(shard, start, self._encoded(*self._part(start, stop)))
         open_ = [number for number in range(len(plan)) if number not in self._journal.shards]
         tasks = [(number, *self._part(*plan[number])) for number in open_]
         if processes > 1 and len(open_) > 1:
             from tfdist.data.pool import in_processes
 
             done = in_processes(
-                _write_shard, [(self._place.url, self._options, self._schema, *task) for task in tasks], processes
+                _write_shard, [(self._place.url, *self._options, self._schema, *task) for task in tasks], processes
             )
         else:
             done = (self._here(*task) for task in tasks)
@@ -222,7 +266,14 @@ class _Job:
         while len(finished) in self._journal.shards:
             finished.append(self._journal.shards[len(finished)])
         written = sum(shard.examples for shard in finished)
-        encode, stream = Encoder(self._schema, self._layout), _Stream(_from(self._source, written))
+        encode = Encoder(self._schema, self._layout)
+        if self._source.identifies:
+            stream = _Stream(_from(self._source, written))
+        else:
+            stream, start = _Stream(self._source.blocks(0, None)), 0
+            for shard in finished:
+                self._need_same(shard, start, stream.next(encode, shard.examples))
+                start += shard.examples
         while stream.more() and (ends is None or len(finished) < len(ends)):
             with ShardWriter(self._place, shard_name(len(finished)), self._layout) as writer:
                 while stream.more():
@@ -243,6 +294,23 @@ class _Job:
             )
         return finished
 
+    def _encoded(self, source: Source, start: int, stop: int) -> Iterator[Encoded]:
+        return map(Encoder(self._schema, self._layout), source.blocks(start, stop))
+
+    def _need_same(self, shard: Shard, start: int, records: Iterator[Encoded]) -> None:
+        """Compare a finished shard with what it would become of the examples that are given now."""
+        examples = size = crc = 0
+        for encoded in records:
+            data = encoded.data if isinstance(encoded.data, bytes) else bytes(encoded.data)
+            crc = google_crc32c.extend(crc, data)
+            examples, size = examples + len(encoded.ends), size + len(data)
+        if (examples, size, crc) != (shard.examples, shard.bytes, shard.crc32c):
+            raise ConfigError(
+                f"{self._place.url} has {shard.file} from a run that was interrupted, and the examples in it, {start} "
+                f"to {start + shard.examples - 1}, are not those that are given now. Give the same examples again to "
+                "go on, or pass exists='overwrite' (--overwrite) to begin anew."
+            )
+
     def _report(self, examples: int = 0, data: int = 0) -> None:
         if self._progress is not None:
             done = self._journal.shards.values()
@@ -261,11 +329,6 @@ def _from(source: Source, start: int) -> Iterator[Any]:
         if skipped + count > start:
             yield {name: values[max(0, start - skipped) :] for name, values in block.items()}
         skipped += count
-    if skipped < start:
-        raise ConfigError(
-            f"the source has {skipped} examples; {start} of it were written when the run was interrupted. It must give "
-            "the same examples again; pass exists='overwrite' (--overwrite) to begin anew."
-        )
 
 
 class _Stream:
@@ -284,6 +347,14 @@ class _Stream:
                 return False
             self._block = block if len(next(iter(block.values()))) else None
         return True
+
+    def next(self, encode: Encoder, count: int) -> Iterator[Encoded]:
+        """Yield so many records, or all that are left."""
+        while count and self.more():
+            encoded = self.take(encode, room=count, room_bytes=0)
+            assert encoded is not None
+            count -= len(encoded.ends)
+            yield encoded
 
     def take(self, encode: Encoder, *, room: int | None, room_bytes: int) -> Encoded | None:
         """Return the next records, up to a number of them or until their bytes are reached; None if none fits."""
@@ -328,7 +399,16 @@ def _one_shard(
 
 
 def _write_shard(
-    url: str, options: Mapping[str, Any] | None, schema: Schema, number: int, source: Source, start: int, stop: int
+    url: str,
+    storage_options: Mapping[str, Any] | None,
+    source_options: Mapping[str, Any] | None,
+    schema: Schema,
+    number: int,
+    source: Source,
+    start: int,
+    stop: int,
 ) -> tuple[int, Shard]:
     """Write one shard in another process."""
-    return number, _one_shard(storage(url, storage_options=options), schema, number, source, start, stop)
+    place = storage(url, storage_options=storage_options)
+    with files.driven_by(source_options):
+        return number, _one_shard(place, schema, number, source, start, stop)

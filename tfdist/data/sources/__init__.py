@@ -36,7 +36,8 @@ def open_source(examples: Any, *, schema: Any = None, label: str | None = None) 
     Raises:
         ConfigError: there are no examples, or none that can be stored.
         ConfigTypeError: the examples are of no kind that is understood.
-        MissingDependencyError: pyarrow, h5py or fsspec is needed and not installed.
+        MissingDependencyError: pyarrow, h5py or the driver of a URL is needed and not installed.
+        StorageError: a file, or a store, cannot be read.
     """
     wanted = schema if schema is None or isinstance(schema, Schema) else Schema(schema)
     source = _open(examples, wanted)

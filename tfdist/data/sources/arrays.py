@@ -66,6 +66,7 @@ class Arrays:
             "kind": "arrays",
             "columns": {name: [str(a.dtype), list(a.shape), _digest(a)] for name, a in sorted(arrays.items())},
         }
+        self.identifies = identity is not None or all(map(_is_digested_whole, arrays.values()))
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the examples from ``start`` to ``stop``; what needs no other dtype is not copied."""
@@ -187,6 +188,10 @@ def _digest(array: NDArray[Any]) -> str:
     for first in np.linspace(0, max(0, len(array) - rows), _DIGEST_PIECES).astype(int):
         digest.update(np.ascontiguousarray(array[first : first + rows]).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def _is_digested_whole(array: NDArray[Any]) -> bool:
+    return array.dtype.kind != "O" and array.nbytes <= _DIGEST_BYTES
 
 
 def _content(value: Any) -> bytes:

@@ -35,6 +35,7 @@ class Chain:
         self.sizes: NDArray[np.int64] | None = np.concatenate(known) if len(known) == len(sizes) else None
         self.seekable = all(source.seekable for source in sources)
         self.identity: dict[str, Any] = {"kind": "chain", "parts": [source.identity for source in sources]}
+        self.identifies = all(source.identifies for source in sources)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the examples from ``start`` to ``stop``."""

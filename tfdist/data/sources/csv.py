@@ -66,6 +66,7 @@ class Csv:
     def __init__(self, path: str, schema: Schema, columns: list[str]) -> None:
         self.schema, self.columns, self._path = schema, columns, path
         self.identity: dict[str, Any] = files.identity("csv", [path])
+        self.identifies = files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the rows from ``start`` to ``stop``; those before are read and dropped."""

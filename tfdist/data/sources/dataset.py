@@ -69,6 +69,7 @@ class Batched:
     """A dataset whose elements can be batched."""
 
     seekable = False
+    identifies = False
     sizes: NDArray[np.int64] | None = None
 
     def __init__(self, dataset: Any, schema: Schema, count: int | None) -> None:

@@ -6,13 +6,19 @@ Example:
 """
 
 import glob
+import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
-from tfdist.data.disk_errors import explained
-from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.data import disk_errors
+from tfdist.errors import ConfigError
+
+_BUFFER = 1 << 20
+_options: ContextVar[Mapping[str, Any]] = ContextVar("what the drivers of URLs take", default={})  # noqa: B039
 
 
 class Entry(NamedTuple):
@@ -36,6 +42,27 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
+def has_urls(source: Any) -> bool:
+    """Return whether a source is a URL, or a list with one.
+
+    Example:
+        >>> has_urls("a.csv"), has_urls(["s3://bucket/a.csv"]), has_urls({"x": [1.0]})
+        (False, True, False)
+    """
+    paths = source if isinstance(source, (list, tuple)) else [source]
+    return any(isinstance(path, (str, os.PathLike)) and is_url(spelled(path)) for path in paths)
+
+
+@contextmanager
+def driven_by(options: Mapping[str, Any] | None) -> Iterator[None]:
+    """Give fsspec's drivers these options for every URL that is opened in a block."""
+    token = _options.set(dict(options or {}))
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
 def name_of(path: str) -> str:
     """Return the last part of a path."""
     return os.path.basename(path.rstrip("/"))
@@ -45,8 +72,9 @@ def is_folder(path: str) -> bool:
     """Return whether there is a folder of this name."""
     if not is_url(path):
         return os.path.isdir(path)
-    store, inner = _store(path)
-    return bool(store.isdir(inner))
+    with _reading(path):
+        store, inner = _store(path)
+        return bool(store.isdir(inner))
 
 
 def matches(pattern: str) -> list[str]:
@@ -56,9 +84,10 @@ def matches(pattern: str) -> list[str]:
         ConfigError: nothing.
     """
     if is_url(pattern):
-        store, inner = _store(pattern)
-        found = [inner] if store.exists(inner) else store.glob(inner) if glob.has_magic(inner) else []
-        names = sorted(store.unstrip_protocol(path) for path in found)
+        with _reading(pattern):
+            store, inner = _store(pattern)
+            found = [inner] if _is_there(store, inner) else store.glob(inner) if glob.has_magic(inner) else []
+            names = sorted(store.unstrip_protocol(path) for path in found)
     else:
         names = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
     if not names:
@@ -69,42 +98,45 @@ def matches(pattern: str) -> list[str]:
 
 def entries(folder: str) -> list[Entry]:
     """Return what a folder holds, sorted by name; hidden names are left out."""
-    if is_url(folder):
-        store, inner = _store(folder)
-        rows = [_remote(store, info) for info in store.ls(inner, detail=True) if info["name"].rstrip("/") != inner]
-    else:
-        with explained(Path(folder), "read"), os.scandir(folder) as found:
-            rows = [_local(entry.name, entry.path) for entry in found if not entry.name.startswith(".")]
+    with _reading(folder):
+        if is_url(folder):
+            store, inner = _store(folder)
+            rows = [_remote(store, info) for info in store.ls(inner, detail=True) if info["name"].rstrip("/") != inner]
+        else:
+            with os.scandir(folder) as found:
+                rows = [_local(entry.name, entry.path) for entry in found if not entry.name.startswith(".")]
     return sorted(row for row in rows if not row.name.startswith("."))
 
 
 def entry(path: str) -> Entry:
     """Return what is known of one file without reading it."""
     if is_url(path):
-        store, inner = _store(path)
-        return _remote(store, store.info(inner))
+        with _reading(path):
+            store, inner = _store(path)
+            return _remote(store, store.info(inner))
     return _local(name_of(path), path)
 
 
 def opened(path: str) -> BinaryIO:
     """Open a file for reading bytes."""
-    if is_url(path):
+    with _reading(path):
+        if not is_url(path):
+            return open(path, "rb")
         store, inner = _store(path)
-        return cast(BinaryIO, store.open(inner, "rb"))
-    with explained(Path(path), "read"):
-        return open(path, "rb")
+        return io.BufferedReader(_Explained(store.open(inner, "rb"), path), _BUFFER)
 
 
 def read_all(paths: list[str]) -> list[bytes]:
     """Return the bytes of some files, remote ones at the same time."""
     if paths and is_url(paths[0]):
-        store, _ = _store(paths[0])
-        inner = [store._strip_protocol(path) for path in paths]
-        found = store.cat(inner)
+        with _reading(paths[0]):
+            store, _ = _store(paths[0])
+            inner = [store._strip_protocol(path) for path in paths]
+            found = store.cat(inner)
         return [found[path] for path in inner] if isinstance(found, dict) else [found]
     contents = []
     for path in paths:
-        with explained(Path(path), "read"), open(path, "rb") as file:
+        with _reading(path), open(path, "rb") as file:
             contents.append(file.read())
     return contents
 
@@ -119,8 +151,26 @@ def identity(kind: str, paths: Iterable[str]) -> dict[str, Any]:
     }
 
 
+def are_stamped(identity: dict[str, Any]) -> bool:
+    """Return whether an `identity` does so for certain: some stores tell nothing of a file but its size.
+
+    Example:
+        >>> are_stamped({"files": [["a.csv", 5, "W/12"], ["b.csv", 5, ""]]})
+        False
+    """
+    return all(stamp for _, _, stamp in identity["files"])
+
+
+def _is_there(store: Any, inner: str) -> bool:
+    try:
+        store.info(inner)  # `exists` of many drivers takes every error for a no
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _local(name: str, path: str) -> Entry:
-    with explained(Path(path), "read"):
+    with _reading(path):
         status = os.stat(path)
     return Entry(name, path, os.path.isdir(path), status.st_size, str(status.st_mtime_ns))
 
@@ -137,14 +187,49 @@ def _remote(store: Any, info: dict[str, Any]) -> Entry:
 
 
 def _store(url: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{url!r} needs fsspec, which is not installed; it opens URLs. Run: python -m pip install fsspec"
-        ) from error
-    try:
-        found = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:  # a store whose own package is missing; an unknown protocol
-        raise MissingDependencyError(f"{url!r} cannot be opened: {error}") from error
-    return found[0], found[1]
+    from tfdist.data.drivers import driver  # fsspec takes a while to load
+
+    return driver(url, _options.get(), of="source")
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Turn errors of a disk, and those of a driver, into `StorageError`."""
+    if is_url(path):
+        from tfdist.data import drivers
+
+        with drivers.explained(path, "read", of="source"):
+            yield
+    else:
+        with disk_errors.explained(Path(path), "read"):
+            yield
+
+
+class _Explained(io.RawIOBase):
+    """A driver's file to read from, whose errors say what to do."""
+
+    def __init__(self, remote: Any, path: str) -> None:
+        self._remote, self._path = remote, path
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._remote.seekable())
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return int(self._remote.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._remote.tell())
+
+    def readinto(self, buffer: Any, /) -> int:
+        with _reading(self._path):
+            data = self._remote.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._remote.close()
+        super().close()

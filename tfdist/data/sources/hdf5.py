@@ -24,7 +24,7 @@ from tfdist.data.sources import files
 from tfdist.data.sources.blocks import bytes_per_example, examples_per_block
 from tfdist.data.sources.columns import column
 from tfdist.data.sources.protocol import Block
-from tfdist.errors import ConfigError, CorruptDataError, MissingDependencyError
+from tfdist.errors import ConfigError, CorruptDataError, MissingDependencyError, StorageError
 
 _PATH = re.compile(r"(?P<file>.+\.(?:h5|hdf5|hdf|he5))(?::(?P<group>/.*))?", re.IGNORECASE)
 _CHUNK_CACHE_BYTES = 64 << 20  # of a dataset, so that a chunk is not decompressed for every block
@@ -98,6 +98,7 @@ class Hdf5:
         self._path, self._group, self.schema, self.columns = path, group, schema, columns
         self.count: int | None = count
         self.identity: dict[str, Any] = {**files.identity("hdf5", [path]), "group": group}
+        self.identifies = files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the examples from ``start`` to ``stop``."""
@@ -147,6 +148,8 @@ def _opened(path: str) -> Iterator[Any]:
             file = h5py.File(handle, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES)
         except FileNotFoundError as error:
             raise ConfigError(f"source is {path!r}; there is no such file.") from error
+        except StorageError:
+            raise
         except OSError as error:
             raise CorruptDataError(f"{path} cannot be read as HDF5: {error}") from error
         yield stack.enter_context(file)

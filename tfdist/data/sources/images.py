@@ -43,13 +43,12 @@ def format_of(content: bytes) -> str:
     return "BMP" if content.startswith(b"BM") and len(content) > 26 else ""
 
 
-def open_images(folder: str, schema: Schema | None = None, *, with_path: bool = False) -> "Images":
+def open_images(folder: str, schema: Schema | None = None) -> "Images":
     """Return a folder of pictures as a source with the features "image" and "label".
 
     Args:
         folder: a local path, or a URL for fsspec, of a folder with one folder per class.
         schema: those two, if more is to be said of them than follows from the folder.
-        with_path: add the feature "path", relative to the folder.
 
     Raises:
         ConfigError: there are no such folders, a file is empty or no picture by its name, or a folder has folders.
@@ -73,8 +72,6 @@ def open_images(folder: str, schema: Schema | None = None, *, with_path: bool = 
         raise ConfigError(f"{folder} has no pictures in {_some(classes)}; at least one is needed.")
     names = tuple(entry.name for entry in classes)
     features = {"image": Feature(TEXT, is_image=True), "label": Feature("int64", names=names)}
-    if with_path:
-        features["path"] = Feature(TEXT)
     if schema is not None and schema.keys() != features.keys():
         raise ConfigError(
             f"the schema has {', '.join(map(repr, schema))}; a folder of pictures has {', '.join(map(repr, features))}."
@@ -97,13 +94,15 @@ class Images:
     ) -> None:
         self.schema, self._folder = schema, folder
         self._paths, self._labels = [entry.path for entry in found], np.asarray(labels, np.int64)
-        self._names = [f"{names[label]}/{entry.name}" for entry, label in zip(found, labels, strict=True)]
         self.count: int | None = len(found)
         self.sizes: NDArray[np.int64] | None = np.asarray([entry.size for entry in found], np.int64)
         digest = hashlib.blake2b(digest_size=16)
-        for name, entry in zip(self._names, found, strict=True):
-            digest.update(f"{name}\0{entry.size}\0{entry.stamp}\n".encode(errors="surrogateescape"))
+        for label, entry in zip(labels, found, strict=True):
+            digest.update(
+                f"{names[label]}/{entry.name}\0{entry.size}\0{entry.stamp}\n".encode(errors="surrogateescape")
+            )
         self.identity: dict[str, Any] = {"kind": "images", "count": len(found), "digest": digest.hexdigest()}
+        self.identifies = all(entry.stamp for entry in found)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the pictures from ``start`` to ``stop``; one that is none is an error with its path."""
@@ -124,7 +123,7 @@ class Images:
                     f"{path} is no picture: it begins with {validation.shown(content[:12])}, and is no JPEG, PNG, GIF, "
                     "BMP or WebP. Take it out, or save it as one of these."
                 )
-        values = {"image": contents, "label": self._labels[first:last], "path": self._names[first:last]}
+        values = {"image": contents, "label": self._labels[first:last]}
         return {name: column(name, feature, values[name], first) for name, feature in self.schema.items()}
 
 

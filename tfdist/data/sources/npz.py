@@ -26,7 +26,7 @@ from tfdist.data.schema import Schema
 from tfdist.data.sources import files
 from tfdist.data.sources.arrays import Arrays, open_arrays
 from tfdist.data.sources.protocol import Block
-from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.errors import ConfigError, CorruptDataError, StorageError
 
 
 def open_npz(path: str, schema: Schema | None = None) -> "Archive":
@@ -62,6 +62,7 @@ class Archive:
         self._paths, arrays = paths, open_arrays(_load(paths), schema, files.identity("numpy", paths))
         self._arrays: Arrays | None = arrays
         self.schema, self.count, self.identity = arrays.schema, arrays.count, arrays.identity
+        self.identifies = files.are_stamped(self.identity)
         self.sizes: NDArray[np.int64] | None = arrays.sizes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,6 +98,8 @@ def _read(path: str) -> dict[str, Any]:
                 return {name: loaded[name] for name in loaded.files}
         except FileNotFoundError as error:
             raise ConfigError(f"source is {path!r}; there is no such file.") from error
+        except StorageError:
+            raise
         except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
             if "Object arrays" in str(error) or "Python objects" in str(error):
                 raise ConfigError(

@@ -68,6 +68,7 @@ class Parquet:
         self._ends = list(itertools.accumulate(rows))
         self.count: int | None = sum(rows)
         self.identity: dict[str, Any] = files.identity("parquet", [path])
+        self.identifies = files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the rows from ``start`` to ``stop``; row groups without any of them are not read."""

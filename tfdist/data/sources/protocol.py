@@ -23,6 +23,8 @@ class Source(Protocol):
         seekable: whether `blocks` may start anywhere at no cost, several times, and in another process (the source
             can be pickled). A source that is not is read once, from its beginning.
         identity: JSON that differs when the examples do, as far as that can be told without reading them all.
+        identifies: whether that is always so. Where it is not, the examples of finished shards are compared before an
+            interrupted run goes on.
     """
 
     schema: Schema
@@ -30,6 +32,7 @@ class Source(Protocol):
     sizes: NDArray[np.int64] | None
     seekable: bool
     identity: dict[str, Any]
+    identifies: bool
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the examples from ``start`` to ``stop`` (None: all that are left), in blocks of any size."""

@@ -62,6 +62,7 @@ class Stream:
     """
 
     seekable = False
+    identifies = False
     sizes: NDArray[np.int64] | None = None
     count: int | None = None
 
@@ -108,6 +109,7 @@ class Listed:
     """Examples in a list: they can be read from anywhere."""
 
     seekable = True
+    identifies = False
     sizes: NDArray[np.int64] | None = None
 
     def __init__(self, schema: Schema, examples: Sequence[Any]) -> None:

@@ -83,6 +83,7 @@ class Records:
         self.count: int | None = len(found.offsets) - 1
         self.sizes: NDArray[np.int64] | None = np.diff(found.offsets)
         self.identity: dict[str, Any] = files.identity("tfrecords", [path])
+        self.identifies = files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the records from ``start`` to ``stop``, their checksums checked."""
@@ -115,6 +116,7 @@ class Stream:
     def __init__(self, path: str, schema: Schema) -> None:
         self.schema, self._path = schema, path
         self.identity: dict[str, Any] = files.identity("tfrecords", [path])
+        self.identifies = files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the records from ``start`` to ``stop``; those before are read and dropped."""
