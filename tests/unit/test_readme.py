@@ -49,12 +49,16 @@ RUN = {
     ),
     "tfdist tune batch train.py": ("test_tune.py", '"tfdist", "tune", "batch"'),
 }
-# what needs Docker or a GPU: `make docker-test` builds and runs the image `cpu` with other programs; no test runs these
+# what needs the network (`make` installs the same into .venv), Docker or a GPU (`make docker-test` builds and runs the
+# image `cpu` with other programs); no test runs these
 NOT_RUN = {
+    "tfdist doctor": ("test_doctor.py", '"-m", "tfdist", "doctor"'),
     "docker build -f docker/Dockerfile --target gpu -t tfdist:gpu .",
     "docker run --gpus all --shm-size=1g tfdist:gpu tfdist run --strategy mirrored strategies/mirrored/train.py",
 }
 
+    "python -m pip install .",
+    "python -m pip install '.[formats,s3]'",
 
 def blocks(language: str) -> list[str]:
     found = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -93,6 +97,16 @@ def mentioned() -> set[tuple[str, ...]]:
     """The commands that the text names between backticks: `tfdist data info` -> ("data", "info")."""
     spans = re.findall(r"`tfdist ([a-z][^`\n]*)`", README) + [
         one[7:] for one in commands() if one.startswith("tfdist ")
+def test_every_extra_is_named() -> None:
+    (table,) = re.findall(r"^\| extra \|.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    extras = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    (given,) = (one.value for one in ast.walk(extras) if isinstance(one, ast.keyword) and one.arg == "extras_require")
+    assert isinstance(given, ast.Dict)
+    assert {key.value for key in given.keys if isinstance(key, ast.Constant)} == set(
+        re.findall(r"`([a-z\d]+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[2:] if line))
+    )
+
+
     ]
     found = set()
     for span in spans:
