@@ -66,8 +66,8 @@ def finished(*arguments: object, shared: Path, **options: object) -> tuple[int, 
         return process.returncode, (out or b"").decode(), (err or b"").decode()
 
 
-def wait_until(test: Callable[[], object], otherwise: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
+def wait_until(test: Callable[[], object], otherwise: str, *, seconds: float = DEADLINE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
     while not test():
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.01)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.integration.agents import wait_until
+
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
-CASE = Path(__file__).parent / "cases" / "compose_worker.py"
+EPOCHS = 4
+DEADLINE_SECONDS = 140.0
+
 ETC = Path("/etc/netns")  # of which `ip netns exec` lays the files of a namespace over those in /etc
 
 
@@ -64,39 +69,62 @@ def sent_bytes(space: str) -> int:
 
 
 def command(service: dict[str, Any], volume: Path) -> list[str]:
-    """The service's command, with this Python, a small script in the recipe's place, and a folder for the volume."""
+    """The service's command with this Python, a folder for the volume, and fewer epochs."""
     program, script, *options = service["command"]
     assert program == "python"
-    assert (ROOT / script).is_file()
     (place,) = (mount.partition(":")[2] for mount in service["volumes"])
-    return [sys.executable, str(CASE), *(option.replace(place, str(volume), 1) for option in options)]
+    options = [option.replace(place, str(volume), 1) for option in options]
+    return [sys.executable, str(ROOT / script), *options, "--epochs", str(EPOCHS)]
 
 
-@pytest.mark.timeout(240)
-def test_two_workers_with_addresses_of_their_own_train_one_model(tmp_path: Path) -> None:
+class Up:
+    """All services, each in its network; what they print goes to files."""
+
+    def __init__(self, services: dict[str, Any], spaces: dict[str, str], folder: Path, stack: ExitStack) -> None:
+        self.logs = {name: folder / f"{name}.log" for name in services}
+        self.processes = {}
+        threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
+        for name, service in services.items():
+            environ = {**os.environ, **threads, **service["environment"], "CUDA_VISIBLE_DEVICES": ""}
+            environ |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+            inside = ["ip", "netns", "exec", spaces[name], *command(service, folder / "backup")]
+            with self.logs[name].open("wb") as log:
+                self.processes[name] = subprocess.Popen(
+                    inside, env=environ, cwd=folder, stdout=log, stderr=subprocess.STDOUT
+                )
+            stack.callback(self.processes[name].wait)
+            stack.callback(self.processes[name].kill)
+
+    def said(self, name: str) -> str:
+        return self.logs[name].read_text(errors="replace")
+
+    def ended(self, code: int) -> None:
+        for name, process in self.processes.items():
+            assert process.wait(timeout=DEADLINE_SECONDS) == code, f"{name}: {self.said(name)[-3000:]}"
+
+
+@pytest.mark.timeout(3 * DEADLINE_SECONDS)
+def test_two_workers_with_addresses_of_their_own_stop_and_go_on(tmp_path: Path) -> None:
     reason = why_not()
     if reason:
         pytest.skip(reason)
     services = yaml.safe_load(COMPOSE.read_text())["services"]
+    chief, *_ = services
     with hosts(list(services)) as spaces, ExitStack() as stack:
-        workers = {}
-        for name, service in services.items():
-            environ = {**os.environ, **service["environment"], "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-            inside = ["ip", "netns", "exec", spaces[name], *command(service, tmp_path / "backup")]
-            process = subprocess.Popen(
-                inside, env=environ, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-            workers[name] = process
-        ended = {name: worker.communicate(timeout=200) for name, worker in workers.items()}
-        sent = {name: sent_bytes(space) for name, space in spaces.items()}
-    said = []
-    for name, (output, errors) in ended.items():
-        assert workers[name].returncode == 0, f"{name}: {errors.decode()[-3000:]}"
-        said.append(json.loads(output.decode().splitlines()[-1]))
-    assert [one.pop("address") for one in said] == [f"{name}:2222" for name in services]
-    assert said[0] == said[1]  # replicas, losses and weights, to the bit
-    assert (said[0]["strategy"], said[0]["replicas"]) == ("MultiWorkerMirroredStrategy", 2)
-    assert said[0]["loss"][1] < said[0]["loss"][0]
-    assert min(sent.values()) > 1000
+        up = Up(services, spaces, tmp_path, stack)
+        wait_until(lambda: f"Epoch 2/{EPOCHS}" in up.said(chief), "it does not train", seconds=DEADLINE_SECONDS)
+        for process in up.processes.values():  # `docker compose stop`
+            process.send_signal(signal.SIGTERM)
+        up.ended(128 + signal.SIGTERM)
+        assert "test accuracy" not in up.said(chief)
+        again = Up(services, spaces, tmp_path, stack)
+        again.ended(0)
+        sent = [sent_bytes(space) for space in spaces.values()]
+    said = again.said(chief)
+    assert f"Epoch 1/{EPOCHS}" not in said
+    assert f"Epoch {EPOCHS}/{EPOCHS}" in said
+    summary = json.loads((tmp_path / "backup" / "run" / "summary.json").read_text())
+    assert (summary["workers"], summary["replicas"], summary["strategy"]) == (2, 2, "MultiWorkerMirroredStrategy")
+    assert len(summary["history"]["loss"]) == EPOCHS
+    assert summary["steps"] == EPOCHS * 20
+    assert min(sent) > 1000
