@@ -234,15 +234,15 @@ def test_a_save_that_fails_leaves_the_others(make: Make, monkeypatch: pytest.Mon
     store = make(keep=1)
     save(store, 1)
     for point in faults.SAVING:
-        script = faults.Script((faults.Fault(kind="disk-full", at=point, step=2),), worker=0, restart=0)
-        monkeypatch.setattr(faults, "_script", script)
+        fault = faults.Fault(kind="disk-full", at=point, step=2, memory=not store.durable)
+        monkeypatch.setattr(faults, "_script", faults.Script((fault,), worker=0, restart=0))
         with pytest.raises(OSError, match=r"No space left|disk-full") as caught:
             save(store, 2)
         assert caught.value.errno == errno.ENOSPC
         assert steps(store) == [1]
         assert_is(store.newest(), 1)
-        script = faults.Script((faults.Fault(kind="disk-full", at=point, step=1),), worker=0, restart=0)
-        monkeypatch.setattr(faults, "_script", script)
+        fault = faults.Fault(kind="disk-full", at=point, step=1, memory=not store.durable)
+        monkeypatch.setattr(faults, "_script", faults.Script((fault,), worker=0, restart=0))
         with pytest.raises(OSError, match=r"No space left|disk-full"):  # also the one with the same number
             store.save(1, {"x": np.zeros(3)}, {})
         assert_is(store.newest(), 1)

@@ -93,6 +93,21 @@ def test_what_is_meant_for_whom() -> None:
     assert Script(everything, worker=0, restart=0).waiting == []
 
 
+def test_of_what_may_come_at_any_step_each_has_a_step_of_its_own() -> None:
+    full = Fault(kind="disk-full", at="save-begin")
+    script = Script((full, full, Fault(kind="corrupt", at="save-commit")), worker=0, restart=0)
+    assert [script.due("save-begin", step) for step in range(3)] == [[full], [full], []]
+    assert len(script.waiting) == 1
+
+
+def test_the_backup_meets_a_fault_and_what_is_held_in_memory_another() -> None:
+    disk, memory = (Fault(kind="disk-full", at="save-begin", memory=memory) for memory in (False, True))
+    script = Script((disk, memory), worker=0, restart=0)
+    assert script.due("save-begin", 1, memory=True) == [memory]
+    assert script.due("save-begin", 1, memory=True) == []
+    assert script.due("save-begin", 1) == [disk]
+
+
 def test_a_full_disk_is_an_error_of_the_system(planned) -> None:  # type: ignore[no-untyped-def]
     planned('[{"kind": "disk-full", "at": "save-middle", "step": 1}]')
     faults.at("save-middle", 0)
@@ -136,6 +151,8 @@ def test_there_is_nothing_to_corrupt_yet(planned) -> None:  # type: ignore[no-un
         ('[{"kind": "slow", "seconds": 0}]', "above 0"),
         ('[{"kind": "kill", "seconds": 1}]', "only 'slow' and 'hang'"),
         ('[{"kind": "corrupt", "at": "step"}]', "save-begin"),
+        ('[{"kind": "kill", "memory": true}]', "'step' has memory"),
+        ('[{"kind": "kill", "at": "save-begin", "memory": 1}]', "True or False"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(text: str, said: str) -> None:
@@ -147,3 +164,5 @@ def test_a_fault_is_read_as_it_is_written() -> None:
     fault = Fault(kind="hang", worker=2, at="epoch-end", step=5, restart=None, seconds=1.5)
     assert faults._fault(fault.as_json()) == fault
     assert faults._fault(Fault(kind="kill").as_json()) == Fault(kind="kill")
+    memory = Fault(kind="kill", at="save-middle", memory=True)
+    assert faults._fault(memory.as_json()) == memory

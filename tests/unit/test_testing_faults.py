@@ -96,6 +96,25 @@ def test_what_became_of_other_faults(fault: Fault, happened: bool, events: list[
     assert one.recovered_after is None
 
 
+WARNING = {"warning": "2 could not be saved", "clock": 10.1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "log", "text"),
+    [
+        (FULL, [WARNING], "went on; a warning said so"),
+        (FULL, [], "went on; no warning"),
+        (FULL, [{**WARNING, "clock": 9.9}], "went on; no warning"),
+        (Fault(kind="corrupt", at="save-commit"), [], "went on; nobody has read that backup"),
+        (Fault(kind="corrupt", at="save-commit"), [WARNING], "went on; a warning said so"),
+        (Fault(kind="disk-full", at="save-begin", memory=True), [WARNING], "went on"),
+    ],
+)
+def test_a_save_that_fails_is_noticed(fault: Fault, log: list[dict[str, object]], text: str) -> None:
+    (one,) = chaos.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0), *log], [ENDED])
+    assert one.text == text
+
+
 def test_equal_faults_are_told_apart() -> None:
     again = Fault(kind="kill", worker=1, step=7, restart=None)
     found = chaos.verdicts(FaultPlan(faults=(again, again)), [line(again, 7, 10.0)], [FAILED, STEPPING])
@@ -108,6 +127,7 @@ def test_equal_faults_are_told_apart() -> None:
         (["--", "python", "train.py"], "must be a `tfdist run`"),
         (["--", "tfdist", "run", "--event-file", "e", "train.py"], "--event-file"),
         (["--", "tfdist", "run", "-n", "0", "train.py"], "-n is 0"),
+        (["--", "tfdist", "run", "--strategy", "parameter-server", "-n", "2", "train.py"], "parameter servers"),
         (["--faults", "bang", "--", "tfdist", "run", "train.py"], "'bang'"),
         (["--plan", "absent", "--", "tfdist", "run", "train.py"], "cannot be read"),
         (["--", "tfdist", "run", "--no-such", "train.py"], "--no-such"),
@@ -121,4 +141,3 @@ def test_a_request_that_is_wrong_starts_nothing(arguments: list[str], said: str)
 
 def test_a_log_that_ends_in_the_middle_is_read() -> None:
     assert chaos.lines(json.dumps(FAILED) + "\n[1]\n" + '{"event": "sta') == [FAILED]
-        (["--", "tfdist", "run", "--strategy", "parameter-server", "-n", "2", "train.py"], "parameter servers"),

@@ -1,7 +1,7 @@
-"""Where a training's checkpoints are kept: saved whole or not at all, and handed out only when every byte is right.
-"""
+"""Where a training's checkpoints are kept: saved whole or not at all, and handed out only when every byte is right."""
 
 import errno
+import functools
 import logging
 import os
 import secrets
@@ -118,7 +118,7 @@ class Store:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._keep = validation.integer("keep", keep, minimum=1)
-        validation.boolean("durable", durable)
+        self.durable = validation.boolean("durable", durable)
         self._place = _place(url, durable, storage_options)
         self._damaged: set[str] = set()
         self.url = self._place.url
@@ -140,20 +140,21 @@ class Store:
         name = step_name(validation.integer("step", step, minimum=0, maximum=manifests.LARGEST_STEP))
         given, plain = files_of_arrays.as_arrays(arrays), manifests.plain_state(state)
         file_name, written = ARRAYS if self._place.keeps_names else _own_name(), list[File]()
+        reached = functools.partial(faults.at, step=step, memory=not self.durable)
 
         def write_arrays(file: BinaryIO) -> None:
-            size, checksum = files_of_arrays.write(file, given, on_middle=lambda: faults.at("save-middle", step))
+            size, checksum = files_of_arrays.write(file, given, on_middle=lambda: reached("save-middle"))
             written.append(File(name=file_name, bytes=size, crc32c=checksum))
 
         def write_manifest(file: BinaryIO) -> None:
             file.write(Manifest(step=step, state=plain, files=tuple(written)).to_bytes())
 
-        faults.at("save-begin", step)
+        reached("save-begin")
         self._place.clean()
         self._place.put(
             name,
             [(file_name, write_arrays), (manifests.NAME, write_manifest)],
-            on_ready=lambda folder: faults.at("save-commit", step, path=folder),
+            on_ready=lambda folder: reached("save-commit", path=folder),
         )
         self._damaged.discard(name)
         self._retire(name)
@@ -185,6 +186,7 @@ class Store:
         for name, reason in wrong.items():
             used = f"{step_name(found.step)} is used" if found else "there is no other, so training begins anew"
             _log.warning("The checkpoint %s/%s is damaged: %s Instead, %s.", self.url, name, reason, used)
+            faults.warned(f"{name} is damaged")
         self._damaged = set(wrong)
         return found
 

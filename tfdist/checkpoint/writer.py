@@ -9,6 +9,7 @@ from tfdist.checkpoint.arrays import as_arrays
 from tfdist.checkpoint.manifest import plain_state
 from tfdist.checkpoint.store import Store
 from tfdist.errors import ConfigError, DeadlineError
+from tfdist.launch import faults
 
 _Job = tuple[int, Mapping[str, Any], Mapping[str, Any]]
 
@@ -147,6 +148,8 @@ class Writer:
                     f"The checkpoint of step {step} could not be saved ({stands}); training goes on, and the next one "
                     f"is tried. {error}"
                 )
+                if self._store.durable:
+                    faults.warned(f"{step} could not be saved")
             return
         self.last_error = None
         self.written = step

@@ -43,6 +43,8 @@ A plan is a JSON list. "worker" says to whom, "at" where (one of {", ".join(faul
 them (0 is the first; null: in every):
   [{{"kind": "kill", "worker": 1, "at": "step", "step": 20}},
    {{"kind": "stop", "worker": 0, "at": "save-middle", "restart": 1}}]
+Without "step" it happens when the point is first reached: "disk-full" and "corrupt", when they are made up, meet the
+first backups, whatever --every is. "memory": true has a save meet it that the job keeps in memory for its restarts.
 
 \b
 What the job needs:
@@ -50,9 +52,9 @@ What the job needs:
   BackupAndRestore     a script that fits with tfdist.callbacks.BackupAndRestore goes on where it was; another begins
                        anew, and may never end
   --min-workers        for "term", which takes a worker away for good
+  --strategy           any but parameter-server, whose faults and recoveries it does not see
 
 \b
-  --strategy           any but parameter-server, whose faults and recoveries it does not see
 Exit code:
   0      the job ended with 0, after whatever happened
   2      the request was wrong (nothing was started)
@@ -136,14 +138,14 @@ def _asked_for(arguments: list[str]) -> tuple[int, bool]:
     from tfdist.cli.run import command as run
 
     context = run.make_context("tfdist run", list(arguments))
-    if context.params["event_file"] is not None:
-        raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
     if has_chief(context.params["strategy"], parameter_servers=context.params["parameter_servers"]):
         raise ConfigError(
             "the command is a job with parameter servers. tfdist chaos needs workers that run the script and report "
             "their steps; there the chief alone runs it, and reports none. Choose another strategy; or run the job "
             "with --event-file PATH, and kill a process whose pid is in that file."
         )
+    if context.params["event_file"] is not None:
+        raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
     if context.params["workers"] < 1:
         raise ConfigError(f"-n is {context.params['workers']}; it must be an integer of at least 1.")
     return context.params["workers"], context.params["max_restarts"] is not None

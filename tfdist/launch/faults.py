@@ -6,7 +6,8 @@ plan is a JSON list, which `tfdist.testing.FaultPlan` writes and `tfdist chaos` 
     [{"kind": "kill", "worker": 1, "at": "step", "step": 20}]
 
 A fault happens once, before the first restart of the job, unless it names another one; "slow" stays. When it happens it
-is a line of JSON in the file that TFDIST_FAULTS_LOG names, if that is set.
+is a line of JSON in the file that TFDIST_FAULTS_LOG names, if that is set; so is a warning that a backup is damaged, or
+could not be written.
 """
 
 import contextlib
@@ -52,10 +53,13 @@ class Fault:
         kind: what happens, a key of KINDS.
         worker: to which worker.
         at: where, one of POINTS.
-        step: at which step; None: when the point is first reached. At "step" those are counted from 0 since the
-            workers were started, in training, validation and prediction; at others since training began, and restored.
+        step: at which step; None: when the point is first reached. At "step" and "tracing" those are counted from 0
+            since the workers were started, in training, validation and prediction; at others since training began, and
+            restored.
         restart: how often the workers had been started again by then, for whatever reason; None: every time.
         seconds: how long, for "slow" and "hang".
+        memory: at a point of a save: whether it happens where `tfdist run` has the state held in memory, and not where
+            the backup is written.
 
     Raises:
         ConfigError: a value that cannot be, or a fault that could not happen at that point.
@@ -71,6 +75,7 @@ class Fault:
     step: int | None = None
     restart: int | None = 0
     seconds: float | None = None
+    memory: bool = False
 
     def __post_init__(self) -> None:
         validation.one_of("kind", self.kind, KINDS)
@@ -90,11 +95,14 @@ class Fault:
             raise ConfigError(
                 f"a fault of kind {self.kind!r} is at {self.at!r}; it can happen only at one of {', '.join(SAVING)}."
             )
+        validation.boolean("memory", self.memory)
+        if self.memory and self.at not in SAVING:
+            raise ConfigError(f"a fault at {self.at!r} has memory; only those at {', '.join(SAVING)} take it.")
 
     def as_json(self) -> dict[str, Any]:
         """Return what `parse` reads, without what is the default."""
         default = Fault(kind="kill")
-        names = ("kind", "worker", "at", "step", "restart", "seconds")
+        names = ("kind", "worker", "at", "step", "restart", "seconds", "memory")
         always = ("kind", "worker", "at")
         return {n: getattr(self, n) for n in names if n in always or getattr(self, n) != getattr(default, n)}
 
@@ -151,7 +159,7 @@ class Script:
             restart=validation.parse_integer("TFDIST_RESTARTS", restart, minimum=0),
         )
 
-    def due(self, point: str, step: int) -> list[Fault]:
+    def due(self, point: str, step: int, *, memory: bool = False) -> list[Fault]:
         """Return what happens now, and forget what happens once.
 
         Example:
@@ -159,8 +167,15 @@ class Script:
             >>> [bool(script.due("step", step)) for step in (2, 3, 3)]
             [False, True, False]
         """
-        found = [f for f in self.waiting if f.at == point and _matches(f, step)]
-        self.waiting = [f for f in self.waiting if f not in found or f.kind == "slow"]
+        found, left = list[Fault](), list[Fault]()
+        for fault in self.waiting:
+            is_due = fault.at == point and fault.memory == memory and _matches(fault, step)
+            if is_due and (fault.step is not None or not found):  # of those that may come at any step, one at a time
+                found.append(fault)
+                if fault.kind != "slow":
+                    continue
+            left.append(fault)
+        self.waiting = left
         return found
 
 
@@ -173,13 +188,14 @@ def _matches(fault: Fault, step: int) -> bool:
 _script: Script | None = None
 
 
-def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None) -> None:
+def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None, memory: bool = False) -> None:
     """Let happen what the plan has for this worker at this point.
 
     Args:
         point: one of POINTS.
         step: the number of the step; what the point belongs to.
         path: the file or directory that a save has written, which "corrupt" changes.
+        memory: whether it is saved for this job alone, and not on a disk.
     Raises:
         RuntimeError: that was the fault.
         OSError: that was the fault.
@@ -190,15 +206,20 @@ def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None) -> 
         _script = Script.from_environment(os.environ)
     if not _script.waiting:
         return
-    for fault in _script.due(point, step):
-        _note(fault, step)
+    for fault in _script.due(point, step, memory=memory):
+        _note({"fault": fault.as_json(), "step": step})
         _let_happen(fault, step, path)
 
 
-def _note(fault: Fault, step: int) -> None:
-    """Append a line to the log: what happens now, at which step, and when on the machine's monotonic clock."""
+def warned(text: str) -> None:
+    """Note that there was a warning about a backup, so that `tfdist chaos` can say that a fault was noticed."""
+    _note({"warning": text})
+
+
+def _note(content: dict[str, Any]) -> None:
+    """Append a line to the log: what happens now, and when on the machine's monotonic clock."""
     if log := os.environ.get(LOG):
-        line = {"fault": fault.as_json(), "step": step, "clock": time.monotonic()}
+        line = {**content, "clock": time.monotonic()}
         with contextlib.suppress(OSError):
             descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:

@@ -55,7 +55,7 @@ def verdicts(
 
     Args:
         plan: what should happen.
-        happened: the faults' log: objects with "fault", "step" and "clock".
+        happened: the faults' log: objects with "clock", and "fault" and "step" or "warning".
         events: the job's event file; see `tfdist.launch.events`.
     """
     left = list(happened)
@@ -64,11 +64,14 @@ def verdicts(
         mine = next((one for one in left if one.get("fault") == fault.as_json()), None)
         if mine is not None:
             left.remove(mine)
-        found.append(_verdict(fault, mine, events))
+        warnings = [float(one["clock"]) for one in happened if "warning" in one]
+        found.append(_verdict(fault, mine, events, warnings))
     return tuple(found)
 
 
-def _verdict(fault: Fault, happened: dict[str, Any] | None, events: Sequence[dict[str, Any]]) -> Verdict:
+def _verdict(
+    fault: Fault, happened: dict[str, Any] | None, events: Sequence[dict[str, Any]], warnings: Sequence[float]
+) -> Verdict:
     if happened is None:
         return Verdict(fault=fault, text="did not happen: the job did not get there")
     step, clock = int(happened["step"]), float(happened["clock"])
@@ -77,7 +80,7 @@ def _verdict(fault: Fault, happened: dict[str, Any] | None, events: Sequence[dic
         ended = next((event for event in later if event.get("event") in ("failed", "ended")), None)
         survived = ended is None or (ended["event"] == "ended" and ended.get("exit_code") == 0)
         text = "went on" if survived else f"then: {_said(ended or {})}"
-        return Verdict(fault=fault, step=step, text=text)
+        return Verdict(fault=fault, step=step, text=text + _noticed(fault, any(when >= clock for when in warnings)))
     noticed = next((event for event in later if event.get("event") in ("failed", "halted", "ended")), None)
     if noticed is None or noticed["event"] == "ended":
         return Verdict(fault=fault, step=step, text="not found")
@@ -91,6 +94,13 @@ def _verdict(fault: Fault, happened: dict[str, Any] | None, events: Sequence[dic
         lost=None if again is None else again.get("lost"),
         text=_said(noticed) if again is not None else f"{_said(noticed)}; no recovery",
     )
+
+
+def _noticed(fault: Fault, is_warned: bool) -> str:
+    if fault.memory or fault.kind not in ("disk-full", "corrupt"):
+        return ""
+    never = "nobody has read that backup" if fault.kind == "corrupt" else "no warning"
+    return "; a warning said so" if is_warned else f"; {never}"
 
 
 def _said(event: dict[str, Any]) -> str:
