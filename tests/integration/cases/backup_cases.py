@@ -14,6 +14,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.callbacks import BackupAndRestore, LossScaleLogger
 from tfdist.checkpoint import Store
+from tfdist.compat import keras_callbacks
 from tfdist.errors import ConfigError
 from tfdist.optimizers import DistributedOptimizer
 
@@ -44,8 +45,8 @@ def model_of(units=4, strategy=None):
     return model
 
 
-def fit(model, callbacks, epochs=3, **more):
-    return model.fit(X, Y, batch_size=4, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks, **more)
+def fit(model, callbacks, epochs=3, x=X, **more):
+    return model.fit(x, Y, batch_size=4, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks, **more)
 
 
 def interrupted(model, callbacks, epoch, batch=None, **more):
@@ -212,14 +213,18 @@ def own_train_step(folder):
 
 
 def mixed_precision(folder):
-    """The loss scale and its counter are part of the state."""
+    """The loss scale, its counter and the skipped steps are part of the state, also of the epoch that is going on."""
     keras.mixed_precision.set_global_policy("mixed_float16")
     strategy = tfdist.strategies.MirroredStrategy(["CPU:0"])
+    bad = X.copy()
+    bad[5] = np.inf
     expected = model_of(strategy=strategy)
-    fit(expected, [])
-    interrupted(model_of(strategy=strategy), [BackupAndRestore(folder / "b", 2, asynchronous=False)], 2, 1)
+    history = fit(expected, [], x=bad).history
+    assert history["skipped_steps"] == [1, 2, 3]
+    interrupted(model_of(strategy=strategy), [BackupAndRestore(folder / "b", 2, asynchronous=False)], 2, 2, x=bad)
     model = model_of(strategy=strategy)
-    fit(model, [BackupAndRestore(folder / "b", 2)])
+    again = fit(model, [BackupAndRestore(folder / "b", 2)], x=bad).history
+    assert (again["skipped_steps"], again["loss_scale"]) == (history["skipped_steps"], history["loss_scale"])
     assert type(model.optimizer).__name__ == "LossScaleOptimizer"
     for ours, theirs in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
@@ -331,6 +336,42 @@ def in_an_object_store(folder):
     expected = fit(model_of(), []).history["loss"]
     interrupted(model_of(), [BackupAndRestore("memory://backup", save_freq=1, asynchronous=False)], 1, 1)
     assert fit(model_of(), [BackupAndRestore("memory://backup", save_freq=1)]).history["loss"] == expected
+
+
+def what_other_callbacks_know(folder):
+    """Each of Keras' callbacks goes on with what it knew; every field that is kept for it is one that it has."""
+
+    def callbacks(name):
+        return [
+            keras.callbacks.ModelCheckpoint(
+                folder / name / "{epoch}.weights.h5", "loss", save_best_only=True, save_weights_only=True, mode="max"
+            ),
+            keras.callbacks.ModelCheckpoint(folder / name / "a.weights.h5", save_weights_only=True, save_freq=4),
+            keras.callbacks.TensorBoard(folder / name / "logs"),
+            keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+            keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=10.0, cooldown=2),
+        ]
+
+    def averaging():
+        model = model_of()
+        model.compile(keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9), "mse")
+        return model
+
+    expected, given, validation = callbacks("never"), callbacks("again"), {"validation_data": (X, Y)}
+    model = averaging()
+    fit(model, expected, **validation)
+    backup = BackupAndRestore(folder / "b", asynchronous=False)
+    interrupted(averaging(), [*callbacks("again"), backup], 2, 1, **validation)
+    again = averaging()
+    fit(again, [*given, BackupAndRestore(folder / "b")], **validation)
+    for one, other in zip(expected, given, strict=True):
+        names = [name for kind, names in keras_callbacks._FIELDS.items() if isinstance(one, kind) for name in names]
+        assert names
+        for name in names:
+            np.testing.assert_equal(vars(other)[name], vars(one)[name], f"{type(one).__name__}.{name}")
+    for ours, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 if __name__ == "__main__":
