@@ -22,6 +22,7 @@ from tfdist.errors import DeadlineError
 from tfdist.training import loss_scale, metrics, remote, saving, step
 from tfdist.training import model as models
 from tfdist.training.data import Batch, Layout, flat
+from tfdist.training.pulse import pulse
 from tfdist.training.workers import Workers
 
 _WHOLE = (
@@ -292,6 +293,7 @@ class _Steps:
     def _functions_of(self, layout: Layout, parts: int) -> tuple[remote.Computation, remote.Update]:
         key = (layout.key, parts)
         if key not in self._functions:
+            pulse().tracing()
             computation = remote.Computation(
                 self._model,
                 self._chief.strategy,
