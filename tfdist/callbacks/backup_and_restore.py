@@ -52,8 +52,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         learning_rate_rule: what becomes of the learning rate when the script goes on with another global batch than it
             had: "none" leaves it, "linear" multiplies it by the ratio r of the two, "sqrt" by the square root of r.
             Scripts whose batch does not depend on the number of workers need none.
-
         storage_options: what fsspec's driver takes, such as ``{"key": ..., "endpoint_url": ...}``; for URLs alone.
+
     Raises:
         ConfigError: ``backup_dir`` is empty, or another argument is none of its values. In `fit`: the backup belongs to
             another model, to other data, or to another call of `fit` of the script that made it; or the learning rate
@@ -87,8 +87,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         keep: int = 2,
         asynchronous: bool = True,
         learning_rate_rule: Literal["none", "linear", "sqrt"] = "none",
-    ) -> None:
         storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         if not os.fspath(backup_dir):
             raise ConfigError("backup_dir is empty; it must be a directory, or a URL such as s3://bucket/backup.")
@@ -106,8 +106,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.keep = max(keep, 2) if double_checkpoint else keep
         self.asynchronous = asynchronous
         self.learning_rate_rule = learning_rate_rule
-
         self.storage_options = storage_options
+
     def set_model(self, model: keras.Model) -> None:
         """Take part in the `fit` that is about to begin; Keras calls it."""
         super().set_model(model)
