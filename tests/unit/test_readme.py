@@ -47,18 +47,18 @@ RUN = {
         "test_chaos.py",
         '"--", "tfdist", "run", "-n", "2", str(script(TRAIN))',
     ),
+    "tfdist doctor": ("test_doctor.py", '"-m", "tfdist", "doctor"'),
     "tfdist tune batch train.py": ("test_tune.py", '"tfdist", "tune", "batch"'),
 }
 # what needs the network (`make` installs the same into .venv), Docker or a GPU (`make docker-test` builds and runs the
 # image `cpu` with other programs); no test runs these
 NOT_RUN = {
-    "tfdist doctor": ("test_doctor.py", '"-m", "tfdist", "doctor"'),
+    "python -m pip install .",
+    "python -m pip install '.[formats,s3]'",
     "docker build -f docker/Dockerfile --target gpu -t tfdist:gpu .",
     "docker run --gpus all --shm-size=1g tfdist:gpu tfdist run --strategy mirrored strategies/mirrored/train.py",
 }
 
-    "python -m pip install .",
-    "python -m pip install '.[formats,s3]'",
 
 def blocks(language: str) -> list[str]:
     found = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -93,10 +93,6 @@ def test_run_takes_the_command_as_it_stands(command: str, tmp_path: Path, monkey
     assert done.output.count("train.py") >= (1 if "parameter-server" in words else workers)
 
 
-def mentioned() -> set[tuple[str, ...]]:
-    """The commands that the text names between backticks: `tfdist data info` -> ("data", "info")."""
-    spans = re.findall(r"`tfdist ([a-z][^`\n]*)`", README) + [
-        one[7:] for one in commands() if one.startswith("tfdist ")
 def test_every_extra_is_named() -> None:
     (table,) = re.findall(r"^\| extra \|.*?\n\n", README, re.MULTILINE | re.DOTALL)
     extras = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
@@ -107,6 +103,10 @@ def test_every_extra_is_named() -> None:
     )
 
 
+def mentioned() -> set[tuple[str, ...]]:
+    """The commands that the text names between backticks: `tfdist data info` -> ("data", "info")."""
+    spans = re.findall(r"`tfdist ([a-z][^`\n]*)`", README) + [
+        one[7:] for one in commands() if one.startswith("tfdist ")
     ]
     found = set()
     for span in spans:
