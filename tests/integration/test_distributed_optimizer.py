@@ -6,10 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tfdist.callbacks import LossScaleLogger
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.optimizers import DistributedOptimizer, meeting
+from tfdist.optimizers import LARS, DistributedOptimizer, meeting
+from tfdist.training import step
 
 pytestmark = pytest.mark.quick
 
@@ -77,6 +80,47 @@ def test_accumulation_is_the_big_batch(number: int, case: tuple[int, int, int]) 
     steps = 3 * -(-rows // batch)
     assert int(model.optimizer.iterations.numpy()) == steps // k
     assert k == 1 or int(model.optimizer.micro_steps.numpy()) == steps % k
+
+
+INNER: list[Any] = [
+    lambda **clip: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, **clip),
+    lambda **clip: keras.optimizers.AdamW(0.01, weight_decay=0.1, **clip),
+    lambda **clip: keras.optimizers.RMSprop(0.01, **clip),
+    lambda **clip: LARS(1.0, trust_coefficient=0.05, **clip),
+]
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(
+    k=st.integers(1, 4),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    shapes=st.lists(st.lists(st.integers(1, 4), max_size=2), min_size=1, max_size=3),
+    inner=st.sampled_from(INNER),
+    clip=st.sampled_from(KINDS),
+    scale=st.sampled_from([None, "dynamic", 64.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_micro_batches_are_their_big_batch(
+    k: int, sizes: list[int], shapes: list[list[int]], inner: Any, clip: Any, scale: Any, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    initial = [draw.normal(size=shape).astype("float32") for shape in shapes]
+    each = [[draw.normal(size=shape).astype("float32") for shape in shapes] for _ in sizes]
+    small, big = ([keras.Variable(value) for value in initial] for _ in range(2))
+    optimizer = DistributedOptimizer(inner(), accumulate_steps=k, loss_scale=scale, **clip)
+    optimizer.build(small)
+    factor = 1.0 if scale is None else float(optimizer.dynamic_scale.numpy())
+    for rows, grads in zip(sizes, each, strict=True):
+        with step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows)):
+            optimizer.apply([tf.constant(factor * grad) for grad in grads], small)
+    reference = inner(**clip)
+    for first in range(0, len(sizes) - k + 1, k):
+        rows, grads = np.asarray(sizes[first : first + k], np.float64), each[first : first + k]
+        means = [sum(n * g for n, g in zip(rows, same, strict=True)) / rows.sum() for same in zip(*grads, strict=True)]
+        reference.apply([tf.constant(mean, tf.float32) for mean in means], big)
+    for mine, theirs in zip(small, big, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=0, atol=1e-6)
+    assert int(optimizer.iterations.numpy()) == len(sizes) // k
 
 
 def test_defaults_are_the_inner_optimizer() -> None:

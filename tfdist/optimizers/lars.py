@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfdist import validation
+from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 
 NOT_ADAPTED = ("bias", "gamma", "beta", "norm")
 
@@ -36,12 +37,13 @@ class LARS(keras.optimizers.Optimizer):
         epsilon: of lambda.
         nesterov: whether the step looks ahead.
         momentum_correction: see above.
-        exclude: patterns, searched in the paths of variables, of those that are not adapted.
+        exclude: regular expressions, searched in the paths of variables, of those that are not adapted; a list.
         name: of the optimizer.
         **options: what every Keras optimizer takes: clipnorm, global_clipnorm, use_ema, name and so on.
 
     Raises:
-        ConfigError: a number out of its range.
+        ConfigError: a number out of its range, or a pattern that is no regular expression.
+        ConfigTypeError: ``exclude`` is no list of texts.
 
     Example:
         >>> import keras
@@ -77,6 +79,7 @@ class LARS(keras.optimizers.Optimizer):
         self.epsilon = epsilon
         self.nesterov = nesterov
         self.momentum_correction = momentum_correction
+        self._patterns = _compiled(exclude)
         self.exclude = list(exclude)
         self.velocities: list[Any] = []
         self._adapted: list[bool] = []
@@ -88,7 +91,21 @@ class LARS(keras.optimizers.Optimizer):
         super().build(variables)
         self.velocities = self.add_optimizer_variables(variables, "velocity")
         # here, because an update may be handed the backend's variable, which has no path
-        self._adapted = [not any(re.search(pattern, one.path) for pattern in self.exclude) for one in variables]
+        self._adapted = [not any(pattern.search(one.path) for pattern in self._patterns) for one in variables]
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Raise: what is not decayed is said by ``exclude``.
+
+        Args:
+            var_list: as in Keras.
+            var_names: as in Keras.
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "exclude_from_weight_decay() is called on LARS, whose decay is a part of the gradient that it adapts; the "
+            f"method would change nothing. Pass patterns instead: LARS(exclude={[*self.exclude, 'embeddings']!r})."
+        )
 
     def update_step(self, gradient: Any, variable: keras.Variable, learning_rate: Any) -> None:
         """Update a variable and its velocity."""
@@ -126,3 +143,22 @@ class LARS(keras.optimizers.Optimizer):
             "momentum_correction": self.momentum_correction,
             "exclude": list(self.exclude),
         }
+
+
+def _compiled(exclude: Any) -> list[re.Pattern[str]]:
+    # a text is a sequence of texts too, of its letters, which are in nearly every path
+    if not isinstance(exclude, (list, tuple)) or not all(isinstance(one, str) for one in exclude):
+        raise ConfigTypeError(
+            f"exclude is {validation.shown(exclude)} ({type(exclude).__name__}); it must be a list of patterns, "
+            f"such as {list(NOT_ADAPTED)}."
+        )
+    patterns = []
+    for pattern in exclude:
+        try:
+            patterns.append(re.compile(pattern))
+        except re.error as error:
+            raise ConfigError(
+                f"exclude has {pattern!r}, which is no regular expression ({error}). Write a backslash before a sign "
+                "that is meant as it is: re.escape() does that."
+            ) from None
+    return patterns
