@@ -69,8 +69,10 @@ def test_a_loop_of_ones_own_is_tensorflows(pool: WorkerPool) -> None:
     assert seen["weight_error"] < 1e-5
 
 
-def test_an_accumulation_is_reduced_once(pool: WorkerPool) -> None:
-    seen = call(pool, "what_an_accumulation_reduces")
+@pytest.mark.parametrize("wire_dtype", [None, "float16", "bfloat16"])
+def test_an_accumulation_is_reduced_once(pool: WorkerPool, wire_dtype: str | None) -> None:
+    seen = call(pool, "what_an_accumulation_reduces", wire_dtype=wire_dtype)
+    assert seen["dtypes"] == [wire_dtype or "float32"]
     once = 2 * 4  # two replicas, four gradients
     assert seen["reduced"] == [0, 0, once, once, once, 2 * once]
     assert seen["moved"] == [False, True, False, False, True]
@@ -142,6 +144,7 @@ def test_batches_of_many_sizes_are_not_traced_one_by_one(pool: WorkerPool) -> No
         ("jit", "UnsupportedError: jit_compile is True"),
         ("outside", "the metric 'loss' was created outside the scope"),
         ("scaled twice", "which reduces gradients by itself"),
+        ("foreign", "Make the strategy with tfdist.strategies.MirroredStrategy()"),
         ("layer", "was created outside the scope of MirroredStrategy; it must be created inside"),
         ("metric", "the metric 'mae' was created outside the scope"),
         ("missing", "devices names CPU:7; this process has /device:CPU:0, /device:CPU:1"),

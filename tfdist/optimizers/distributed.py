@@ -7,12 +7,13 @@ import keras
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.compat import keras_model, keras_optimizer
+from tfdist.compat import keras_model, keras_optimizer, tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.optimizers import meeting
 from tfdist.training import optimizers as training
 from tfdist.training import reduction as sums_over
 from tfdist.training import step
+from tfdist.training.strategy import KerasTraining
 
 _HALF = ("float16", "bfloat16")
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
@@ -54,7 +55,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     Raises:
         ConfigError: a value out of its range, two kinds of clipping, or an ``inner`` that accumulates or scales itself.
-        UnsupportedError: in `fit`: "adasum" under parameter servers, where no worker has its gradient alone.
+        UnsupportedError: in `fit`: "adasum" under parameter servers, where no worker has its gradient alone; a strategy
+            with several replicas that is not tfdist's.
 
     Example:
         >>> optimizer = DistributedOptimizer("sgd", accumulate_steps=4, global_clipnorm=1.0)
@@ -110,6 +112,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 "a variable is to be overwritten by its gradient (float8); DistributedOptimizer updates by gradients "
                 "alone. Train such layers with a plain Keras optimizer."
             )
+        _require_own_strategy()
         super().build(variables)
         keras_optimizer.override(self.inner_optimizer)  # what it is given has met already
         #: updates that were skipped because a gradient was not finite
@@ -233,6 +236,19 @@ def _examples() -> tf.Tensor:
         return tf.cast(current.global_rows, tf.int64)
     data = keras_model.data_of_calling_step()
     return tf.constant(1, tf.int64) if data is None else tf.cast(step.rows_of(data), tf.int64)
+
+
+def _require_own_strategy() -> None:
+    strategy = tf.distribute.get_strategy()
+    replicas = tf_strategies.replica_count(strategy)
+    if replicas > 1 and not isinstance(strategy, KerasTraining):
+        kind = type(strategy).__name__
+        own = kind if kind in ("MirroredStrategy", "MultiWorkerMirroredStrategy") else "from_environment"
+        raise UnsupportedError(
+            f"DistributedOptimizer is used in the scope of TensorFlow's {kind} with {replicas} replicas, which updates "
+            "no weight inside a condition, and conditions are what accumulation and loss scales are made of. Make the "
+            f"strategy with tfdist.strategies.{own}(), whose scope does all that Keras needs."
+        )
 
 
 def _plain(inner: Any) -> Any:

@@ -161,13 +161,15 @@ def loop_of_ones_own() -> dict[str, Any]:
     }
 
 
-def what_an_accumulation_reduces() -> dict[str, Any]:
+def what_an_accumulation_reduces(wire_dtype: str | None) -> dict[str, Any]:
     """Train six micro-batches, three to an update, and note after each the reductions of gradients and the weights."""
     reduced, after, kernels = [], [], []
     plain = reduction.sum_over_replicas
 
     def noting(tensors: list[Any], **hints: Any) -> list[Any]:
-        reduced.extend(label for label in hints.get("labels", ()) if label.startswith("gradient of "))
+        labels = hints.get("labels") or [""] * len(tensors)
+        pairs = zip(labels, tensors, strict=True)
+        reduced.extend(tensor.dtype.name for label, tensor in pairs if label.startswith("gradient of "))
         return plain(tensors, **hints)
 
     def note(batch: int, logs: Any) -> None:
@@ -176,7 +178,8 @@ def what_an_accumulation_reduces() -> dict[str, Any]:
 
     with STRATEGY.scope():
         inner = keras.optimizers.SGD(0.1)
-        network = model(optimizer=DistributedOptimizer(inner, accumulate_steps=3, loss_scale=1.0), run_eagerly=True)
+        optimizer = DistributedOptimizer(inner, accumulate_steps=3, loss_scale=1.0, wire_dtype=wire_dtype)
+        network = model(optimizer=optimizer, run_eagerly=True)
     reduction.sum_over_replicas = noting
     try:
         told = keras.callbacks.LambdaCallback(on_train_batch_end=note)
@@ -184,7 +187,13 @@ def what_an_accumulation_reduces() -> dict[str, Any]:
     finally:
         reduction.sum_over_replicas = plain
     moved = [one != other for one, other in itertools.pairwise(kernels)]
-    return {"reduced": after, "moved": moved, "logs": sorted(history), "iterations": int(inner.iterations.numpy())}
+    return {
+        "reduced": after,
+        "dtypes": sorted(set(reduced)),
+        "moved": moved,
+        "logs": sorted(history),
+        "iterations": int(inner.iterations.numpy()),
+    }
 
 
 def gradients_in_a_loop_of_ones_own() -> dict[str, Any]:
@@ -238,7 +247,10 @@ def refusals() -> dict[str, str]:
         measured_outside = model(metrics=[metric])
         twofold = keras.optimizers.LossScaleOptimizer(DistributedOptimizer("sgd"))
         scaled_twice = model(optimizer=twofold)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        foreign = model(optimizer=DistributedOptimizer("sgd", accumulate_steps=2))
     refused("scaled twice", lambda: fit(scaled_twice))
+    refused("foreign", lambda: fit(foreign))
     refused("layer", lambda: fit(built_outside))
     refused("metric", lambda: fit(measured_outside))
     refused("jit", lambda: fit(under_xla))
