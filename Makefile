@@ -59,7 +59,8 @@ test: $(STAMP)
 # The last tensorflow-io loads under TensorFlow 2.16 alone, which is also the oldest that tfdist takes.
 test-io: $(IO_STAMP)
 	$(IO)/bin/python -m pytest tests/unit/test_data_order.py tests/integration/test_data_tensorflow_io.py \
-	  tests/integration/test_data_sources.py tests/integration/test_data_reader.py
+	  tests/integration/test_data_sources.py tests/integration/test_data_reader.py tests/integration/test_data_state.py \
+	  tests/integration/test_data_corruption.py tests/integration/test_records.py
 	@$(IO)/bin/tfdist verify --strategy mirrored-2 $(IO_FEATURES:%=--feature %)
 
 test-fast: lint horovod
