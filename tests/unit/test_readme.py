@@ -31,6 +31,7 @@ RUN = {
     ),
     "tfdist run --strategy parameter-server -n 2 train.py": (RECIPES, '"--strategy", "parameter-server", "-n", "2"'),
     "tfdist data write photos/train data/train": ("test_data_example.py", "data write photos/train data/train"),
+    "tfdist data write photos/test data/test": ("test_data_example.py", "data write photos/test data/test"),
     "tfdist data info data/train": ("test_data_example.py", "data info data/train"),
     "tfdist data verify data/train": ("test_data_example.py", "before, behind, code = blocks()"),
     "tfdist run --strategy ring -n 2 --max-restarts 3 train.py": (
@@ -121,6 +122,14 @@ def test_a_command_that_is_named_says_what_it_does(words: tuple[str, ...]) -> No
     done = CliRunner().invoke(main, [*words, "--help"])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("Usage: ")
+
+
+def test_the_program_that_trains_on_pictures_is_that_of_the_page() -> None:
+    """tests/integration/test_data_example.py runs the page's."""
+    section = README.partition("\n## Data\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n.*?^```$", section, re.MULTILINE | re.DOTALL)
+    assert program in page
 
 
 def test_code_is_python() -> None:
