@@ -1,14 +1,18 @@
 """`tfdist chaos`: a job meets its faults and gets over them, and the table says so."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.integration.agents import environment
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
+DEADLINE_SECONDS = 200
+RESUMABLE = Path(__file__).parent / "cases" / "resumable.py"
+pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 20)
 
 # the steps of a training, without TensorFlow
 TRAIN = """
@@ -25,18 +29,23 @@ TRAIN = """
 """
 
 
-def ran(script, shared, *arguments):  # type: ignore[no-untyped-def]
+def chaos(shared, *arguments, **variables):  # type: ignore[no-untyped-def]
     process = subprocess.run(
-        [sys.executable, "-m", "tfdist", "chaos", *arguments, "--", "tfdist", "run", "-n", "2", str(script(TRAIN))],
-        env=environment(shared),
+        [sys.executable, "-m", "tfdist", "chaos", *arguments],
+        env=environment(shared, **variables),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=DEADLINE_SECONDS,
         check=False,
     )
     return process.returncode, process.stdout, process.stderr
 
 
+def ran(script, shared, *arguments):  # type: ignore[no-untyped-def]
+    return chaos(shared, *arguments, "--", "tfdist", "run", "-n", "2", str(script(TRAIN)))
+
+
+@pytest.mark.quick
 def test_two_faults_are_got_over(script, shared):  # type: ignore[no-untyped-def]
     code, out, err = ran(script, shared, "--faults", "kill,exit", "--count", "2", "--every", "4", "--seed", "1")
     assert code == 0, err
@@ -46,6 +55,7 @@ def test_two_faults_are_got_over(script, shared):  # type: ignore[no-untyped-def
     assert not os.listdir(shared.parent / "tmp")
 
 
+@pytest.mark.quick
 def test_a_fault_that_never_comes_is_said(script, shared):  # type: ignore[no-untyped-def]
     path = shared.parent / "plan.json"
     path.write_text('[{"kind": "kill", "step": 1000}]')
@@ -53,3 +63,22 @@ def test_a_fault_that_never_comes_is_said(script, shared):  # type: ignore[no-un
     assert code == 0, err
     assert "did not happen" in out
     assert "0 of 1 faults happened" in out
+
+
+def test_a_training_on_the_ring_is_killed_and_then_its_backup_meets_a_full_disk(shared):  # type: ignore[no-untyped-def]
+    path, result = shared.parent / "plan.json", shared / "result"
+    faults = [{"kind": "kill", "worker": 1, "step": 2}, {"kind": "disk-full", "at": "save-begin", "restart": 1}]
+    path.write_text(json.dumps(faults))
+    training = [str(RESUMABLE), str(result), str(shared / "backup"), "tfdist", "1"]
+    code, out, err = chaos(
+        *(shared, "--plan", str(path), "--", "tfdist", "run", "--strategy", "ring", "-n", "2", *training),
+        TF_CPP_MIN_LOG_LEVEL="2",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert code == 0, err
+    kill, full, last = out[out.index("fault ") :].splitlines()[1:]
+    assert "worker 1 failed: killed by SIGKILL" in kill
+    assert full.endswith("went on; a warning said so")
+    assert "could not be saved" in out + err
+    assert "2 of 2 faults happened; the job ended with 0." in last
+    assert len(json.loads(result.read_text())["epochs"]) == 2
