@@ -132,15 +132,15 @@ def count_exactly(options: dict[str, Any], epochs: int = 3) -> dict[str, Any]:
 
 def count_while_the_scale_grows(optimizer: str, options: dict[str, Any]) -> dict[str, Any]:
     """Train as in `count_exactly`, with a loss scale that is doubled after every two updates."""
-    arounds: dict[str, Callable[[Any], Any]] = {
-        "keras": lambda inner: keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=2),
-        "distributed": lambda inner: DistributedOptimizer(inner, loss_scale="dynamic", growth_steps=2),
-        "accumulated": lambda inner: DistributedOptimizer(
-            inner, loss_scale="dynamic", growth_steps=2, accumulate_steps=3
-        ),
-    }
+
+    def scaled(inner: Any) -> Any:
+        if optimizer == "keras":
+            return keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=2)
+        k = 3 if optimizer == "accumulated" else 1
+        return DistributedOptimizer(inner, loss_scale="dynamic", growth_steps=2, accumulate_steps=k)
+
     made = strategy(**options)
-    model = counting(made, around=arounds[optimizer])
+    model = counting(made, around=scaled)
     history = model.fit(*data(165), batch_size=8, epochs=3, verbose=0).history
     return {
         "updates": int(model.optimizer.iterations.numpy()),
@@ -458,10 +458,8 @@ def refusals() -> dict[str, str]:
     except errors.TfdistError as error:
         said["second axis"] = f"{type(error).__name__}: {error}"
     made = strategy(variable_partitioner=tf.distribute.experimental.partitioners.FixedShardsPartitioner(2))
-    for name, optimizer in {
-        "norms of parts": lambda: keras.optimizers.Lamb(),
-        "norms of parts, wrapped": lambda: DistributedOptimizer(LARS()),
-    }.items():
+    wrapped = {"norms of parts, wrapped": lambda: DistributedOptimizer(LARS())}
+    for name, optimizer in {"norms of parts": keras.optimizers.Lamb, **wrapped}.items():
         with made.scope():
             model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="cut")])
             model.compile(optimizer(), "mse")

@@ -77,16 +77,51 @@ def accumulation_in_bfloat16(ctx: Context) -> Outcome:
     return trained(ctx, model, *regression(4 * BATCH))
 
 
-@feature(tolerance=_FLOAT16)
-def wire_float16(ctx: Context) -> Outcome:
-    """Gradients of large numbers that travel as float16; a sum of the replicas' would overflow."""
+def _on_the_wire(ctx: Context, dtype: str) -> Outcome:
     with ctx.scope():
         model = dense()
-        model.compile(_optimizer(sgd(learning_rate=1e-6, momentum=0.0), wire_dtype="float16", loss_scale=1.0), "mse")
+        model.compile(_optimizer(sgd(learning_rate=1e-6, momentum=0.0), wire_dtype=dtype, loss_scale=1.0), "mse")
     x, y = regression(EVEN)
     logger = tfdist.callbacks.LossScaleLogger()
     result = trained(ctx, model, x, 3e4 + y, callbacks=[logger])
     return {name: value for name, value in result.items() if name != "history/loss"}  # 9e8
+
+
+@feature(tolerance=_FLOAT16)
+def wire_float16(ctx: Context) -> Outcome:
+    """Gradients of large numbers that travel as float16; a sum of the replicas' would overflow."""
+    return _on_the_wire(ctx, "float16")
+
+
+@feature(tolerance=_BFLOAT16)
+def wire_bfloat16(ctx: Context) -> Outcome:
+    """Gradients of large numbers that travel as bfloat16."""
+    return _on_the_wire(ctx, "bfloat16")
+
+
+# A sum is clipped, and not the mean that it is made of: with BATCH times the rate, means are clipped at a BATCH-th.
+_RATE, _LIMIT = 0.01, 0.6
+
+
+def _means_clipped_at_their_part(ctx: Context) -> Outcome:
+    with ctx.scope():
+        model = dense()
+        model.compile(sgd(learning_rate=BATCH * _RATE, clipvalue=_LIMIT / BATCH), "mse")
+    return _without_scale(trained(ctx, model, *regression(EVEN)))
+
+
+def _without_scale(result: Outcome) -> Outcome:
+    return {name: value for name, value in result.items() if name == "history/loss" or name.startswith("weights/")}
+
+
+@feature(reference=_means_clipped_at_their_part)
+def sum_clipped_and_scaled(ctx: Context) -> Outcome:
+    """reduction="sum", clipvalue and loss_scale=64, beside plain SGD with the batch's multiple of the rate."""
+    with ctx.scope():
+        model = dense()
+        optimizer = _optimizer(sgd(learning_rate=_RATE), reduction="sum", clipvalue=_LIMIT, loss_scale=64)
+        model.compile(optimizer, "mse")
+    return _without_scale(trained(ctx, model, *regression(EVEN)))
 
 
 def _adasum_in_numpy(ctx: Context) -> Outcome:
