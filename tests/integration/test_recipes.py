@@ -42,8 +42,10 @@ COMMANDS["elastic"] = [*COMMANDS["multi_worker_mirrored"], "--max-restarts", "3"
 VARIABLES = {
     "parameter_server synchronous": {"TFDIST_MAX_STALENESS": "0"},
     # a worker is killed in the middle, and nobody would know from the result
-    "elastic": {"TFDIST_FAULTS": json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 170}])},
+    "elastic": {"TFDIST_FAULTS": json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 57}])},
 }
+# the demo as it stands, and of each other a part that is enough to compare; an epoch has 20 steps
+EPOCHS = {recipe: 6 for recipe in COMMANDS} | {"multi_worker_mirrored": 20}
 WORKERS = {
     "single_device": "1, 1 replica in all",
     "mirrored": "1, 2 replicas in all",
@@ -72,13 +74,16 @@ class Result:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
-    """Runs a recipe with its defaults, once for all tests that look at it."""
+    """Runs a recipe, once for all tests that look at it."""
 
     @cache
     def run(recipe: str) -> Result:
         folder = tmp_path_factory.mktemp(recipe.replace(" ", "-"))
         script = ROOT / "strategies" / recipe.split()[0] / "train.py"
-        output = finished([*COMMANDS[recipe], str(script), "--output", str(folder)], VARIABLES.get(recipe, {}))
+        command = [*COMMANDS[recipe], str(script), "--output", str(folder)]
+        if recipe != "multi_worker_mirrored":
+            command += ["--epochs", str(EPOCHS[recipe])]
+        output = finished(command, VARIABLES.get(recipe, {}))
         return Result(output=output, folder=folder, summary=json.loads((folder / "summary.json").read_text()))
 
     return run
@@ -103,10 +108,10 @@ def finished(command: list[str], variables: dict[str, str]) -> str:
 def test_a_recipe_learns_and_says_so(recipe: str, trained: Callable[[str], Result]) -> None:
     result = trained(recipe)
     printed = dict(re.findall(r"^(?:\[(?:worker 0|chief)\] )?(\w[\w ]+?)  +(\S.*)$", result.output, re.MULTILINE))
-    assert float(printed["test accuracy"]) >= 0.97
+    assert float(printed["test accuracy"]) >= (0.97 if EPOCHS[recipe] == 20 else 0.9)
     assert float(printed["test accuracy"]) == pytest.approx(result.summary["accuracy"], abs=1e-4)
     assert float(printed["examples per second"].replace(",", "")) > 0
-    assert printed["steps"] == "400"
+    assert printed["steps"] == str(20 * EPOCHS[recipe])
     assert printed["workers"] == WORKERS[recipe]
     assert str(result.folder / "loss.png") in result.output
 
@@ -114,7 +119,8 @@ def test_a_recipe_learns_and_says_so(recipe: str, trained: Callable[[str], Resul
 @pytest.mark.parametrize("recipe", list(COMMANDS))
 def test_progress_is_shown_once(recipe: str, trained: Callable[[str], Result]) -> None:
     output = trained(recipe).output
-    assert output.count("Epoch 1/20") == output.count("Epoch 20/20") == 1
+    epochs = EPOCHS[recipe]
+    assert output.count(f"Epoch 1/{epochs}\n") == output.count(f"Epoch {epochs}/{epochs}\n") == 1
     assert output.count("test accuracy") == 1
 
 
@@ -128,12 +134,14 @@ def test_the_picture_shows_both_curves(recipe: str, trained: Callable[[str], Res
         assert columns.max() - columns.min() > 1000, "the curve does not cross the picture"
 
 
-@pytest.mark.parametrize("recipe", [name for name in COMMANDS if name not in ("single_device", "parameter_server")])
+@pytest.mark.parametrize("recipe", ["mirrored", "ring_all_reduce", "parameter_server synchronous", "elastic"])
 def test_a_strategy_trains_to_the_numbers_of_one_device(recipe: str, trained: Callable[[str], Result]) -> None:
     one, several = trained("single_device").summary, trained(recipe).summary
-    # The sums of a step are rounded in another order; the first 80 steps have not amplified that yet.
+    # The sums of a step are rounded in another order, and Adam makes a whole step of a gradient that is next to nothing;
+    # the matrix compares more closely.
+    assert several["history"]["loss"][0] == pytest.approx(one["history"]["loss"][0], abs=1e-5)
     for name in ("loss", "val_loss"):
-        assert several["history"][name][:4] == pytest.approx(one["history"][name][:4], abs=1e-5)
+        assert several["history"][name][:4] == pytest.approx(one["history"][name][:4], abs=1e-3)
     assert several["history"]["loss"] == pytest.approx(one["history"]["loss"], abs=5e-3)
     assert several["loss"] == pytest.approx(one["loss"], abs=2e-2)
     assert several["accuracy"] == pytest.approx(one["accuracy"], abs=1e-2)
