@@ -45,7 +45,7 @@ VARIABLES = {
     "elastic": {"TFDIST_FAULTS": json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 57}])},
 }
 # the demo as it stands, and of each other a part that is enough to compare; an epoch has 20 steps
-EPOCHS = {recipe: 6 for recipe in COMMANDS} | {"multi_worker_mirrored": 20}
+EPOCHS = dict.fromkeys(COMMANDS, 6) | {"multi_worker_mirrored": 20}
 WORKERS = {
     "single_device": "1, 1 replica in all",
     "mirrored": "1, 2 replicas in all",
@@ -137,7 +137,7 @@ def test_the_picture_shows_both_curves(recipe: str, trained: Callable[[str], Res
 @pytest.mark.parametrize("recipe", ["mirrored", "ring_all_reduce", "parameter_server synchronous", "elastic"])
 def test_a_strategy_trains_to_the_numbers_of_one_device(recipe: str, trained: Callable[[str], Result]) -> None:
     one, several = trained("single_device").summary, trained(recipe).summary
-    # The sums of a step are rounded in another order, and Adam makes a whole step of a gradient that is next to nothing;
+    # The sums of a step are rounded in another order, and Adam makes a whole step of a gradient that is nearly zero;
     # the matrix compares more closely.
     assert several["history"]["loss"][0] == pytest.approx(one["history"]["loss"][0], abs=1e-5)
     for name in ("loss", "val_loss"):
