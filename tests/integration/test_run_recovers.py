@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.integration.light import python_path
+from tfdist.data import write
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "integration" / "cases"
@@ -54,23 +56,27 @@ def resumable(folder: Path, name: str) -> list[str]:
     return [str(CASES / "resumable.py"), str(folder / f"{name}.json"), str(folder / f"backup {name}"), "tfdist", "1"]
 
 
+# One after the other: each of the first four starts does one step, three of an epoch and one of its validation, and a
+# worker is killed before the next; then at every other point there is. Worker 0 is the one that saves.
+KILLS = [
+    *({"worker": 0, "step": 1}, {"worker": 1, "step": 1}, {"worker": 0, "step": 1}, {"worker": 1, "step": 1}),
+    *({"worker": 0, "at": "save-begin"}, {"worker": 1, "at": "restore"}, {"worker": 0, "at": "save-middle"}),
+    *({"worker": 1, "at": "tracing"}, {"worker": 0, "at": "save-commit"}, {"worker": 1, "at": "validation"}),
+    {"worker": 1, "at": "epoch-end"},
+]
+
+
 @pytest.mark.parametrize("strategy", ["multi-worker", "ring"])
-def test_killed_at_every_step_it_heals_and_equals_never_killed(strategy: str, tmp_path: Path) -> None:
-    options = ["--strategy", strategy, "-n", "2", "--max-restarts", "20"]
+def test_killed_at_every_step_and_every_point_it_heals_and_equals_never_killed(strategy: str, tmp_path: Path) -> None:
+    options = ["--strategy", strategy, "-n", "2", "--max-restarts", str(len(KILLS))]
     run(tmp_path, *options, *resumable(tmp_path, "never"))
-    # each start of the workers does one step, and one of them is killed before it begins the next
-    kills = [{"kind": "kill", "worker": r % 2, "at": "step", "step": 1, "restart": r} for r in range(20)]
-    events = run(tmp_path, *options, *resumable(tmp_path, "killed"), faults=kills)
+    kills = [{"kind": "kill", "restart": restart, **kill} for restart, kill in enumerate(KILLS)]
+    # as where disks are not shared: who does not see the backup is handed it
+    own = {"OWN_BACKUPS": "1"} if strategy == "ring" else {}
+    events = run(tmp_path, *options, *resumable(tmp_path, "killed"), faults=kills, **own)
     assert (tmp_path / "killed.json").read_text() == (tmp_path / "never.json").read_text()
-    assert len([event for event in events if event["event"] == "failed"]) >= 7  # three steps and a validation, twice
-
-
-def test_workers_that_do_not_see_the_backup_are_handed_it(tmp_path: Path) -> None:
-    options = ["--strategy", "ring", "-n", "2", "--max-restarts", "1"]
-    run(tmp_path, *options, *resumable(tmp_path, "never"))
-    kill = [{"kind": "kill", "worker": 1, "at": "step", "step": 3}]
-    run(tmp_path, *options, *resumable(tmp_path, "killed"), faults=kill, OWN_BACKUPS="1")
-    assert (tmp_path / "killed.json").read_text() == (tmp_path / "never.json").read_text()
+    failures = [event for event in events if event["event"] == "failed"]
+    assert [failure["worker"] for failure in failures] == [kill["worker"] for kill in KILLS]
 
 
 def test_one_process_with_two_replicas_heals_from_a_kill_and_from_a_hang(tmp_path: Path) -> None:
@@ -95,10 +101,13 @@ def test_a_job_with_parameter_servers_goes_on_where_its_chief_was_killed(tmp_pat
     assert (tmp_path / "killed.json").read_text() == (tmp_path / "never.json").read_text()
 
 
-def test_every_example_counts_once_per_epoch_while_one_worker_becomes_three_and_then_two(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["multi-worker", "ring"])
+def test_every_example_counts_once_per_epoch_while_one_worker_becomes_three_and_then_two(
+    strategy: str, tmp_path: Path
+) -> None:
     script, data, result = str(CASES / "counting.py"), str(tmp_path / "data"), tmp_path / "result.json"
-    run(tmp_path, script, data)
-    options = ["--strategy", "multi-worker", "-n", "1", "--max-workers", "3"]
+    write({"x": np.arange(40), "seen": np.ones(40, "float32")}, data, processes=1)
+    options = ["--strategy", strategy, "-n", "1", "--max-workers", "3"]
     events = run(tmp_path, *options, script, str(result), str(tmp_path / "backup"), data)
     found = json.loads(result.read_text())
     assert found["counts"] == pytest.approx([6.0] * 40, abs=1e-4)
