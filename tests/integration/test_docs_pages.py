@@ -1,4 +1,4 @@
-"""The pages of the docs that show whole programs, run as they stand there: the tutorial, and moving to tfdist."""
+"""The pages of the docs that show programs, run as they stand there: the tutorial, moving to tfdist, and guides."""
 
 import ast
 import os
@@ -55,6 +55,16 @@ def test_what_one_moves_to_runs(page: str, light: Forks, tmp_path: Path) -> None
     assert "Epoch 2/2" in light.output
     if "model.save" in after:
         assert (tmp_path / "model.keras").is_file()
+
+
+GUIDES = [(page, place) for page in ("large-batch.md", "precision.md") for place in range(len(blocks(page, "python")))]
+
+
+@pytest.mark.parametrize(("page", "place"), GUIDES)
+def test_what_a_guide_shows_runs(page: str, place: int, light: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{blocks(page, 'python')[place]}")
+    assert light.run(str(script)) == 0, light.output[-3000:]
 
 
 def test_the_code_of_the_readme_runs(light: Forks, tmp_path: Path) -> None:
