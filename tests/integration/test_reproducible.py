@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return answer
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "ring"])
+@pytest.mark.parametrize("strategy", ["mirrored", "multi-worker", "ring"])
 def test_two_runs_are_equal_to_the_bit(found: dict[str, list[str]], strategy: str) -> None:
     assert len(set(found[strategy])) == 1, "the workers differ among themselves"
     assert found[f"{strategy} again"] == found[strategy]

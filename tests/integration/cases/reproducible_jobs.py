@@ -29,6 +29,8 @@ JOBS = {
     "mirrored": ("mirrored", 1, 3, 7, False),
     "mirrored again": ("mirrored", 1, 3, 7, True),
     "mirrored, another seed": ("mirrored", 1, 3, 8, False),
+    "multi-worker": ("multi-worker", 2, 1, 7, False),
+    "multi-worker again": ("multi-worker", 2, 1, 7, True),
     "ring": ("ring", 3, 1, 7, False),
     "ring again": ("ring", 3, 1, 7, True),
 }
