@@ -26,23 +26,52 @@ model.fit(x, x, batch_size=batch, epochs=9, verbose=0)
 sys.exit("the steps were not ended")
 """
 
+MODULE = """
+import argparse
+import keras, numpy as np, tfdist
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int)
+parser.add_argument("--batch-size", type=int, required=True)
+options = parser.parse_args()
+x = np.ones((100, 1), "float32")
+with tfdist.strategies.from_environment().scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(x, x, batch_size=options.batch_size, epochs=options.epochs, verbose=0)
+"""
+
+
+def tuned(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist", "tune", "batch", *arguments],
+        cwd=folder,
+        env={**kept, **threads, **quiet},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS + 20)
+def test_a_module_takes_the_batch_by_its_argument_on_several_replicas(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(MODULE)
+    size = ["--start", "6", "--max", "6", "--warm-up", "1", "--steps", "2"]
+    where = ["--strategy", "mirrored", "--replicas-per-worker", "2"]
+    done = tuned(tmp_path, *size, *where, "--argument=--batch-size", "--json", "-", "-m", "job", "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert (trial["outcome"], trial["batch"], trial["examples"], trial["replicas"]) == ("fits", 6, 6, 2)
+
 
 @pytest.mark.timeout(DEADLINE_SECONDS + 20)
 def test_the_largest_batch_under_a_limit_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--start", "32", "--max", "64", "--warm-up", "1", "--steps", "2", "--precision", "1"]
     files = ["--plot", "batches.png", "--json", "batches.json"]
-    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdist", "tune", "batch", *options, "--memory-limit", "1000M", *files, "train.py"],
-        cwd=tmp_path,
-        env={**kept, **threads, **quiet},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
+    done = tuned(tmp_path, *options, "--memory-limit", "1000M", *files, "train.py")
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "batches.json").read_text())
     outcomes = {trial["batch"]: trial["outcome"] for trial in report["trials"]}

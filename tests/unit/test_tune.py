@@ -227,6 +227,8 @@ def invoked(*arguments: str) -> Result:
     [
         (["missing.py"], "there is no such file"),
         (["--strategy", "parameter-server", __file__], "are not measured"),
+        (["--strategy", "mirrored", "-n", "2", __file__], "runs in one process"),
+        (["--strategy", "mirorred", __file__], "strategy is 'mirorred'; it must be one of 'mirrored'"),
         (["--start", "9", "--max", "8", __file__], "--start is 9 and --max is 8"),
         (["--memory-limit", "many", __file__], "a size is 'many'"),
     ],

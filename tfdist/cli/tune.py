@@ -1,6 +1,5 @@
 """`tfdist tune`: which batch fits, and which one pays."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from tfdist.bench import machine
 from tfdist.bench.message import as_bytes
 from tfdist.cli.interrupts import unwinding
 from tfdist.errors import ConfigError
+from tfdist.launch.choice import check_strategy
+from tfdist.launch.config import LaunchConfig, require_script
 from tfdist.tune.search import Outcome
 from tfdist.tune.trial import Job, Trial
 from tfdist.tune.tuning import Report, tune
@@ -31,7 +32,7 @@ def command() -> None:
     "batch",
     context_settings={"allow_interspersed_args": False, "max_content_width": 110},
 )
-@click.option("--strategy", metavar="NAME", help="As for `tfdist run`.")
+@click.option("--strategy", metavar="NAME", envvar="TFDIST_STRATEGY", help="As for `tfdist run`.")
 @click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="As for `tfdist run`.")
 @click.option("--replicas-per-worker", type=click.IntRange(1), help="As for `tfdist run`.")
 @click.option("--argument", metavar="NAME", help="Argument of SCRIPT that takes the batch, such as --batch-size.")
@@ -52,6 +53,7 @@ def command() -> None:
 )
 @click.option("--plot", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, as a PNG.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for standard output.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def batch(
@@ -68,10 +70,11 @@ def batch(
     timeout_seconds: float,
     plot: Path | None,
     json_path: str | None,
+    is_module: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Find the largest batch that fits, and the one that trains the most examples per second.
+    """Find the largest batch that fits, and the fastest.
 
     SCRIPT is your training script, as it is. It learns the batch in one of two ways:
 
@@ -87,6 +90,7 @@ def batch(
     tfdist tune batch --argument=--batch-size train.py --epochs 5
     tfdist tune batch --strategy mirrored --plot batches.png train.py
     tfdist tune batch --strategy ring -n 2 --max 512 --json - train.py
+    tfdist tune batch -m package.train
 
     Each batch is tried by `tfdist run` in processes of its own, which end after the warm-up and the measured steps of
     training; any `fit` in a scope of tfdist is seen, and needs no change. The batch is doubled until memory runs out,
@@ -101,7 +105,14 @@ def batch(
 
     Exit code: 0 when a batch fits, 1 when none does or the script fails, 2 when the request makes no sense.
     """
-    _require_sense(strategy, script, start, most)
+    target = LaunchConfig(
+        target=script,
+        is_module=is_module,
+        workers=workers,
+        strategy=strategy,
+        replicas_per_worker=replicas_per_worker,
+    )
+    _require_sense(target, start, most)
     if plot is not None:
         from tfdist.bench.picture import require_matplotlib
 
@@ -114,7 +125,7 @@ def batch(
     }
     job = Job(
         run=tuple(text for name, value in options.items() if value is not None for text in (name, str(value))),
-        script=(script, *arguments),
+        script=(*(["-m"] if is_module else []), script, *arguments),
         argument=argument,
         warm_up=warm_up,
         steps=steps,
@@ -147,14 +158,14 @@ def batch(
         sys.exit(1)
 
 
-def _require_sense(strategy: str | None, script: str, start: int, most: int) -> None:
-    if strategy == "parameter-server":
+def _require_sense(target: LaunchConfig, start: int, most: int) -> None:
+    if target.strategy == "parameter-server":
         raise ConfigError(
             "--strategy is 'parameter-server'; its workers compute parts of what a chief trains, and are not measured. "
             "Use one of the others."
         )
-    if not os.path.isfile(script):
-        raise ConfigError(f"SCRIPT is {script!r}; there is no such file. Name your training script.")
+    check_strategy(target)
+    require_script(target)
     if start > most:
         raise ConfigError(f"--start is {start} and --max is {most}; the first batch must not be above the largest.")
 
