@@ -20,10 +20,10 @@ TESTS = ROOT / "tests" / "integration"
 RECIPES = "test_recipes.py"
 # command -> the test that runs it, and what in that test shows it; scripts of the tests stand for train.py
 RUN = {
-    "make demo": (RECIPES, '"multi_worker_mirrored": [*RUN, "--strategy", "multi-worker", "-n", "2"]'),
+    "make demo": (RECIPES, '"multi_worker_mirrored": demo()'),
     "tfdist verify": ("test_verify.py", '"-m", "tfdist", "verify"'),
     "python train.py": (RECIPES, '"single_device": [sys.executable]'),
-    "tfdist run --strategy multi-worker -n 2 train.py": (RECIPES, '"--strategy", "multi-worker", "-n", "2"]'),
+    "tfdist run --strategy multi-worker -n 2 train.py": (RECIPES, '"multi_worker_mirrored": demo()'),
     "tfdist run --strategy ring -n 2 train.py": (RECIPES, '"--strategy", "ring", "-n", "2"]'),
     "tfdist run --strategy mirrored --replicas-per-worker 2 train.py": (
         RECIPES,
@@ -36,17 +36,20 @@ RUN = {
     "tfdist data verify data/train": ("test_data_example.py", "before, behind, code = blocks()"),
     "tfdist run --strategy ring -n 2 --max-restarts 3 train.py": (
         "test_run_recovers.py",
-        '"--strategy", "ring", "-n", "2", "--max-restarts", "1"',
+        'parametrize("strategy", ["multi-worker", "ring"])\ndef test_killed_at_every_step_and_every_point',
     ),
-    "tfdist run --strategy ring -n 2 --max-restarts 3 --standby train.py": ("test_run_standby.py", '"--standby"'),
+    "tfdist run --strategy ring -n 2 --max-restarts 3 --standby train.py": (
+        "test_run_standby.py",
+        'options = ["--strategy", "ring", "-n", "2", "--max-restarts", "2"]',
+    ),
     "tfdist run --strategy ring -n 2 --max-restarts 3 --min-workers 1 --max-workers 3 train.py": (
-        "test_run_resize.py",
-        '"--max-workers", 3, path',
+        "test_run_recovers.py",
+        'parametrize("strategy", ["multi-worker", "ring"])\ndef test_every_example_counts_once',
     ),
-    "tfdist resize JOB 3": ("test_run_resize.py", '"tfdist", "resize"'),
+    "tfdist resize JOB 3": ("cases/counting.py", '"tfdist", "resize"'),
     "tfdist chaos -- tfdist run --strategy ring -n 2 train.py": (
         "test_chaos.py",
-        '"--", "tfdist", "run", "-n", "2", str(script(TRAIN))',
+        '"--", "tfdist", "run", "--strategy", "ring", "-n", "2", *training',
     ),
     "tfdist doctor": ("test_doctor.py", '"-m", "tfdist", "doctor"'),
     "tfdist tune batch train.py": ("test_tune.py", '"tfdist", "tune", "batch"'),
