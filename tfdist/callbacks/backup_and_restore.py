@@ -13,7 +13,8 @@ from tfdist.checkpoint.store import Store
 from tfdist.compat import keras_epochs
 from tfdist.errors import ConfigError
 from tfdist.optimizers import scaling
-from tfdist.training.pulse import pulse
+from tfdist.training import loss_scale, standby
+from tfdist.training.strategy import KerasTraining
 
 _MEMORY = "TFDIST_MEMORY_DIR"
 
@@ -114,6 +115,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         fit = keras_epochs.running_fit(model)
         if fit is None or fit.callbacks is None or any(isinstance(one, Keeper) for one in fit.callbacks.callbacks):
             return
+        if isinstance(model.distribute_strategy, KerasTraining):
+            loss_scale.show(model, fit.callbacks)  # before the scope does, to keep what it counts
         others = [one for one in fit.callbacks.callbacks if one is not self]
         if any(isinstance(one, (BackupAndRestore, keras.callbacks.BackupAndRestore)) for one in others):
             raise ConfigError("fit has two callbacks that back up and restore; the second would undo the first.")

@@ -16,7 +16,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         loss_scale: the scale at the end of the epoch.
         skipped_steps: updates that were skipped so far, because a gradient was not finite. DistributedOptimizer counts
             them in a variable, over all its calls of `fit`; for Keras' optimizer this callback does, from the beginning
-            of `fit`, unless that accumulates gradients too.
+            of `fit`, unless that accumulates gradients too. `tfdist.callbacks.BackupAndRestore` keeps both.
 
     Example:
         >>> import numpy as np
@@ -37,8 +37,8 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._steps = 0
 
     def get_state(self) -> dict[str, int]:
-        """Return what was counted, for a backup."""
-        return {"skipped": self._skipped}
+        """Return what was counted, for a backup, which may be in the middle of an epoch."""
+        return {"skipped": self._so_far()}
 
     def set_state(self, state: dict[str, int]) -> None:
         """Go on counting from a backup's state."""
@@ -72,8 +72,14 @@ class LossScaleLogger(keras.callbacks.Callback):
         if counter is not None:
             logs["skipped_steps"] = int(counter.numpy())
         elif not optimizer.inner_optimizer.gradient_accumulation_steps:
-            self._skipped += self._steps - (int(optimizer.iterations.numpy()) - self._begun)
+            self._skipped, self._begun, self._steps = self._so_far(), int(optimizer.iterations.numpy()), 0
             logs["skipped_steps"] = self._skipped
+
+    def _so_far(self) -> int:
+        optimizer = self.model.optimizer
+        if not scales(optimizer) or hasattr(optimizer, "skipped_steps"):
+            return self._skipped
+        return self._skipped + self._steps - (int(optimizer.iterations.numpy()) - self._begun)
 
 
 def scales(optimizer: Any) -> bool:
