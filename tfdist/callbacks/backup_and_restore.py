@@ -13,7 +13,8 @@ from tfdist.checkpoint.store import Store
 from tfdist.compat import keras_epochs
 from tfdist.errors import ConfigError
 from tfdist.optimizers import scaling
-from tfdist.training import loss_scale, standby
+from tfdist.training import loss_scale
+from tfdist.training.pulse import pulse
 from tfdist.training.strategy import KerasTraining
 
 _MEMORY = "TFDIST_MEMORY_DIR"
