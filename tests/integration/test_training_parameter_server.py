@@ -233,9 +233,10 @@ def test_a_server_that_goes_ends_training_at_once_with_the_cure() -> None:
     assert seen["seconds"] < 30
 
 
-# In its first life the chief kills a server, or a worker, in its third epoch; it prints what came of it.
+# In its first life the chief kills a server, or a worker, in its third epoch; in its second it has the job asked to end
+# in its fourth. It prints what came of it.
 SCRIPT = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 import keras, numpy as np, tensorflow as tf, tfdist
 from parameter_server_cases import At, Constant, Examples, RATE
 
@@ -250,50 +251,60 @@ def kill():
         if f"TFDIST_JOB_ID={os.environ['TFDIST_JOB_ID']}" in environ and f'"type": "{what}", "index": 0' in environ:
             os.kill(int(path.parent.name), signal.SIGKILL)
 
+def ask_to_end():
+    came, handler = [], signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda number, frame: (came.append(number), handler(number, frame)))
+    os.kill(os.getppid(), signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while not came and time.monotonic() < deadline:
+        time.sleep(0.01)  # else training would be over before the agent has passed it on
+
 strategy = tfdist.strategies.from_environment()
 with strategy.scope():
     model = keras.Sequential([keras.Input((2,)), Constant()])
     model.compile(keras.optimizers.SGD(RATE), "mae", metrics=[Examples()])
-first_life = os.environ["TFDIST_RESTARTS"] == "0"
-callbacks = [keras.callbacks.BackupAndRestore(backup)] + [At(2, 3, kill)] * first_life
+life = os.environ["TFDIST_RESTARTS"] if what != "nothing" else ""
+trouble = {"0": [At(2, 3, kill)], "1": [At(3, 5, ask_to_end)]}.get(life, [])
 x, y = np.zeros((80, 2)), np.full((80, 1), -1000.0)
+callbacks = [tfdist.callbacks.BackupAndRestore(backup), *trouble]
 history = model.fit(x, y, batch_size=8, epochs=5, verbose=0, callbacks=callbacks)
 told = [int(model.optimizer.iterations.numpy()), float(model.get_weights()[0][0]) / -RATE, len(history.epoch)]
 print("finished", *told, "restarts", os.environ["TFDIST_RESTARTS"], "lost", strategy.lost_workers, flush=True)
 """
 
 
-@pytest.mark.timeout(DEADLINE_SECONDS)
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [("worker", "finished 50 50.0 5 restarts 0 lost 1"), ("ps", "finished 50 50.0 3 restarts 1 lost 0")],
-)
-def test_tfdist_run_brings_back_what_is_killed(tmp_path: Path, what: str, says: str) -> None:
-    script = tmp_path / "train ü.py"
+def job(folder: Path, what: str) -> "subprocess.CompletedProcess[str]":
+    """Run the script under `tfdist run` to its end."""
+    script = folder / "train ü.py"
     script.write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "tfdist",
-        "run",
-        "--strategy",
-        "parameter-server",
-        "-n",
-        "2",
-        "--parameter-servers",
-    ]
     (clean,) = environments()
     clean = {name: value for name, value in clean.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
-    ended = subprocess.run(
-        [*command, "2", str(script), what, str(tmp_path / "backup")],
+    command = [sys.executable, "-m", "tfdist", "run", "--strategy", "parameter-server", "-n", "2"]
+    return subprocess.run(
+        [*command, "--parameter-servers", "2", str(script), what, str(folder / "backup")],
         env=clean,
         capture_output=True,
         text=True,
         timeout=DEADLINE_SECONDS,
         check=False,
     )
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_tfdist_run_brings_back_a_worker_that_is_killed(tmp_path: Path) -> None:
+    ended = job(tmp_path, "worker")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert says in ended.stdout
+    assert "finished 50 50.0 5 restarts 0 lost 1" in ended.stdout
+
+
+@pytest.mark.timeout(2 * DEADLINE_SECONDS)
+def test_a_server_is_killed_and_the_job_is_asked_to_end_and_no_step_counts_twice(tmp_path: Path) -> None:
+    ended = job(tmp_path, "ps")
+    assert ended.returncode == 143, ended.stdout + ended.stderr
+    assert "ps 0 ended (killed by SIGKILL (signal 9)); the job is started again" in ended.stderr
+    ended = job(tmp_path, "nothing")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "finished 50 50.0 5 restarts 0 lost 0" in ended.stdout
 
 
 def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> None:
