@@ -13,8 +13,7 @@ from tfdist.checkpoint.store import Store
 from tfdist.compat import keras_epochs
 from tfdist.errors import ConfigError
 from tfdist.optimizers import scaling
-from tfdist.training import loss_scale
-from tfdist.training.pulse import pulse
+from tfdist.training import loss_scale, standby
 from tfdist.training.strategy import KerasTraining
 
 _MEMORY = "TFDIST_MEMORY_DIR"
@@ -121,7 +120,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         others = [one for one in fit.callbacks.callbacks if one is not self]
         if any(isinstance(one, (BackupAndRestore, keras.callbacks.BackupAndRestore)) for one in others):
             raise ConfigError("fit has two callbacks that back up and restore; the second would undo the first.")
-        pulse().stand_by()  # what is found from here on has to be the newest there is
+        standby.stand_by(model, training=True)  # what is found from here on has to be the newest there is
         memory = _in_memory(self.backup_dir)
         keeper = Keeper(
             model=model,
