@@ -33,7 +33,7 @@ command.add_command(bench_checkpoint.command)
 command.add_command(bench_recovery.command)
 
 
-@command.command()
+@command.command(short_help="Steps per second of `fit`, beside hand-written loops.")
 @click.option("--strategy", type=click.Choice(registry.names()), multiple=True, help="Default: all.")
 @click.option("--model", type=click.Choice(_MODELS), default="perceptron", show_default=True, help="What is trained.")
 @click.option(
