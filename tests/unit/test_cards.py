@@ -32,6 +32,7 @@ def test_a_card_is_complete(card: Path) -> None:
     assert "```\n" in text.partition("\n## ")[0], "it begins with the commands"
     for title in ("When to use it", "When not", "Cost", "Failure", "Source", "Measured"):
         assert section(text, title).strip(), f"nothing stands below {title!r}"
+    assert "keras.callbacks.BackupAndRestore" not in text, "a kill costs that one its backup"
     cost = section(text, "Cost")
     assert rows(cost), "the cost is a table"
     if card.parent.name not in WITH_ANY_STRATEGY:
