@@ -1,141 +1,202 @@
-"""SIGTERM at a hundred moments of a training, all before its last step: each time it saves, and no step is repeated.
+"""SIGTERM at a hundred moments of training, all before its last step: each time it saves, and no step is repeated.
 
 One process ends with 143, and the next goes on to the bits of an undisturbed run. With `--job` the signal goes to one
 of two workers under `tfdist run --min-workers 1`: both stop before the same step and save, and the other goes on alone,
-to the numbers of an undisturbed run of two.
+until there are two again, and the next signal. Each example must have been trained on once in each epoch.
 
     python tests/soak/asked_to_end.py --times 100
     python tests/soak/asked_to_end.py --times 100 --job ring
 """
 
 import argparse
-import contextlib
 import json
-import math
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.integration.forks import forks
 from tests.integration.light import python_path
-from tfdist.launch import faults
-from tfdist.testing import chaos
+from tfdist.data import write
+from tfdist.testing import FaultPlan, chaos
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests" / "integration" / "cases" / "resumable.py")
 ASKED_TO_END, GRACE_SECONDS = 143, 10.0
-BATCH, EPOCHS, STEPS, VALIDATION_STEPS = 4, 2, 80, 2  # STEPS, of both kinds: of one epoch
-TOLERANCE = 5e-3  # of sums in another order from the first step on, which Adam makes larger
+BATCH, STEPS, VALIDATION_STEPS = 4, 80, 2  # of an epoch
+EPOCHS, OF_A_JOB = 2, 10  # of a process that is ended once; signals that a job gets
+EPOCHS_OF_A_JOB = 25
 
-Run = Callable[[str, dict[str, Any] | None], tuple[str, float | None]]
 
-
-class Training:
-    """How long it is, and where the signal may come.
+def points(last: int) -> dict[str, Any]:
+    """Where the signal may come, and at which step; None: when that is first reached.
 
     Args:
-        steps: of an epoch.
-        latest: the last step, of all, before which the signal may come.
+        last: the last step, counted from the start of the workers, validation too, before which it may come.
     """
+    where = dict.fromkeys(("tracing", "validation", "epoch-end", "save-begin", "save-middle", "save-commit"), (None,))
+    return {**where, "step": range(1, last + 1)}
 
-    def __init__(self, steps: int, latest: int) -> None:
-        self.points = {
-            "tracing": (0,),
-            "step": range(1, latest + VALIDATION_STEPS + 1),
-            "validation": (steps,),
-            "epoch-end": (steps,),
-            "save-middle": (None,),
-            "save-commit": (None,),
+
+def draw(chance: random.Random, last: int, **fault: Any) -> dict[str, Any]:
+    """A moment; only worker 0 saves."""
+    at = points(last)
+    point = chance.choice(list(at))
+    worker = {"worker": 0} if point.startswith("save") else {}
+    return {"kind": "term", **fault, **worker, "at": point, "step": chance.choice(at[point])}
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": python_path(ROOT)}
+    return {**kept, **quiet, **more}
+
+
+def processes(folder: Path, chance: random.Random, times: int, found: "Found") -> None:
+    """One process after the other, each a fork of one that has imported TensorFlow."""
+    sizes = {"EXAMPLES": str(BATCH * STEPS), "VALIDATION": str(BATCH * VALIDATION_STEPS), "ASYNCHRONOUS": "1"}
+    with forks(folder, environment(**sizes)) as forking:
+
+        def run(name: str, *fault: dict[str, Any]) -> int:
+            result, backup = str(folder / f"{name}.json"), str(folder / f"backup {name}")
+            return forking.run(SCRIPT, result, backup, "tfdist", "2", TFDIST_FAULTS=json.dumps(fault) if fault else "")
+
+        assert run("undisturbed") == 0, forking.output
+        expected = (folder / "undisturbed.json").read_text()
+        for number in range(times):
+            fault = draw(chance, EPOCHS * STEPS + VALIDATION_STEPS - 1, worker=0)
+            begun = time.monotonic()
+            code = run(str(number), fault)
+            seconds = time.monotonic() - begun
+            said = f"ended with {code}" if code != ASKED_TO_END else ""
+            if not said and run(str(number)):
+                said = "did not resume"
+            if not said and (folder / f"{number}.json").read_text() != expected:
+                said = "another result"
+            found.add(fault, said and f"{said}\n{forking.output[-1500:]}", seconds)
+
+
+def jobs(folder: Path, chance: random.Random, times: int, found: "Found", strategy: str) -> None:
+    """Jobs of two workers; a worker is asked to leave, another one is started, and so on."""
+    data = folder / "data"
+    examples = BATCH * STEPS
+    write({"x": np.arange(examples), "seen": np.ones(examples, "float32")}, data, processes=1)
+    for number, first in enumerate(range(0, times, OF_A_JOB)):
+        starts = range(0, 2 * min(OF_A_JOB, times - first), 2)  # every other one has two workers
+        plan = [draw(chance, STEPS, worker=chance.randrange(2), restart=start) for start in starts]
+        place = folder / str(number)
+        place.mkdir()
+        code, log, events = job(place, plan, data, strategy)
+        said = _wrong(place / "result", code, events)
+        halts = {
+            event["start"]: event for event in events if event["event"] == "halted" and event["purpose"] == "leave"
         }
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
-        sizes = {"EXAMPLES": str(BATCH * steps), "VALIDATION": str(BATCH * VALIDATION_STEPS), "ASYNCHRONOUS": "1"}
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": python_path(ROOT)}
-        self.environment = {**kept, **sizes, **quiet}
-
-    def draw(self, chance: random.Random, workers: int) -> dict[str, Any]:
-        """A moment, and to whom; worker 0 is the one that saves."""
-        point = chance.choice(list(self.points))
-        worker = 0 if point.startswith("save") else chance.randrange(workers)
-        return {"kind": "term", "worker": worker, "at": point, "step": chance.choice(self.points[point])}
-
-
-def arguments(folder: Path, name: str) -> list[str]:
-    return [SCRIPT, str(folder / f"{name}.json"), str(folder / f"backup {name}"), "tfdist", "2"]
+        again = {event["start"]: event for event in events if event["event"] == "stepping"}
+        for fault in plan:
+            start = fault["restart"]
+            happened = [line for line in log if line.get("fault", {}).get("restart", 0) == start]
+            if len(happened) != 1 or start not in halts or halts[start]["workers"] != 1:
+                found.add(fault, "not all stopped together", None)
+            elif start + 1 not in again or again[start + 1]["lost"]:
+                found.add(fault, "did not go on, or repeated steps", None)
+            else:
+                found.add(fault, said, halts[start]["clock"] - happened[0]["clock"])
+        if said:
+            print((place / "output").read_text(errors="replace")[-3000:], flush=True)
 
 
-def alone(folder: Path, training: Training, stack: contextlib.ExitStack) -> Run:
-    """One process, and another one that goes on; each is a fork of one that has imported TensorFlow."""
-    forking = stack.enter_context(forks(folder, training.environment))
+def job(
+    folder: Path, plan: list[dict[str, Any]], data: Path, strategy: str
+) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Run one to its end; return its exit code, the faults that happened, and the events."""
+    log, events, seen = folder / "faults", folder / "events", 0
 
-    def run(name: str, fault: dict[str, Any] | None) -> tuple[str, float | None]:
-        plan = json.dumps([fault]) if fault else ""
-        begun = time.monotonic()
-        code = forking.run(*arguments(folder, name), TFDIST_FAULTS=plan)
-        seconds = time.monotonic() - begun
-        if fault is None:
-            return ("" if code == 0 else f"exit code {code}\n{forking.output[-2000:]}"), None
-        if code != ASKED_TO_END:
-            return f"exit code {code}\n{forking.output[-2000:]}", None
-        return run(name, None)[0], seconds
+    def read(path: Path) -> list[dict[str, Any]]:
+        return chaos.lines(path.read_text()) if path.exists() else []
 
-    return run
-
-
-def job(folder: Path, training: Training, strategy: str) -> Run:
-    """Two workers, of which one is asked to leave."""
-    log, events, output = folder / "faults", folder / "events", folder / "output"
-    options = ["--strategy", strategy, "-n", "2", "--min-workers", "1", "--event-file", str(events)]
-
-    def run(name: str, fault: dict[str, Any] | None) -> tuple[str, float | None]:
-        for path in (log, events):
-            path.unlink(missing_ok=True)
-        plan = {"TFDIST_FAULTS": json.dumps([fault]), faults.LOG: str(log)} if fault else {}
-        with output.open("wb") as file:
-            code = subprocess.run(
-                [sys.executable, "-m", "tfdist", "run", *options, *arguments(folder, name)],
-                env={**training.environment, **plan, "ANY_WORKERS": "1", "TF_NUM_INTRAOP_THREADS": "1"},
-                stdout=file,
-                stderr=file,
-                timeout=300,
-                check=False,
-            ).returncode
-        if code:
-            return f"exit code {code}\n{output.read_text(errors='replace')[-2000:]}", None
-        if fault is None:
-            return "", None
-        happened, found = chaos.lines(log.read_text()) if log.exists() else [], chaos.lines(events.read_text())
-        halts = [event for event in found if event["event"] == "halted"]
-        steps = [event for event in found if event["event"] == "stepping"]
-        if len(happened) != 1 or len(halts) != 1 or [event["workers"] for event in steps] != [2, 1]:
-            return f"not stopped together once\n{json.dumps(found, indent=1)}", None
-        if any(event["event"] == "failed" for event in found) or steps[1]["lost"]:
-            return f"a failure, or a step that was repeated\n{json.dumps(found, indent=1)}", None
-        return "", halts[0]["clock"] - happened[0]["clock"]
-
-    return run
+    options = ["--strategy", strategy, "-n", "2", "--min-workers", "1", "--max-workers", "2"]
+    train = [__file__, "--train", str(folder / "result"), str(folder / "backup"), str(data)]
+    deadline = time.monotonic() + 600
+    with (folder / "output").open("wb") as output:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "tfdist", "run", *options, "--event-file", str(events), *train],
+            env=environment(**FaultPlan.of(json.dumps(plan)).to_environment(), TFDIST_FAULTS_LOG=str(log)),
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            while agent.poll() is None and time.monotonic() < deadline:
+                alone = [one for one in read(events) if one["event"] == "stepping" and one["workers"] == 1]
+                if seen < len(alone) < len(plan):
+                    seen = len(alone)
+                    agent.send_signal(signal.SIGUSR1)  # one more
+                time.sleep(0.02)
+        finally:
+            agent.terminate()
+            agent.wait(60)
+    return agent.returncode, read(log), read(events)
 
 
-def differ(ours: Any, theirs: Any, *, bits: bool) -> bool:
-    """Whether two results differ: at all, or in numbers by more than what the order of sums does."""
-    if bits:
-        return bool(ours != theirs)
-    logs = ours["history"], theirs["history"]
-    near = all(
-        math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-        for name in logs[1]
-        for one, other in zip(logs[0][name], logs[1][name], strict=True)
+def _wrong(result: Path, code: int, events: list[dict[str, Any]]) -> str:
+    """What is wrong with a job as a whole."""
+    if code:
+        return f"ended with {code}"
+    failed = [event["text"] for event in events if event["event"] == "failed"]
+    content = json.loads(result.read_text())
+    counts = {round(count, 3) for count in content["counts"]}
+    if failed or counts != {EPOCHS_OF_A_JOB} or content["steps"] != EPOCHS_OF_A_JOB * STEPS:
+        return f"examples were seen {sorted(counts)} times, steps: {content['steps']}, failures: {failed}"
+    return ""
+
+
+def train(result: str, backup: str, data: str) -> None:
+    """Train a model whose weights say how often each example was seen, whatever replica it was on."""
+    import keras
+
+    import tfdist
+
+    strategy = tfdist.strategies.from_environment()
+    x, seen = np.arange(BATCH * VALIDATION_STEPS), np.ones(BATCH * VALIDATION_STEPS, "float32")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((), dtype="int64"), keras.layers.Embedding(BATCH * STEPS, 1, "zeros")])
+        model.compile(keras.optimizers.SGD(float(BATCH)), lambda seen, weight: -keras.ops.mean(weight, axis=-1))
+    model.fit(
+        tfdist.data.read(data, global_batch_size=BATCH, seed=3, label="seen"),
+        epochs=EPOCHS_OF_A_JOB,
+        verbose=0,
+        validation_data=(x, seen),
+        validation_batch_size=BATCH,
+        callbacks=[tfdist.callbacks.BackupAndRestore(backup, save_freq=2)],
     )
-    return not near or any(ours[name] != theirs[name] for name in ("seen", "epochs"))
+    if tfdist.cluster.from_environment().is_chief:
+        counts = model.get_weights()[0][:, 0].tolist()
+        Path(result).write_text(json.dumps({"counts": counts, "steps": int(model.optimizer.iterations.numpy())}))
+
+
+class Found:
+    """What became of the signals."""
+
+    def __init__(self) -> None:
+        self.points, self.seconds, self.wrong = Counter[str](), list[float](), 0
+
+    def add(self, fault: dict[str, Any], said: str, seconds: float | None) -> None:
+        self.points[fault["at"]] += 1
+        if said:
+            self.wrong += 1
+            print(fault, said, sep="\n", flush=True)
+        elif seconds is not None:
+            self.seconds.append(seconds)
 
 
 def main() -> None:
@@ -145,38 +206,27 @@ def main() -> None:
     parser.add_argument(
         "--job", metavar="STRATEGY", help="two workers under tfdist run, of which one is asked to leave"
     )
+    parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    chance = random.Random(options.seed)
-    # A process ends before its next step; workers of a job do a few more until the agent has seen it.
-    training = Training(steps=STEPS, latest=EPOCHS * STEPS - (STEPS if options.job else 1))
-    points, seconds, bad = Counter[str](), list[float](), 0
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
-        folder = Path(scratch)
-        run = job(folder, training, options.job) if options.job else alone(folder, training, stack)
-        said, _ = run("undisturbed", None)
-        assert not said, said
-        expected = json.loads((folder / "undisturbed.json").read_text())
-        for number in range(options.times):
-            fault = training.draw(chance, 2 if options.job else 1)
-            points[fault["at"]] += 1
-            said, took = run(str(number), fault)
-            if not said and differ(json.loads((folder / f"{number}.json").read_text()), expected, bits=not options.job):
-                said = "another result"
-            if said:
-                bad += 1
-                print(number, fault, said, sep="\n", flush=True)
-            elif took is not None:
-                seconds.append(took)
-    late = sum(one > GRACE_SECONDS for one in seconds) if options.job else 0
-    print(f"{options.times} times SIGTERM, at {dict(points)}; load {os.getloadavg()[0]:.1f}")
-    print(f"saved, and went on to the same result: {options.times - bad}; something else: {bad}")
+    if options.train:
+        train(*options.train)
+        return
+    chance, found = random.Random(options.seed), Found()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.job:
+            jobs(Path(folder), chance, options.times, found, options.job)
+        else:
+            processes(Path(folder), chance, options.times, found)
+    print(f"{options.times} times SIGTERM, at {dict(found.points)}; load {os.getloadavg()[0]:.1f}")
+    print(f"saved, and went on to the same result: {len(found.seconds)}; something else: {found.wrong}")
+    late = sum(seconds > GRACE_SECONDS for seconds in found.seconds) if options.job else 0
     what = (
         "from the signal until all had saved and ended" if options.job else "a process that was ended, from its start"
     )
-    if seconds:
-        middle, most = statistics.median(seconds), max(seconds)
+    if found.seconds:
+        middle, most = statistics.median(found.seconds), max(found.seconds)
         print(f"{what}: {middle:.2f} s, {most:.2f} s at most; {late} above {GRACE_SECONDS:g} s")
-    sys.exit(1 if bad or late else 0)
+    sys.exit(1 if found.wrong or late else 0)
 
 
 if __name__ == "__main__":
