@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint import Store, local
+from tfdist.checkpoint.names import step_name
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 100
@@ -203,6 +204,24 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, monkeypatch:
     assert len(seen[0]) == 2
     assert seen[0][0].startswith(".step-000000000001.")
     assert one.peek() is not None
+
+
+def test_what_takes_the_name_of_a_folder_that_is_removed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path, durable=False)
+    store.save(1, {"x": np.zeros(3)}, {})
+    listed = os.listdir
+
+    def then_replaced(folder: object) -> list[str]:
+        monkeypatch.setattr(local.os, "listdir", listed)
+        names = listed(folder)  # type: ignore[call-overload]
+        Store(tmp_path, durable=False).save(1, {"x": np.ones(3)}, {})
+        return list(names)
+
+    monkeypatch.setattr(local.os, "listdir", then_replaced)
+    local._remove_folder(tmp_path / step_name(1))
+    found = store.newest()
+    assert found is not None
+    assert found.arrays["x"].tolist() == [1, 1, 1]
 
 
 # Each says when it is there, and begins when both are.

@@ -206,10 +206,15 @@ def _exchange(one: Path, other: Path) -> None:
 def _remove_folder(folder: Path) -> None:
     """Remove a folder and the files of a checkpoint in it, as far as that is possible: what stays does no harm."""
     with suppress(OSError):  # somebody else removes it, or it may not be removed, or holds files that are not ours
-        for file in sorted(os.listdir(folder), key=lambda file: file != manifests.NAME):
-            if file == manifests.NAME or file.endswith(SUFFIX):
-                with suppress(OSError):
-                    os.unlink(folder / file)
+        # The folder itself, not its name: another process may give that to a new one at any moment.
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            for file in sorted(os.listdir(descriptor), key=lambda file: file != manifests.NAME):
+                if file == manifests.NAME or file.endswith(SUFFIX):
+                    with suppress(OSError):
+                        os.unlink(file, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
         os.rmdir(folder)
 
 
