@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tfdist.cli.main import main
+from tfdist.verify.feature import features
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -167,6 +168,7 @@ def test_the_matrix_is_that_of_the_page() -> None:
     for feature, row in shown.items():
         for column, cell in row.items():
             assert printed[feature][column] == cell, f"{feature} under {column} is {printed[feature][column]} there"
+    assert printed.keys() == features().keys()
     rows = sum("mirrored-2" in row for row in printed.values())
     assert f"{len(shown)} of {rows} rows" in README
     of_tfdist = [cell for row in printed.values() for column, cell in row.items() if not column.endswith("(plain)")]
