@@ -124,6 +124,7 @@ def test_killed_twice_in_one_epoch_and_then_at_every_other_point(
         "in_an_evaluation",
         "in_an_object_store",
         "what_other_callbacks_know",
+        "halted_twice_in_one_validation",
     ],
 )
 def test_what_users_do_with_it(forking: Forks, tmp_path: Path, case: str) -> None:

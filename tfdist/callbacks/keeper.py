@@ -192,10 +192,11 @@ class Keeper(keras.callbacks.Callback):
 
     def before_validation(self) -> None:
         """Take the state that a process goes on from which is to end during validation: that sets metrics to zero."""
+        found = self._found  # where no step of the epoch was left
         self.settle()
         faults.at("validation", self._steps)
         if pulse().reporter is not None or self._ending.is_watched:
-            self._in_validation = self._capture()
+            self._in_validation = self._capture() if found is None else _again(found)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save, if it is time to."""
@@ -267,7 +268,7 @@ class Keeper(keras.callbacks.Callback):
         """Save as things stand, and wait until it is done: all workers stop here."""
         if self._writer is None:
             return
-        taken = self._in_validation or self._capture()
+        taken = self._in_validation or (self._capture() if self._found is None else _again(self._found))
         self._submit(taken, on_disk=True)
         self._writer.wait()
         if self._memory is not None:
@@ -276,6 +277,11 @@ class Keeper(keras.callbacks.Callback):
     def _saving(self) -> Any:
         reporter = pulse().reporter
         return reporter.inside(Phase.SAVING) if reporter is not None else contextlib.nullcontext()
+
+
+def _again(found: candidates.Found) -> _Taken:
+    """Return the state that was found, to go on from once more: nothing has been trained since."""
+    return _Taken(found.state["steps"] + found.state["epochs"], dict(found.arrays), found.state, 0.0)
 
 
 def _require_version(found: candidates.Found) -> None:

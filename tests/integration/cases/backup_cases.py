@@ -16,7 +16,9 @@ from tfdist.callbacks import BackupAndRestore, LossScaleLogger
 from tfdist.checkpoint import Store
 from tfdist.compat import keras_callbacks
 from tfdist.errors import ConfigError
+from tfdist.launch.progress import HALTED, Page
 from tfdist.optimizers import DistributedOptimizer
+from tfdist.training.pulse import pulse
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -336,6 +338,32 @@ def in_an_object_store(folder):
     expected = fit(model_of(), []).history["loss"]
     interrupted(model_of(), [BackupAndRestore("memory://backup", save_freq=1, asynchronous=False)], 1, 1)
     assert fit(model_of(), [BackupAndRestore("memory://backup", save_freq=1)]).history["loss"] == expected
+
+
+def halted_twice_in_one_validation(folder):
+    """A job that is stopped in a validation, and again in the same one, goes on behind the steps of that epoch."""
+
+    class Halts(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_test_batch_begin(self, batch, logs=None):
+            if self.epoch == 1:
+                page.ask_to_halt()
+                page.set_target(page.read(0).position.tick)  # the next one does not begin
+
+    expected = fit(model_of(), [], validation_data=(X, Y)).history
+    for life in range(2):
+        page = Page(folder / f"page {life}", 1)
+        os.environ.update(TFDIST_PROGRESS_FILE=str(page.path), TFDIST_WORKER_INDEX="0")
+        pulse.cache_clear()
+        with pytest.raises(SystemExit) as ended:
+            fit(model_of(), [BackupAndRestore(folder / "b", save_freq=False), Halts()], validation_data=(X, Y))
+        assert ended.value.code == HALTED
+        page.close()
+    pulse.cache_clear()
+    again = fit(model_of(), [BackupAndRestore(folder / "b")], validation_data=(X, Y))
+    assert (again.history, again.epoch) == (expected, [0, 1, 2])
 
 
 def what_other_callbacks_know(folder):
