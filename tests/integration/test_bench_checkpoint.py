@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.light import python_path
 from tfdist.bench.checkpoint import WAYS
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ def test_every_way_is_measured(tmp_path: Path) -> None:
             *(sys.executable, "-m", "tfdist", "bench", "checkpoint", "--megabytes", "0.5", "--saves", "2"),
             *("--steps", "2", "--rounds", "2", "--directory", str(tmp_path), "--json", "-"),
         ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,
         text=True,
         timeout=220,

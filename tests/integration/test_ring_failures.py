@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.testing.environment import worker_environments
 
@@ -69,7 +70,8 @@ def run(what: str, folder: Path, *, but_for: tuple[int, ...] = ()) -> list[Ended
         started = []
         for index, environment in enumerate(environments):
             log = stack.enter_context((folder / f"{index}.txt").open("w+"))
-            process = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log)
+            light = environment | {"PYTHONPATH": python_path()}
+            process = subprocess.Popen(command, env=light, cwd=folder, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.kill)
             started.append((process, log))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.testing.environment import worker_environments
 from tfdist.testing.pool import WorkerPool
@@ -21,7 +22,7 @@ def pool() -> Iterator[WorkerPool]:
     (environment,) = worker_environments(
         os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=2
     )
-    with WorkerPool(lambda: [environment | {"PYTHONPATH": str(CASES)}]) as workers:
+    with WorkerPool(lambda: [environment | {"PYTHONPATH": python_path(CASES)}]) as workers:
         workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
         yield workers
 

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import pytest
 
+from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.strategies import registry
 from tfdist.testing.environment import worker_environments
@@ -27,7 +28,7 @@ def start(strategy: str, workers: int) -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=1)
-        return [environment | {"PYTHONPATH": str(CASES)} for environment in made]
+        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
     pool = WorkerPool(environments)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.testing.environment import worker_environments
 from tfdist.testing.pool import WorkerPool
@@ -22,7 +23,7 @@ def start(workers: int, replicas: int = 1) -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy="ring", ports=free, replicas_per_worker=replicas)
-        return [environment | {"PYTHONPATH": str(CASES)} for environment in made]
+        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
     pool = WorkerPool(environments)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
