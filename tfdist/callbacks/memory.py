@@ -10,7 +10,7 @@ from tfdist.checkpoint.writer import Writer
 
 # Of the time that training takes, what may go into holding its state. What is lost is computed again, so this weighs
 # the time of every step against that of a few after a failure.
-_SHARE = 0.1
+_SHARE = 0.25
 _ALWAYS = 10  # of the first steps each state is held: what fails soon after a start would else repeat them every time
 
 
