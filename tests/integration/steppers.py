@@ -64,7 +64,7 @@ def train(count, before=lambda tick: None, inside=lambda tick: None):
     signal.signal(signal.SIGTERM, leave)
     steps = json.loads(STATE.read_text()) if STATE.exists() else []
     peers = connected()
-    reporter.resumed(len(steps), 0, "memory")
+    reporter.resumed(len(steps), "memory")
     tell(f"pid {START} {ME}", str(os.getpid()))
     tick = 0
     while len(steps) < count:
@@ -77,6 +77,7 @@ def train(count, before=lambda tick: None, inside=lambda tick: None):
         inside(tick)
         meet(peers)
         steps.append(len(steps))
+        reporter.done(len(steps))
         reporter.ends(tick)
         save(steps)
         tick += 1

@@ -120,7 +120,8 @@ def test_a_worker_that_dies_is_started_again_at_its_port(chief, shared):  # type
     code, out, err = finished(*job(), path, **options(shared))
     assert (code, own_lines(out, "chief")) == (0, ["True True True"])
     said = "worker 1 ended (killed by SIGKILL (signal 9)); it is started again at its port (workers: 1 of 3 times)"
-    assert err.splitlines() == [f"tfdist run: {said}"]
+    summary = "ended with code 0 after 0 of 3 restarts; 1 worker replaced while the others went on"
+    assert err.splitlines() == [f"tfdist run: {said}", f"tfdist run: {summary}"]
     assert sorted(pids(shared)) == ["chief 0", "ps 0 0", "worker 0 0", "worker 1 0", "worker 1 1"]
     assert left(shared) == []
 
@@ -138,6 +139,53 @@ def test_a_worker_that_is_stopped_is_replaced(chief, shared):  # type: ignore[no
     said = [json.loads(line) for line in events.read_text().splitlines()]
     assert [one["event"] for one in said] == ["started", "replaced", "ended"]
     assert said[1]["task"] == "worker 1"
+    assert left(shared) == []
+
+
+# the steps of a training, whose state is how many there were
+STEPS = """
+    from tfdist.launch.progress import Phase, Reporter
+    reporter = Reporter.from_environment()
+    assert reporter.is_chief
+    state = SHARED / "state"
+    steps = int(state.read_text()) if state.exists() else 0
+    if steps:
+        reporter.resumed(steps, "state")
+    for tick in range(30 - steps):
+        reporter.phase(Phase.STEPPING)
+        reporter.begins(tick)
+        if (STARTS, tick) == (1, 3):
+            forever()  # without its server, which has been killed at this moment
+        reporter.ends(tick)
+        reporter.done(steps + tick + 1)
+        if (steps + tick) % 10 == 9:
+            state.write_text(str(steps + tick + 1))
+    print("steps", tick + 1)
+"""
+
+
+def test_a_chief_that_hangs_is_found_by_its_steps_and_what_became_of_it_is_told(chief, shared):  # type: ignore[no-untyped-def]
+    events = shared / "events"
+    plan = [{"kind": "hang", "task": "chief", "step": 14}, {"kind": "kill", "task": "ps 0", "step": 3, "restart": 1}]
+    made = options(shared)
+    made["env"] = {**made["env"], "TFDIST_FAULTS": json.dumps(plan)}  # type: ignore[dict-item]
+    code, out, err = finished(*job("--hang-seconds", 0.3, "--event-file", events), chief(STEPS), **made)
+    assert (code, own_lines(out, "chief")) == (0, ["steps 20"])
+    first, second, third, fourth, fifth, sixth = [line for line in err.splitlines() if line.startswith("tfdist run: ")]
+    assert first.startswith("tfdist run: chief hangs: in step 15 since it was started for 0.")
+    assert first.endswith(" s; it is killed")
+    assert second.endswith("chief ended (killed by SIGKILL (signal 9)); the job is started again (1 of 3 times)")
+    assert third.endswith("s after the failure, from step 10 (state); 4 steps repeated")
+    assert fourth.endswith("ps 0 ended (killed by SIGKILL (signal 9)); the job is started again (2 of 3 times)")
+    assert "the job steps again" in fifth
+    assert "ended with code 0 after 2 of 3 restarts" in sixth
+    said = [json.loads(line) for line in events.read_text().splitlines()]
+    names = ["started", "stepping", "failed", "started", "stepping", "failed", "started", "stepping", "ended"]
+    assert [one["event"] for one in said] == names
+    hang, kill = (one for one in said if one["event"] == "failed")
+    assert (hang["task"], hang["cause"], hang["tick"], hang["phase"]) == ("chief", "hang", 14, "stepping")
+    assert (kill["task"], kill["cause"], kill["restarts_left"]) == ("ps 0", "signal", 1)
+    assert [one["lost"] for one in said if one["event"] == "stepping"][:2] == [0, 4]
     assert left(shared) == []
 
 
@@ -181,7 +229,10 @@ def test_when_a_server_dies_the_job_starts_again(then, chief, shared):  # type: 
     code, out, err = finished(*job(servers=2), path, **options(shared))
     assert (code, own_lines(out, "chief")) == (0, ["start 1"])
     said = [line for line in err.splitlines() if line.startswith("tfdist run: ")]
-    assert said == ["tfdist run: ps 1 ended (killed by SIGKILL (signal 9)); the job is started again (1 of 3 times)"]
+    assert said == [
+        "tfdist run: ps 1 ended (killed by SIGKILL (signal 9)); the job is started again (1 of 3 times)",
+        "tfdist run: ended with code 0 after 1 of 3 restarts",
+    ]
     assert "failed first" not in err
     first, second = (json.loads(told(shared, f"cluster {start}")) for start in range(2))
     assert {kind: len(addresses) for kind, addresses in second.items()} == {"chief": 1, "worker": 2, "ps": 2}

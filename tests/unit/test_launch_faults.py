@@ -1,10 +1,12 @@
 """Faults on purpose: which plans are read, what is meant for whom, and what happens in a real process."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -133,10 +135,28 @@ def test_there_is_nothing_to_corrupt_yet(planned) -> None:  # type: ignore[no-un
         faults.at("save-begin", 0)
 
 
+def test_a_signal_goes_to_the_task_that_is_meant(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks"
+    plan = '[{"kind": "term", "task": "ps 0", "step": 3}, {"kind": "kill", "task": "worker 9", "step": 4}]'
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as server:
+        try:
+            tasks.write_text(json.dumps({"ps 0": server.pid}))
+            code, said = ended(plan, TFDIST_TASKS_FILE=str(tasks))
+            assert server.wait(timeout=60) == -signal.SIGTERM
+        finally:
+            server.kill()
+    assert (code, said) == (1, ""), "there is no worker 9, which is an error"
+    assert ended('[{"kind": "kill", "task": "chief", "step": 3}]') == (-signal.SIGKILL, "")
+    assert ended('[{"kind": "kill", "task": "ps 0"}]')[0] == 1, "there is no chief"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("{", "JSON list"),
+        ('[{"kind": "kill", "task": "server"}]', 'must be "chief"'),
+        ('[{"kind": "hang", "task": "ps 0"}]', "runs no script"),
+        ('[{"kind": "kill", "task": "ps 0", "worker": 1}]', "one of both"),
         ("[" * 100_000, "JSON list"),
         ("{}", "list of objects"),
         ("[1]", "list of objects"),
@@ -164,5 +184,6 @@ def test_a_fault_is_read_as_it_is_written() -> None:
     fault = Fault(kind="hang", worker=2, at="epoch-end", step=5, restart=None, seconds=1.5)
     assert faults._fault(fault.as_json()) == fault
     assert faults._fault(Fault(kind="kill").as_json()) == Fault(kind="kill")
+    assert faults._fault(Fault(kind="kill", task="ps 0").as_json()) == Fault(kind="kill", task="ps 0")
     memory = Fault(kind="kill", at="save-middle", memory=True)
     assert faults._fault(memory.as_json()) == memory

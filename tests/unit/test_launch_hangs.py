@@ -1,6 +1,7 @@
 """What counts as a hang: a table of what workers say and how long ago, and that an agent that slept blames nobody."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,8 +30,8 @@ def worker(
         "ended": tick + 1,
         "ticked": 1.0,
         "resumed": 0,
-        "lost": 0,
         "source": "",
+        "done": None,
         "saved": 0,
         "leaves": False,
     }
@@ -127,6 +128,34 @@ def test_one_long_step_moves_nothing() -> None:
     watch = after_steps()
     watch, _ = look(watch, [worker(0, tick=50, step=600.0), worker(1, tick=50)], 100.0, PATIENCE)
     assert allowed_seconds(Phase.STEPPING, watch.samples, PATIENCE) == 2.0
+
+
+def chief(phase: Phase = Phase.STEPPING, **more: Any) -> Seen:
+    return replace(worker(0, phase, **more), name="chief")
+
+
+def test_a_chief_hangs_in_a_step_of_its_own() -> None:
+    found = first_hang(after_steps(), [chief()], until=110.0)
+    assert found is not None
+    assert 2.0 < found[0] - 100.0 < 2.2
+    assert found[1].text.startswith("chief hangs: in step 10 since it was started for 2.")
+
+
+def test_a_chief_that_waits_for_its_workers_measures_their_time_itself() -> None:
+    assert first_hang(after_steps(), [chief(Phase.WAITING)], until=1000.0) is None
+
+
+def test_a_chief_that_waits_for_a_task_that_is_stopped_does_not_hang() -> None:
+    watch, now, hangs = after_steps(), 100.0, []
+    while now < 110.0:
+        stopped = {3: "ps 0"} if 101.0 < now < 105.0 else {}
+        watch, hang = look(watch, [chief()], now, PATIENCE, stopped_tasks=stopped)
+        hangs += [(now, hang)] if hang is not None else []
+        now += 0.05
+    named = [hang for at, hang in hangs if at < 105.0]
+    assert named
+    assert all((hang.worker, "ps 0 hangs" in hang.text) == (3, True) for hang in named)
+    assert min(at for at, hang in hangs if hang.worker == 0) > 107.0  # with all its time, once nothing is stopped
 
 
 def test_a_stopped_process_hangs_whatever_it_does() -> None:

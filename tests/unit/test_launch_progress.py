@@ -37,11 +37,14 @@ def test_what_is_written_is_read_and_by_nobody_else(page: Page) -> None:
     with reporter.inside(Phase.SAVING):
         assert page.read(1).phase is Phase.SAVING
         reporter.saved(0)
-    reporter.resumed(10**15, 7, "über das Gedächtnis")
+    reporter.resumed(10**15, "über das Gedächtnis")
+    assert page.read(1).done is None
+    reporter.done(10**15 + 7)
     assert reporter.leaves()
     said = page.read(1)
     assert (said.phase, said.position) == (Phase.STEPPING, Position(tick=0, standing=Standing.BEHIND))
-    assert (said.saved, said.resumed, said.lost, said.source) == (0, 10**15, 7, "über das Gedächtnis")
+    assert (said.saved, said.resumed, said.source) == (0, 10**15, "über das Gedächtnis")
+    assert said.done == 10**15 + 7
     assert said.leaves
     assert said.ticked is not None
     assert before <= said.ticked <= said.changed <= time.monotonic()
@@ -55,7 +58,7 @@ def test_what_is_written_is_read_and_by_nobody_else(page: Page) -> None:
 
 def test_a_long_source_is_cut(page: Page) -> None:
     reporter = Reporter(page.path, 0)
-    reporter.resumed(1, 0, "x" * 100 + "the end")
+    reporter.resumed(1, "x" * 100 + "the end")
     assert page.read(0).source.endswith("the end")
     reporter.close()
 

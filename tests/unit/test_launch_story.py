@@ -21,7 +21,7 @@ from tfdist.launch.supervise_workers import Asked
 
 def seen(worker: int, tick: int = 7, *, pid: int = 1, **more: Any) -> Seen:
     position = Position(tick=tick, standing=Standing.RUNNING)
-    said: dict[str, Any] = {"changed": 9.0, "step_seconds": 0.1, "ended": tick, "ticked": 21.5, "resumed": 5, "lost": 2}
+    said: dict[str, Any] = {"changed": 9.0, "step_seconds": 0.1, "ended": tick, "ticked": 21.5, "resumed": 5, "done": 7}
     said |= {"source": "memory", "saved": 5, "leaves": False, "phase": Phase.STEPPING, **more}
     return Seen(worker=worker, progress=Progress(pid=pid, position=position, **said))
 
@@ -67,14 +67,16 @@ def test_the_course_of_a_job(tmp_path: Path) -> None:
     path = tmp_path / "events"
     story = Story(say=said.append, file=EventFile(str(path), "a1"), max_restarts=2)
     story.started([41, 42])
-    story.stepping([seen(0, resumed=None, lost=0), seen(1, resumed=None, lost=0)])
+    story.stepping([seen(0, resumed=None), seen(1, resumed=None)])
     assert said == [], "a start that is none of these is no news"
+    story.left([seen(0, done=6), seen(1, done=7)])
     story.failed(cause_of([failure(1)], None, [seen(1)], 20.0), begun=10.0, again=True)
     story.start = 1
     story.stepping([seen(0), seen(1)])
+    story.left([seen(0, done=5), seen(1, done=5)])
     story.halted("resize", 3, 21.0)
     story.start = 2
-    story.stepping([seen(0, lost=0), seen(1, lost=0), seen(2, lost=0)])
+    story.stepping([seen(0), seen(1), seen(2)])
     story.failed(cause_of([failure(1)], HANG, [seen(1)], 20.5), begun=10.0, again=False, why_not="it is enough")
     story.ended(1)
     story.file.close()
@@ -93,6 +95,37 @@ def test_the_course_of_a_job(tmp_path: Path) -> None:
     assert all((line["version"], line["job"]) == (1, "a1") for line in lines)
     assert (lines[2]["clock"], lines[3]["seconds"], lines[3]["lost"]) == (pytest.approx(20.0), 1.5, 2)
     assert "seconds" not in lines[1]
+
+
+def test_the_course_of_a_job_with_a_chief(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "events"
+    story = Story(say=said.append, file=EventFile(str(path), "a1"), max_restarts=2, has_chief=True)
+    story.started([41, 42, 43])
+    story.stepping([seen(0, resumed=None)])
+    story.replaces("worker 1")
+    story.left([seen(0, done=30)])
+    story.noted(cause_of([failure(0)], None, [seen(0)], 20.0), again=True, task="ps 0")
+    story.start = 1
+    story.left([seen(0, done=None)])  # it never stepped, so how far it was is known from before
+    story.start = 2
+    story.stepping([seen(0, resumed=28, source="backup")])
+    story.ended(0)
+    story.file.close()
+    assert said == [
+        "the job steps again 1.50 s after the failure, from step 28 (backup); 2 steps repeated",
+        "ended with code 0 after 1 of 2 restarts; 1 worker replaced while the others went on; 2 steps repeated; "
+        "it stepped again after 1.50 s",
+    ]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["started", "stepping", "replaced", "failed", "stepping", "ended"]
+    assert (lines[3]["task"], "worker" in lines[3], lines[3]["tick"], lines[3]["restarts_left"]) == (
+        "ps 0",
+        False,
+        7,
+        1,
+    )
+    assert (lines[4]["lost"], lines[5]["lost"]) == (2, 2)
 
 
 def test_an_event_file_is_appended_to(tmp_path: Path) -> None:

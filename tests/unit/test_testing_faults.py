@@ -49,11 +49,32 @@ def test_other_seeds_make_up_other_plans_of_all_kinds() -> None:
         ({"kinds": []}, "no kind"),
         ({"kinds": ["bang"]}, "'bang'"),
         ({"kinds": ["term"], "count": 2}, "the last one has to stay"),
+        ({"kinds": ["kill", "exit"], "servers": 1}, "a failure of the script"),
+        ({"kinds": ["bang"], "servers": 1}, "'bang'"),
     ],
 )
 def test_a_plan_that_cannot_be_made_up_is_refused(given: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made_up(**given)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_plan_for_a_chief_and_its_tasks_is_made_up_within_its_bounds(seed: int) -> None:
+    kinds = [kind for kind in KINDS if kind not in ("exit", "exception")]
+    plan = made_up(kinds=kinds, count=20, workers=3, servers=2, seed=seed)
+    assert FaultPlan.of(plan.to_environment()["TFDIST_FAULTS"]) == plan
+    starts, last = 0, 0
+    for fault in plan.faults:
+        task = fault.task or ""
+        assert task in ("chief", "worker 0", "worker 1", "worker 2", "ps 0", "ps 1")
+        assert task == "chief" or fault.kind in ("kill", "stop", "term")
+        assert (fault.kind, task) != ("term", "chief"), "that would end the job"
+        assert fault.restart == starts
+        if fault.step is not None:
+            assert last < fault.step < last + 20
+            last = fault.step
+        if fault.kind in RESTARTING and not task.startswith("worker"):
+            starts, last = starts + 1, 0
 
 
 KILL = Fault(kind="kill", worker=1, step=7)
@@ -96,6 +117,22 @@ def test_what_became_of_other_faults(fault: Fault, happened: bool, events: list[
     assert one.recovered_after is None
 
 
+def test_a_worker_of_a_chief_is_replaced_and_the_job_steps_on() -> None:
+    fault = Fault(kind="kill", task="worker 1", step=7)
+    replaced = {"event": "replaced", "clock": 10.25, "start": 0, "task": "worker 1"}
+    (one,) = chaos.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [replaced, ENDED])
+    assert (one.found_after, one.recovered_after, one.text) == (0.25, None, "worker 1 replaced; the others went on")
+    assert "kill worker 1 at step" in chaos.table([one])
+
+
+def test_a_server_that_is_killed_is_named() -> None:
+    fault = Fault(kind="kill", task="ps 0", step=7)
+    failed = {"event": "failed", "clock": 10.5, "start": 0, "task": "ps 0", "text": "killed by SIGKILL (signal 9)"}
+    (one,) = chaos.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [failed, STEPPING, ENDED])
+    assert (one.found_after, one.recovered_after, one.lost) == (0.5, 1.0, 1)
+    assert one.text == "ps 0 failed: killed by SIGKILL (signal 9)"
+
+
 WARNING = {"warning": "2 could not be saved", "clock": 10.1}
 
 
@@ -127,7 +164,7 @@ def test_equal_faults_are_told_apart() -> None:
         (["--", "python", "train.py"], "must be a `tfdist run`"),
         (["--", "tfdist", "run", "--event-file", "e", "train.py"], "--event-file"),
         (["--", "tfdist", "run", "-n", "0", "train.py"], "-n is 0"),
-        (["--", "tfdist", "run", "--strategy", "parameter-server", "-n", "2", "train.py"], "parameter servers"),
+        (["--faults", "exit", "--", "tfdist", "run", "--strategy", "parameter-server", "train.py"], "of the script"),
         (["--faults", "bang", "--", "tfdist", "run", "train.py"], "'bang'"),
         (["--plan", "absent", "--", "tfdist", "run", "train.py"], "cannot be read"),
         (["--", "tfdist", "run", "--no-such", "train.py"], "--no-such"),

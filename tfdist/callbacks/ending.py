@@ -52,7 +52,7 @@ class Ending:
             return
         self._asked = True
         reporter = pulse().reporter
-        if reporter is not None and not reporter.leaves():  # the agent is ending the job already
+        if reporter is not None and not reporter.is_chief and not reporter.leaves():  # the agent ends the job already
             self.stop()
             os.kill(os.getpid(), number)
 
@@ -65,7 +65,8 @@ class Ending:
 
     def is_due(self, steps: int) -> bool:
         """Return whether to end before the next step; the same on all workers."""
-        if pulse().reporter is not None:
+        reporter = pulse().reporter
+        if reporter is not None and not reporter.is_chief:
             return False  # the agent decides
         if self._workers.count == 1:
             return self._asked

@@ -1,6 +1,5 @@
 """What `BackupAndRestore` does during one call of `fit`: when to save, what to go on from, when to end."""
 
-import contextlib
 import functools
 import logging
 import os
@@ -116,13 +115,12 @@ class Keeper(keras.callbacks.Callback):
             tell=self._workers.is_chief,
         )
         self._epoch, self._steps, self._epochs = state["epoch"], state["steps"], state["epochs"]
-        lost = self._memory.lost(self._steps) if self._memory is not None else 0
         stopped = state["stop_training"] and not state["step"]
         keras_model.set_initial_epoch(self.model, self._fit.epochs if stopped else self._epoch)
         self.model.stop_training = state["stop_training"]
         reporter = pulse().reporter
         if reporter is not None:
-            reporter.resumed(self._steps, lost, self._found.source)
+            reporter.resumed(self._steps, self._found.source)
         if self._workers.is_chief:
             is_told = reporter is not None and os.environ.get("TFDIST_RESTARTS", "0") != "0"  # in the agent's report
             self._tell_where(_logger.info if is_told else _logger.warning)
@@ -180,8 +178,9 @@ class Keeper(keras.callbacks.Callback):
         pulse().end()
         self._at = self._input.place(epoch=self._epoch, step=batch + 1)
         self._logs = logs if logs is not None else {}
-        if self._memory is not None:
-            self._memory.count(self._steps)
+        reporter = pulse().reporter
+        if reporter is not None:
+            reporter.done(self._steps)
         freq = self._save_freq
         on_disk = self._postponed or (type(freq) is int and before // freq != self._steps // freq)
         if not self._workers.is_chief:
@@ -275,8 +274,7 @@ class Keeper(keras.callbacks.Callback):
             self._memory.wait()
 
     def _saving(self) -> Any:
-        reporter = pulse().reporter
-        return reporter.inside(Phase.SAVING) if reporter is not None else contextlib.nullcontext()
+        return pulse().inside(Phase.SAVING)
 
 
 def _again(found: candidates.Found) -> _Taken:

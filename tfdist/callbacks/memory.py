@@ -1,8 +1,6 @@
 """The newest state of training in memory that outlives the process, for workers that are started again."""
 
-import mmap
 import time
-from pathlib import Path
 from typing import Any
 
 from tfdist.checkpoint.store import Store
@@ -15,7 +13,7 @@ _ALWAYS = 10  # of the first steps each state is held: what fails soon after a s
 
 
 class Memory:
-    """A store in memory, and how far training was when nobody could say so any more.
+    """A store in memory, and when to write to it.
 
     Args:
         store: in a directory in memory.
@@ -26,21 +24,6 @@ class Memory:
         self._writer = Writer(store, warn=lambda _: None)  # what cannot be held is on disk, or computed again
         self._next = 0.0
         self._held = 0
-        path = Path(store.url).with_name("steps")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab") as file:
-            file.truncate(max(8, file.tell()))
-        with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 8)
-        self._steps = memoryview(self._map).cast("q")
-
-    def count(self, steps: int) -> None:
-        """Note how many steps have been done."""
-        self._steps[0] = steps
-
-    def lost(self, steps: int) -> int:
-        """Return how many steps have been done before that a state after so many steps has not."""
-        return max(0, self._steps[0] - steps)
 
     def is_due(self) -> bool:
         """Return whether to hold the state now: whether that keeps below its share of the time."""
@@ -61,8 +44,5 @@ class Memory:
         """Let go of it; remove it if nobody needs it any more."""
         self._writer.wait()
         self._writer.close()
-        self._steps[0] = 0 if discard else self._steps[0]
-        self._steps.release()
-        self._map.close()
         if discard:
             self._store.discard()

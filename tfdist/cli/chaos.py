@@ -14,7 +14,7 @@ import click
 
 from tfdist.errors import ConfigError
 from tfdist.launch import faults
-from tfdist.launch.choice import has_chief
+from tfdist.launch.choice import DEFAULT_SERVERS, has_chief
 
 _KINDS = "\n".join(f"  {kind:<10} {text}" for kind, text in faults.KINDS.items())
 
@@ -43,6 +43,8 @@ A plan is a JSON list. "worker" says to whom, "at" where (one of {", ".join(faul
 them (0 is the first; null: in every):
   [{{"kind": "kill", "worker": 1, "at": "step", "step": 20}},
    {{"kind": "stop", "worker": 0, "at": "save-middle", "restart": 1}}]
+Of a job with parameter servers the chief alone runs the script; "task" says instead of "worker" to whom: "chief", or
+"worker 1" or "ps 0", which get the signal of "kill", "stop" or "term" when the chief comes to that point.
 Without "step" it happens when the point is first reached: "disk-full" and "corrupt", when they are made up, meet the
 first backups, whatever --every is. "memory": true has a save meet it that the job keeps in memory for its restarts.
 
@@ -51,8 +53,7 @@ What the job needs:
   --max-restarts       as many as there are faults; added where COMMAND has none
   BackupAndRestore     a script that fits with tfdist.callbacks.BackupAndRestore goes on where it was; another begins
                        anew, and may never end
-  --min-workers        for "term", which takes a worker away for good
-  --strategy           any but parameter-server, whose faults and recoveries it does not see
+  --min-workers        for "term", which takes a worker away for good (with parameter servers it is replaced)
 
 \b
 Exit code:
@@ -94,10 +95,10 @@ def command(
     from tfdist.testing.faults import FaultPlan
 
     arguments = arguments_of_run(job)
-    workers, has_restarts = _asked_for(arguments)
+    workers, servers, has_restarts = _asked_for(arguments)
     if plan_file is None:
         chosen = [kind.strip() for kind in kinds.split(",") if kind.strip()]
-        plan = FaultPlan.made_up(kinds=chosen, count=count, every=every, workers=workers, seed=seed)
+        plan = FaultPlan.made_up(kinds=chosen, count=count, every=every, workers=workers, servers=servers, seed=seed)
     else:
         plan = FaultPlan.of(_read(plan_file))
     with tempfile.TemporaryDirectory(prefix="tfdist-chaos-") as folder:
@@ -133,22 +134,18 @@ def arguments_of_run(job: Sequence[str]) -> list[str]:
     )
 
 
-def _asked_for(arguments: list[str]) -> tuple[int, bool]:
-    """Return the number of workers, and whether the command says how often they may be started again."""
+def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
+    """Return the numbers of workers and servers, and whether the command says how often they may be started again."""
     from tfdist.cli.run import command as run
 
     context = run.make_context("tfdist run", list(arguments))
-    if has_chief(context.params["strategy"], parameter_servers=context.params["parameter_servers"]):
-        raise ConfigError(
-            "the command is a job with parameter servers. tfdist chaos needs workers that run the script and report "
-            "their steps; there the chief alone runs it, and reports none. Choose another strategy; or run the job "
-            "with --event-file PATH, and kill a process whose pid is in that file."
-        )
+    asked = context.params["parameter_servers"]
+    servers = (asked or DEFAULT_SERVERS) if has_chief(context.params["strategy"], parameter_servers=asked) else 0
     if context.params["event_file"] is not None:
         raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
     if context.params["workers"] < 1:
         raise ConfigError(f"-n is {context.params['workers']}; it must be an integer of at least 1.")
-    return context.params["workers"], context.params["max_restarts"] is not None
+    return context.params["workers"], servers, context.params["max_restarts"] is not None
 
 
 def _run(argv: list[str], environment: dict[str, str]) -> int:

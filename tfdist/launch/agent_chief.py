@@ -1,15 +1,17 @@
 """Runs a job of a chief and the tasks that serve it, and starts it again when what the tasks held is lost.
 
-The decisions are in `supervise_chief`, the processes in `generation`.
+The decisions are in `supervise_chief` and `hangs`, the processes in `generation`. The chief alone reports its steps:
+what it waits for is the other tasks, whose answers it has deadlines for.
 """
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
 from tfdist.cluster.ports import free_ports
@@ -27,12 +29,14 @@ from tfdist.launch.generation import (
     supervise,
     unseen_signal,
 )
-from tfdist.launch.hangs import Hung, Patience
+from tfdist.launch.hangs import Hung, Patience, Seen
 from tfdist.launch.output import Output
-from tfdist.launch.plan import HOST
-from tfdist.launch.plan_chief import plan_chief, tasks
+from tfdist.launch.plan import HOST, progress_file
+from tfdist.launch.plan_chief import plan_chief, tasks, tasks_file
 from tfdist.launch.processes import is_stopped
+from tfdist.launch.progress import Page
 from tfdist.launch.resources import Guard
+from tfdist.launch.story import Cause, Story, kind_of
 from tfdist.launch.supervise import Action, Event, Phase, Start, Tick
 from tfdist.launch.supervise_chief import CHIEF, ChiefState, Rules, Verdict, decide_chief, first_state
 
@@ -58,21 +62,30 @@ def run_chief(
     rules = Rules(tasks=everybody, max_restarts=config.max_restarts, grace_seconds=config.grace_seconds)
 
     with contextlib.closing(EventFile(config.event_file, guard.job_id)) as file:
-        outcome, give_up, state = _starts(config, guard, out, events, rules, file, verbose=verbose)
-        file.write("ended", start=state.job_restarts, exit_code=outcome.exit_code, restarts=state.job_restarts)
+        story = Story(say=lambda text: announce(out, text), file=file, max_restarts=config.max_restarts, has_chief=True)
+        job = _Job(config=config, guard=guard, out=out, events=events, rules=rules, story=story, verbose=verbose)
+        outcome, give_up = _starts(job)
+        story.ended(outcome.exit_code)
         return outcome, give_up
 
 
-def _starts(
-    config: LaunchConfig,
-    guard: Guard,
-    out: Output,
-    events: "SimpleQueue[Event]",
-    rules: Rules,
-    file: EventFile,
-    *,
-    verbose: bool,
-) -> tuple[Outcome, Callable[[], bool], ChiefState]:
+@dataclass(kw_only=True)
+class _Job:
+    """What all starts of a job share."""
+
+    config: LaunchConfig
+    guard: Guard
+    out: Output
+    events: "SimpleQueue[Event]"
+    rules: Rules
+    story: Story
+    verbose: bool
+    step_seconds: tuple[float, ...] = field(default=())  # of the last start that had enough steps
+
+
+def _starts(job: _Job) -> tuple[Outcome, Callable[[], bool]]:
+    config, guard, events, rules = job.config, job.guard, job.events, job.rules
+
     def step(state: ChiefState, event: Event | Hung, now: float) -> tuple[ChiefState, tuple[Action, ...]]:
         return decide_chief(state, event, now=now, rules=rules)
 
@@ -87,63 +100,111 @@ def _starts(
             directory=guard.directory,
             python=sys.executable,
             agent_pid=os.getpid(),
+            memory=guard.memory,
             restarts=state.job_restarts,
         )
-        with started(specs, guard, out, events, verbose=verbose, piped=True) as generation:
-            file.write(
-                "started",
-                start=state.job_restarts,
-                workers=len(specs),
-                pids=[one.pid for one in generation.everybody],
-            )
-            lookout = _Lookout(generation, rules, config, file, restarts=state.job_restarts)
+        job.story.start = state.job_restarts
+        page = Page(progress_file(guard.memory, state.job_restarts), workers=1, chief=True)
+        running = started(specs, guard, job.out, events, verbose=job.verbose, piped=True)
+        with contextlib.closing(page), running as generation:
+            job.story.started([one.pid for one in generation.everybody])
+            lookout = _Lookout(job, page, generation)
             course = supervise(generation, state, step, events, look=lookout.look, perform=lookout.perform)
             state = course.state
-            if state.verdict in (Verdict.AGAIN, Verdict.FAILED) and state.cause is not None:
-                ended = course.exits.get(state.cause)
-                text = "it does not end" if ended is None else how_it_ended(ended.returncode)
-                file.write("failed", start=state.job_restarts, task=str(rules.tasks[state.cause]), text=text)
+            lookout.close(course)
             again = state.verdict is Verdict.AGAIN
             give_up = at_a_signal(events) if again else impatience(state.received, events)
             generation.finish(grace_seconds=0.0 if course.killed else config.grace_seconds, give_up=give_up)
         if not again:
             record = read_record(specs[CHIEF].error_file)
-            return judge(course, rules, record), give_up, state
+            return judge(course, rules, record), give_up
         received = unseen_signal(events)
         if received is not None:
-            announce(out, f"{signal.Signals(received).name}: the job is not started again")
-            return Outcome.interrupted(received), give_up, state
+            announce(job.out, f"{signal.Signals(received).name}: the job is not started again")
+            return Outcome.interrupted(received), give_up
         state = first_state(rules, before=state)
 
 
 class _Lookout:
-    """Looks for recorded failures, and for processes that are stopped."""
+    """Looks at the chief and its tasks, and writes down what became of them."""
 
-    def __init__(
-        self, generation: Generation, rules: Rules, config: LaunchConfig, file: EventFile, *, restarts: int
-    ) -> None:
+    def __init__(self, job: _Job, page: Page, generation: Generation) -> None:
+        self._job = job
+        self._page = page
         self._generation = generation
-        self._rules = rules
-        self._file = file
-        self._restarts = restarts
-        self._patience = Patience(hang_seconds=config.hang_seconds)
-        self._watch = hangs.begin(time.monotonic())
+        self._watch = hangs.begin(time.monotonic(), job.step_seconds)
+        self._hang: Hung | None = None
+        self._steps = False
+        self._write_tasks()
 
     def look(self, state: ChiefState) -> Event | Hung:
         """Return what there is to see."""
+        seen = self._seen()
+        self._tell_stepping(seen)
         found = recorded(self._generation, state)
-        if found is not None or state.phase is not Phase.RUNNING or not self._rules.max_restarts:
+        if found is not None or state.phase is not Phase.RUNNING or not self._job.rules.max_restarts:
             return found or Tick()
-        present = self._generation.present
-        names = {index: str(self._rules.tasks[index]) for index in state.running if is_stopped(present[index])}
-        self._watch, hang = hangs.look_for_stopped(self._watch, names, time.monotonic(), self._patience)
-        return Tick() if hang is None else Hung(hang=hang)
+        present, names = self._generation.present, self._job.rules.tasks
+        stopped = {i: str(names[i]) for i in state.running if i != CHIEF and is_stopped(present[i])}
+        config, patience = self._job.config, Patience()
+        patience = replace(patience, hang_seconds=config.hang_seconds, stall_seconds=config.stall_seconds)
+        chief = [seen] if CHIEF in state.running else []
+        self._watch, hang = hangs.look(self._watch, chief, time.monotonic(), patience, stopped_tasks=stopped)
+        if self._watch.ticks >= hangs.FEWEST:
+            self._job.step_seconds = self._watch.samples
+        if hang is None:
+            return Tick()
+        self._hang = Hung(hang=hang)
+        return self._hang
 
     def perform(self, action: Action) -> None:
         """Do what was decided."""
-        if isinstance(action, Start):
-            self._file.write("replaced", start=self._restarts, task=str(self._rules.tasks[action.worker]))
+        self._tell_stepping(self._seen())  # before anything is said that came later
         self._generation.perform(action)
+        if isinstance(action, Start):
+            self._job.story.replaces(str(self._job.rules.tasks[action.worker]))
+            self._write_tasks()
+
+    def close(self, course: Course[ChiefState]) -> None:
+        """Write down how the start has ended."""
+        state, seen = course.state, self._seen()
+        self._tell_stepping(seen)
+        self._job.story.left([seen])
+        if state.verdict not in (Verdict.AGAIN, Verdict.FAILED) or state.cause is None:
+            return
+        ended = course.exits.get(state.cause)
+        when, kind, text = time.monotonic(), "exit", "it does not end"
+        if ended is not None:
+            when, kind, text = (
+                ended.time,
+                kind_of(ended.returncode, recorded=ended.recorded),
+                how_it_ended(ended.returncode),
+            )
+        if self._hang is not None and self._hang.hang.worker == state.cause:
+            kind, text = "hang", self._hang.hang.text
+        cause = Cause(worker=CHIEF, kind=kind, text=text, time=when, progress=seen.progress)
+        again, task = state.verdict is Verdict.AGAIN, str(self._job.rules.tasks[state.cause])
+        self._job.story.noted(cause, again=again, task=task)
+
+    def _seen(self) -> Seen:
+        chief = self._generation.present[CHIEF]
+        name = str(self._job.rules.tasks[CHIEF])
+        return Seen(worker=CHIEF, progress=self._page.read(CHIEF), stopped=is_stopped(chief), name=name)
+
+    def _tell_stepping(self, seen: Seen) -> None:
+        """Tell, once, that the chief has ended a step."""
+        if not self._steps and seen.progress.ticked is not None:
+            self._steps = True
+            self._job.story.stepping([seen])
+
+    def _write_tasks(self) -> None:
+        """Say which process is which task: the chief lets faults happen to them."""
+        path = tasks_file(self._job.guard.directory)
+        names = self._job.rules.tasks
+        pids = {str(names[index]): worker.pid for index, worker in self._generation.present.items()}
+        temporary = path.with_name(f"{path.name}.new")
+        temporary.write_text(json.dumps(pids), encoding="utf-8")
+        temporary.replace(path)
 
 
 def other_ports(count: int, *, but: Collection[int]) -> list[int]:

@@ -218,6 +218,7 @@ def _start(
     )
     seen = lookout.seen(range(len(specs)))
     lookout.tell_stepping(seen)
+    job.story.left(seen)
     state, failures = course.state, _failures(course, specs)
     cause = cause_of(failures, state.hang, seen, course.stopped_at) if state.failed else None
     if cause is not None:

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -26,7 +27,10 @@ from tfdist.errors import ConfigError, ConfigTypeError
 
 VARIABLE = "TFDIST_FAULTS"
 LOG = "TFDIST_FAULTS_LOG"
+TASKS = "TFDIST_TASKS_FILE"  # where the agent says to a chief which process is which task
+CHIEF = "chief"
 EXIT_CODE = 3
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 
 KINDS = {
     "kill": "SIGKILL, as the kernel sends it when memory runs out",
@@ -52,6 +56,8 @@ class Fault:
     Attributes:
         kind: what happens, a key of KINDS.
         worker: to which worker.
+        task: to which task of a job with parameter servers, instead of a worker: "chief", "worker 1", "ps 0". When the
+            chief comes to the point it sends the signal: "kill", "stop" or "term"; other kinds happen to the chief.
         at: where, one of POINTS.
         step: at which step; None: when the point is first reached. At "step" and "tracing" those are counted from 0
             since the workers were started, in training, validation and prediction; at others since training began, and
@@ -71,6 +77,7 @@ class Fault:
 
     kind: str
     worker: int = 0
+    task: str | None = None
     at: str = "step"
     step: int | None = None
     restart: int | None = 0
@@ -80,6 +87,8 @@ class Fault:
     def __post_init__(self) -> None:
         validation.one_of("kind", self.kind, KINDS)
         validation.integer("worker", self.worker, minimum=0)
+        if self.task is not None:
+            self._require_task()
         validation.one_of("at", self.at, POINTS)
         if self.step is not None:
             validation.integer("step", self.step, minimum=0)
@@ -99,11 +108,33 @@ class Fault:
         if self.memory and self.at not in SAVING:
             raise ConfigError(f"a fault at {self.at!r} has memory; only those at {', '.join(SAVING)} take it.")
 
+    def _require_task(self) -> None:
+        text = validation.text("task", self.task)
+        if not re.fullmatch(r"chief|(worker|ps) \d+", text):
+            raise ConfigError(f'task is {text!r}; it must be "chief", or one such as "worker 1" or "ps 0".')
+        if self.worker:
+            raise ConfigError(f"a fault has worker {self.worker} and task {text!r}; give it one of both.")
+        if text != CHIEF and self.kind not in SIGNALS:
+            raise ConfigError(
+                f"a fault of kind {self.kind!r} has task {text!r}, which runs no script; {', '.join(SIGNALS)} can "
+                f"happen to it, the others to task {CHIEF!r}."
+            )
+
+    @property
+    def victim(self) -> str:
+        """To whom it happens, in words.
+
+        Example:
+            >>> Fault(kind="kill", worker=1).victim, Fault(kind="kill", task="ps 0").victim
+            ('worker 1', 'ps 0')
+        """
+        return self.task or f"worker {self.worker}"
+
     def as_json(self) -> dict[str, Any]:
         """Return what `parse` reads, without what is the default."""
         default = Fault(kind="kill")
-        names = ("kind", "worker", "at", "step", "restart", "seconds", "memory")
-        always = ("kind", "worker", "at")
+        names = ("kind", "worker", "task", "at", "step", "restart", "seconds", "memory")
+        always = ("kind", "at", "worker" if self.task is None else "task")
         return {n: getattr(self, n) for n in names if n in always or getattr(self, n) != getattr(default, n)}
 
 
@@ -229,10 +260,9 @@ def _note(content: dict[str, Any]) -> None:
 
 
 def _let_happen(fault: Fault, step: int, path: str | os.PathLike[str] | None) -> None:
-    signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
     said = f"{fault.kind!r} at {fault.at!r}, step {step}: a fault that {VARIABLE} asks for"
-    if fault.kind in signals:
-        os.kill(os.getpid(), signals[fault.kind])
+    if fault.kind in SIGNALS:
+        os.kill(_process_of(fault, said), SIGNALS[fault.kind])
     elif fault.kind in ("hang", "slow"):
         _sleep(fault.seconds)
     elif fault.kind == "exit":
@@ -245,6 +275,18 @@ def _let_happen(fault: Fault, step: int, path: str | os.PathLike[str] | None) ->
         raise ConfigError(f"{said}; nothing has been written there yet. Let it happen at 'save-commit'.")
     else:
         _change_a_byte(Path(path))
+
+
+def _process_of(fault: Fault, said: str) -> int:
+    if fault.task is None or fault.task == CHIEF:
+        return os.getpid()
+    try:
+        return int(json.loads(Path(os.environ.get(TASKS, "")).read_text(encoding="utf-8"))[fault.task])
+    except (OSError, KeyError) as error:
+        raise ConfigError(
+            f"{said}, is for {fault.task!r}, and this job has no such task. `tfdist run --strategy parameter-server` "
+            "has."
+        ) from error
 
 
 def _sleep(seconds: float | None) -> None:

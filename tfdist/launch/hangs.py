@@ -3,7 +3,7 @@
 Workers that step together wait for each other, so they hang when none of them has said anything new for longer than
 what they do may take: a step for some times what steps took before, data for a minute, the compilation of a function,
 a save or what the user does between epochs for as long as `--stall-seconds` says. The most patient worker counts. A
-process that is stopped (SIGSTOP) hangs whatever it does.
+process that is stopped (SIGSTOP) hangs whatever it does. Of a job with parameter servers the chief alone has steps.
 
 An agent that was stopped itself, or whose machine was, has seen nothing: what it waits for begins anew.
 """
@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from tfdist.launch.hold import Standing
 from tfdist.launch.progress import Phase, Progress
@@ -45,11 +46,16 @@ class Seen:
         worker: its index.
         progress: what it says.
         stopped: whether the process is stopped.
+        name: what it is called; by default "worker" and its index.
     """
 
     worker: int
     progress: Progress
     stopped: bool = False
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return self.name or f"worker {self.worker}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,42 +111,38 @@ def begin(now: float, earlier: tuple[float, ...] = ()) -> Watch:
     return Watch(looked=now, awake=now, earlier=earlier)
 
 
-def look(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -> tuple[Watch, Hang | None]:
+def look(
+    watch: Watch,
+    seen: Sequence[Seen],
+    now: float,
+    patience: Patience,
+    *,
+    stopped_tasks: Mapping[int, str] = MappingProxyType({}),
+) -> tuple[Watch, Hang | None]:
     """Return what to remember, and the hang if there is one.
 
     Args:
         watch: what was remembered.
-        seen: the workers that have not ended.
+        seen: the workers that have not ended; or the chief.
         now: the agent's clock, in seconds.
         patience: how long what may take.
+        stopped_tasks: names of the tasks that serve the chief and are stopped now: while one is, the chief may wait.
 
     Example:
         >>> look(begin(0.0), [], 0.1, Patience())[1] is None
         True
     """
-    watch, hang = look_for_stopped(
-        watch, {one.worker: f"worker {one.worker}" for one in seen if one.stopped}, now, patience
-    )
+    names = {one.worker: str(one) for one in seen if one.stopped} | dict(stopped_tasks)
+    watch, hang = _look_for_stopped(watch, names, now, patience)
     watch = _sampled(watch, seen)
+    if stopped_tasks:
+        return replace(watch, awake=now), hang  # when it goes on again, the chief has all its time
     return watch, hang or _stuck(watch, seen, now, patience)
 
 
-def look_for_stopped(
+def _look_for_stopped(
     watch: Watch, names: Mapping[int, str], now: float, patience: Patience
 ) -> tuple[Watch, Hang | None]:
-    """Return what to remember, and the hang if a process has been stopped for too long.
-
-    Args:
-        watch: what was remembered.
-        names: of the processes that are stopped now.
-        now: the agent's clock, in seconds.
-        patience: how long what may take.
-
-    Example:
-        >>> watch, _ = look_for_stopped(begin(0.0), {1: "worker 1"}, 0.5, Patience(hang_seconds=0.5))
-        >>> look_for_stopped(watch, {1: "worker 1"}, 1.25, Patience(hang_seconds=0.5))[1].text
-        'worker 1 hangs: its process has been stopped (SIGSTOP) for 0.8 s'
-    """
     if now - watch.looked > GAP_SECONDS:
         watch = replace(watch, awake=now, stopped={})
     stopped = {index: watch.stopped.get(index, now) for index in names}
@@ -197,12 +199,10 @@ def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -
     culprit = halted[0] if len(halted) == 1 else _culprit(seen)
     seconds = f"for {now - since:.1f} s"
     if culprit is None:
-        names = " and ".join(f"worker {one.worker}" for one in seen)
+        names = " and ".join(map(str, seen))
         does = _doing(seen[0].progress)
         return Hang(worker=None, text=f"{names} hang{'s' if len(seen) == 1 else ''}: {does} {seconds}", since=since)
-    return Hang(
-        worker=culprit.worker, text=f"worker {culprit.worker} hangs: {_doing(culprit.progress)} {seconds}", since=since
-    )
+    return Hang(worker=culprit.worker, text=f"{culprit} hangs: {_doing(culprit.progress)} {seconds}", since=since)
 
 
 def _culprit(seen: Sequence[Seen]) -> Seen | None:

@@ -8,13 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.cluster.values import TaskId
+from tfdist.launch import faults
 from tfdist.launch.config import LaunchConfig
-from tfdist.launch.plan import HOST, WorkerSpec, script_command, task_command, tf_config
+from tfdist.launch.plan import HOST, WorkerSpec, progress_file, script_command, task_command, tf_config
 
 _OF_ANOTHER_JOB = (
     *("TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_WORKERS", "TFDIST_LOCAL_INDEX"),
-    *("TFDIST_PROGRESS_FILE", "TFDIST_MEMORY_DIR", "TFDIST_ENVIRONMENT_FILE"),
+    *("TFDIST_MEMORY_DIR", "TFDIST_ENVIRONMENT_FILE"),
 )
+_OF_A_CHIEF = ("TFDIST_PROGRESS_FILE", "TFDIST_ERROR_FILE", faults.TASKS)
+
+
+def tasks_file(directory: Path) -> Path:
+    """Return the file that says which process is which task."""
+    return directory / "tasks"
 
 
 def tasks(config: LaunchConfig) -> tuple[TaskId, ...]:
@@ -38,6 +45,7 @@ def plan_chief(
     directory: Path,
     python: str,
     agent_pid: int,
+    memory: Path | None = None,
     restarts: int = 0,
 ) -> tuple[WorkerSpec, ...]:
     """Return one specification per task, in the order of `tasks`.
@@ -49,6 +57,7 @@ def plan_chief(
         directory: where the chief records its failure.
         python: path of the interpreter.
         agent_pid: process that the others do not outlive.
+        memory: where what outlives them is; the same directory by default.
         restarts: how often the job has been started again.
 
     Example:
@@ -77,13 +86,15 @@ def plan_chief(
         is_chief = task.type == "chief"
         if is_chief:
             environment |= _of_the_chief(config, error_file, restarts)
+            environment["TFDIST_PROGRESS_FILE"] = str(progress_file(memory or directory, restarts))
+            environment[faults.TASKS] = str(tasks_file(directory))
         result.append(
             WorkerSpec(
                 index=index,
                 task=task,
                 argv=script_command(config, python=python, agent_pid=agent_pid) if is_chief else serve,
                 environment=environment,
-                removed=_OF_ANOTHER_JOB if is_chief else (*_OF_ANOTHER_JOB, "TFDIST_ERROR_FILE"),
+                removed=_OF_ANOTHER_JOB if is_chief else (*_OF_ANOTHER_JOB, *_OF_A_CHIEF),
                 error_file=error_file if is_chief else directory / f"{task.type}-{task.index}.json",
             )
         )

@@ -4,9 +4,10 @@ The agent makes a small file and maps it; each worker maps it too, and writes in
 of eight bytes at a time, so that nobody ever sees half a number. No call waits for anybody, except that of a worker
 which is asked to hold; all cost about a microsecond. Loads no TensorFlow.
 
-    word 0  what the file is                          3  the last tick before a halt, + 2; or 0
-         1  number of workers                         4  whether all are to end at once
-         2  number of the request to halt, or 0       5  whether these workers are in reserve
+    word 0  what the file is                          4  whether all are to end at once
+         1  number of workers                         5  whether these workers are in reserve
+         2  number of the request to halt, or 0       6  whether it is a chief's, which nobody asks to halt
+         3  the last tick before a halt, + 2; or 0
 
 and from word 8 on, for each worker, what `_Word` names.
 
@@ -34,7 +35,7 @@ PUBLISHED = ("TF_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_
 
 _MAGIC = 0x74666470_00000001  # "tfdp", layout 1
 _HEADER, _RECORD = 8, 24  # words
-_REQUEST, _TARGET, _ENDING, _RESERVE = 2, 3, 4, 5
+_REQUEST, _TARGET, _ENDING, _RESERVE, _CHIEF = 2, 3, 4, 5, 6
 _HOLD_LOOK_SECONDS = 0.0005
 _RESERVE_LOOK_SECONDS = 0.005
 _SOURCE_BYTES = 64
@@ -53,6 +54,7 @@ class Phase(IntEnum):
     HELD = 7  # it was asked to stop, and waits for the number of the step
     ENDED = 8  # fit has returned; or stops as it was asked to
     RESERVE = 9  # it is ready to step, and waits until it is needed
+    WAITING = 10  # a chief waits for its workers, whose time it measures itself
 
 
 class _Word(IntEnum):
@@ -63,7 +65,7 @@ class _Word(IntEnum):
     STEP = 4  # how long the last tick took, in ns
     TICKED = 5  # clock of the first end of a tick, in ns
     RESUMED = 6  # step + 1
-    LOST = 7
+    DONE = 7  # step + 1
     SAVED = 8  # step + 1
     LEAVES = 9
     HELD_FOR = 10  # number of the request for which it holds, or held
@@ -102,9 +104,9 @@ class Reporter:
             ConfigError: the page is none, or has no place for this worker.
         """
         path, worker = environ.get("TFDIST_PROGRESS_FILE"), environ.get("TFDIST_WORKER_INDEX")
-        if not path or not worker or not os.path.exists(path):
+        if not path or not os.path.exists(path):
             return None
-        reporter = cls(path, int(worker))
+        reporter = cls(path, int(worker or 0))  # a chief has no number
         _publish_environment(environ)
         return reporter
 
@@ -129,6 +131,11 @@ class Reporter:
     def is_asked_to_hold(self) -> bool:
         """Whether the agent wants all to stop before the same tick."""
         return bool(self._map[_REQUEST])
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is asked to end by SIGTERM alone, and sees to it by itself."""
+        return bool(self._map[_CHIEF])
 
     @property
     def is_in_reserve(self) -> bool:
@@ -167,19 +174,21 @@ class Reporter:
         if not self._map[self._at + _Word.TICKED]:
             self._map[self._at + _Word.TICKED] = now
 
-    def resumed(self, step: int, lost: int, source: str) -> None:
+    def resumed(self, step: int, source: str) -> None:
         """Say, after restoring, from where: for the agent's report.
 
         Args:
             step: number of steps that need not be repeated.
-            lost: number of steps that were done before and are repeated.
             source: where the state came from, in a few words such as "memory" or a path.
         """
         text = source.encode()[-_SOURCE_BYTES:].ljust(_SOURCE_BYTES, b"\0")
         for index in range(_SOURCE_BYTES // 8):
             self._put(_Word.SOURCE + index, int.from_bytes(text[8 * index : 8 * index + 8], "little", signed=True))
-        self._put(_Word.LOST, lost)
         self._put(_Word.RESUMED, step + 1)
+
+    def done(self, step: int) -> None:
+        """Say how many steps have been done: those that are not in a state are repeated after a failure."""
+        self._map[self._at + _Word.DONE] = step + 1
 
     def saved(self, step: int) -> None:
         """Say that a backup of the state after so many steps is complete."""
@@ -227,8 +236,8 @@ class Progress:
         ended: how many ticks have ended.
         ticked: clock time at which its first tick ended, or None.
         resumed: how many steps it need not repeat, or None when it has restored nothing.
-        lost: how many steps are repeated.
         source: where the state came from.
+        done: how many steps have been done, in earlier starts too, or None when it did not say.
         saved: number of steps in its newest backup, or None.
         leaves: whether it was asked to end.
     """
@@ -241,8 +250,8 @@ class Progress:
     ended: int
     ticked: float | None
     resumed: int | None
-    lost: int
     source: str
+    done: int | None
     saved: int | None
     leaves: bool
 
@@ -254,6 +263,7 @@ class Page:
         path: where the file is made; it must not exist.
         workers: how many have a record in it.
         reserve: whether they wait, before their first step, for `take_over`.
+        chief: whether the one that reports is the chief of a job with parameter servers.
 
     Example:
         >>> import tempfile
@@ -268,10 +278,10 @@ class Page:
         (None, None, None)
     """
 
-    def __init__(self, path: Path, workers: int, *, reserve: bool = False) -> None:
+    def __init__(self, path: Path, workers: int, *, reserve: bool = False, chief: bool = False) -> None:
         words = bytearray(8 * (_HEADER + workers * _RECORD))
         with memoryview(words).cast("q") as view:
-            view[0], view[1], view[_RESERVE] = _MAGIC, workers, reserve
+            view[0], view[1], view[_RESERVE], view[_CHIEF] = _MAGIC, workers, reserve, chief
         with open(path, "xb") as file:
             file.write(words)
         self._words = _Words(path, must_have=workers - 1)
@@ -350,8 +360,8 @@ def _said(page: "memoryview[int]", worker: int) -> Progress:
         ended=words[_Word.ENDED],
         ticked=words[_Word.TICKED] / 1e9 if words[_Word.TICKED] else None,
         resumed=words[_Word.RESUMED] - 1 if words[_Word.RESUMED] else None,
-        lost=words[_Word.LOST],
         source=text.rstrip(b"\0").decode(errors="replace"),
+        done=words[_Word.DONE] - 1 if words[_Word.DONE] else None,
         saved=words[_Word.SAVED] - 1 if words[_Word.SAVED] else None,
         leaves=bool(words[_Word.LEAVES]),
     )

@@ -19,7 +19,7 @@ class Cause:
         kind: "signal", "exit", "exception" or "hang".
         text: what the user is told.
         time: when it was seen, on the agent's clock.
-        progress: what the worker had said, if it is known.
+        progress: what the worker had said, if it is known; or the chief.
     """
 
     worker: int | None
@@ -62,7 +62,7 @@ def cause_of(failures: Sequence[Failure], hang: Hang | None, seen: Sequence[Seen
     if not failures:
         return Cause(worker=None, kind="exit", text="the workers have failed", time=now, progress=said.get(0))
     root = failures[0]
-    kind = "exception" if root.record is not None else "signal" if root.returncode < 0 else "exit"
+    kind = kind_of(root.returncode, recorded=root.record is not None)
     how = how_it_ended(root.returncode) if root.record is None else in_short(root)
     return Cause(
         worker=root.worker,
@@ -73,6 +73,20 @@ def cause_of(failures: Sequence[Failure], hang: Hang | None, seen: Sequence[Seen
     )
 
 
+def kind_of(returncode: int, *, recorded: bool) -> str:
+    """Return what sort of failure it is by which a process has ended.
+
+    Args:
+        returncode: of the process; negative for a signal.
+        recorded: whether it wrote down an exception.
+
+    Example:
+        >>> kind_of(-9, recorded=False)
+        'signal'
+    """
+    return "exception" if recorded else "signal" if returncode < 0 else "exit"
+
+
 @dataclass(kw_only=True)
 class Story:
     """What has happened to a job.
@@ -81,9 +95,11 @@ class Story:
         say: tells the user a line.
         file: the event file.
         max_restarts: how many failures are followed by another start.
+        has_chief: whether it is a job with parameter servers, where the chief alone steps.
         start: how often the workers have been started again.
         failures: how often because of a failure.
         sizes: how often because of another number of workers.
+        replaced: how often a worker of a chief was, while the others went on.
         lost: how many steps were repeated.
         recoveries: seconds from each failure until all have stepped again.
     """
@@ -91,13 +107,17 @@ class Story:
     say: Callable[[str], None]
     file: EventFile
     max_restarts: int
+    has_chief: bool = False
     start: int = 0
     failures: int = 0
     sizes: int = 0
+    replaced: int = 0
     lost: int = 0
     recoveries: list[float] = field(default_factory=list)
     _since: float | None = None
     _after_failure: bool = False
+    _done: int = 0  # steps, by the end of the last start that had some
+    _restored: bool = False  # whether a start has ever gone on from a state
 
     def started(self, pids: Sequence[int]) -> None:
         """The workers are started."""
@@ -112,8 +132,7 @@ class Story:
             again: whether they are started again.
             why_not: if they are not.
         """
-        self.failures += again
-        left = max(0, self.max_restarts - self.failures)
+        left = max(0, self.max_restarts - self.failures - again)
         said = None if cause.kind == "hang" else cause.progress  # a hang has it in its text
         where = "" if said is None or said.pid == 0 else f" ({_where(said)})"
         if again:
@@ -121,11 +140,23 @@ class Story:
             self.say(f"{cause.text}{where}, {cause.time - begun:.1f} s after the start; {follows}")
         elif why_not:
             self.say(f"{cause.text}{where}, {cause.time - begun:.1f} s after the start; {why_not}")
+        self.noted(cause, again=again)
+
+    def noted(self, cause: Cause, *, again: bool, task: str | None = None) -> None:
+        """They have failed, and the user has been told.
+
+        Args:
+            cause: why.
+            again: whether they are started again.
+            task: what has failed, if not all are workers.
+        """
+        self.failures += again
+        left = max(0, self.max_restarts - self.failures)
         self.file.write(
             "failed",
             start=self.start,
             clock=cause.time,
-            worker=cause.worker,
+            **({"worker": cause.worker} if task is None else {"task": task}),
             cause=cause.kind,
             text=cause.text,
             phase=None if cause.progress is None else cause.progress.phase.name.lower(),
@@ -134,20 +165,30 @@ class Story:
         )
         self._since, self._after_failure = cause.time, True
 
+    def replaces(self, task: str) -> None:
+        """A worker of the chief has gone, and is started again while the others go on."""
+        self.replaced += 1
+        self.file.write("replaced", start=self.start, task=task)
+
     def halted(self, purpose: str, workers: int, asked: float) -> None:
         """They have stopped, as they were asked to at this clock time, and so many go on."""
         self.sizes += workers > 0
         self.file.write("halted", start=self.start, purpose=purpose, workers=workers)
         self._since, self._after_failure = asked, False
 
+    def left(self, seen: Sequence[Seen]) -> None:
+        """The workers of a start have ended; this is what they had said last."""
+        self._done = max((one.progress.done for one in seen if one.progress.done is not None), default=self._done)
+
     def stepping(self, seen: Sequence[Seen]) -> str:
         """All workers have ended a step; return what is told about it."""
         workers = [one.progress for one in seen]
         clock = max(progress.ticked or 0.0 for progress in workers)
-        lost = max(progress.lost for progress in workers)
         resumed, source = workers[0].resumed, workers[0].source
+        lost = 0 if resumed is None else max(0, self._done - resumed)
         content: dict[str, object] = {"workers": len(workers), "resumed": resumed, "lost": lost, "source": source}
-        text = _all(len(workers))
+        who = "the job steps" if self.has_chief else _all(len(workers))
+        text = who
         if self._since is not None:
             seconds = clock - self._since
             content["seconds"] = round(seconds, 4)
@@ -155,8 +196,9 @@ class Story:
             if self._after_failure:
                 self.recoveries.append(seconds)
             of = "the failure" if self._after_failure else "they were asked to stop"
-            text = f"{_all(len(workers))} again {seconds:.2f} s after {of}"
+            text = f"{who} again {seconds:.2f} s after {of}"
             if resumed is not None:
+                self._restored = True
                 text += f", from step {resumed}{f' ({source})' if source else ''}; {_steps(lost)} repeated"
             self.say(text)
         self.file.write("stepping", start=self.start, clock=clock, **content)
@@ -166,7 +208,7 @@ class Story:
     def ended(self, exit_code: int) -> None:
         """The job has ended."""
         self.file.write("ended", start=self.start, exit_code=exit_code, restarts=self.failures, lost=self.lost)
-        if self.start:
+        if self.start or self.replaced:
             self.say(self.summary(exit_code))
 
     def summary(self, exit_code: int) -> str:
@@ -174,17 +216,21 @@ class Story:
 
         Example:
             >>> Story(say=print, file=EventFile(None, "a1"), max_restarts=3, failures=1, recoveries=[0.5]).summary(0)
-            'ended with code 0 after 1 of 3 restarts; 0 steps repeated; all stepped again after 0.50 s'
+            'ended with code 0 after 1 of 3 restarts; all stepped again after 0.50 s'
         """
         parts = [f"ended with code {exit_code} after {self.failures} of {self.max_restarts} restarts"]
         if self.sizes:
             parts[0] += f" and {self.sizes} change{'s' if self.sizes > 1 else ''} of the number of workers"
-        parts.append(f"{_steps(self.lost)} repeated")
+        if self.replaced:
+            parts.append(f"{self.replaced} worker{'s' if self.replaced > 1 else ''} replaced while the others went on")
+        if self._restored:
+            parts.append(f"{_steps(self.lost)} repeated")
+        who = "it" if self.has_chief else "all"
         if len(self.recoveries) == 1:
-            parts.append(f"all stepped again after {self.recoveries[0]:.2f} s")
+            parts.append(f"{who} stepped again after {self.recoveries[0]:.2f} s")
         elif self.recoveries:
             middle, most = statistics.median(self.recoveries), max(self.recoveries)
-            parts.append(f"all stepped again after {middle:.2f} s (median; {most:.2f} s at most)")
+            parts.append(f"{who} stepped again after {middle:.2f} s (median; {most:.2f} s at most)")
         return "; ".join(parts)
 
 

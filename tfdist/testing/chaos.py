@@ -81,6 +81,10 @@ def _verdict(
         survived = ended is None or (ended["event"] == "ended" and ended.get("exit_code") == 0)
         text = "went on" if survived else f"then: {_said(ended or {})}"
         return Verdict(fault=fault, step=step, text=text + _noticed(fault, any(when >= clock for when in warnings)))
+    replaced = next((e for e in later if e.get("event") == "replaced" and e.get("task") == fault.task), None)
+    if fault.task is not None and replaced is not None:
+        after = float(replaced["clock"]) - clock
+        return Verdict(fault=fault, step=step, found_after=after, text=f"{fault.task} replaced; the others went on")
     noticed = next((event for event in later if event.get("event") in ("failed", "halted", "ended")), None)
     if noticed is None or noticed["event"] == "ended":
         return Verdict(fault=fault, step=step, text="not found")
@@ -106,7 +110,10 @@ def _noticed(fault: Fault, is_warned: bool) -> str:
 def _said(event: dict[str, Any]) -> str:
     if event.get("event") == "halted":
         return f"stopped together ({event.get('purpose')})"
-    return str(event.get("text") or f"ended with code {event.get('exit_code')}")
+    text, task = event.get("text"), event.get("task")
+    if not text:
+        return f"ended with code {event.get('exit_code')}"
+    return f"{task} failed: {text}" if task and event.get("cause") != "hang" else str(text)
 
 
 def exit_code_of(events: Sequence[dict[str, Any]]) -> int | None:
@@ -122,7 +129,7 @@ def table(found: Sequence[Verdict]) -> str:
         fault                       step  found after  all step again after  repeated
         kill worker 1 at step          7            -                     -         -  worker 1 failed
     """
-    names = [f"{one.fault.kind} worker {one.fault.worker} at {one.fault.at}" for one in found]
+    names = [f"{one.fault.kind} {one.fault.victim} at {one.fault.at}" for one in found]
     width = max([26, *map(len, names)])
     rows = [f"{'fault':<{width}}  {'step':>4}  {'found after':>11}  {'all step again after':>20}  {'repeated':>8}"]
     rows += [

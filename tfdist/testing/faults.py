@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.launch.faults import KINDS, RESTARTING, VARIABLE, Fault, parse
+from tfdist.launch.faults import CHIEF, KINDS, RESTARTING, SIGNALS, VARIABLE, Fault, parse
 
 __all__ = ["Fault", "FaultPlan"]
 
@@ -41,7 +41,9 @@ class FaultPlan:
         return cls(faults=parse(text))
 
     @classmethod
-    def made_up(cls, *, kinds: Sequence[str], count: int, every: int, workers: int, seed: int) -> "FaultPlan":
+    def made_up(
+        cls, *, kinds: Sequence[str], count: int, every: int, workers: int, seed: int, servers: int = 0
+    ) -> "FaultPlan":
         """Return a plan of random faults at random workers; the same one for the same arguments.
 
         Args:
@@ -50,8 +52,10 @@ class FaultPlan:
             every: the mean number of steps from a start of the workers to the fault, at least 1.
             workers: of the job; each "term" leaves one fewer.
             seed: any number.
+            servers: parameter servers of the job; with some, faults happen to the chief and its tasks.
         Raises:
-            ConfigError: a number is out of its range, no kind has that name, or no worker would be left.
+            ConfigError: a number is out of its range, no kind has that name or it would end the job, or no worker would
+                be left.
 
         Example:
             >>> [(f.step, f.restart) for f in FaultPlan.made_up(
@@ -65,7 +69,12 @@ class FaultPlan:
             raise ConfigError(f"there is no kind of fault to choose from; give some of {', '.join(KINDS)}.")
         for kind in kinds:
             validation.one_of("a kind of fault", kind, KINDS)
-        chance, faults, starts = random.Random(seed), [], 0
+        chance, faults, starts = random.Random(seed), list[Fault](), 0
+        if servers:
+            _require_no_end(kinds)
+            for _ in range(count):
+                faults.append(_of_a_chief(chance, chance.choice(list(kinds)), workers, servers, every, faults))
+            return cls(faults=tuple(faults))
         for _ in range(count):
             possible = [kind for kind in kinds if kind != "term" or workers > 1]
             if not possible:
@@ -96,3 +105,28 @@ def _made_up(chance: random.Random, kind: str, workers: int, every: int, restart
     return Fault(
         kind=kind, worker=worker, step=step, restart=restart, seconds=_SLOW_SECONDS if kind == "slow" else None
     )
+
+
+def _require_no_end(kinds: Sequence[str]) -> None:
+    for kind in kinds:
+        if kind in ("exit", "exception"):
+            raise ConfigError(
+                f"{kind!r} is a failure of the script, which the chief of parameter servers runs alone: the job fails "
+                "with it and is not started again. Leave it out."
+            )
+
+
+def _of_a_chief(
+    chance: random.Random, kind: str, workers: int, servers: int, every: int, before: Sequence[Fault]
+) -> Fault:
+    """Return one more fault of a job with parameter servers, behind those before it."""
+    tasks = [f"worker {index}" for index in range(workers)] + [f"ps {index}" for index in range(servers)]
+    begun = [one for one in before if one.kind in RESTARTING and not (one.task or "").startswith("worker")]
+    restart, task = len(begun), CHIEF
+    if kind in SIGNALS:
+        task = chance.choice(tasks if kind == "term" else [CHIEF, *tasks])
+    if kind in _POINTS:
+        return Fault(kind=kind, task=task, at=chance.choice(_POINTS[kind]), restart=restart)
+    last = max((one.step for one in before if one.restart == restart and one.step is not None), default=0)
+    step, seconds = last + chance.randint(1, 2 * every - 1), _SLOW_SECONDS if kind == "slow" else None
+    return Fault(kind=kind, task=task, step=step, restart=restart, seconds=seconds)

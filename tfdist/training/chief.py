@@ -9,7 +9,7 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -19,10 +19,10 @@ from tfdist.compat import keras_model, tf_servers, tf_strategies
 from tfdist.coordination.crew import Crew, Outcome
 from tfdist.coordination.staleness import Bound, Distribution
 from tfdist.errors import DeadlineError
-from tfdist.training import loss_scale, metrics, remote, saving, step
+from tfdist.training import callbacks, metrics, remote, saving, step
 from tfdist.training import model as models
 from tfdist.training.data import Batch, Layout, flat
-from tfdist.training.pulse import pulse
+from tfdist.training.pulse import Phase, pulse
 from tfdist.training.workers import Workers
 
 _WHOLE = (
@@ -99,11 +99,12 @@ class Chief:
         def settle(logs: dict[str, Any]) -> dict[str, Any]:
             # A callback may evaluate in the middle of an epoch of training: the logs tell which of them has ended.
             mine = [one for one in steps if one.told is logs]
-            return mine[0].settle(logs) if mine else logs
+            logs = mine[0].settle(logs) if mine else logs
+            pulse().phase(Phase.BETWEEN)
+            return logs
 
-        def forget(training: bool) -> None:
-            if training:
-                loss_scale.show(model, keras_model.calling_callbacks(model))
+        def before(training: bool) -> None:
+            callbacks.adapt(model, Workers(), training)
             for one in steps:
                 if one.training == training:
                     one.forget()  # what an interrupted call has left
@@ -113,10 +114,15 @@ class Chief:
             build=functools.partial(self._build, model),
             make_function=make_function,
             make_predict_function=functools.partial(_Predictions, self, model),
-            before=forget,
+            before=before,
             settle=settle,
         )
         saving.adopt(model, Workers())
+
+    def outcome(self, tasks: Collection[int], *, wait: bool = True) -> Outcome | None:
+        """Return what became of one of these tasks; the workers, whose time is measured there, may be waited for."""
+        with pulse().inside(Phase.WAITING):
+            return self.crew.next_outcome(tasks, wait=wait)
 
     def apply(self, call: Callable[[], Any]) -> Any:
         """Run the second function of a step, within the time that servers have."""
@@ -143,6 +149,7 @@ class _Steps:
             for optimizer in keras_model.optimizers(model):
                 remote.adapt_optimizer(optimizer, chief.strategy)
         self._functions: dict[Any, tuple[remote.Computation, remote.Update]] = {}
+        self._applied: set[remote.Update] = set()
         self._parts: dict[str, int] = {}
         self._bound = Bound(chief.max_staleness if training and not chief.together else None)
         self._under_way: dict[int, tuple[int, Any]] = {}  # task -> ticket, update
@@ -155,16 +162,23 @@ class _Steps:
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         tf_servers.own_executor(fresh=True)
+        pulse().begin()
         try:
             self.told = self._call(iterator)
             return self.told
         finally:
+            pulse().end()
             tf_servers.own_executor(fresh=True)
 
     def _call(self, iterator: Iterator[Any]) -> Any:
         logs = None
         alone = not self._chief.together
-        for _, element in zip(range(self._model.steps_per_execution), iterator, strict=False):
+        batches = iter(iterator)
+        for _ in range(self._model.steps_per_execution):
+            with pulse().inside(Phase.INPUT):
+                element = next(batches, None)
+            if element is None:
+                break
             batch = as_batch(element, self._chief.parts)
             if alone:
                 logs = self._in_turn(batch)
@@ -216,7 +230,7 @@ class _Steps:
         results: dict[int, remote.Result] = {}
         try:
             while len(results) < needed:
-                outcome = self._chief.crew.next_outcome(tasks)
+                outcome = self._chief.outcome(tasks)
                 assert outcome is not None
                 results[tasks.index(outcome.number)] = _result(outcome)
         finally:
@@ -228,7 +242,7 @@ class _Steps:
             self._chief.dropped_examples += total - counted
             self._chief.staleness.add(0)
         scale = total / counted if counted and late else 1.0
-        logs = self._chief.apply(update.function(used, scale=scale))
+        logs = self._update(update, used, scale=scale)
         keras_model.note_logs(self._model, are_metrics=computation.logs_are_metrics)
         return logs
 
@@ -261,7 +275,7 @@ class _Steps:
                     del self._finished[task], self._under_way[task]
                     self._apply(ticket, update, outcome)
                     return True
-            found = self._chief.crew.next_outcome(self._under_way, wait=wait and bool(self._under_way))
+            found = self._chief.outcome(self._under_way, wait=wait and bool(self._under_way))
             if found is None:
                 return False
             self._finished[found.number] = found
@@ -276,7 +290,7 @@ class _Steps:
             self._epoch.add(staleness)
             self._chief.staleness.add(staleness)
         factor = 1.0 / max(1, staleness) if self._chief.corrects_rate else 1.0
-        self._logs = self._chief.apply(update.function([result], rate_factor=factor))
+        self._logs = self._update(update, [result], rate_factor=factor)
 
     def forget(self) -> None:
         """Take no result of what is under way any more."""
@@ -313,6 +327,12 @@ class _Steps:
             self._functions[key] = (computation, update)
         return self._functions[key]
 
+    def _update(self, update: remote.Update, results: list[remote.Result], **factors: float) -> Any:
+        with pulse().inside(Phase.STEPPING if update in self._applied else Phase.TRACING):
+            logs = self._chief.apply(update.function(results, **factors))
+        self._applied.add(update)
+        return logs
+
     def _submit(self, computation: remote.Computation, part: tuple[int, Any, list[Any]], rows: Any) -> int:
         index, own_rows, leaves = part
         # Workers of one batch draw by their part; else each batch draws anew, whatever the state of the seeds is.
@@ -332,9 +352,11 @@ class _Predictions:
         self._functions: dict[str, remote.Prediction] = {}
 
     def __call__(self, batches: list[Any]) -> Any:
+        pulse().begin()
         try:
             return self._call(batches)
         finally:
+            pulse().end()
             tf_servers.own_executor(fresh=True)
 
     def _call(self, batches: list[Any]) -> Any:
@@ -352,7 +374,7 @@ class _Predictions:
         results: dict[int, Any] = {}
         try:
             while len(results) < len(tasks):
-                outcome = crew.next_outcome(tasks)
+                outcome = self._chief.outcome(tasks)
                 assert outcome is not None
                 results[outcome.number] = _result(outcome)
         finally:

@@ -4,6 +4,7 @@ Without an agent it tells nobody. Steps are counted over everything that all wor
 prediction.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -79,6 +80,10 @@ class Pulse:
         """Say what is done from now on."""
         if self.reporter is not None:
             self.reporter.phase(phase)
+
+    def inside(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
+        """Say what is done in the block; afterwards it is again what it was before."""
+        return contextlib.nullcontext() if self.reporter is None else self.reporter.inside(phase)
 
 
 @functools.cache
