@@ -1,5 +1,6 @@
 """The parameter-server strategy beside what the matrix compares: exact counts, bounds, parts, and workers that go."""
 
+import json
 import math
 import os
 import subprocess
@@ -233,8 +234,8 @@ def test_a_server_that_goes_ends_training_at_once_with_the_cure() -> None:
     assert seen["seconds"] < 30
 
 
-# In its first life the chief kills a server, or a worker, in its third epoch; in its second it has the job asked to end
-# in its fourth. It prints what came of it.
+# In its first life the chief kills a server in its third epoch; in its second it has the job asked to end in its
+# fourth. It prints what came of it.
 SCRIPT = """
 import os, pathlib, signal, sys, time
 import keras, numpy as np, tensorflow as tf, tfdist
@@ -273,13 +274,14 @@ print("finished", *told, "restarts", os.environ["TFDIST_RESTARTS"], "lost", stra
 """
 
 
-def job(folder: Path, what: str) -> "subprocess.CompletedProcess[str]":
-    """Run the script under `tfdist run` to its end."""
+def job(folder: Path, what: str, *before: str) -> "subprocess.CompletedProcess[str]":
+    """Run the script under `tfdist run` to its end, or under what is given before it."""
     script = folder / "train ü.py"
     script.write_text(SCRIPT)
     (clean,) = environments()
     clean = {name: value for name, value in clean.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
-    command = [sys.executable, "-m", "tfdist", "run", "--strategy", "parameter-server", "-n", "2"]
+    launcher = ["tfdist", "run", "--strategy", "parameter-server", "-n", "2"]
+    command = [sys.executable, "-m", *(["tfdist", *before, "--"] if before else []), *launcher]
     return subprocess.run(
         [*command, "--parameter-servers", "2", str(script), what, str(folder / "backup")],
         env=clean,
@@ -291,10 +293,27 @@ def job(folder: Path, what: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.timeout(DEADLINE_SECONDS)
-def test_tfdist_run_brings_back_a_worker_that_is_killed(tmp_path: Path) -> None:
-    ended = job(tmp_path, "worker")
+def test_a_worker_a_server_and_the_chief_fail_and_no_step_counts_twice(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    faults: list[dict[str, Any]] = [
+        {"kind": "kill", "task": "worker 1", "step": 7},
+        {"kind": "kill", "task": "ps 0", "step": 23},
+        {"kind": "hang", "task": "chief", "step": 14, "restart": 1},
+        {"kind": "kill", "task": "chief", "at": "save-middle", "restart": 2},
+    ]
+    plan.write_text(json.dumps(faults))
+    ended = job(tmp_path, "nothing", "chaos", "--plan", str(plan))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "finished 50 50.0 5 restarts 0 lost 1" in ended.stdout
+    assert "finished 50 50.0 5 restarts 3" in ended.stdout
+    worker, server, hang, save, last = ended.stdout[ended.stdout.index("fault ") :].splitlines()[1:]
+    assert worker.endswith("worker 1 replaced; the others went on")
+    assert server.endswith("3  ps 0 failed: killed by SIGKILL (signal 9)")  # 23 steps, of which 20 were saved
+    assert "4  chief hangs: in step 15 since it was started for" in hang  # 34 steps, of which 30 were
+    assert save.endswith("10  chief failed: killed by SIGKILL (signal 9)")
+    assert "4 of 4 faults happened; the job ended with 0." in last
+    said = [line for line in ended.stderr.splitlines() if line.startswith("tfdist run: ")]
+    assert sum("the job steps again" in line for line in said) == 3
+    assert "ended with code 0 after 3 of 4 restarts; 1 worker replaced while the others went on; 17 steps" in said[-1]
 
 
 @pytest.mark.timeout(2 * DEADLINE_SECONDS)

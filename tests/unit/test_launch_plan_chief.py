@@ -41,7 +41,7 @@ def test_the_chief_runs_the_script_and_the_others_serve() -> None:
     assert [spec.index for spec in (chief, *others)] == [0, 1, 2, 3, 4]
     assert chief.argv == ("/bin/py", str(WORKER_FILE), "--parent", "7", "--script", "train.py", "-n", "a b")
     own = {"TFDIST_STRATEGY", "TFDIST_ERROR_FILE", "TFDIST_RESTARTS", "TFDIST_REPLICAS_PER_WORKER"}
-    own |= {"TFDIST_PROGRESS_FILE", "TFDIST_TASKS_FILE"}
+    own |= {"TFDIST_PROGRESS_FILE", "TFDIST_TASKS_FILE", "TFDIST_ENVIRONMENT_FILE"}
     assert chief.environment.keys() == COMMON | own
     assert chief.environment["TFDIST_ERROR_FILE"] == str(chief.error_file)
     assert chief.environment["TFDIST_RESTARTS"] == "2"

@@ -119,12 +119,7 @@ def test_the_course_of_a_job_with_a_chief(tmp_path: Path) -> None:
     ]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"] for line in lines] == ["started", "stepping", "replaced", "failed", "stepping", "ended"]
-    assert (lines[3]["task"], "worker" in lines[3], lines[3]["tick"], lines[3]["restarts_left"]) == (
-        "ps 0",
-        False,
-        7,
-        1,
-    )
+    assert [lines[3][key] for key in ("task", "worker", "tick", "restarts_left")] == ["ps 0", None, 7, 1]
     assert (lines[4]["lost"], lines[5]["lost"]) == (2, 2)
 
 

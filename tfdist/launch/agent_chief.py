@@ -30,6 +30,7 @@ from tfdist.launch.generation import (
     unseen_signal,
 )
 from tfdist.launch.hangs import Hung, Patience, Seen
+from tfdist.launch.nursery import Nursery
 from tfdist.launch.output import Output
 from tfdist.launch.plan import HOST, progress_file
 from tfdist.launch.plan_chief import plan_chief, tasks, tasks_file
@@ -61,9 +62,20 @@ def run_chief(
     everybody = tasks(config)
     rules = Rules(tasks=everybody, max_restarts=config.max_restarts, grace_seconds=config.grace_seconds)
 
-    with contextlib.closing(EventFile(config.event_file, guard.job_id)) as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(contextlib.closing(EventFile(config.event_file, guard.job_id)))
         story = Story(say=lambda text: announce(out, text), file=file, max_restarts=config.max_restarts, has_chief=True)
-        job = _Job(config=config, guard=guard, out=out, events=events, rules=rules, story=story, verbose=verbose)
+        nursery = stack.enter_context(contextlib.closing(Nursery(config, guard)))
+        job = _Job(
+            config=config,
+            guard=guard,
+            out=out,
+            events=events,
+            rules=rules,
+            story=story,
+            nursery=nursery,
+            verbose=verbose,
+        )
         outcome, give_up = _starts(job)
         story.ended(outcome.exit_code)
         return outcome, give_up
@@ -79,6 +91,7 @@ class _Job:
     events: "SimpleQueue[Event]"
     rules: Rules
     story: Story
+    nursery: Nursery
     verbose: bool
     step_seconds: tuple[float, ...] = field(default=())  # of the last start that had enough steps
 
@@ -105,7 +118,7 @@ def _starts(job: _Job) -> tuple[Outcome, Callable[[], bool]]:
         )
         job.story.start = state.job_restarts
         page = Page(progress_file(guard.memory, state.job_restarts), workers=1, chief=True)
-        running = started(specs, guard, job.out, events, verbose=job.verbose, piped=True)
+        running = started(specs, guard, job.out, events, verbose=job.verbose, piped=True, starter=job.nursery.start)
         with contextlib.closing(page), running as generation:
             job.story.started([one.pid for one in generation.everybody])
             lookout = _Lookout(job, page, generation)
@@ -122,6 +135,7 @@ def _starts(job: _Job) -> tuple[Outcome, Callable[[], bool]]:
         if received is not None:
             announce(job.out, f"{signal.Signals(received).name}: the job is not started again")
             return Outcome.interrupted(received), give_up
+        job.nursery.wait(at_a_signal(events))
         state = first_state(rules, before=state)
 
 
@@ -141,6 +155,8 @@ class _Lookout:
         """Return what there is to see."""
         seen = self._seen()
         self._tell_stepping(seen)
+        if self._steps and state.phase is Phase.RUNNING:
+            self._job.nursery.tend(len(self._job.rules.tasks))
         found = recorded(self._generation, state)
         if found is not None or state.phase is not Phase.RUNNING or not self._job.rules.max_restarts:
             return found or Tick()
@@ -196,6 +212,7 @@ class _Lookout:
         if not self._steps and seen.progress.ticked is not None:
             self._steps = True
             self._job.story.stepping([seen])
+            self._job.nursery.prepare(seen.progress.pid)
 
     def _write_tasks(self) -> None:
         """Say which process is which task: the chief lets faults happen to them."""

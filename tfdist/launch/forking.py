@@ -27,6 +27,7 @@ MODULES = (
     "tfdist.strategies.choose",
     "tfdist.strategies.multi_worker_mirrored",
     "tfdist.strategies.ring",
+    "tfdist.strategies.parameter_server",
     "tfdist.collectives.horovod",
     "tfdist.callbacks.backup_and_restore",
 )

@@ -10,13 +10,21 @@ from pathlib import Path
 from tfdist.cluster.values import TaskId
 from tfdist.launch import faults
 from tfdist.launch.config import LaunchConfig
-from tfdist.launch.plan import HOST, WorkerSpec, progress_file, script_command, task_command, tf_config
+from tfdist.launch.plan import (
+    HOST,
+    WorkerSpec,
+    environment_file,
+    progress_file,
+    script_command,
+    task_command,
+    tf_config,
+)
 
 _OF_ANOTHER_JOB = (
     *("TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_WORKERS", "TFDIST_LOCAL_INDEX"),
-    *("TFDIST_MEMORY_DIR", "TFDIST_ENVIRONMENT_FILE"),
+    "TFDIST_MEMORY_DIR",
 )
-_OF_A_CHIEF = ("TFDIST_PROGRESS_FILE", "TFDIST_ERROR_FILE", faults.TASKS)
+_OF_A_CHIEF = ("TFDIST_PROGRESS_FILE", "TFDIST_ENVIRONMENT_FILE", "TFDIST_ERROR_FILE", faults.TASKS)
 
 
 def tasks_file(directory: Path) -> Path:
@@ -87,6 +95,7 @@ def plan_chief(
         if is_chief:
             environment |= _of_the_chief(config, error_file, restarts)
             environment["TFDIST_PROGRESS_FILE"] = str(progress_file(memory or directory, restarts))
+            environment["TFDIST_ENVIRONMENT_FILE"] = str(environment_file(directory))
             environment[faults.TASKS] = str(tasks_file(directory))
         result.append(
             WorkerSpec(
