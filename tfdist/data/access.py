@@ -216,7 +216,7 @@ def _one_by_one(
     """
     cutters = {number: _cutter(shard) for number, shard in shards.items()}
     value, extend = google_crc32c.value, google_crc32c.extend
-    parts, headers, stored, crcs, crcs_of_lengths = [], [], [], [], []
+    parts, heads, tails, crcs, crcs_of_lengths = [], [], [], [], []
     firsts = begins + starts
     spans = (array.tolist() for array in (files, begins, firsts, firsts + sizes, begins + lengths, checks))
     for number, begin, first, last, end, look in zip(*spans, strict=True):
@@ -224,14 +224,15 @@ def _one_by_one(
         part = cut(slice(first, last))
         parts.append(part)
         if look:
-            headers.append(header := cut(slice(begin - HEADER_BYTES, begin)))
-            crcs_of_lengths.append(value(header[:8]))
-            stored.append(cut(slice(end, end + 4)))
-            # what stands around a part goes through on its own: a large part is not copied once more
-            crcs.append(extend(extend(value(cut(slice(begin, first))), part), cut(slice(last, end))))
-    fits, found = ~checks, np.frombuffer(b"".join(headers), _HEADER)
+            # what stands around a part is cut on its own: a large part is not copied once more
+            head, tail = cut(slice(begin - HEADER_BYTES, first)), cut(slice(last, end + 4))
+            heads.append(head[:HEADER_BYTES])
+            tails.append(tail[-4:])
+            crcs_of_lengths.append(value(head[:8]))
+            crcs.append(extend(extend(value(head[HEADER_BYTES:]), part), tail[:-4]))
+    fits, found = ~checks, np.frombuffer(b"".join(heads), _HEADER)
     fits[checks] = (found["length"] == lengths[checks]) & (_masked(crcs_of_lengths) == found["crc"])
-    fits[checks] &= _masked(crcs) == np.frombuffer(b"".join(stored), "<u4")
+    fits[checks] &= _masked(crcs) == np.frombuffer(b"".join(tails), "<u4")
     return parts, fits
 
 
