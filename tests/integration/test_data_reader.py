@@ -208,6 +208,16 @@ def test_an_iteration_that_is_broken_off_begins_again(folders: dict[str, str]) -
     assert reading.epoch == 1
 
 
+def test_what_a_user_adds_is_tuned_and_what_is_ours_is_not(folders: dict[str, str]) -> None:
+    train = data.read(folders["fixed-local"], global_batch_size=4)
+    assert train._untuned.options().autotune.enabled is False
+    assert train.share(0, 1, 1).options().autotune.enabled is False
+    assert train.map(lambda *batch: batch).options().autotune.enabled is None
+    other = data.read(folders["fixed-local"], global_batch_size=4)
+    count = tf.function(lambda: other.reduce(np.int64(0), lambda count, _: count + 1))  # which is the first to look
+    assert int(count()) == int(other.reduce(np.int64(0), lambda count, _: count + 1)) == len(other)
+
+
 def test_fit_advances_an_epoch_at_a_time(folders: dict[str, str]) -> None:
     reading = read(folders, "fixed", "numpy")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

@@ -12,6 +12,7 @@ from tfdist.bench import all_reduce as all_reduce_bench
 from tfdist.bench import message, picture, table
 from tfdist.bench import step as step_bench
 from tfdist.cli import bench_checkpoint, bench_data, bench_recovery, bench_servers
+from tfdist.cli.progress import Line
 from tfdist.errors import MissingDependencyError
 from tfdist.strategies import registry
 
@@ -78,7 +79,7 @@ def step(
     CPU.
     """
     reports = []
-    with Console(stderr=True).status("starting") as status:
+    with Line() as line:
         for name in strategy or registry.names():
             one = registry.get(name).processes == "one"
             setup = step_bench.Setup(
@@ -93,7 +94,7 @@ def step(
             )
 
             def show(arm: str, number: int, setup: step_bench.Setup = setup) -> None:
-                status.update(f"{setup.strategy}: {arm}, {_round(number, setup.rounds)}")
+                line.update(f"{setup.strategy}: {arm}, {_round(number, setup.rounds)}")
 
             try:
                 reports.append(step_bench.run(setup, on_round=show))
@@ -170,10 +171,10 @@ def all_reduce(
     quiet = json_path == "-"
     if not quiet:
         click.echo("\n".join(table.header(setup)))
-    with Console(stderr=True).status("starting") as status:
+    with Line() as line:
 
         def show(row: str, engine: str, number: int) -> None:
-            status.update(f"{row}: {engine}, {_round(number, rounds)}")
+            line.update(f"{row}: {engine}, {_round(number, rounds)}")
 
         def print_row(row: all_reduce_bench.Row) -> None:
             if not quiet:

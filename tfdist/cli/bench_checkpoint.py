@@ -12,6 +12,7 @@ from tfdist.bench.checkpoint import NONE, PEER, Report, Setup, Way, run
 from tfdist.bench.ratio import Quartiles, quartiles
 from tfdist.cli.bench_output import about, leave
 from tfdist.cli.interrupts import unwinding
+from tfdist.cli.progress import Line
 
 _WIDTH_IN_FILES = 160
 _DEFAULT = Setup()
@@ -67,8 +68,8 @@ def command(
     Runs on the CPU; the defaults write 20 GB, at most 0.5 GB at a time, and take about 10 minutes on 2 cores.
     """
     setup = Setup(megabytes=megabytes, saves=saves, steps=steps, batch_size=batch_size, rounds=rounds)
-    with unwinding(), Console(stderr=True).status("starting") as status:
-        report = run(setup, directory, on_turn=status.update)
+    with unwinding(), Line() as line:
+        report = run(setup, directory, on_turn=line.update)
     leave(report, json_path, _print)
 
 

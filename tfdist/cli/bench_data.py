@@ -14,6 +14,7 @@ from tfdist.bench.data_rows import BATCH, Row, Setup
 from tfdist.bench.ratio import quartiles
 from tfdist.cli.bench_output import about, leave
 from tfdist.cli.interrupts import unwinding
+from tfdist.cli.progress import Line
 
 _WIDTH_IN_FILES = 140
 _QUICK = Setup(rows=8192, images=256, written_rows=500, written_images=50, rounds=1)
@@ -73,8 +74,8 @@ def command(
     if plot is not None:
         picture.require_matplotlib()
     setup = Setup(rows=rows, images=images, written_rows=written_rows, written_images=written_images, rounds=rounds)
-    with unwinding(), Console(stderr=True).status("starting") as status:
-        report = run(_QUICK if quick else setup, directory, on_turn=status.update)
+    with unwinding(), Line() as line:
+        report = run(_QUICK if quick else setup, directory, on_turn=line.update)
     leave(report, json_path, _print)
     if plot is not None:
         data_picture.draw(report, plot)

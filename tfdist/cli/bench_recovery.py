@@ -11,6 +11,7 @@ from tfdist.bench.ratio import quartiles
 from tfdist.bench.recovery import PEER, STRATEGIES, Report, Setup, Way, run
 from tfdist.cli.bench_output import about, leave
 from tfdist.cli.interrupts import unwinding
+from tfdist.cli.progress import Line
 
 _WIDTH_IN_FILES = 160
 _DEFAULT = Setup()
@@ -78,8 +79,8 @@ def command(
         batch_size=batch_size,
         rounds=rounds,
     )
-    with unwinding(), Console(stderr=True).status("starting") as status:
-        report = run(setup, on_turn=status.update)
+    with unwinding(), Line() as line:
+        report = run(setup, on_turn=line.update)
     leave(report, json_path, _print)
 
 

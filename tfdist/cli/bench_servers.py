@@ -13,6 +13,7 @@ from tfdist.bench.parameter_server import Report, run
 from tfdist.bench.ratio import Quartiles
 from tfdist.cli.bench_output import about, leave
 from tfdist.cli.interrupts import unwinding
+from tfdist.cli.progress import Line
 from tfdist.validation import parse_integer
 
 _NAMES = {"lookups": "lookups, predict", "sgd": "training, SGD", "adagrad": "training, Adagrad"}
@@ -85,8 +86,8 @@ def command(
     counts = tuple(parse_integer("--workers", each, minimum=1, hint="Such as 1,2,3.") for each in workers.split(","))
     setup = stragglers.Setup(workers=counts, slow_factor=slow_factor, rounds=rounds, steps=steps, batch_size=batch_size)
     table = None if no_lookups else lookups.Setup(rows=rows, dim=dim, rounds=rounds, steps=steps)
-    with unwinding(), Console(stderr=True).status("starting") as status:
-        report = run(setup, table, on_turn=status.update)
+    with unwinding(), Line() as line:
+        report = run(setup, table, on_turn=line.update)
     leave(report, json_path, _print)
     if plot is not None:
         server_picture.draw(report, plot)

@@ -1,5 +1,6 @@
 """The dataset that `tfdist.data.read` returns."""
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -44,6 +45,18 @@ class Reading(tf_data.Wrapped):
         super().__init__(batches)
         if pipeline.calls_users:
             _ = self.wrapped  # their mistakes are seen where they are made
+
+    def __iter__(self) -> Any:
+        return iter(self._untuned)
+
+    def reduce(self, initial_state: Any, reduce_func: Any, name: str | None = None) -> Any:
+        """Return what a function makes of all batches, one after the other, as of every dataset."""
+        return self._untuned.reduce(initial_state, reduce_func, name)
+
+    @functools.cached_property
+    def _untuned(self) -> tf.data.Dataset:
+        with tf.init_scope():
+            return _without_tuning(self.wrapped)
 
     @property
     def examples(self) -> Examples:
@@ -131,7 +144,7 @@ class Reading(tf_data.Wrapped):
             A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
             number of examples and its data). A part without examples has one row and the number 0.
         """
-        return self._pipeline.epochs(self._position, Share(first, count, parts))
+        return _without_tuning(self._pipeline.epochs(self._position, Share(first, count, parts)))
 
     def begin(self) -> None:
         """Begin an iteration of shares; a strategy that takes them says so, before it asks for the first."""
@@ -146,6 +159,17 @@ class Reading(tf_data.Wrapped):
         position.batches += 1
         position.is_last = position.batches == self._pipeline.batches(position.start).steps
         return position.is_last
+
+
+def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a dataset whose numbers of threads stay: ours are fixed.
+
+    The thread that tunes them takes up to 0.3 s to end with its iterator, in every epoch. What a user adds to a
+    `Reading` may have numbers to be tuned, so its own options say nothing of this.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def position_of(pipeline: Pipeline, state: Any) -> Position:
