@@ -25,9 +25,9 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
-# Two processes, each with whole files, which tests/conftest.py puts in order: much of the time one waits for what it
+# Three processes, each with whole files, which tests/conftest.py puts in order: much of the time one waits for what it
 # has started.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 
 # What the images have beside tfdist itself; tests/unit/test_docker_locks.py reads these lines.
 IMAGE_EXTRAS := demo formats s3 gcs
@@ -54,7 +54,7 @@ horovod: $(STAMP)
 test: $(STAMP)
 	@echo "ruff and mypy, Horovod, and the tests with tensorflow-io, two at a time"
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint horovod test-io
-	$(BIN)/python -m pytest tests $(TWO)
+	$(BIN)/python -m pytest tests $(SHARED)
 
 # The last tensorflow-io loads under TensorFlow 2.16 alone, which is also the oldest that tfdist takes.
 test-io: $(IO_STAMP)
@@ -64,7 +64,7 @@ test-io: $(IO_STAMP)
 	@$(IO)/bin/tfdist verify --strategy mirrored-2 $(IO_FEATURES:%=--feature %)
 
 test-fast: lint horovod
-	$(BIN)/python -m pytest tests -m quick $(TWO)
+	$(BIN)/python -m pytest tests -m quick $(SHARED)
 
 verify: horovod
 	@$(BIN)/tfdist verify
