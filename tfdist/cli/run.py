@@ -56,8 +56,9 @@ What each worker gets:
 \b
 Parameter servers: the chief runs SCRIPT; workers and servers run no code of yours and serve it until it ends. All get
 TF_CONFIG with their task (chief, worker I or ps J) and TFDIST_JOB_ID, and no TFDIST_WORKERS. The chief gets also
-TFDIST_STRATEGY, TFDIST_ERROR_FILE and
+TFDIST_STRATEGY, TFDIST_ERROR_FILE, TFDIST_PROGRESS_FILE, TFDIST_ENVIRONMENT_FILE and
   TFDIST_RESTARTS             how often the job has been started again: 0, 1, ...
+  TFDIST_TASKS_FILE           which process is which task, for faults on purpose (tfdist chaos)
 
 \b
 Output: with two or more workers every line begins with [worker I], or with [chief] or [ps J]; progress bars of the
@@ -100,7 +101,8 @@ With parameter servers:
   a server dies        its variables are gone: everything is ended, and the job starts again with new ports and
                        TFDIST_RESTARTS one higher, at most --max-restarts times; then it fails. A script that keeps
                        checkpoints goes on from the last one
-  the chief is killed  likewise
+  the chief is killed  likewise; or hangs: it does not go on with a step, as above. Its waiting for workers does not
+                       count, whose time it measures itself
   the chief fails      the job fails with its exit code; an error that follows a server's death is that server's
   the chief ends       with 0: workers and servers are ended, and the job is done
   one is stopped       (SIGSTOP, for --hang-seconds): it is killed, and the rest follows

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from tfdist.cluster.ports import free_ports
@@ -29,7 +29,7 @@ from tfdist.launch.generation import (
     supervise,
     unseen_signal,
 )
-from tfdist.launch.hangs import Hung, Patience, Seen
+from tfdist.launch.hangs import Hang, Hung, Patience, Seen
 from tfdist.launch.nursery import Nursery
 from tfdist.launch.output import Output
 from tfdist.launch.plan import HOST, progress_file
@@ -93,7 +93,7 @@ class _Job:
     story: Story
     nursery: Nursery
     verbose: bool
-    step_seconds: tuple[float, ...] = field(default=())  # of the last start that had enough steps
+    step_seconds: tuple[float, ...] = ()  # of the last start that had enough steps
 
 
 def _starts(job: _Job) -> tuple[Outcome, Callable[[], bool]]:
@@ -147,7 +147,7 @@ class _Lookout:
         self._page = page
         self._generation = generation
         self._watch = hangs.begin(time.monotonic(), job.step_seconds)
-        self._hang: Hung | None = None
+        self._hang: Hang | None = None
         self._steps = False
         self._write_tasks()
 
@@ -162,22 +162,23 @@ class _Lookout:
             return found or Tick()
         present, names = self._generation.present, self._job.rules.tasks
         stopped = {i: str(names[i]) for i in state.running if i != CHIEF and is_stopped(present[i])}
-        config, patience = self._job.config, Patience()
-        patience = replace(patience, hang_seconds=config.hang_seconds, stall_seconds=config.stall_seconds)
+        config = self._job.config
+        patience = Patience(hang_seconds=config.hang_seconds, stall_seconds=config.stall_seconds)
         chief = [seen] if CHIEF in state.running else []
         self._watch, hang = hangs.look(self._watch, chief, time.monotonic(), patience, stopped_tasks=stopped)
         if self._watch.ticks >= hangs.FEWEST:
             self._job.step_seconds = self._watch.samples
         if hang is None:
             return Tick()
-        self._hang = Hung(hang=hang)
-        return self._hang
+        self._hang = hang
+        return Hung(hang=hang)
 
     def perform(self, action: Action) -> None:
         """Do what was decided."""
         self._tell_stepping(self._seen())  # before anything is said that came later
         self._generation.perform(action)
         if isinstance(action, Start):
+            self._hang = None  # it was that of the one that is replaced, or of nobody
             self._job.story.replaces(str(self._job.rules.tasks[action.worker]))
             self._write_tasks()
 
@@ -189,15 +190,13 @@ class _Lookout:
         if state.verdict not in (Verdict.AGAIN, Verdict.FAILED) or state.cause is None:
             return
         ended = course.exits.get(state.cause)
-        when, kind, text = time.monotonic(), "exit", "it does not end"
-        if ended is not None:
-            when, kind, text = (
-                ended.time,
-                kind_of(ended.returncode, recorded=ended.recorded),
-                how_it_ended(ended.returncode),
-            )
-        if self._hang is not None and self._hang.hang.worker == state.cause:
-            kind, text = "hang", self._hang.hang.text
+        when = time.monotonic() if ended is None else ended.time
+        if self._hang is not None and self._hang.worker == state.cause:
+            kind, text = "hang", self._hang.text
+        elif ended is None:
+            kind, text = "exit", "it does not end"
+        else:
+            kind, text = kind_of(ended.returncode, recorded=ended.recorded), how_it_ended(ended.returncode)
         cause = Cause(worker=CHIEF, kind=kind, text=text, time=when, progress=seen.progress)
         again, task = state.verdict is Verdict.AGAIN, str(self._job.rules.tasks[state.cause])
         self._job.story.noted(cause, again=again, task=task)
@@ -220,8 +219,9 @@ class _Lookout:
         names = self._job.rules.tasks
         pids = {str(names[index]): worker.pid for index, worker in self._generation.present.items()}
         temporary = path.with_name(f"{path.name}.new")
-        temporary.write_text(json.dumps(pids), encoding="utf-8")
-        temporary.replace(path)
+        with contextlib.suppress(OSError):  # a full disk: a fault is refused then, and nothing else
+            temporary.write_text(json.dumps(pids), encoding="utf-8")
+            temporary.replace(path)
 
 
 def other_ports(count: int, *, but: Collection[int]) -> list[int]:

@@ -6,6 +6,7 @@
     the chief fails          the job fails; unless a server ends within BLAME_SECONDS, which was the cause then
     the chief ends well      the job is done, and the tasks are ended
     a process is stopped     (SIGSTOP) for too long: it is killed, and the rest follows from its end
+    the chief hangs          likewise
 
 The phases are those of `supervise`. The end of a job with tasks is DONE too; its verdict says what follows. A signal is
 passed on to the chief alone, which may still save what the servers hold; tasks are ended once it has ended.
