@@ -15,6 +15,7 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
+MADE := $(VENV)/.made
 STAMP := $(VENV)/.installed
 IO := .venv-io
 IO_STAMP := $(IO)/.installed
@@ -51,7 +52,8 @@ horovod: $(STAMP)
 	@$(BIN)/tfdist build horovod
 
 # What comes before the tests waits for the network or keeps one processor busy: two of it at a time, each printed whole.
-test: $(STAMP)
+test:
+	@$(MAKE) --no-print-directory --jobs=2 $(STAMP) $(IO_STAMP)
 	@echo "ruff and mypy, Horovod, and the tests with tensorflow-io, two at a time"
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint horovod test-io
 	$(BIN)/python -m pytest tests $(SHARED)
@@ -93,7 +95,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted install is done again. A .venv without a working pip is a half-made one.
-$(STAMP): setup.py
+$(MADE): setup.py
 	@set -e; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  python="$(PYTHON)"; \
@@ -118,13 +120,15 @@ $(STAMP): setup.py
 	  echo "Making $(VENV) with $$("$$python" --version)"; \
 	  "$$python" -m venv $(VENV); \
 	fi; \
-	echo "Installing tfdist into $(VENV) (the first time about a minute and 2 GB)"; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[demo,test]"; \
-	touch $(STAMP)
+	touch $(MADE)
 
-$(IO_STAMP): setup.py | $(STAMP)
-	@set -e; \
-	if ! $(IO)/bin/python -m pip --version >/dev/null 2>&1; then $(BIN)/python -m venv --clear $(IO); fi; \
-	echo "Installing tfdist with tensorflow-io and TensorFlow 2.16 into $(IO) (the first time about a minute and 2 GB)"; \
-	$(IO)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[io,test]"; \
-	touch $(IO_STAMP)
+$(STAMP): $(MADE)
+	@echo "Installing tfdist into $(VENV) (the first time about two minutes and 2 GB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[demo,test]"
+	@touch $(STAMP)
+
+$(IO_STAMP): $(MADE)
+	@if ! $(IO)/bin/python -m pip --version >/dev/null 2>&1; then $(BIN)/python -m venv --clear $(IO); fi
+	@echo "Installing tfdist with tensorflow-io and TensorFlow 2.16 into $(IO) (likewise)"
+	@$(IO)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[io,test]"
+	@touch $(IO_STAMP)

@@ -50,7 +50,13 @@ class Reading(tf_data.Wrapped):
         return iter(self._untuned)
 
     def reduce(self, initial_state: Any, reduce_func: Any, name: str | None = None) -> Any:
-        """Return what a function makes of all batches, one after the other, as of every dataset."""
+        """Return what a function makes of all batches, one after the other.
+
+        Args:
+            initial_state: what the function is given with the first batch.
+            reduce_func: (state, batch) -> state.
+            name: of the operation.
+        """
         return self._untuned.reduce(initial_state, reduce_func, name)
 
     @functools.cached_property
