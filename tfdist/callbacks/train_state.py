@@ -93,15 +93,16 @@ class TrainState:
         self._model = model
         self._is_chief = is_chief
         self._others = list(others)
-        self._variables: dict[str, keras.Variable] = {}
+        self._names: list[str] = []
+        self._hold: Callable[[], list[NDArray[Any]]] = list
 
     def capture(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the arrays, and the rest as JSON."""
-        if not self._variables:
-            self._variables = variables_of(self._model)
-        arrays: Arrays = {
-            name: tf_arrays.held(tf_strategies.primary(variable.value)) for name, variable in self._variables.items()
-        }
+        if not self._names:
+            variables = variables_of(self._model)
+            self._names = list(variables)
+            self._hold = tf_arrays.holder([tf_strategies.primary(one.value) for one in variables.values()])
+        arrays: Arrays = dict(zip(self._names, self._hold(), strict=True))
         arrays.update({f"{_RANDOM}/{name}": state for name, state in random_states.capture().items()})
         callbacks = []
         for place, (name, state) in enumerate(self._callback_states()):
