@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfdist.launch.progress import Reporter
 from tfdist.training.pulse import pulse
 from tfdist.training.workers import Workers
 
@@ -51,8 +52,8 @@ class Ending:
             os.kill(os.getpid(), number)
             return
         self._asked = True
-        reporter = pulse().reporter
-        if reporter is not None and not reporter.is_chief and not reporter.leaves():  # the agent ends the job already
+        agent = _agent()
+        if agent is not None and not agent.leaves():  # it is ending the job already
             self.stop()
             os.kill(os.getpid(), number)
 
@@ -65,9 +66,8 @@ class Ending:
 
     def is_due(self, steps: int) -> bool:
         """Return whether to end before the next step; the same on all workers."""
-        reporter = pulse().reporter
-        if reporter is not None and not reporter.is_chief:
-            return False  # the agent decides
+        if _agent() is not None:
+            return False  # it decides
         if self._workers.count == 1:
             return self._asked
         return steps % _ASK_EVERY == 0 and bool(self._workers.gather([self._asked]).any())
@@ -75,3 +75,9 @@ class Ending:
     def end(self) -> Any:
         """End this process, as SIGTERM does."""
         raise SystemExit(128 + signal.SIGTERM)
+
+
+def _agent() -> Reporter | None:
+    """Return the way to an agent that brings all workers to the same step; none does so for a chief."""
+    reporter = pulse().reporter
+    return None if reporter is None or reporter.is_chief else reporter

@@ -147,10 +147,9 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self.averages.set_state(state)
 
     def _norms(self) -> Norms:
-        reporter, workers = pulse().reporter, getattr(self._strategy, "workers", None)
+        workers = getattr(self._strategy, "workers", None)
         with contextlib.ExitStack() as stack:
-            if reporter is not None:
-                stack.enter_context(reporter.inside(Phase.BETWEEN))
+            stack.enter_context(pulse().inside(Phase.BETWEEN))
             if isinstance(workers, Workers):
                 stack.enter_context(workers.waiting("the gradient noise scale"))
             small, big = self._measure(self._examples()).numpy().tolist()

@@ -219,7 +219,7 @@ class Keeper(keras.callbacks.Callback):
         if self._memory is not None:
             self._memory.close(discard=self._workers.is_chief)
         if self._writer is not None:
-            with self._saving():
+            with pulse().inside(Phase.SAVING):
                 self._writer.wait()
                 self._writer.close()
                 if self._delete:
@@ -260,7 +260,7 @@ class Keeper(keras.callbacks.Callback):
         if on_disk and self._writer is not None:
             self._writer.submit(taken.number, taken.arrays, taken.state)
             if not self._asynchronous:
-                with self._saving():
+                with pulse().inside(Phase.SAVING):
                     self._writer.wait()
 
     def _save_now(self) -> None:
@@ -272,9 +272,6 @@ class Keeper(keras.callbacks.Callback):
         self._writer.wait()
         if self._memory is not None:
             self._memory.wait()
-
-    def _saving(self) -> Any:
-        return pulse().inside(Phase.SAVING)
 
 
 def _again(found: candidates.Found) -> _Taken:

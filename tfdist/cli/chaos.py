@@ -14,7 +14,7 @@ import click
 
 from tfdist.errors import ConfigError
 from tfdist.launch import faults
-from tfdist.launch.choice import DEFAULT_SERVERS, has_chief
+from tfdist.launch.choice import server_count
 
 _KINDS = "\n".join(f"  {kind:<10} {text}" for kind, text in faults.KINDS.items())
 
@@ -139,8 +139,7 @@ def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
     from tfdist.cli.run import command as run
 
     context = run.make_context("tfdist run", list(arguments))
-    asked = context.params["parameter_servers"]
-    servers = (asked or DEFAULT_SERVERS) if has_chief(context.params["strategy"], parameter_servers=asked) else 0
+    servers = server_count(context.params["strategy"], parameter_servers=context.params["parameter_servers"])
     if context.params["event_file"] is not None:
         raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
     if context.params["workers"] < 1:

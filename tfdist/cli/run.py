@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tfdist.launch import LaunchConfig, WorkerSpec, planned, require_script, run
-from tfdist.launch.choice import DEFAULT_RESTARTS, DEFAULT_SERVERS, check_strategy, has_chief
+from tfdist.launch.choice import DEFAULT_RESTARTS, DEFAULT_SERVERS, check_strategy, server_count
 
 HELP = """Start SCRIPT on N local workers; end all of them when one fails, or start them again.
 
@@ -211,7 +211,7 @@ def command(
     arguments: tuple[str, ...],
 ) -> None:
     """Start a script on local workers."""
-    served = has_chief(strategy, parameter_servers=parameter_servers)
+    servers = server_count(strategy, parameter_servers=parameter_servers)
     config = LaunchConfig(
         target=script,
         is_module=is_module,
@@ -220,8 +220,8 @@ def command(
         strategy=strategy,
         replicas_per_worker=replicas_per_worker,
         grace_seconds=grace_seconds,
-        parameter_servers=DEFAULT_SERVERS if served and parameter_servers is None else parameter_servers or 0,
-        max_restarts=DEFAULT_RESTARTS if served and max_restarts is None else max_restarts or 0,
+        parameter_servers=servers,
+        max_restarts=DEFAULT_RESTARTS if servers and max_restarts is None else max_restarts or 0,
         min_workers=min_workers,
         max_workers=max_workers,
         hang_seconds=hang_seconds,

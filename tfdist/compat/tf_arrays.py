@@ -5,6 +5,7 @@ The buffer protocol, which is public, does not know bfloat16. `ResourceVariable`
 make of several of them is none.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,7 +41,8 @@ def holder(variables: Sequence[Any]) -> Callable[[], list[NDArray[Any]]]:
         >>> [array.tolist() for array in hold()]
         [2.0, [2, 3]]
     """
-    near = [variable for variable in variables if _is_near(variable)]
+    are_near = [_is_near(variable) for variable in variables]
+    near = list(itertools.compress(variables, are_near))
 
     @tf.function(autograph=False)
     def read() -> list[tf.Tensor]:
@@ -50,7 +52,8 @@ def holder(variables: Sequence[Any]) -> Callable[[], list[NDArray[Any]]]:
 
     def hold() -> list[NDArray[Any]]:
         found: Iterator[tf.Tensor] = iter(read_near())
-        return [_array(next(found)) if _is_near(variable) else held(variable) for variable in variables]
+        both = zip(variables, are_near, strict=True)
+        return [_array(next(found)) if is_near else held(variable) for variable, is_near in both]
 
     return hold
 

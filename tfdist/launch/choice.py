@@ -35,6 +35,21 @@ def has_chief(strategy: str | None, *, parameter_servers: int | None = None) -> 
     return False
 
 
+def server_count(strategy: str | None, *, parameter_servers: int | None = None) -> int:
+    """Return how many parameter servers the job has: as many as are asked for, or the default; 0 without a chief.
+
+    Raises:
+        ConfigError: as `has_chief`.
+
+    Example:
+        >>> server_count("parameter-server"), server_count("mirrored")
+        (1, 0)
+    """
+    if not has_chief(strategy, parameter_servers=parameter_servers):
+        return 0
+    return DEFAULT_SERVERS if parameter_servers is None else parameter_servers
+
+
 def check_strategy(config: LaunchConfig) -> None:
     """Check that the strategy is registered and runs in that many processes.
 

@@ -93,10 +93,7 @@ def plan_chief(
         }
         is_chief = task.type == "chief"
         if is_chief:
-            environment |= _of_the_chief(config, error_file, restarts)
-            environment["TFDIST_PROGRESS_FILE"] = str(progress_file(memory or directory, restarts))
-            environment["TFDIST_ENVIRONMENT_FILE"] = str(environment_file(directory))
-            environment[faults.TASKS] = str(tasks_file(directory))
+            environment |= _of_the_chief(config, error_file, directory, memory or directory, restarts)
         result.append(
             WorkerSpec(
                 index=index,
@@ -110,8 +107,16 @@ def plan_chief(
     return tuple(result)
 
 
-def _of_the_chief(config: LaunchConfig, error_file: Path, restarts: int) -> dict[str, str]:
-    variables = {"TFDIST_ERROR_FILE": str(error_file), "TFDIST_RESTARTS": str(restarts)}
+def _of_the_chief(
+    config: LaunchConfig, error_file: Path, directory: Path, memory: Path, restarts: int
+) -> dict[str, str]:
+    variables = {
+        "TFDIST_ERROR_FILE": str(error_file),
+        "TFDIST_RESTARTS": str(restarts),
+        "TFDIST_PROGRESS_FILE": str(progress_file(memory, restarts)),
+        "TFDIST_ENVIRONMENT_FILE": str(environment_file(directory)),
+        faults.TASKS: str(tasks_file(directory)),
+    }
     if config.strategy is not None:
         variables["TFDIST_STRATEGY"] = config.strategy
     if config.replicas_per_worker is not None:

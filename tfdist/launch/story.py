@@ -132,7 +132,7 @@ class Story:
             again: whether they are started again.
             why_not: if they are not.
         """
-        left = max(0, self.max_restarts - self.failures - again)
+        left = self.noted(cause, again=again)
         said = None if cause.kind == "hang" else cause.progress  # a hang has it in its text
         where = "" if said is None or said.pid == 0 else f" ({_where(said)})"
         if again:
@@ -140,10 +140,9 @@ class Story:
             self.say(f"{cause.text}{where}, {cause.time - begun:.1f} s after the start; {follows}")
         elif why_not:
             self.say(f"{cause.text}{where}, {cause.time - begun:.1f} s after the start; {why_not}")
-        self.noted(cause, again=again)
 
-    def noted(self, cause: Cause, *, again: bool, task: str | None = None) -> None:
-        """They have failed, and the user has been told.
+    def noted(self, cause: Cause, *, again: bool, task: str | None = None) -> int:
+        """They have failed, and somebody else tells the user; return how many restarts after failures are left.
 
         Args:
             cause: why.
@@ -165,6 +164,7 @@ class Story:
             restarts_left=left,
         )
         self._since, self._after_failure = cause.time, True
+        return left
 
     def replaces(self, task: str) -> None:
         """A worker of the chief has gone, and is started again while the others go on."""
