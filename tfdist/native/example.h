@@ -1,5 +1,5 @@
 // tf.train.Example of known features, for certain or not at all: what has another form is left to TensorFlow's parser,
-// which decides what it means. tfdist/data/alike.py has the same idea of what is certain.
+// which decides what it means.
 
 #ifndef TFDIST_NATIVE_EXAMPLE_H_
 #define TFDIST_NATIVE_EXAMPLE_H_

@@ -1,10 +1,10 @@
-"""The library of our ops: compiled in seconds, kept in the user's cache, and whole whenever it is found there.
+"""The libraries of our ops: compiled in seconds, kept in the user's cache, and whole whenever they are found there.
 
 A library that is cut short would end the process that maps it. So a kept one carries its own digest behind its last
 byte, where the loader does not look, and one whose digest does not fit counts for none.
 
 Example:
-    >>> name(Target.example(), digest="0123456789abcdef")
+    >>> name(RECORDS, Target.example(), digest="0123456789abcdef")
     'records-tensorflow-2.21.0-linux_x86_64-glibc2.36-0123456789ab.so'
 """
 
@@ -25,12 +25,35 @@ from tfdist.errors import ConfigError, DeadlineError, MissingDependencyError, Tf
 from tfdist.native.target import COMPILERS, Target, find_program, missing_compiler
 
 SOURCES = Path(__file__).parent
-MAIN = SOURCES / "records.cc"
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,defs")
+_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,defs")
 _SEAL = b"tfdist-sha256:"
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size
 _COMPILE_SECONDS = 900.0
 _WAIT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """One of the libraries: all C++ files of a folder.
+
+    Attributes:
+        name: of the library.
+        folder: where its sources are, below `SOURCES`.
+        flags: for the compiler, beside those that all have.
+    """
+
+    name: str
+    folder: str
+    flags: tuple[str, ...]
+
+    def sources(self, pattern: str) -> list[Path]:
+        """Return the files of its folder that a pattern fits."""
+        return sorted((SOURCES / self.folder).glob(pattern))
+
+
+RECORDS = Library(name="records", folder=".", flags=("-O2",))
+COLLECTIVES = Library(name="collectives", folder="collectives", flags=("-O3", "-pthread"))
+LIBRARIES = (RECORDS, COLLECTIVES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,36 +69,37 @@ class Built:
     was: str
 
 
-def name(target: Target, *, digest: str) -> str:
+def name(of: Library, target: Target, *, digest: str) -> str:
     """Return the file name of a library: everything that it depends on.
 
     The ops use TensorFlow's C interface, so what a compiler makes of C++ classes is no part of it.
 
     Args:
+        of: which one.
         target: what it is compiled for.
         digest: of the sources and flags, in hexadecimal digits.
     """
-    parts = ("records", f"{target.package}-{target.version}", target.platform, target.libc, digest[:12])
+    parts = (of.name, f"{target.package}-{target.version}", target.platform, target.libc, digest[:12])
     return "-".join(part for part in parts if part) + ".so"
 
 
-def digest_of_sources() -> str:
+def digest_of_sources(of: Library) -> str:
     """Return the SHA-256 of everything that is compiled, and of the flags."""
-    total = hashlib.sha256(" ".join(_FLAGS).encode())
-    for path in sorted([*SOURCES.glob("*.cc"), *SOURCES.glob("*.h")]):
+    total = hashlib.sha256(" ".join((*_FLAGS, *of.flags)).encode())
+    for path in sorted([*of.sources("*.cc"), *of.sources("*.h")]):
         content = path.read_bytes()
         total.update(f"\n{path.name} {len(content)}\n".encode() + content)
     return total.hexdigest()
 
 
-def place(target: Target, environ: Mapping[str, str]) -> Path:
+def place(of: Library, target: Target, environ: Mapping[str, str]) -> Path:
     """Return where the library is kept, or will be."""
-    return cache.folder(environ) / "ops" / name(target, digest=digest_of_sources())
+    return cache.folder(environ) / "ops" / name(of, target, digest=digest_of_sources(of))
 
 
-def find(target: Target, environ: Mapping[str, str]) -> Path | None:
+def find(of: Library, target: Target, environ: Mapping[str, str]) -> Path | None:
     """Return the library; None when there is none, or when the file is damaged."""
-    path = place(target, environ)
+    path = place(of, target, environ)
     try:
         return path if is_sealed(path.read_bytes()) else None
     except OSError:
@@ -98,6 +122,7 @@ def is_sealed(content: bytes) -> bool:
 
 
 def build(
+    of: Library,
     target: Target,
     environ: Mapping[str, str],
     *,
@@ -107,6 +132,7 @@ def build(
     """Return the library, compiled unless it is kept; of several processes one compiles and the others wait for it.
 
     Args:
+        of: which one.
         target: what it is compiled for.
         environ: the environment: PATH, CXX, and where the cache is.
         force: compile anew, whatever is kept.
@@ -117,11 +143,11 @@ def build(
         DeadlineError: the compiler, or another process, took too long.
         TfdistError: the compiler failed; the message has the first error and where the log is.
     """
-    kept = None if force else find(target, environ)
+    kept = None if force else find(of, target, environ)
     if kept:
         return Built(path=kept, was="kept")
     compiler = _compiler(environ)
-    root, path = cache.folder(environ), place(target, environ)
+    root, path = cache.folder(environ), place(of, target, environ)
     cache.make(root, ("work", "logs", "locks", "ops"))
 
     def say(holder: str) -> None:
@@ -131,29 +157,32 @@ def build(
         _reported(root),
         cache.locked(root / "locks" / f"{path.stem}.lock", timeout_seconds=_WAIT_SECONDS, on_wait=say),
     ):
-        kept = None if force else find(target, environ)
+        kept = None if force else find(of, target, environ)
         if kept:
             return Built(path=kept, was="kept")
-        on_start(f"Compiling tfdist's ops for TensorFlow {target.version} (some seconds, once).")
+        on_start(f"Compiling tfdist's ops of {of.name} for TensorFlow {target.version} (some seconds, once).")
         cache.remove_stale(root / "work")
         with tempfile.TemporaryDirectory(dir=root / "work", prefix="ops-") as work:
-            made = Path(work, "records.so")
-            _compile(command(compiler, target, made), environ, cwd=Path(work), log=root / "logs" / f"{path.stem}.log")
+            made = Path(work, f"{of.name}.so")
+            _compile(
+                command(of, compiler, target, made), environ, cwd=Path(work), log=root / "logs" / f"{path.stem}.log"
+            )
             made.write_bytes(sealed(made.read_bytes()))
             cache.put(made, path, work=Path(work))
     return Built(path=path, was="built")
 
 
-def command(compiler: Sequence[str], target: Target, output: Path) -> list[str]:
+def command(of: Library, compiler: Sequence[str], target: Target, output: Path) -> list[str]:
     """Return the command that compiles the library.
 
     Example:
-        >>> command(["g++"], Target.example(), Path("a.so"))[-2:]
+        >>> command(RECORDS, ["g++"], Target.example(), Path("a.so"))[-2:]
         ['-L/env/lib/python3.11/site-packages/tensorflow', '-l:libtensorflow_framework.so.2']
     """
     # Undefined symbols are errors (-z defs): a library that is kept can be loaded.
     library = [f"-L{target.include.parent}", "-l:libtensorflow_framework.so.2"]
-    return [*compiler, *_FLAGS, "-isystem", str(target.include), str(MAIN), "-o", str(output), *library]
+    sources = map(str, of.sources("*.cc"))
+    return [*compiler, *_FLAGS, *of.flags, "-isystem", str(target.include), *sources, "-o", str(output), *library]
 
 
 def _compiler(environ: Mapping[str, str]) -> list[str]:

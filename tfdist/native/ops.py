@@ -11,12 +11,13 @@ from typing import Any
 
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.native import library
-from tfdist.native.target import observe
+from tfdist.native.loading import load
 from tfdist.validation import shown
 
 SWITCH = "TFDIST_NATIVE"
 _OPS = ("tfdist_read_records", "tfdist_read_rows", "tfdist_parse_records")
 _TAG = {"bytes": 0x0A, "float": 0x12, "int64": 0x1A}  # the tag of its list in a feature
+_ANY_STATE: tuple[int, ...] = ()
 _log = logging.getLogger(__name__)
 _alone = threading.Lock()
 
@@ -49,7 +50,16 @@ class Records:
         self._library.tfdist_mapped.restype = ctypes.c_int64
 
     def read_records(
-        self, files: Any, file: Any, offset: Any, length: Any, start: Any, size: Any, check: Any
+        self,
+        files: Any,
+        file: Any,
+        offset: Any,
+        length: Any,
+        start: Any,
+        size: Any,
+        check: Any,
+        *,
+        state: Any = _ANY_STATE,
     ) -> tuple[Any, Any]:
         """Return a part of the payload of each record.
 
@@ -61,6 +71,8 @@ class Records:
             start: int64, ``[n]``: where in the payload the part begins, in bytes.
             size: int64, ``[n]``: bytes of the part.
             check: bool, ``[n]``: whether length and checksums are looked at.
+            state: int64, ``[F * 4]``: device, inode, size and time of change in ns of each file, as it must be; of one
+                that is another, or cannot be opened, no record is ok. Default: files are taken as they are.
         Returns:
             The parts, string ``[n]``, and whether each record is ok, bool ``[n]``. A part is empty where not.
         Raises:
@@ -72,11 +84,13 @@ class Records:
         """
         return tuple(
             self._ops.tfdist_read_records(
-                files=files, file=file, offset=offset, length=length, start=start, size=size, check=check
+                files=files, file=file, offset=offset, length=length, start=start, size=size, check=check, state=state
             )
         )
 
-    def read_rows(self, files: Any, file: Any, offset: Any, check: Any, length: int) -> tuple[Any, Any]:
+    def read_rows(
+        self, files: Any, file: Any, offset: Any, check: Any, length: int, *, state: Any = _ANY_STATE
+    ) -> tuple[Any, Any]:
         """Return the payloads of records that all have the same length.
 
         Args:
@@ -85,6 +99,7 @@ class Records:
             offset: int64, ``[n]``: where its framing begins, in bytes.
             check: bool, ``[n]``: whether length and checksums are looked at.
             length: bytes of every payload.
+            state: as for `read_records`.
         Returns:
             The payloads, uint8 ``[n, length]``, and whether each record is ok, bool ``[n]``. Zeros where not.
         Raises:
@@ -95,14 +110,24 @@ class Records:
         Example:
             >>> records().read_rows(["a.tfrecord"], [0], [0], [True], 3)  # doctest: +SKIP
         """
-        rows, ok = self._ops.tfdist_read_rows(files=files, file=file, offset=offset, check=check, length=length)
+        rows, ok = self._ops.tfdist_read_rows(
+            files=files, file=file, offset=offset, check=check, state=state, length=length
+        )
         count = getattr(file, "shape", (None,))[0]
         rows.set_shape([count, length])
         ok.set_shape([count])
         return rows, ok
 
     def parse_records(
-        self, files: Any, file: Any, offset: Any, length: Any, check: Any, features: Sequence[tuple[str, str, int]]
+        self,
+        files: Any,
+        file: Any,
+        offset: Any,
+        length: Any,
+        check: Any,
+        features: Sequence[tuple[str, str, int]],
+        *,
+        state: Any = _ANY_STATE,
     ) -> tuple[list[Any], Any]:
         """Return the values of records that plainly are a `tf.train.Example` with these features, each once.
 
@@ -117,6 +142,7 @@ class Records:
             check: bool, ``[n]``: whether length and checksums are looked at.
             features: name, kind (float, int64, or bytes for the one value of a list of bytes), and number of values or
                 bytes.
+            state: as for `read_records`.
         Returns:
             The values of each feature, float32, int64 or uint8 ``[n, number]``, and whether each record is ok, bool
             ``[n]``. Zeros where not.
@@ -137,6 +163,7 @@ class Records:
             key=[name for name, _, _ in features],
             tag=[_TAG[kind] for _, kind, _ in features],
             count=[count for _, _, count in features],
+            state=state,
         )
         rows = getattr(file, "shape", (None,))[0]
         ok.set_shape([rows])
@@ -178,7 +205,7 @@ def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
 def records() -> Records | None:
     """Return the ops that read records, compiled by the first process that asks; None where they cannot be had.
 
-    Why not is said in one warning; then `tfdist.data.access` does the same in NumPy. The answer is kept.
+    Why not is said in one warning; then `tfdist.data.reading.access` does the same in NumPy. The answer is kept.
 
     Raises:
         ConfigError: TFDIST_NATIVE is neither 0 nor 1.
@@ -195,25 +222,7 @@ def records() -> Records | None:
 @cache
 def _load() -> Records | None:
     try:
-        return _first()
+        return load(library.RECORDS, Records)
     except (TfdistError, OSError, AttributeError) as error:
         _log.warning("Records are read through NumPy, which takes longer, because tfdist's ops are missing: %s", error)
         return None
-
-
-def _first() -> Records:
-    import tensorflow as tf
-
-    target, environ = observe(), dict(os.environ)
-    built = library.build(target, environ, on_start=_log.warning)
-    try:
-        return Records(built.path)
-    except (tf.errors.OpError, OSError) as error:
-        if built.was == "built":
-            raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
-    # It may have been compiled on a machine with newer libraries.
-    built = library.build(target, environ, force=True, on_start=_log.warning)
-    try:
-        return Records(built.path)
-    except tf.errors.OpError as error:
-        raise TfdistError(f"{built.path} cannot be loaded ({error})") from error

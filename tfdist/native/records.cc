@@ -1,7 +1,7 @@
 // TensorFlow ops that read records of TFRecord files at known places, checked, out of memory maps.
 //
 // They are written against TensorFlow's C interface: it is the same in every version, needs no headers of templates,
-// and compiles in a second. tfdist/data/access.py reads the same in NumPy, and says what is promised; example.h says
+// and compiles in a second. tfdist/data/reading/access.py reads the same in NumPy, and says what is promised; example.h says
 // what is parsed.
 
 #include <algorithm>
@@ -101,11 +101,20 @@ void RequireSize(int64_t received, int64_t required, const char* name, const Sta
            "; each must have one per record.");
 }
 
-// The maps of the files that a call reads, by their numbers.
+// The maps of the files that a call reads, by their numbers. A file that is not in the state in which it must be (four
+// numbers of each file, or none at all) is as good as empty: none of its records is ok.
 class CallMaps {
  public:
-  CallMaps(KeptMaps& kept, const Vector<TF_TString>& files, const Vector<int32_t>& file, const Status& status) {
+  CallMaps(KeptMaps& kept, const Vector<TF_TString>& files, const Vector<int32_t>& file, const Vector<int64_t>& state,
+           const Status& status) {
     if (!Ok(status)) return;
+    const bool any = state.size() == 0;
+    if (!any && state.size() != kStateNumbers * files.size()) {
+      Fail(status, TF_INVALID_ARGUMENT,
+           "state has " + std::to_string(state.size()) + " values, and there are " + std::to_string(files.size()) +
+               " files; each has four, or none has.");
+      return;
+    }
     maps_.resize(files.size());
     for (int64_t i = 0; i < file.size(); ++i) {
       const int32_t number = file[i];
@@ -119,6 +128,9 @@ class CallMaps {
       const std::string path(TF_TString_GetDataPointer(&files[number]), TF_TString_GetSize(&files[number]));
       int error = path.find('\0') == std::string::npos ? 0 : ENOENT;  // the system would read up to there
       if (error == 0) maps_[number] = kept.Get(path, &error);
+      if (!any && (maps_[number] == nullptr || !IsInState(*maps_[number], &state[kStateNumbers * number]))) {
+        maps_[number] = Nothing();
+      }
       if (maps_[number] == nullptr) {
         FailWithErrno(status, error, path);
         return;
@@ -131,6 +143,21 @@ class CallMaps {
   uint64_t largest() const { return largest_; }
 
  private:
+  static constexpr int64_t kStateNumbers = 4;  // device, inode, size, time of change in ns
+
+  static bool IsInState(const FileMap& map, const int64_t* state) {
+    const auto& [device, inode, size, seconds, nanoseconds] = map.identity();
+    const uint64_t time = static_cast<uint64_t>(seconds) * 1000000000u + static_cast<uint64_t>(nanoseconds);
+    return static_cast<uint64_t>(device) == static_cast<uint64_t>(state[0]) &&
+           static_cast<uint64_t>(inode) == static_cast<uint64_t>(state[1]) &&
+           static_cast<uint64_t>(size) == static_cast<uint64_t>(state[2]) && time == static_cast<uint64_t>(state[3]);
+  }
+
+  static const SharedMap& Nothing() {
+    static const auto* nothing = new SharedMap(std::make_shared<const FileMap>(nullptr, 0, Identity()));
+    return *nothing;
+  }
+
   std::vector<SharedMap> maps_;
   uint64_t largest_ = 0;
 };
@@ -205,13 +232,14 @@ void ReadRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& stat
   const Vector<int64_t> start(context, 4, "start", status);
   const Vector<int64_t> size(context, 5, "size", status);
   const Vector<bool> check(context, 6, "check", status);
+  const Vector<int64_t> state(context, 7, "state", status);
   const int64_t n = file.size();
   RequireSize(offset.size(), n, "offset", status);
   RequireSize(length.size(), n, "length", status);
   RequireSize(start.size(), n, "start", status);
   RequireSize(size.size(), n, "size", status);
   RequireSize(check.size(), n, "check", status);
-  const CallMaps maps(kernel.maps, files, file, status);
+  const CallMaps maps(kernel.maps, files, file, state, status);
   if (!Ok(status)) return;
   const Tensor payloads = Output(context, 0, TF_STRING, {n}, sizeof(TF_TString), status);
   if (!Ok(status)) return;
@@ -236,10 +264,11 @@ void ReadRows(Kernel& kernel, TF_OpKernelContext* context, const Status& status)
   const Vector<int32_t> file(context, 1, "file", status);
   const Vector<int64_t> offset(context, 2, "offset", status);
   const Vector<bool> check(context, 3, "check", status);
+  const Vector<int64_t> state(context, 4, "state", status);
   const int64_t n = file.size(), length = kernel.length;
   RequireSize(offset.size(), n, "offset", status);
   RequireSize(check.size(), n, "check", status);
-  const CallMaps maps(kernel.maps, files, file, status);
+  const CallMaps maps(kernel.maps, files, file, state, status);
   if (!Ok(status)) return;
   if (n > 0 && static_cast<uint64_t>(length) > maps.largest() &&
       static_cast<uint64_t>(length) > kMostZeros / static_cast<uint64_t>(n)) {
@@ -300,6 +329,7 @@ void ParseRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& sta
   const Vector<TF_TString> key(context, 5, "key", status);
   const Vector<int32_t> tag(context, 6, "tag", status);
   const Vector<int64_t> count(context, 7, "count", status);
+  const Vector<int64_t> state(context, 8, "state", status);
   const int64_t n = file.size();
   RequireSize(offset.size(), n, "offset", status);
   RequireSize(length.size(), n, "length", status);
@@ -307,7 +337,7 @@ void ParseRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& sta
   if (Ok(status) && (tag.size() != key.size() || count.size() != key.size())) {
     return Fail(status, TF_INVALID_ARGUMENT, "key, tag and count have different sizes.");
   }
-  const CallMaps maps(kernel.maps, files, file, status);
+  const CallMaps maps(kernel.maps, files, file, state, status);
   const Layout layout(key, tag, count, status);
   if (!Ok(status)) return;
   int64_t least = 0;
@@ -395,7 +425,8 @@ bool Register(const Op& op) {
 
 [[maybe_unused]] const bool records_registered = Register({
     "TfdistReadRecords",
-    {"files: string", "file: int32", "offset: int64", "length: int64", "start: int64", "size: int64", "check: bool"},
+    {"files: string", "file: int32", "offset: int64", "length: int64", "start: int64", "size: int64", "check: bool",
+     "state: int64"},
     {"payload: string", "ok: bool"},
     {},
     OneForEach,
@@ -405,7 +436,7 @@ bool Register(const Op& op) {
 
 [[maybe_unused]] const bool rows_registered = Register({
     "TfdistReadRows",
-    {"files: string", "file: int32", "offset: int64", "check: bool"},
+    {"files: string", "file: int32", "offset: int64", "check: bool", "state: int64"},
     {"rows: uint8", "ok: bool"},
     {"length: int >= 0"},
     UnknownShapes,
@@ -416,7 +447,7 @@ bool Register(const Op& op) {
 [[maybe_unused]] const bool parse_registered = Register({
     "TfdistParseRecords",
     {"files: string", "file: int32", "offset: int64", "length: int64", "check: bool", "key: string", "tag: int32",
-     "count: int64"},
+     "count: int64", "state: int64"},
     {"floats: float", "integers: int64", "bytes: uint8", "ok: bool"},
     {},
     UnknownShapes,

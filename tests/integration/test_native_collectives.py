@@ -1,0 +1,77 @@
+"""The native collectives without TensorFlow, in shared memory and over TCP: their test programs, compiled and run."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfdist.native import library, target
+
+CHECKS = Path(__file__).parents[1] / "native"
+DEADLINE_SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Compile what the programs share; return what makes one of them."""
+    folder = tmp_path_factory.mktemp("native")
+    compiler = target.find_program(os.environ, "CXX", *target.COMPILERS)
+    assert compiler is not None
+    core = [path for path in library.COLLECTIVES.sources("*.cc") if path.name != "ops.cc"]
+    command = [compiler, "-std=c++17", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([*command, "-c", *map(str, core)], cwd=folder, check=True, timeout=DEADLINE_SECONDS)
+
+    def make(name: str) -> Path:
+        objects = sorted(map(str, folder.glob("*.o")))
+        subprocess.run(
+            [*command, str(CHECKS / f"{name}.cc"), *objects, "-o", str(folder / name)],
+            check=True,
+            timeout=DEADLINE_SECONDS,
+        )
+        return folder / name
+
+    return make
+
+
+def ran(*command: str | Path) -> str:
+    """Run a program that finds nothing wrong; return what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def check(program: Callable[[str], Path]) -> Callable[..., str]:
+    """Return what runs a part of the program for shared memory."""
+    path = program("check_shared_memory")
+
+    def run(*arguments: str) -> str:
+        said = ran(path, *arguments)
+        assert not list(Path("/dev/shm").glob("tfdist-check-*"))
+        return said
+
+    return run
+
+
+@pytest.mark.timeout(3 * DEADLINE_SECONDS)
+def test_over_tcp_every_algorithm_is_right_and_every_failure_names_its_member(
+    program: Callable[[str], Path],
+) -> None:
+    """Also that neither strangers nor other orders of operations disturb anybody; see the head of the program."""
+    parts = ("pure", "algorithms", "orders", "strangers", "failures")
+    said = ran(program("check_tcp"), *parts)
+    assert [part for part in parts if f"{part}: ok" in said] == list(parts)
+
+
+@pytest.mark.timeout(2 * DEADLINE_SECONDS)
+@pytest.mark.parametrize("part", ["threads", "hosts", "processes", "restart"])
+def test_operations_in_orders_that_differ_between_members(check: Callable[..., str], part: str) -> None:
+    check(part)
+
+
+@pytest.mark.timeout(2 * DEADLINE_SECONDS)
+def test_a_member_that_is_killed_or_stopped_is_named_by_all_others(check: Callable[..., str]) -> None:
+    """Every fourth is stopped; tests/soak/collectives_killed.py does it some hundred times."""
+    check("kill", "8")

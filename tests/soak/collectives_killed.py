@@ -1,0 +1,41 @@
+"""Kill or stop one member of the native collectives, at random moments, some hundred times.
+
+    .venv/bin/python -m tests.soak.collectives_killed [--times 500]
+
+Each time two to four processes reduce in shared memory without end, until one is killed (three times of four) or
+stopped. All others have to get an error that names it; none may wait, and no shared memory may stay behind.
+"""
+
+import argparse
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tfdist.native import library
+
+ROOT = Path(__file__).parents[2]
+ROUND = 20
+DEADLINE_SECONDS = 300
+
+
+def main() -> None:
+    """Compile the test program and run it in rounds, so that the first failure says when it was."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=500)
+    times = parser.parse_args().times
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "check")
+        core = [str(path) for path in library.COLLECTIVES.sources("*.cc") if path.name != "ops.cc"]
+        source = ROOT / "tests" / "native" / "check_shared_memory.cc"
+        subprocess.run(["c++", "-std=c++17", "-O2", "-pthread", str(source), *core, "-o", str(program)], check=True)
+        for done in range(0, times, ROUND):
+            subprocess.run([program, "kill", str(min(ROUND, times - done))], check=True, timeout=DEADLINE_SECONDS)
+            left = list(Path("/dev/shm").glob("tfdist-check-*"))
+            assert not left, f"shared memory stays behind: {left}"
+            print(
+                f"{min(done + ROUND, times)} of {times}: every other member had an error that names the one", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()

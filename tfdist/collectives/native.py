@@ -1,0 +1,458 @@
+"""tfdist's own collectives: in shared memory between processes of one host, over TCP between hosts.
+
+An operation is a TensorFlow op in C++ (`tfdist/native/collectives`), compiled on first use. Members bring their bytes
+chunk by chunk into a few megabytes of shared memory; each adds up its part of a chunk, in the order of ranks, and takes
+the others' parts from theirs. Up to 4 KiB go at once. Operations match by key, in whatever order members come to them.
+Over several hosts an `all_reduce` adds up in each host, then between the members of equal index on each host, and hands
+out in each host, where hosts have as many members each; all else goes over TCP alone.
+
+Costs, of S bytes on n members: `all_reduce` reads and writes about 4 S per member; `all_gather` the rows of all;
+`reduce_scatter` and `all_to_all` 2 S; `broadcast` and `send` 2 S. Nothing is negotiated: a small operation takes some
+ten microseconds once all members are there.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import base, wire_dtypes
+from tfdist.collectives.base import Collective
+from tfdist.collectives.cause import cause_of
+from tfdist.errors import DisagreementError, TfdistError, UnsupportedError, WorkerLostError
+from tfdist.native import engine as native
+
+__all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
+
+#: what `join` brings members together with: takes this member's bytes, returns those of all, in the order of ranks
+Exchange = Callable[[bytes], list[bytes]]
+
+_REDUCED = (
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
+)
+_SHARED = Path("/dev/shm")
+_log = logging.getLogger(__name__)
+
+
+class NativeCollective:
+    """Some members of a job; `Job.collective` makes it.
+
+    Args:
+        number: of this process's engine.
+        members: ranks in the job, in rising order.
+        rank: this process's number among the members.
+        hosts: of each member.
+        device: that the ops run on, a CPU.
+        beside: another engine of the same members, which ends with this one; and that explains errors which are not
+            this one's.
+
+    Example:
+        >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
+        [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
+    """
+
+    matches_by_count = True
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        members: Sequence[int],
+        rank: int,
+        hosts: Sequence[int],
+        device: str,
+        beside: Collective | None = None,
+    ) -> None:
+        self.size = len(members)
+        self.rank = base.require_rank("rank", rank, self.size)
+        self.hosts = tuple(hosts)
+        self._number = number
+        self._members = list(members)
+        self._device = device
+        self._beside = beside
+        self._library = native.engines()
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
+        """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one operation."""
+        base.require_op(op)
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        carried = [wire_dtypes.for_op(tensor, _REDUCED, op) for tensor in tensors]
+        if self.size == 1:
+            return tensors
+        results: list[Any] = [None] * len(tensors)
+        for number, dtype in enumerate(dict.fromkeys(tensor.dtype for tensor, _ in carried)):
+            mine = [index for index, (tensor, _) in enumerate(carried) if tensor.dtype == dtype]
+            name = f"{key} {number}" if number else key
+            totals = self._run("all_reduce", name, base.OPS.index(op), tensors=[carried[i][0] for i in mine])
+            for index, total in zip(mine, totals, strict=True):
+                results[index] = carried[index][1](total)
+        return results
+
+    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return the rows of all members; see `Collective.all_gather`."""
+        tensor = _with_rows(tensor)
+        if self.size == 1:
+            return tensor
+        rows = self._run("all_gather", key, tensor=tensor)
+        return tf.ensure_shape(rows, [None, *tensor.shape[1:]])
+
+    def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of the sum; see `Collective.reduce_scatter`."""
+        tensor = _with_rows(tensor)
+        wire_dtypes.require_op(tensor.dtype, "sum")
+        if self.size == 1:
+            return tensor
+        if tensor.dtype.is_complex:  # rows stay rows: the parts lie in an axis of their own
+            part = tensor.dtype.real_dtype
+            pair = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], axis=-1)
+            total = self.reduce_scatter(pair, key=f"{key} parts")
+            return tf.complex(tf.cast(total[..., 0], part), tf.cast(total[..., 1], part))
+        carried, restore = wire_dtypes.for_op(tensor, _REDUCED)
+        return restore(self._part(self._run("reduce_scatter", key, tensor=carried), tensor, times=1))
+
+    def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
+        """Return one member's value; see `Collective.broadcast`."""
+        base.require_rank("root", root, self.size)
+        tensor = tf.convert_to_tensor(tensor)
+        wire_dtypes.require_copy(tensor.dtype)
+        return tensor if self.size == 1 else self._run("broadcast", key, root, tensor=tensor)
+
+    def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of every member's rows; see `Collective.all_to_all`."""
+        tensor = _with_rows(tensor)
+        if self.size == 1:
+            return tensor
+        return self._part(self._run("all_to_all", key, tensor=tensor), tensor, times=self.size)
+
+    def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
+        """Send a tensor; see `Collective.send`."""
+        base.require_other("to", to, self)
+        tensor = tf.convert_to_tensor(tensor)
+        wire_dtypes.require_copy(tensor.dtype)
+        return self._run("send", f"{self.rank} {to} {key}", between=(self.rank, to), tensor=tensor)
+
+    def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
+        """Return what a member has sent; see `Collective.receive`."""
+        base.require_other("source", source, self)
+        base.require_known(spec)
+        wire_dtypes.require_copy(spec.dtype)
+        like = tf.zeros(spec.shape, spec.dtype)
+        return self._run("receive", f"{source} {self.rank} {key}", between=(source, self.rank), like=like)
+
+    def abort(self, reason: str) -> None:
+        """End the waits of all members of the job at once; nothing travels between them afterwards."""
+        self._library.abort(self._number, reason)
+        if self._beside is not None:
+            self._beside.abort(reason)
+
+    def explain(self, error: BaseException, what: str) -> Exception | None:
+        """Return the error of tfdist's for a failure of these collectives, or None if it is another's."""
+        text = str(error)
+        for mark in (native.DIFFERENT, native.BROKEN):
+            _, found, rest = text.partition(mark)
+            if not found:
+                continue
+            cause = cause_of(rest or "no cause is known")
+            if mark == native.DIFFERENT:
+                return DisagreementError(
+                    f"members do different things: {cause}, in {what}. Every worker must build the same model and call "
+                    "compile, fit, evaluate, predict and reductions in the same order."
+                )
+            return WorkerLostError(
+                f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. See the other "
+                "workers' output for the first that failed, then start the job again."
+            )
+        return None if self._beside is None else self._beside.explain(error, what)
+
+    def _run(
+        self, name: str, key: str, argument: int = 0, *, between: tuple[int, int] | None = None, **tensors: Any
+    ) -> Any:
+        ranks = self._members if between is None else sorted(self._members[rank] for rank in between)
+        operation = getattr(self._library.ops, f"tfdist_{name}")
+        # The kind is no part of it: members that run different operations under one key are told so.
+        number = _number_of(f"{'all' if between is None else 'two'} {ranks} {key}")
+        with tf.device(self._device):
+            return operation(**tensors, engine=self._number, key=number, argument=argument, ranks=ranks)
+
+    def _part(self, rows: tf.Tensor, whole: tf.Tensor, *, times: int) -> tf.Tensor:
+        count = None if whole.shape[0] is None else times * base.cut(whole, self.size)[self.rank]
+        return tf.ensure_shape(rows, [count, *whole.shape[1:]])
+
+
+class Job:
+    """The processes that `join` has brought together.
+
+    Attributes:
+        size: how many.
+        rank: this process's number.
+        hosts: the number of each rank's host.
+    """
+
+    def __init__(self, number: int, *, rank: int, hosts: Sequence[int], device: str, beside: Collective | None) -> None:
+        self.size = len(hosts)
+        self.rank = rank
+        self.hosts = tuple(hosts)
+        self._number = number
+        self._device = device
+        self._beside = beside
+        self._pid = os.getpid()
+        atexit.register(self.stop)
+
+    def collective(self, members: Sequence[int] | None = None) -> NativeCollective | None:
+        """Return the collective of some members; None where this process is none of them.
+
+        It costs nothing, and other members need not ask for the same.
+
+        Args:
+            members: ranks, in rising order; None: all.
+        """
+        group = list(range(self.size)) if members is None else list(members)
+        if self.rank not in group:
+            return None
+        return NativeCollective(
+            self._number,
+            members=group,
+            rank=group.index(self.rank),
+            hosts=base.hosts_of([self.hosts[rank] for rank in group]),
+            device=self._device,
+            beside=self._beside,
+        )
+
+    def stop(self) -> None:
+        """End this process's part; then `join` may bring together others. Who still waits for it gets an error.
+
+        In a fork of this process, which has no part of its own, it does nothing.
+        """
+        if os.getpid() != self._pid:
+            return
+        native.engines().stop(self._number)
+        atexit.unregister(self.stop)
+
+
+def join(
+    *,
+    rank: int,
+    exchange: Exchange,
+    address: str = "127.0.0.1",
+    host: str | None = None,
+    silent_seconds: float = 20.0,
+    timeout_seconds: float = 0.0,
+    device: str = "/device:CPU:0",
+    beside: Collective | None = None,
+) -> Job:
+    """Bring together processes, who call it at the same time; a process may be in several jobs.
+
+    Who shares a host is proved: one process of those that say so makes the shared memory, with a random name, and the
+    others show that they read in it what it has written. When all have, the name is removed: whatever becomes of the
+    processes, nothing stays behind. Where the memory is too small, the processes of that host use TCP. When it returns,
+    all of them are connected.
+
+    Args:
+        rank: this process's number.
+        exchange: by which they tell each other their bytes; called some times. Who can read it can join in.
+        address: of this host, at which it listens if there are several hosts.
+        host: what processes of one host have in common; another name makes this process one of another host.
+        silent_seconds: how long a process may give no sign of life, while others wait for it, until it is lost.
+        timeout_seconds: how long an operation may take; 0: however long it takes.
+        device: that the ops run on, a CPU.
+        beside: see `NativeCollective`.
+    Raises:
+        UnsupportedError: some have no compiler, or cannot listen; alike on all members.
+        WorkerLostError: one of them has ended meanwhile, or cannot be reached; on all others.
+
+    Example:
+        >>> job = join(rank=0, exchange=lambda mine: [mine])                     # doctest: +SKIP
+    """
+    try:
+        library, error = native.engines(), ""
+    except (TfdistError, OSError) as failed:
+        library, error = None, str(failed)
+    mine = _this_host() if host is None else host
+    told = _agreed(exchange, error, host=mine, key=secrets.token_hex(16))
+    assert library is not None  # or this one would have said why
+    key = bytes.fromhex(told[0]["key"])
+    segment, hosts = _shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
+    listener, port, error = library.listen(address) if len(set(hosts)) > 1 else (0, 0, "")
+    try:
+        told = _agreed(exchange, error, address=address, port=str(port))
+    except BaseException:
+        library.leave(segment, listener)
+        raise
+    members = native.Members(
+        rank=rank,
+        hosts=hosts,
+        indexes=tuple(hosts[:index].count(one) for index, one in enumerate(hosts)),
+        addresses=tuple((one["address"], int(one["port"])) for one in told),
+        key=key,
+        silent_seconds=silent_seconds,
+        timeout_seconds=timeout_seconds,
+    )
+    number = library.start(segment, listener, members)
+    job = Job(number, rank=rank, hosts=hosts, device=device, beside=beside)
+    try:
+        _meet(job)
+    except BaseException:
+        job.stop()
+        raise
+    return job
+
+
+def _meet(job: Job) -> None:
+    """Wait until the engines of all members run and are connected; from then on a connection tells who is lost."""
+    everybody = job.collective()
+    assert everybody is not None  # it is one of all
+    what = "the start of the native collectives"
+    try:
+        everybody.all_reduce([tf.zeros([])], key="joined")
+    except tf.errors.OpError as error:
+        explained = everybody.explain(error, what)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _shared(
+    library: native.Engines, exchange: Exchange, rank: int, hosts: Sequence[int]
+) -> tuple[int, tuple[int, ...]]:
+    """Return the number of the memory that this process shares with those of its host, and each rank's host.
+
+    Where the memory of a host cannot be had, each of its processes counts as a host.
+    """
+    mine = [index for index, host in enumerate(hosts) if host == hosts[rank]]
+    makes = rank == mine[0]
+    path, nonce = _SHARED / f"tfdist-collectives-{secrets.token_hex(16)}", secrets.randbits(128)
+    segment, why = 0, ""
+
+    def joined() -> tuple[int, str]:
+        return library.join(path, nonce, members=len(mine), index=mine.index(rank), makes=makes)
+
+    try:
+        if makes:
+            segment, why = joined()
+        told = _told(exchange, path=str(path), nonce=f"{nonce:x}", why=why)
+        if not makes and not told[mine[0]]["why"]:
+            path, nonce = Path(told[mine[0]]["path"]), int(told[mine[0]]["nonce"], 16)
+            segment, why = joined()
+        _told(exchange, why=why)  # now all have answered in the memory itself
+        seen = segment and all(library.has_come(segment, index) for index in range(len(mine)))
+        told = _told(exchange, seen="yes" if seen else "", why=why)
+    except BaseException:
+        library.leave(segment, 0)
+        raise
+    finally:
+        if makes:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    if all(told[index]["seen"] for index in mine):
+        return segment, _split(hosts, told)
+    library.leave(segment, 0)
+    reason = next((told[index]["why"] for index in mine if told[index]["why"]), "it is not the same for all")
+    if makes:
+        _log.warning(
+            "The processes of this host reduce over TCP, which takes longer, because they share no memory: %s. In a "
+            "container, give %s more room (--shm-size).",
+            reason,
+            _SHARED,
+        )
+    segment, why = library.join(None, nonce)
+    if not segment:
+        raise UnsupportedError(f"this process has no memory for the native collectives ({why}). Give it more.")
+    return segment, _split(hosts, told)
+
+
+def _split(hosts: Sequence[int], told: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    """Return each rank's host, where the processes of those without shared memory are alone."""
+    without = {host for host, one in zip(hosts, told, strict=True) if not one["seen"]}
+    return base.hosts_of([(host, rank if host in without else None) for rank, host in enumerate(hosts)])
+
+
+def _this_host() -> str:
+    """Return what only processes that may share memory have in common: the running kernel, the place, and the user."""
+    with contextlib.suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat(_SHARED).st_dev} {os.getuid()}"
+    return secrets.token_hex(16)
+
+
+def of_workers(
+    carrier: Collective, *, device: str, address: str = "127.0.0.1", host: str | None = None
+) -> NativeCollective:
+    """Return the collective of members that another engine has brought together, and that it tells each other by.
+
+    Args:
+        carrier: the other engine's; it ends with this one.
+        device: that the ops run on, a CPU.
+        address: see `join`.
+        host: see `join`.
+    Raises:
+        UnsupportedError: see `join`.
+    """
+    found = join(
+        rank=carrier.rank,
+        exchange=exchange_over(carrier),
+        address=address,
+        host=host,
+        device=device,
+        beside=carrier,
+    ).collective()
+    assert found is not None  # it is one of all
+    return found
+
+
+def exchange_over(collective: Collective) -> Exchange:
+    """Return how members of another collective tell each other bytes.
+
+    Args:
+        collective: of all of them; its `all_gather` is called.
+    """
+
+    def exchange(mine: bytes) -> list[bytes]:
+        # each with its length before it, so that one gathering is enough
+        framed = tf.io.decode_raw(len(mine).to_bytes(8, "big") + mine, tf.uint8)
+        left, told = collective.all_gather(framed, key="native bytes").numpy().tobytes(), []
+        while left:
+            end = 8 + int.from_bytes(left[:8], "big")
+            told.append(left[8:end])
+            left = left[end:]
+        return told
+
+    return exchange
+
+
+def _told(exchange: Exchange, **said: str) -> list[dict[str, str]]:
+    """Tell all members what this one has to say; return what all say."""
+    return [json.loads(told) for told in exchange(json.dumps(said).encode())]
+
+
+def _agreed(exchange: Exchange, error: str, **said: str) -> list[dict[str, str]]:
+    """Do the same, and tell what is wrong with this member.
+
+    Raises:
+        UnsupportedError: something is wrong with one of them.
+    """
+    every = _told(exchange, error=error, **said)
+    wrong = [f"member {rank}: {told['error']}" for rank, told in enumerate(every) if told["error"]]
+    if wrong:
+        raise UnsupportedError(
+            "the native collectives need a C++ compiler and an address to listen at on every worker; "
+            f"{'; '.join(wrong)}. Mend that, or choose another engine, such as TensorFlow's."
+        )
+    return every
+
+
+def _number_of(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _with_rows(tensor: tf.Tensor) -> tf.Tensor:
+    tensor = base.require_rows(tf.convert_to_tensor(tensor))
+    wire_dtypes.require_copy(tensor.dtype)
+    return tensor

@@ -1,0 +1,395 @@
+// TensorFlow ops that are the collectives of an engine, against TensorFlow's C interface, as records.cc is.
+//
+// The kernels are asynchronous: they hand their operation to the engine and return, so a thread of TensorFlow never waits
+// for another member. All ops are stateful: TensorFlow neither computes them beforehand nor leaves one out, and those of a
+// function begin in the order in which they were traced.
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine.h"
+#include "registry.h"
+#include "tensorflow/c/kernels.h"
+#include "tensorflow/c/ops.h"
+#include "tensorflow/c/tf_datatype.h"
+#include "tensorflow/c/tf_status.h"
+#include "tensorflow/c/tf_tensor.h"
+
+namespace tfdist::collectives {
+namespace {
+
+template <auto Delete>
+struct Deleter {
+  template <typename T>
+  void operator()(T* pointer) const {
+    Delete(pointer);
+  }
+};
+using Status = std::unique_ptr<TF_Status, Deleter<TF_DeleteStatus>>;
+using Tensor = std::unique_ptr<TF_Tensor, Deleter<TF_DeleteTensor>>;
+
+bool ok(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
+
+// What an op's attributes say.
+struct Kernel {
+  std::int64_t engine = 0;
+  std::int64_t key = 0;
+  std::int64_t argument = 0;  // the reduction, or the root
+  std::vector<int> ranks;
+};
+
+void* new_kernel(TF_OpKernelConstruction* construction) {
+  const Status status(TF_NewStatus());
+  auto kernel = std::make_unique<Kernel>();
+  TF_OpKernelConstruction_GetAttrInt64(construction, "engine", &kernel->engine, status.get());
+  if (ok(status)) TF_OpKernelConstruction_GetAttrInt64(construction, "key", &kernel->key, status.get());
+  if (ok(status)) TF_OpKernelConstruction_GetAttrInt64(construction, "argument", &kernel->argument, status.get());
+  std::int32_t size = 0, total = 0;
+  if (ok(status)) TF_OpKernelConstruction_GetAttrSize(construction, "ranks", &size, &total, status.get());
+  std::vector<std::int64_t> ranks(size > 0 ? size : 0);
+  if (ok(status)) TF_OpKernelConstruction_GetAttrInt64List(construction, "ranks", ranks.data(), size, status.get());
+  kernel->ranks.assign(ranks.begin(), ranks.end());
+  if (!ok(status)) TF_OpKernelConstruction_Failure(construction, status.get());
+  return kernel.release();
+}
+
+void delete_kernel(void* kernel) { delete static_cast<Kernel*>(kernel); }
+
+bool dtype_of(TF_DataType type, DType* dtype) {
+  switch (type) {
+    case TF_HALF:
+      *dtype = DType::kFloat16;
+      return true;
+    case TF_BFLOAT16:
+      *dtype = DType::kBFloat16;
+      return true;
+    case TF_FLOAT:
+      *dtype = DType::kFloat32;
+      return true;
+    case TF_DOUBLE:
+      *dtype = DType::kFloat64;
+      return true;
+    case TF_INT8:
+      *dtype = DType::kInt8;
+      return true;
+    case TF_INT16:
+      *dtype = DType::kInt16;
+      return true;
+    case TF_INT32:
+      *dtype = DType::kInt32;
+      return true;
+    case TF_INT64:
+      *dtype = DType::kInt64;
+      return true;
+    case TF_UINT8:
+      *dtype = DType::kUint8;
+      return true;
+    case TF_UINT16:
+      *dtype = DType::kUint16;
+      return true;
+    case TF_UINT32:
+      *dtype = DType::kUint32;
+      return true;
+    case TF_UINT64:
+      *dtype = DType::kUint64;
+      return true;
+    case TF_BOOL:
+      *dtype = DType::kBool;
+      return true;
+    default:
+      return false;
+  }
+}
+
+// One execution of an op: holds its tensors until the operation has ended, and then tells TensorFlow.
+class Execution : public std::enable_shared_from_this<Execution> {
+ public:
+  Execution(const Kernel& kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
+      : kernel_(kernel),
+        context_(context),
+        // What is handed over is a function that TensorFlow has on its stack, and that ends with this call of the kernel;
+        // an operation that goes on needs a copy.
+        done_(*reinterpret_cast<const std::function<void()>*>(done)),
+        engine_(engines().find(kernel.engine)) {
+    if (engine_ == nullptr) fail(TF_ABORTED, std::string(kBroken) + "they were stopped");
+  }
+
+  const Kernel& kernel() const { return kernel_; }
+  Engine& engine() { return *engine_; }
+  bool good() const { return ok(status_); }
+  std::size_t size() const { return kernel_.ranks.size(); }
+
+  void fail(TF_Code code, const std::string& message) {
+    if (good()) TF_SetStatus(status_.get(), code, message.c_str());
+  }
+
+  int inputs() { return TF_NumInputs(context_); }
+
+  // An input, which is kept until the end.
+  TF_Tensor* input(int index) {
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context_, index, &tensor, status_.get());
+    kept_.emplace_back(tensor);
+    return tensor;
+  }
+
+  // An output of this shape. Its bytes, or null and a failure.
+  char* output(int index, TF_DataType type, const std::vector<std::int64_t>& shape) {
+    std::size_t bytes = TF_DataTypeSize(type);
+    for (const std::int64_t dim : shape) bytes *= static_cast<std::size_t>(dim);
+    TF_Tensor* tensor = TF_AllocateOutput(context_, index, type, shape.data(), static_cast<int>(shape.size()), bytes,
+                                          status_.get());
+    if (!good()) return nullptr;
+    kept_.emplace_back(tensor);
+    return data_of(tensor);
+  }
+
+  // An input with an output of its shape: the same memory where nobody else needs the input's.
+  Piece in_place(int index, TF_DataType* type) {
+    std::vector<std::int64_t> shape;
+    {
+      TF_Tensor* tensor = nullptr;
+      TF_GetInput(context_, index, &tensor, status_.get());
+      if (!good()) return {};
+      const Tensor looked_at(tensor);
+      shape = shape_of(tensor);
+      *type = TF_TensorType(tensor);
+    }
+    int forwarded = -1;
+    TF_Tensor* tensor = TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.data(),
+                                                        static_cast<int>(shape.size()), &forwarded, status_.get());
+    if (!good()) return {};
+    kept_.emplace_back(tensor);
+    char* into = data_of(tensor);
+    if (forwarded == index) return {into, into, TF_TensorByteSize(tensor)};
+    TF_Tensor* from = input(index);
+    return good() ? Piece{data_of(from), into, TF_TensorByteSize(from)} : Piece{};
+  }
+
+  static char* data_of(TF_Tensor* tensor) { return static_cast<char*>(TF_TensorData(tensor)); }
+
+  static std::vector<std::int64_t> shape_of(TF_Tensor* tensor) {
+    std::vector<std::int64_t> shape(TF_NumDims(tensor));
+    for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = TF_Dim(tensor, static_cast<int>(i));
+    return shape;
+  }
+
+  // The number of the operation, drawn once.
+  std::uint64_t id() { return engine_->next_id(static_cast<std::uint64_t>(kernel_.key)); }
+  bool is_near() const { return engine_->are_near(kernel_.ranks); }
+  Place place() const { return engine_->place(kernel_.ranks); }
+  Hosts hosts() const { return engine_->hosts(kernel_.ranks); }
+  std::size_t me() const {
+    const auto& ranks = kernel_.ranks;
+    return std::find(ranks.begin(), ranks.end(), engine_->rank()) - ranks.begin();
+  }
+
+  void submit(std::unique_ptr<Operation> operation) {
+    auto self = shared_from_this();
+    engine_->submit(std::move(operation), kernel_.ranks, [self](const std::string& error) {
+      // It had no memory for its output: the others wait for what it would have brought.
+      if (!error.empty() && !self->good()) self->engine_->abort(error);
+      if (!error.empty()) self->fail(error.rfind(kBroken, 0) == 0 ? TF_ABORTED : TF_INVALID_ARGUMENT, error);
+      self->end();
+    });
+  }
+
+  void end() {
+    kept_.clear();
+    if (!good()) TF_OpKernelContext_Failure(context_, status_.get());
+    done_();
+  }
+
+ private:
+  const Kernel kernel_;  // a copy: TensorFlow may delete its own as soon as it was told of the end
+  TF_OpKernelContext* const context_;
+  const std::function<void()> done_;
+  const std::shared_ptr<Engine> engine_;
+  const Status status_{TF_NewStatus()};
+  std::vector<Tensor> kept_;
+};
+
+using Run = void (*)(const std::shared_ptr<Execution>&);
+
+template <Run run>
+void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  const auto call = std::make_shared<Execution>(*static_cast<Kernel*>(kernel), context, done);
+  call->good() ? run(call) : call->end();
+}
+
+void all_reduce(const std::shared_ptr<Execution>& call) {
+  std::vector<Piece> pieces;
+  TF_DataType type = TF_FLOAT;
+  for (int i = 0; call->good() && i < call->inputs(); ++i) pieces.push_back(call->in_place(i, &type));
+  DType dtype;
+  if (call->good() && !dtype_of(type, &dtype)) call->fail(TF_INVALID_ARGUMENT, "a dtype that has no reduction");
+  if (!call->good()) return call->end();
+  const auto op = static_cast<Op>(call->kernel().argument);
+  const std::uint64_t id = call->id();
+  if (call->is_near()) call->submit(shared_all_reduce(call->place(), id, std::move(pieces), dtype, op));
+  else call->submit(far_all_reduce(call->hosts(), id, std::move(pieces), dtype, op));
+}
+
+// The rows of a tensor.
+struct Rows {
+  TF_Tensor* tensor;
+  TF_DataType type;
+  std::vector<std::int64_t> shape;
+  std::size_t bytes;  // of a row
+
+  Rows(Execution& call, int index) : tensor(call.input(index)) {
+    if (!call.good()) return;
+    type = TF_TensorType(tensor);
+    shape = Execution::shape_of(tensor);
+    if (shape.empty()) {
+      call.fail(TF_INVALID_ARGUMENT, "a scalar has no rows");
+      return;
+    }
+    bytes = TF_DataTypeSize(type);
+    for (std::size_t i = 1; i < shape.size(); ++i) bytes *= static_cast<std::size_t>(shape[i]);
+  }
+
+  std::vector<std::int64_t> with(std::int64_t rows) const {
+    std::vector<std::int64_t> changed = shape;
+    changed[0] = rows;
+    return changed;
+  }
+
+  // Where each member's part begins.
+  std::vector<std::int64_t> cut(std::size_t members) const {
+    std::vector<std::int64_t> begins;
+    for (std::size_t i = 0; i <= members; ++i) {
+      begins.push_back(shape[0] * static_cast<std::int64_t>(i) / static_cast<std::int64_t>(members));
+    }
+    return begins;
+  }
+};
+
+template <bool reduces>
+void scatter(const std::shared_ptr<Execution>& call) {
+  const Rows rows(*call, 0);
+  DType dtype = DType::kUint8;
+  if (call->good() && reduces && !dtype_of(rows.type, &dtype)) {
+    call->fail(TF_INVALID_ARGUMENT, "a dtype that has no reduction");
+  }
+  if (!call->good()) return call->end();
+  const std::size_t me = call->me();
+  const std::vector<std::int64_t> cut = rows.cut(call->size());
+  const std::int64_t mine = cut[me + 1] - cut[me];
+  char* into = call->output(0, rows.type, rows.with(reduces ? mine : mine * static_cast<std::int64_t>(call->size())));
+  if (!call->good()) return call->end();
+  std::vector<std::size_t> begins;
+  for (const std::int64_t row : cut) begins.push_back(static_cast<std::size_t>(row) * rows.bytes);
+  const char* from = Execution::data_of(rows.tensor);
+  const std::uint64_t id = call->id();
+  const auto op = static_cast<Op>(call->kernel().argument);
+  if (reduces && call->is_near()) call->submit(shared_reduce_scatter(call->place(), id, from, into, begins, dtype, op));
+  else if (reduces) call->submit(far_reduce_scatter(call->hosts(), id, from, into, begins, dtype, op));
+  else if (call->is_near()) call->submit(shared_all_to_all(call->place(), id, from, into, begins));
+  else call->submit(far_all_to_all(call->hosts(), id, from, into, begins));
+}
+
+void all_gather(const std::shared_ptr<Execution>& call) {
+  const Rows rows(*call, 0);
+  if (!call->good()) return call->end();
+  const auto allocate = [call, rows](std::uint64_t total) {
+    return call->output(0, rows.type, rows.with(static_cast<std::int64_t>(total)));
+  };
+  const char* from = Execution::data_of(rows.tensor);
+  const auto count = static_cast<std::size_t>(rows.shape[0]);
+  const std::uint64_t id = call->id();
+  if (call->is_near()) call->submit(shared_all_gather(call->place(), id, from, count, rows.bytes, allocate));
+  else call->submit(far_all_gather(call->hosts(), id, from, count, rows.bytes, allocate));
+}
+
+void broadcast(const std::shared_ptr<Execution>& call) {
+  TF_DataType type;
+  const Piece piece = call->in_place(0, &type);
+  if (!call->good()) return call->end();
+  const auto root = static_cast<std::size_t>(call->kernel().argument);
+  const std::uint64_t id = call->id();
+  if (call->is_near()) call->submit(shared_broadcast(call->place(), id, piece.from, piece.into, piece.bytes, root));
+  else call->submit(far_broadcast(call->hosts(), id, piece.from, piece.into, piece.bytes, root));
+}
+
+void send(const std::shared_ptr<Execution>& call) {
+  TF_Tensor* tensor = call->input(0);
+  if (!call->good()) return call->end();
+  const char* from = Execution::data_of(tensor);
+  const std::size_t bytes = TF_TensorByteSize(tensor);
+  const std::uint64_t id = call->id();
+  if (call->is_near()) call->submit(shared_send(call->place(), id, from, bytes));
+  else call->submit(far_send(call->hosts(), id, from, bytes));
+}
+
+// Its input has the shape and dtype of what is received.
+void receive(const std::shared_ptr<Execution>& call) {
+  TF_DataType type;
+  const Piece piece = call->in_place(0, &type);
+  if (!call->good()) return call->end();
+  const std::uint64_t id = call->id();
+  if (call->is_near()) call->submit(shared_receive(call->place(), id, piece.into, piece.bytes));
+  else call->submit(far_receive(call->hosts(), id, piece.into, piece.bytes));
+}
+
+void shapes_of_inputs(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const std::int64_t count = TF_ShapeInferenceContextNumInputs(context);
+  for (int i = 0; i < count && TF_GetCode(status) == TF_OK; ++i) {
+    TF_ShapeHandle* shape = TF_NewShapeHandle();
+    TF_ShapeInferenceContextGetInput(context, i, shape, status);
+    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, i, shape, status);
+    TF_DeleteShapeHandle(shape);
+  }
+}
+
+void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+}
+
+void no_shapes(TF_ShapeInferenceContext*, TF_Status*) {}
+
+struct Definition {
+  const char* name;
+  const char* input;
+  const char* output;  // null: none
+  const char* count;   // of inputs; null: one
+  void (*shape)(TF_ShapeInferenceContext*, TF_Status*);
+  void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
+};
+
+// What cannot be registered is missing when the library is loaded, and is reported there.
+bool register_op(const Definition& op) {
+  const Status status(TF_NewStatus());
+  TF_OpDefinitionBuilder* definition = TF_NewOpDefinitionBuilder(op.name);
+  TF_OpDefinitionBuilderAddInput(definition, op.input);
+  if (op.output != nullptr) TF_OpDefinitionBuilderAddOutput(definition, op.output);
+  if (op.count != nullptr) TF_OpDefinitionBuilderAddAttr(definition, op.count);
+  for (const char* attr : {"T: type", "engine: int", "key: int", "argument: int", "ranks: list(int)"}) {
+    TF_OpDefinitionBuilderAddAttr(definition, attr);
+  }
+  TF_OpDefinitionBuilderSetIsStateful(definition, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, op.shape);
+  TF_RegisterOpDefinition(definition, status.get());
+  if (!ok(status)) return false;
+  TF_KernelBuilder* kernel = TF_NewAsyncKernelBuilder(op.name, "CPU", new_kernel, op.compute, delete_kernel);
+  TF_RegisterKernelBuilder(op.name, kernel, status.get());
+  return ok(status);
+}
+
+[[maybe_unused]] const bool registered[] = {
+    register_op({"TfdistAllReduce", "tensors: N * T", "reduced: N * T", "N: int >= 1", shapes_of_inputs, compute<all_reduce>}),
+    register_op({"TfdistReduceScatter", "tensor: T", "part: T", nullptr, unknown_shapes, compute<scatter<true>>}),
+    register_op({"TfdistAllToAll", "tensor: T", "parts: T", nullptr, unknown_shapes, compute<scatter<false>>}),
+    register_op({"TfdistAllGather", "tensor: T", "rows: T", nullptr, unknown_shapes, compute<all_gather>}),
+    register_op({"TfdistBroadcast", "tensor: T", "value: T", nullptr, shapes_of_inputs, compute<broadcast>}),
+    register_op({"TfdistSend", "tensor: T", nullptr, nullptr, no_shapes, compute<send>}),
+    register_op({"TfdistReceive", "like: T", "received: T", nullptr, shapes_of_inputs, compute<receive>}),
+};
+
+}  // namespace
+}  // namespace tfdist::collectives

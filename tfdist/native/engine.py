@@ -1,0 +1,153 @@
+"""The engine of collectives in C++, as Python starts and stops it; the operations are TensorFlow's ops."""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import TfdistError
+from tfdist.native import library
+from tfdist.native.loading import load
+
+#: what the errors of operations begin with when the engine has ended, whatever the cause
+BROKEN = "The native collectives have ended: "
+#: what errors begin with when members have run different operations under one key
+DIFFERENT = "Members do different things: "
+
+_OPS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "send", "receive")
+_WHY_BYTES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """Who takes part in a job, alike on all members but for the rank.
+
+    Attributes:
+        rank: of this process.
+        hosts: the number of each rank's host.
+        indexes: of each rank among the members on its host.
+        addresses: host and port at which each rank listens for those on other hosts.
+        key: the job's secret, which proves on a connection that one belongs to it.
+        silent_seconds: how long a member may give no sign of life.
+        timeout_seconds: how long an operation may take; 0: however long it takes.
+    """
+
+    rank: int
+    hosts: tuple[int, ...]
+    indexes: tuple[int, ...]
+    addresses: tuple[tuple[str, int], ...]
+    key: bytes
+    silent_seconds: float
+    timeout_seconds: float
+
+
+class Engines:
+    """The library of the collectives; `engines` returns the one of this process.
+
+    Attributes:
+        ops: the module of the ops.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import tensorflow as tf
+
+        self.ops: Any = tf.load_op_library(str(path))
+        missing = [name for name in _OPS if not hasattr(self.ops, f"tfdist_{name}")]
+        if missing:
+            raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
+        number, text = ctypes.c_int64, ctypes.c_char_p
+        self._library = ctypes.CDLL(str(path))
+        for name, result, *arguments in (
+            ("join", number, text, *[ctypes.c_uint64] * 4, ctypes.c_bool, text, ctypes.c_size_t),
+            ("has_come", ctypes.c_bool, number, ctypes.c_uint64),
+            ("listen", number, text, ctypes.c_void_p, text, ctypes.c_size_t),
+            (
+                *("start", number, number, *[ctypes.c_int32] * 2, *[ctypes.c_void_p] * 2),
+                *(number, *[ctypes.c_void_p] * 2, text, ctypes.c_size_t, *[ctypes.c_double] * 2),
+            ),
+            ("leave", None, number, number),
+            ("abort", None, number, text),
+            ("stop", None, number),
+        ):
+            function = getattr(self._library, f"tfdist_collectives_{name}")
+            function.restype, function.argtypes = result, arguments
+
+    def join(
+        self, path: Path | None, nonce: int, *, members: int = 1, index: int = 0, makes: bool = True
+    ) -> tuple[int, str]:
+        """Map the memory that the members of a host share.
+
+        Args:
+            path: of its file, which one member makes and the others open; None: memory of this process alone.
+            nonce: of 128 bits, by which they know that it is the same.
+            members: number of members on this host.
+            index: this process's among them.
+            makes: whether this is the one that makes it.
+        Returns:
+            Its number, or 0 and why not.
+        """
+        why = ctypes.create_string_buffer(_WHY_BYTES)
+        low, high = nonce % 2**64, nonce >> 64
+        number = self._library.tfdist_collectives_join(
+            str(path or "").encode(), low, high, members, index, makes, why, _WHY_BYTES
+        )
+        return number, why.value.decode(errors="replace")
+
+    def has_come(self, segment: int, index: int) -> bool:
+        """Return whether a member has shown in the shared memory itself that it has it too."""
+        return bool(self._library.tfdist_collectives_has_come(segment, index))
+
+    def listen(self, host: str) -> tuple[int, int, str]:
+        """Listen for members on other hosts, at an address of this one.
+
+        Returns:
+            The number of the socket and its port, or 0, 0 and why not.
+        """
+        port, why = ctypes.c_uint16(), ctypes.create_string_buffer(_WHY_BYTES)
+        number = self._library.tfdist_collectives_listen(host.encode(), ctypes.byref(port), why, _WHY_BYTES)
+        return number, port.value, why.value.decode(errors="replace")
+
+    def start(self, segment: int, listener: int, members: "Members") -> int:
+        """Start the engine of this process, once all members of its host have come, and return its number.
+
+        Args:
+            segment: from `join`; the engine takes it over.
+            listener: from `listen`, likewise; 0: all members are on one host.
+            members: who they are.
+        """
+        size = len(members.hosts)
+        return int(
+            self._library.tfdist_collectives_start(
+                *(segment, members.rank, size),
+                *((ctypes.c_int32 * size)(*members.hosts), (ctypes.c_uint32 * size)(*members.indexes)),
+                *(listener, (ctypes.c_char_p * size)(*(host.encode() for host, _ in members.addresses))),
+                (ctypes.c_uint16 * size)(*(port for _, port in members.addresses)),
+                *(members.key, len(members.key), members.silent_seconds, members.timeout_seconds),
+            )
+        )
+
+    def leave(self, segment: int, listener: int) -> None:
+        """Let go of a segment and a socket for which no engine was started."""
+        self._library.tfdist_collectives_leave(segment, listener)
+
+    def abort(self, engine: int, reason: str) -> None:
+        """End the operations of all members with an error; nothing travels afterwards."""
+        self._library.tfdist_collectives_abort(engine, reason.encode())
+
+    def stop(self, engine: int) -> None:
+        """End this process's part; again and again does nothing."""
+        self._library.tfdist_collectives_stop(engine)
+
+
+@cache
+def engines() -> Engines:
+    """Return the library, compiled by the first process that asks.
+
+    Raises:
+        TfdistError: it cannot be compiled or loaded; see `library.build`.
+
+    Example:
+        >>> engines().ops.tfdist_all_reduce  # doctest: +SKIP
+    """
+    return load(library.COLLECTIVES, Engines)
