@@ -1,204 +1,198 @@
-"""Reductions by Horovod: over TCP by gloo, or MPI, or NCCL, whatever it was built with.
+"""Horovod's collectives: over TCP by gloo, or MPI, or NCCL, whatever it was built with.
 
-Every operation has a name that follows from what the function has reduced before it. Horovod brings together
-operations of one name, in whatever order ranks come to them; ranks that run different functions do not meet.
-Eagerly all sums share one name, so that ranks which reduce different things are told at once instead of waiting.
+Horovod brings together operations of one name, in whatever order ranks come to them; a name is the key. Each waits for
+the next cycle of Horovod's, a millisecond, and for its peers' word that they are there.
+
+Costs, of S bytes on n members: `all_reduce` 2 S (n - 1) / n for each member, also for 16-bit floats, which go there and
+back as rows; `all_gather` the rows of all others; `all_to_all` and `reduce_scatter` S (n - 1) / n; `broadcast` is a sum
+with zeros, 2 S (n - 1) / n; `send` S, and it needs a process set of the two.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import carriers, tracing
-from tfdist.compat import horovod_ops
+from tfdist.collectives import base, composed, wire_dtypes
+from tfdist.compat.horovod import ops as horovod_ops
+from tfdist.errors import ConfigError
 
-__all__ = ["Ring"]
-
-_SUMMED_BY_BOTH = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-
-# A table of embeddings up to this size is summed whole, with the dense gradients; for a larger one ranks ask each other
-# first how many rows they have.
-_SMALL_TABLE_BYTES = 1 << 20
+__all__ = ["HorovodCollective"]
 
 
-class Ring:
-    """The ranks of a Horovod process set, which reduce among each other.
+class HorovodCollective:
+    """The ranks of a Horovod process set.
 
     Args:
         process_set: the ranks that take part; this process is one of them.
         size: how many.
         rank: this process's number among them.
-        bucket_bytes: tensors are reduced in groups of about this size: large enough to fill the wire, and small enough
-            that the first can leave while the backward pass goes on.
+        hosts: of each member.
+        pairs: process sets of this member and another, by the other's rank here, for `send` and `receive`; with two
+            members the whole set is one.
+        abort: ends Horovod on all ranks, given a reason.
+        explain: returns what a failure of Horovod's means, as `Collective.explain`.
 
     Example:
-        >>> ring.sums([tf.ones([3])])                            # doctest: +SKIP
+        >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
     """
 
-    def __init__(self, process_set: Any, *, size: int, rank: int, bucket_bytes: int) -> None:
+    matches_by_count = False
+
+    def __init__(
+        self,
+        process_set: Any,
+        *,
+        size: int,
+        rank: int,
+        hosts: Sequence[int],
+        abort: Callable[[str], None],
+        explain: Callable[[BaseException, str], Exception | None],
+        pairs: Mapping[int, Any] | None = None,
+    ) -> None:
         self.size = size
-        self.rank = rank
+        self.rank = base.require_rank("rank", rank, size)
+        self.hosts = tuple(hosts)
         self._process_set = process_set
-        self._bucket_bytes = bucket_bytes
+        self._pairs = dict(pairs or {}) | ({1 - rank: process_set} if size == 2 else {})
+        self._side_effect = composed.SideEffect(f"tfdist_sent_{process_set.process_set_id}", "/device:CPU:0")
+        self._abort = abort
+        self._explain = explain
 
-    def sums(self, values: Sequence[Any], labels: Sequence[str] = (), *, rows_matter: bool = True) -> list[Any]:
-        """Return the sums over ranks, in the order given.
-
-        Groups are formed from the last value to the first, the order in which a backward pass makes gradients, and
-        each waits for its own values alone.
-
-        Args:
-            values: tensors alike on every rank, or `tf.IndexedSlices` of alike tables.
-            labels: what the values are, for messages; equal on every rank.
-            rows_matter: whether rows of `tf.IndexedSlices` must stay apart, as one device has them.
-        Returns:
-            Dense sums; in a function those of 16 bits are added in float32. Of slices, the rows of all ranks; unless
-            rows matter, the sum of the table where that is small, and every row of the table where that is fewer bytes
-            than the ranks' rows.
-        """
+    def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
+        """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one group."""
+        base.require_op(op)
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        carried = [self._carried(tensor, op) for tensor in tensors]
         if self.size == 1:
-            return list(values)
-        names = list(labels) or [""] * len(values)
-        results: list[Any] = [None] * len(values)
-        dense: dict[int, tf.Tensor] = {}
-        for index, value in enumerate(values):
-            if isinstance(value, tf.IndexedSlices) and (rows_matter or not _is_small_table(value)):
-                results[index] = self._sum_of_slices(value, names[index], rows_matter)
+            return tensors
+        results: list[Any] = [None] * len(tensors)
+        dtypes = dict.fromkeys(tensor.dtype for tensor, _ in carried)
+        for dtype in dtypes:
+            mine = [index for index, (tensor, _) in enumerate(carried) if tensor.dtype == dtype]
+            same = [carried[index][0] for index in mine]
+            name = key if len(dtypes) == 1 else f"{key} {dtype.name}"
+            if dtype in composed.HALVES and op == "sum":
+                totals = composed.sums_of_halves(self, same, key=name)
             else:
-                dense[index] = tf.convert_to_tensor(value)
-        carried = {index: self._carried(tensor) for index, tensor in dense.items()}
-        for group in _groups({index: tensor for index, (tensor, _) in carried.items()}, self._bucket_bytes):
-            entries = [_described("sum", dense[index], names[index]) for index in group]
-            members = [carried[index][0] for index in group]
-            tensors = (self._sum_of_halves if _is_half(members[0]) else self._group_sum)(members, entries)
-            for index, total in zip(group, tensors, strict=True):
+                totals = self._reduced(same, name, op)
+            for index, total in zip(mine, totals, strict=True):
                 results[index] = carried[index][1](total)
         return results
 
-    def _carried(self, tensor: tf.Tensor) -> tuple[tf.Tensor, carriers.Restore]:
-        return (tensor, lambda total: total) if _is_half(tensor) else carriers.for_sum(tensor, horovod_ops.SUMMED)
+    def _carried(self, tensor: tf.Tensor, op: str) -> tuple[tf.Tensor, wire_dtypes.Restore]:
+        # Eagerly in float32, by the one operation that all sums have: see `keys`.
+        halves = tensor.dtype in composed.HALVES and op == "sum"
+        if halves and not tf.executing_eagerly():
+            return tensor, lambda total: total
+        reduced = [dtype for dtype in horovod_ops.REDUCED if not (halves and dtype == tensor.dtype)]
+        return wire_dtypes.for_op(tensor, reduced, op)
 
-    def carried(self, tensor: tf.Tensor) -> tuple[tf.Tensor, carriers.Restore]:
-        """Return the tensor in a dtype that TensorFlow's collectives sum as well as Horovod, and the way back."""
-        return carriers.for_sum(tensor, _SUMMED_BY_BOTH)
+    def _reduced(self, tensors: list[tf.Tensor], key: str, op: str) -> list[tf.Tensor]:
+        first, *others = tensors
+        totals = horovod_ops.all_reduce([_not_folded(first), *others], _name(key), self._process_set, op=op)
+        return [tf.ensure_shape(totals[0], first.shape), *totals[1:]]
 
-    def rows(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
-        """Return the rows of all ranks in their order; the numbers of rows may differ, all else may not.
-
-        Args:
-            tensor: numbers or bools, shape (rows, ...).
-            label: what it is, for messages.
-        """
+    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return the rows of all members; see `Collective.all_gather`."""
+        tensor = base.require_rows(tf.convert_to_tensor(tensor))
+        carried, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:
             return tensor
-        carried, restore = carriers.for_copy(tensor)
-        shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
-        name = _name(_described("rows", tensor, label, shape))
-        gathered = restore(horovod_ops.rows(_not_folded(carried), name, self._process_set))
-        gathered.set_shape(shape)
-        return gathered
+        gathered = restore(horovod_ops.all_gather(_not_folded(carried), _name(key), self._process_set))
+        return tf.ensure_shape(gathered, [None, *tensor.shape[1:]])
 
-    def from_first(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
-        """Return the first rank's value, bit for bit.
+    def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of the sum; see `Collective.reduce_scatter`."""
+        tensor = base.require_rows(tf.convert_to_tensor(tensor))
+        wire_dtypes.require_op(tensor.dtype, "sum")
+        return tensor if self.size == 1 else composed.reduce_scatter(self, tensor, key=key)
 
-        Args:
-            tensor: numbers or bools, of the same shape and dtype on every rank.
-            label: what it is, for messages.
+    def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
+        """Return one member's value; see `Collective.broadcast`.
+
+        It is a sum with zeros: a rank that is about to reduce something else under this name is told so, which a
+        broadcast of Horovod's own would not be, and with four ranks or more its tree is no faster.
         """
+        base.require_rank("root", root, self.size)
+        tensor = tf.convert_to_tensor(tensor)
+        carried, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:
             return tensor
-        # A sum with zeros, so that a rank that is about to do something else is told (see the head of this file).
-        carried, restore = carriers.for_copy(tensor)
-        mine = carried if self.rank == 0 else tf.zeros_like(carried)
-        (total,) = self._group_sum([mine], [_described("first", tensor, label)])
+        (total,) = self._reduced([carried if self.rank == root else tf.zeros_like(carried)], key, "sum")
         return restore(total)
 
-    def _group_sum(self, tensors: list[tf.Tensor], entries: list[str]) -> list[tf.Tensor]:
-        name = [_name(entry) for entry in entries][-1]
-        return horovod_ops.sums([_not_folded(tensors[0]), *tensors[1:]], name, self._process_set)
+    def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of every member's rows; see `Collective.all_to_all`."""
+        tensor = base.require_rows(tf.convert_to_tensor(tensor))
+        bits, restore = wire_dtypes.for_copy(tensor)
+        if self.size == 1:
+            return tensor
+        sizes = base.cut(tensor, self.size)
+        splits = tf.stack([tf.cast(size, tf.int32) for size in sizes])
+        arrived = restore(horovod_ops.all_to_all(bits, _not_folded(splits), _name(key), self._process_set))
+        return tf.reshape(arrived, base.with_rows([self.size * sizes[self.rank]], tensor))
 
-    def _sum_of_halves(self, tensors: list[tf.Tensor], entries: list[str]) -> list[tf.Tensor]:
-        """Return the sums of tensors of 16 bits: they travel as they are, and are added in float32 and rounded once.
+    def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
+        """Send a tensor; see `Collective.send`. The two exchange their rows, of which only this member has any."""
+        tensor = tf.convert_to_tensor(tensor)
+        return self._side_effect.after(self._moved(tensor, f"{key} {self.rank} {to}", "to", to, sends=True))
 
-        Every rank adds up its part of the tensors, which the others send to it, and hands it to all: as many bytes as a
-        ring moves.
-        """
-        name, dtype = [_name(entry) for entry in entries][-1], tensors[0].dtype
-        sizes = [tf.size(tensor) for tensor in tensors]
-        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
-        bits, restore = carriers.for_copy(tf.pad(flat, [[0, tf.math.floormod(-tf.size(flat), self.size)]]))
-        own = tf.reshape(restore(horovod_ops.exchanged(_not_folded(bits), name, self._process_set)), [self.size, -1])
-        part = tf.cast(tf.reduce_sum(tf.cast(own, tf.float32), axis=0), dtype)
-        whole = self.rows(part, "of 16 bits")[: tf.size(flat)]
-        sums = tf.split(whole, sizes, num=len(tensors))
-        return [tf.ensure_shape(tf.reshape(s, tf.shape(t)), t.shape) for s, t in zip(sums, tensors, strict=True)]
+    def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
+        """Return what a member has sent; see `Collective.receive`."""
+        base.require_known(spec)
+        nothing = tf.zeros(spec.shape, spec.dtype)
+        arrived = self._moved(nothing, f"{key} {source} {self.rank}", "source", source, sends=False)
+        return tf.reshape(arrived, spec.shape)
 
-    def _sum_of_slices(self, slices: tf.IndexedSlices, label: str, rows_matter: bool) -> tf.IndexedSlices:
-        def gathered() -> tuple[tf.Tensor, tf.Tensor]:
-            return self.rows(slices.values, f"{label} values"), self.rows(slices.indices, f"{label} indices")
+    def _moved(self, tensor: tf.Tensor, key: str, name: str, other: int, *, sends: bool) -> tf.Tensor:
+        base.require_other(name, other, self)
+        bits, restore = wire_dtypes.for_copy(tf.reshape(tensor, [-1]))
+        pair = self._pairs.get(other)
+        if pair is None:
+            raise ConfigError(
+                f"{name} is {other}, and Horovod was started without a process set of the members {self.rank} and "
+                f"{other}, which it needs to send from one to the other. Give their workers as one of the groups when "
+                "Horovod is started, alike on every worker."
+            )
+        count = tf.shape(bits)[0] if sends else 0
+        splits = tf.stack([0, count] if self.rank < other else [count, 0])
+        rows = bits if sends else bits[:0]
+        return restore(horovod_ops.all_to_all(rows, _not_folded(splits), _name(key), pair))
 
-        def whole() -> tuple[tf.Tensor, tf.Tensor]:
-            height = tf.cast(slices.dense_shape[0], slices.indices.dtype)
-            (total,) = self.sums([tf.math.unsorted_segment_sum(slices.values, slices.indices, height)], [label])
-            return total, tf.range(height)
+    def abort(self, reason: str) -> None:
+        """Stop Horovod on every rank: whoever waits in it gets an error."""
+        self._abort(reason)
 
-        if rows_matter or slices.dense_shape is None:
-            return tf.IndexedSlices(*gathered(), slices.dense_shape)
-        # Every rank has to take the same way, so they add up how many rows they have: known in the forward pass.
-        (rows,) = self.sums([tf.cast(tf.size(slices.indices), tf.int64)], [f"{label} number of rows"])
-        # From the shape: a worker without a row must come to the same.
-        row_bytes = tf.reduce_prod(tf.shape(slices.values, tf.int64)[1:]) * slices.values.dtype.size
-        # A gather moves every rank's rows to every other; a ring moves a table about twice.
-        height = tf.cast(slices.dense_shape[0], tf.int64)
-        cheaper = rows * (row_bytes + slices.indices.dtype.size) < 2 * height * row_bytes
-        values, indices = tf.cond(cheaper, gathered, whole)
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-
-def _groups(tensors: dict[int, tf.Tensor], bucket_bytes: int) -> list[list[int]]:
-    """Return groups of indices, of one dtype each, from the last tensor to the first."""
-    groups: list[list[int]] = []
-    open_groups: dict[tf.DType, tuple[list[int], int]] = {}
-    for index in sorted(tensors, reverse=True):
-        tensor = tensors[index]
-        size = (tensor.shape.num_elements() or 1) * tensor.dtype.size
-        group, held = open_groups.get(tensor.dtype, ([], 0))
-        if not group or held + size > bucket_bytes:
-            group, held = [], 0
-            groups.append(group)
-        group.append(index)
-        open_groups[tensor.dtype] = (group, held + size)
-    return groups
+    def explain(self, error: BaseException, what: str) -> Exception | None:
+        """Return the error of tfdist's for a failure of Horovod's, or None if it is another's."""
+        return self._explain(error, what)
 
 
-def _is_half(tensor: tf.Tensor) -> bool:
-    """Return whether a tensor is added in float32. Eagerly all sums have one name, and take one way."""
-    return tensor.dtype in (tf.float16, tf.bfloat16) and not tf.executing_eagerly()
+def _name(key: str) -> str:
+    """Return the name of an operation, in the characters that TensorFlow allows; another for each key.
 
-
-def _is_small_table(slices: tf.IndexedSlices) -> bool:
-    shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
-    return shape is not None and int(shape.prod()) * slices.values.dtype.size <= _SMALL_TABLE_BYTES
-
-
-def _described(kind: str, tensor: tf.Tensor, label: str, shape: tf.TensorShape | None = None) -> str:
-    shape = tensor.shape if shape is None else shape
-    return " ".join(filter(None, [kind, tensor.dtype.name, str(shape), label]))
-
-
-def _name(entry: str) -> str:
-    traced = tracing.current_signature()
-    return "tfdist_eager" if traced is None else f"tfdist_{traced.add(entry)}"
+    Example:
+        >>> _name("0a1b"), _name("gradients of a")
+        ('tfdist_0a1b', 'tfdist_gradients-20-of-20-a')
+    """
+    return "tfdist_" + re.sub(r"[^A-Za-z0-9_.]", lambda found: f"-{ord(found[0]):x}-", key)
 
 
 def _not_folded(tensor: tf.Tensor) -> tf.Tensor:
     """Keep TensorFlow from reducing a constant once for all when it optimises a function.
 
-    One worker may trace anew where another does not, and would be alone in that reduction.
+    One worker may trace anew where another does not, and would be alone in that reduction. What has no element is a
+    constant to TensorFlow, whatever it is made of, unless its shape is not known before the function runs.
     """
-    return tensor if tf.executing_eagerly() or _varies(tensor) else tensor + horovod_ops.zero(tensor.dtype)
+    if tf.executing_eagerly():
+        return tensor
+    if tensor.shape.num_elements() == 0:
+        nothing = tf.zeros([horovod_ops.zero(tf.int32), *tensor.shape[1:]], tensor.dtype)
+        return tf.concat([tensor, nothing], axis=0)
+    return tensor if _varies(tensor) else tensor + horovod_ops.zero(tensor.dtype)
 
 
 def _varies(tensor: tf.Tensor) -> bool:

@@ -8,6 +8,7 @@ Horovod would end the process.
 import atexit
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -23,8 +24,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.values import Cluster, split_address
+from tfdist.collectives.base import Collective, hosts_of
 from tfdist.collectives.membership import Membership
 from tfdist.collectives.store import Store, StoreServer
+from tfdist.compat.horovod import broken_connections
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError, MissingDependencyError, WorkerLostError
 
 __all__ = ["Job", "join"]
@@ -89,6 +92,19 @@ def _leave(membership: Membership, stopper: _Stopper) -> None:
         os._exit(1)
 
 
+def _give_up(membership: Membership, me: int) -> None:
+    """Say why Horovod ends this process, and end it: nobody in it could be told in another way."""
+    cause = membership.find_cause()
+    sys.stdout.flush()
+    sys.stderr.write(
+        f"tfdist: WorkerLostError: worker {me} cannot go on, for the ring has broken: {cause}. See that worker's "
+        "output, then start the job again.\n"
+    )
+    sys.stderr.flush()
+    membership.leave()
+    os._exit(1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The workers that Horovod has brought together; there is one in a process.
@@ -100,6 +116,7 @@ class Job:
         membership: who of them is there; None for one worker alone.
         stopper: stops Horovod.
         groups: process sets given when Horovod was started.
+        hosts: for each worker the number of the host that it is on.
         mismatches: numbers them, alike on all workers, so that none reads what another said at an earlier one.
     """
 
@@ -109,7 +126,45 @@ class Job:
     membership: Membership | None
     stopper: _Stopper
     groups: Mapping[tuple[int, ...], Any]
+    hosts: tuple[int, ...]
     mismatches: Iterator[int] = field(default_factory=itertools.count)
+
+    def collective(self, members: Sequence[int]) -> Collective:
+        """Return the collective of some workers, of whom this is one, in rising order.
+
+        Raises:
+            ConfigError: they are neither all workers nor one of the groups that Horovod was started with.
+        """
+        from tfdist.collectives.horovod import HorovodCollective  # loads Horovod, which `join` has seen to
+
+        me = self.cluster.worker_index
+        process_set = self._process_set(tuple(members))
+        if process_set is None:
+            raise ConfigError(
+                f"Horovod was started without a group of the workers {list(members)}; it has {self._known()}. Give all "
+                "groups to the first strategy of a process, alike on every worker."
+            )
+        pairs = {
+            rank: self._process_set((min(me, other), max(me, other)))
+            for rank, other in enumerate(members)
+            if other != me
+        }
+        return HorovodCollective(
+            process_set,
+            size=len(members),
+            rank=list(members).index(me),
+            hosts=hosts_of([self.hosts[worker] for worker in members]),
+            pairs={rank: pair for rank, pair in pairs.items() if pair is not None},
+            abort=self.abort,
+            explain=self.explain,
+        )
+
+    def _process_set(self, members: tuple[int, ...]) -> Any:
+        everybody = members == tuple(range(self.cluster.num_workers))
+        return self.hvd.global_process_set if everybody else self.groups.get(members)
+
+    def _known(self) -> str:
+        return ", ".join(str(list(group)) for group in self.groups) or "none but that of all workers"
 
     def abort(self, message: str) -> None:
         """Stop Horovod on every rank: whoever waits in a reduction gets an error."""
@@ -169,7 +224,8 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
 
     Args:
         cluster: the workers; with several, either a launcher that brings Horovod's ranks together, or addresses.
-        groups: disjoint sets of workers that will reduce among themselves, alike on every worker.
+        groups: sets of workers that will reduce among themselves, and pairs that will send to each other, in rising
+            order and alike on every worker. Each costs a little in every cycle of Horovod's.
         timeout_seconds: how long to wait for the other workers to start.
         lost_seconds: how long a rank may fail to answer before it is taken for lost; whole seconds.
     Raises:
@@ -216,6 +272,8 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
             on_broken=stopper.begin,
         )
         atexit.register(_leave, membership, stopper)
+        if sets:
+            broken_connections.in_place_of_abort(functools.partial(_give_up, membership, cluster.worker_index))
     job = Job(
         hvd=hvd,
         cluster=cluster,
@@ -223,6 +281,7 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
         membership=membership,
         stopper=stopper,
         groups=dict(zip(wanted, sets, strict=True)),
+        hosts=_hosts(hvd, cluster),
     )
     _joined.append(job)
     return job
@@ -325,6 +384,16 @@ def _store_over_horovod(hvd: Any, cluster: Cluster) -> Store:
     padded = tf.constant(list(text.ljust(length, b" ")), tf.uint8)
     address = hvd.broadcast(padded, root_rank=0, name="tfdist_store").numpy().tobytes().decode().strip()
     return Store(address)
+
+
+def _hosts(hvd: Any, cluster: Cluster) -> tuple[int, ...]:
+    """Return for each worker the number of its host; where no address tells, workers ask each other over Horovod."""
+    if cluster.addresses or cluster.num_workers == 1:
+        hosts = [split_address("address", address)[0] for address in cluster.addresses]
+        return hosts_of(hosts or [None])
+    mine = hashlib.blake2b(socket.gethostname().encode(), digest_size=8).digest()
+    table = hvd.allgather(tf.constant([list(mine)], tf.uint8), name="tfdist_hosts")
+    return hosts_of([row.tobytes() for row in table.numpy()])
 
 
 def _gloo_variables(cluster: Cluster, store_address: str) -> dict[str, str]:

@@ -1,21 +1,33 @@
 """An optimizer around an optimizer: accumulation, loss scaling, clipping, and how gradients meet."""
 
+import logging
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.compat import keras_model, keras_optimizer, tf_strategies
+from tfdist.checkpoint.sharding import ShardedState
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
-from tfdist.optimizers import meeting
-from tfdist.training import optimizers as training
-from tfdist.training import reduction as sums_over
-from tfdist.training import step
+from tfdist.optimizers.saved_state import SavedState
+from tfdist.training.reduction import reducer
+from tfdist.training.reduction import replica_sums as sums_over
+from tfdist.training.replica import optimizers as training
+from tfdist.training.replica import step
 from tfdist.training.strategy import KerasTraining
 
 _HALF = ("float16", "bfloat16")
+_KERAS_EXCLUDES = keras.optimizers.Optimizer.exclude_from_weight_decay
+_NOT_SAVED = (
+    "tfdist: variables were given to exclude_from_weight_decay() of %r. A saved model does not say which, so what is "
+    "loaded decays them: pass names, not_decayed=[...], instead."
+)
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -51,6 +63,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             With one replica "adasum" is the mean.
         wire_dtype: None, or "float16" or "bfloat16": what gradients are rounded to while they travel. They are divided
             by the number of examples before, so that their sum cannot overflow.
+        not_decayed: regular expressions; a variable in whose name one is found, such as "bias", is left out of the
+            weight decay of ``inner``, as by its `exclude_from_weight_decay`, which Keras does not save.
         name: of the optimizer.
 
     Raises:
@@ -83,18 +97,20 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         clipvalue: float | None = None,
         reduction: str = "mean",
         wire_dtype: str | None = None,
+        not_decayed: Sequence[str] = (),
         name: str | None = None,
     ) -> None:
         inner = _plain(inner)
         validation.integer("accumulate_steps", accumulate_steps, minimum=1)
         validation.integer("growth_steps", growth_steps, minimum=1)
-        validation.one_of("reduction", reduction, meeting.KINDS)
+        validation.one_of("reduction", reduction, reducer.KINDS)
         validation.one_of("wire_dtype", wire_dtype, (None, *_HALF))
         if loss_scale is None and keras.config.dtype_policy().name == "mixed_float16":
             loss_scale = "dynamic"
         if loss_scale not in (None, "dynamic"):
             validation.number("loss_scale", loss_scale, above=0, hint='Or pass "dynamic".')
         _require_one_clip(inner, clipnorm, global_clipnorm, clipvalue)
+        _require_patterns(not_decayed, inner)
         initial = 2.0**15 if loss_scale == "dynamic" else float(loss_scale or 1.0)
         super().__init__(inner, initial_scale=initial, dynamic_growth_steps=growth_steps, name=name)
         self.accumulate_steps = accumulate_steps
@@ -102,6 +118,23 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.clipnorm, self.global_clipnorm, self.clipvalue = clipnorm, global_clipnorm, clipvalue
         self.reduction = reduction
         self.wire_dtype = wire_dtype
+        self._reducer = reducer.OverReplicas(self.reduction_choices)
+        if not_decayed:
+            self.exclude_from_weight_decay(var_names=list(not_decayed))
+
+    @property
+    def reduction_choices(self) -> reducer.Choices:
+        """What it asks of the reduction of gradients."""
+        return reducer.Choices(self.reduction, self.wire_dtype)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Leave variables out of the weight decay of the inner optimizer.
+
+        Args:
+            var_list: variables, which are not part of a saved model.
+            var_names: regular expressions, as ``not_decayed``.
+        """
+        self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Make the variables: those of the inner optimizer, the loss scale, counters, and room to accumulate."""
@@ -115,6 +148,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         _require_own_strategy()
         super().build(variables)
         keras_optimizer.override(self.inner_optimizer)  # what it is given has met already
+        specs = [tf.TensorSpec(variable.shape, variable.dtype, variable.path) for variable in variables]
+        with keras.name_scope(self.name, caller=self):
+            #: what the reduction remembers from one update to the next, of which every replica has its own
+            self.reducer_variables = self._reducer.variables(specs)
+        keras_optimizer.track(self, self.reducer_variables)
         #: updates that were skipped because a gradient was not finite
         self.skipped_steps = self.add_variable((), dtype="int", name="skipped_steps")
         if self.accumulate_steps > 1:
@@ -126,6 +164,32 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if variable.dtype in _HALF:  # a sum of many needs more bits than a weight
             return self.add_variable(variable.shape, dtype="float32", name=f"{variable.path.replace('/', '_')}_sum")
         return self.add_variable_from_reference(variable, name="sum")
+
+    def sharded_state(self) -> list[ShardedState]:
+        """Return what every replica has by itself: what it has accumulated, and what its reducers remember."""
+        sums = self._sums if self.built and self.accumulate_steps > 1 else ()
+        accumulated = ShardedState("the accumulated gradients", sums, rule="sum")  # the sum over replicas counts
+        return [*([accumulated] if self.accumulate_steps > 1 else []), *self._reducer.sharded_state()]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Write the variables to a saved model, with what replicas have by themselves as one device would have it."""
+        saved: dict[str, Any] = {}
+        super().save_own_variables(saved)
+        for key, value in self._saved_state().of_one_device(saved).items():
+            store[key] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Read the variables from a saved model, for any number of replicas."""
+        saved = {key: store[key] for key in store.keys()}  # noqa: SIM118 - Keras' stores have no more than that
+        if len(saved) != len(self.variables):
+            super().load_own_variables(store)  # says so, and loads nothing
+            return
+        state = self._saved_state()
+        super().load_own_variables(state.of_first_shard(dict(saved)))
+        state.load(saved)
+
+    def _saved_state(self) -> SavedState:
+        return SavedState(self, self.sharded_state())
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss times the present scale."""
@@ -141,57 +205,60 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         variables = keras_optimizer.known_variables(self) if trainable_variables is None else list(trainable_variables)
         self.build(variables)
         grads = list(grads)
-        present = [index for index, grad in enumerate(grads) if grad is not None]
-        labels = training.labels(grads, variables)
-        values = training.weighted(self, [grads[index] for index in present])
-        names = [labels[index] for index in present]
-        examples = _examples()
+        gradients = reducer.present(grads, variables, self)
+        weighted = reducer.weighted(gradients, training.weight(self, gradients))
 
-        def update(parts: list[Any], examples: tf.Tensor) -> None:
-            # parts[i] is this replica's part of the mean over all examples
-            met = meeting.over_replicas(
-                parts,
-                kind=self.reduction,
-                wire_dtype=self.wire_dtype,
-                examples=examples,
-                labels=names,
-                rows_matter=keras_optimizer.clips(self),
-            )
-            for index, value in zip(present, met, strict=True):
-                grads[index] = value
-            self._update(grads, variables)
+        def update(parts: list[reducer.Gradient], examples: tf.Tensor) -> None:
+            # each is this replica's part of the mean over all examples
+            remembered = [tf.convert_to_tensor(variable) for variable in self.reducer_variables]
+            if remembered:  # what is remembered must not depend on a scale that changes
+                parts = [one.mapped(self._unscaled) for one in parts]
+            reduced = self._reducer.reduce(parts)
+            if self.reduction == "sum":
+                reduced = [one.mapped(lambda value: value * tf.cast(examples, value.dtype)) for one in reduced]
+            if not remembered:
+                reduced = [one.mapped(self._unscaled) for one in reduced]
+            self._update(reducer.in_their_places([one.value for one in reduced], grads), variables, remembered)
 
-        if self.accumulate_steps == 1 or not present:
-            update(values, examples)
+        if self.accumulate_steps == 1 or not gradients:
+            update(weighted, _examples())
         else:
-            self._accumulate(values, [variables[index] for index in present], examples, update)
+            present = [variable for variable, grad in zip(variables, grads, strict=True) if grad is not None]
+            self._accumulate(weighted, present, _examples(), update)
 
-    def _accumulate(self, values: list[Any], variables: list[Any], examples: tf.Tensor, update: Any) -> None:
-        places = [keras_optimizer.index_of(self, variable) for variable in variables]
-        sums = [self._sums[place] for place in places]
-        for total, value in zip(sums, values, strict=True):
-            dense = tf.cast(tf.convert_to_tensor(value), total.dtype)
+    def _accumulate(
+        self, gradients: list[reducer.Gradient], variables: list[Any], examples: tf.Tensor, update: Any
+    ) -> None:
+        sums = [self._sums[keras_optimizer.index_of(self, variable)] for variable in variables]
+        for total, gradient in zip(sums, gradients, strict=True):
+            dense = tf.cast(tf.convert_to_tensor(gradient.value), total.dtype)
             total.assign(total + dense * tf.cast(examples, total.dtype))
         self.examples.assign(self.examples + examples)
         self.micro_steps.assign(self.micro_steps + 1)
 
         def complete() -> None:
             seen = tf.convert_to_tensor(self.examples)
-            update([tf.math.divide_no_nan(tf.convert_to_tensor(t), tf.cast(seen, t.dtype)) for t in sums], seen)
+            means = [tf.math.divide_no_nan(tf.convert_to_tensor(t), tf.cast(seen, t.dtype)) for t in sums]
+            update([replace(one, value=mean) for one, mean in zip(gradients, means, strict=True)], seen)
             for total in [*sums, self.examples, self.micro_steps]:
                 total.assign(tf.zeros(total.shape, total.dtype))
 
         tf.cond(tf.convert_to_tensor(self.micro_steps) >= self.accumulate_steps, complete, lambda: None)
 
-    def _update(self, grads: list[Any], variables: list[Any]) -> None:
+    def _unscaled(self, value: tf.Tensor) -> tf.Tensor:
+        if self.loss_scale is None:
+            return value
+        return value / tf.cast(tf.convert_to_tensor(self.dynamic_scale), value.dtype)
+
+    def _update(self, grads: list[Any], variables: list[Any], remembered: list[tf.Tensor]) -> None:
+        """Apply gradients that are reduced and unscaled; where they are not finite, remember what was remembered."""
         if self.loss_scale is None:
             self.inner_optimizer.apply(self._clipped(grads), variables)
             return
         scale = tf.convert_to_tensor(self.dynamic_scale)
-        unscaled = [sums_over.mapped(lambda value: value / tf.cast(scale, value.dtype), grad) for grad in grads]
 
         def good() -> None:
-            self.inner_optimizer.apply(self._clipped(unscaled), variables)
+            self.inner_optimizer.apply(self._clipped(grads), variables)
             if self.loss_scale == "dynamic":
                 grown = tf.convert_to_tensor(self.step_counter) + 1 >= self.dynamic_growth_steps
                 self.step_counter.assign(tf.where(grown, tf.zeros_like(self.step_counter), self.step_counter + 1))
@@ -199,11 +266,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
         def bad() -> None:
             self.skipped_steps.assign(self.skipped_steps + 1)
+            for variable, before in zip(self.reducer_variables, remembered, strict=True):
+                variable.assign(before)
             if self.loss_scale == "dynamic":
                 self.step_counter.assign(tf.zeros_like(self.step_counter))
                 self.dynamic_scale.assign(scale / 2)
 
-        tf.cond(meeting.are_finite(unscaled), good, bad)
+        tf.cond(sums_over.are_finite(grads), good, bad)
 
     def _clipped(self, grads: list[Any]) -> list[Any]:
         if self.global_clipnorm is not None:
@@ -217,6 +286,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return what makes the same optimizer again, as JSON."""
+        not_decayed, has_variables = keras_optimizer.not_decayed(self.inner_optimizer)
+        if has_variables:
+            logging.getLogger("tfdist").warning(_NOT_SAVED, self.name)
         return {
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "accumulate_steps": self.accumulate_steps,
@@ -225,6 +297,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             **{name: getattr(self, name) for name in _CLIPS},
             "reduction": self.reduction,
             "wire_dtype": self.wire_dtype,
+            "not_decayed": not_decayed,
             "name": self.name,
         }
 
@@ -269,6 +342,24 @@ def _plain(inner: Any) -> Any:
             "accumulate_steps to DistributedOptimizer instead, which reduces once per update."
         )
     return inner
+
+
+def _require_patterns(not_decayed: Any, inner: Any) -> None:
+    if isinstance(not_decayed, str) or not all(isinstance(pattern, str) for pattern in not_decayed):
+        raise ConfigTypeError(
+            f"not_decayed is {validation.shown(not_decayed)}; it must be a list of regular expressions, such as "
+            '["bias", "gamma", "beta"].'
+        )
+    for pattern in not_decayed:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"not_decayed has {pattern!r}, which is no regular expression: {error}.") from error
+    if not_decayed and inner.weight_decay is None and type(inner).exclude_from_weight_decay is _KERAS_EXCLUDES:
+        raise ConfigError(
+            f"not_decayed is {list(not_decayed)!r}, and inner ({inner.name!r}) has no weight_decay. Pass "
+            "weight_decay to the inner optimizer, or leave not_decayed out."
+        )
 
 
 def _require_one_clip(inner: Any, *own: float | None) -> None:

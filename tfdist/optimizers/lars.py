@@ -1,15 +1,23 @@
 """Layer-wise adaptive rate scaling: an optimizer for large batches."""
 
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist import validation
+from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 
-NOT_ADAPTED = ("bias", "gamma", "beta", "norm")
+_logger = logging.getLogger("tfdist")
+
+# What Keras' layers call biases and the weights of normalization. Most are vectors; those of attention, of recurrent
+# cells and of normalization over several axes are not.
+_NOT_ADAPTED_NAMES = ("bias", "gamma", "beta", "scale")
+_SHOWN = 6
 
 
 @keras.saving.register_keras_serializable("tfdist")
@@ -22,8 +30,11 @@ class LARS(keras.optimizers.Optimizer):
         v <- m v + eta lambda (g + b w)
         w <- w - v                       with nesterov: w - (m v + eta lambda (g + b w))
 
-    Norms are over the whole variable. Biases and the weights of normalisation layers are not adapted and not decayed:
-    lambda = 1 and b = 0. Gradients are reduced, unscaled and clipped before, as for every optimizer in a tfdist scope.
+    Norms are over the whole variable. Biases and the weights of normalization layers are not adapted and not decayed:
+    lambda = 1 and b = 0. These are the variables with fewer than two dimensions, and those that are themselves named
+    bias, gamma, beta or scale; the names of the layers around them do not matter. When it is built, the optimizer logs
+    which variables it leaves out. Gradients are reduced, unscaled and clipped before, as for every optimizer in a
+    tfdist scope.
 
     With ``momentum_correction`` the velocity is kept without the learning rate, w <- w - eta v, so that a rate that
     changes acts on all of it at once; in the form above, which is the paper's, past gradients keep the rate that they
@@ -37,7 +48,9 @@ class LARS(keras.optimizers.Optimizer):
         epsilon: of lambda.
         nesterov: whether the step looks ahead.
         momentum_correction: see above.
-        exclude: regular expressions, searched in the paths of variables, of those that are not adapted; a list.
+        exclude: which variables are not adapted instead of those above: a list of regular expressions, each of which
+            must match one or more whole parts of a variable's path (``"bias"`` matches ``dense/bias`` and not
+            ``unbiased_dense/kernel``; ``"encoder/.*"`` matches all of that layer). An empty list adapts everything.
         name: of the optimizer.
         **options: what every Keras optimizer takes: clipnorm, global_clipnorm, use_ema, name and so on.
 
@@ -52,7 +65,7 @@ class LARS(keras.optimizers.Optimizer):
         0.9
 
     Source: Y. You, I. Gitman, B. Ginsburg, "Large Batch Training of Convolutional Networks", 2017. The paper says
-    nothing of excluded layers; later reports of its authors and MLPerf exclude them.
+    nothing of excluded variables; later reports of its authors and MLPerf exclude them.
     """
 
     def __init__(
@@ -64,7 +77,7 @@ class LARS(keras.optimizers.Optimizer):
         epsilon: float = 1e-9,
         nesterov: bool = False,
         momentum_correction: bool = False,
-        exclude: Sequence[str] = NOT_ADAPTED,
+        exclude: Sequence[str] | None = None,
         name: str = "lars",
         **options: Any,
     ) -> None:
@@ -79,8 +92,8 @@ class LARS(keras.optimizers.Optimizer):
         self.epsilon = epsilon
         self.nesterov = nesterov
         self.momentum_correction = momentum_correction
-        self._patterns = _compiled(exclude)
-        self.exclude = list(exclude)
+        self._patterns = None if exclude is None else _compiled(exclude)
+        self.exclude = None if exclude is None else list(exclude)
         self.velocities: list[Any] = []
         self._adapted: list[bool] = []
 
@@ -91,7 +104,9 @@ class LARS(keras.optimizers.Optimizer):
         super().build(variables)
         self.velocities = self.add_optimizer_variables(variables, "velocity")
         # here, because an update may be handed the backend's variable, which has no path
-        self._adapted = [not any(pattern.search(one.path) for pattern in self._patterns) for one in variables]
+        self._adapted = [not self._is_excluded(one) for one in variables]
+        if getattr(tf.distribute.get_strategy(), "is_chief", True):
+            self._say_what_is_excluded([variable.path for variable in variables])
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Raise: what is not decayed is said by ``exclude``.
@@ -104,7 +119,8 @@ class LARS(keras.optimizers.Optimizer):
         """
         raise UnsupportedError(
             "exclude_from_weight_decay() is called on LARS, whose decay is a part of the gradient that it adapts; the "
-            f"method would change nothing. Pass patterns instead: LARS(exclude={[*self.exclude, 'embeddings']!r})."
+            "method would change nothing. Pass patterns instead: "
+            f"LARS(exclude={[*(self.exclude or _NOT_ADAPTED_NAMES), 'embeddings']!r})."
         )
 
     def update_step(self, gradient: Any, variable: keras.Variable, learning_rate: Any) -> None:
@@ -112,7 +128,7 @@ class LARS(keras.optimizers.Optimizer):
         ops = keras.ops
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)
-        index = self._get_variable_index(variable)
+        index = keras_optimizer.index_of(self, variable)
         velocity, change = self.velocities[index], gradient
         if self._adapted[index]:
             change = (gradient + self.decay * variable) * self._ratio(gradient, variable)
@@ -121,6 +137,33 @@ class LARS(keras.optimizers.Optimizer):
         self.assign(velocity, new)
         ahead = self.momentum * new + step if self.nesterov else new
         self.assign_sub(variable, rate * ahead if self.momentum_correction else ahead)
+
+    def _is_excluded(self, variable: keras.Variable) -> bool:
+        if self._patterns is not None:
+            return any(pattern.search(variable.path) for pattern in self._patterns)
+        return len(variable.shape) < 2 or variable.path.rpartition("/")[2] in _NOT_ADAPTED_NAMES
+
+    def _say_what_is_excluded(self, paths: list[str]) -> None:
+        excluded = [path for path, adapted in zip(paths, self._adapted, strict=True) if not adapted]
+        if excluded:
+            more = f" and {len(excluded) - _SHOWN} more" if len(excluded) > _SHOWN else ""
+            _logger.warning(
+                "LARS adapts %d of %d variables; not adapted and not decayed: %s%s.",
+                len(paths) - len(excluded),
+                len(paths),
+                ", ".join(excluded[:_SHOWN]),
+                more,
+            )
+        for pattern, compiled in zip(self.exclude or (), self._patterns or (), strict=True):
+            inside = next((path for path in paths if re.search(pattern, path)), None)
+            if inside is not None and not any(compiled.search(path) for path in paths):
+                _logger.warning(
+                    "LARS: exclude has %r, which matches no whole part of a path and excludes nothing; it is found "
+                    "inside %s. To exclude that, pass %r.",
+                    pattern,
+                    inside,
+                    f".*{pattern}.*",
+                )
 
     def _ratio(self, gradient: Any, variable: keras.Variable) -> Any:
         ops = keras.ops
@@ -141,7 +184,7 @@ class LARS(keras.optimizers.Optimizer):
             "epsilon": self.epsilon,
             "nesterov": self.nesterov,
             "momentum_correction": self.momentum_correction,
-            "exclude": list(self.exclude),
+            "exclude": None if self.exclude is None else list(self.exclude),
         }
 
 
@@ -150,12 +193,13 @@ def _compiled(exclude: Any) -> list[re.Pattern[str]]:
     if not isinstance(exclude, (list, tuple)) or not all(isinstance(one, str) for one in exclude):
         raise ConfigTypeError(
             f"exclude is {validation.shown(exclude)} ({type(exclude).__name__}); it must be a list of patterns, "
-            f"such as {list(NOT_ADAPTED)}."
+            f"such as {list(_NOT_ADAPTED_NAMES)}, or None for biases and the weights of normalization."
         )
     patterns = []
     for pattern in exclude:
         try:
-            patterns.append(re.compile(pattern))
+            re.compile(pattern)  # by itself: the brackets below must not complete it
+            patterns.append(re.compile(f"(?:^|/)(?:{pattern})(?:/|$)"))
         except re.error as error:
             raise ConfigError(
                 f"exclude has {pattern!r}, which is no regular expression ({error}). Write a backslash before a sign "

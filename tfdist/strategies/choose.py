@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.strategies import registry
+from tfdist.strategies import registry, threads
 
 __all__ = ["create", "from_environment", "use_logical_cpus"]
 
@@ -43,7 +43,9 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
         raise
 
 
-def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.Strategy:
+def from_environment(
+    environ: Mapping[str, str] | None = None, *, loss_reduction: str = "detect"
+) -> tf.distribute.Strategy:
     """Return the strategy that `tfdist run` asked for, or else what the cluster implies.
 
     ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, several others
@@ -55,6 +57,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
 
     Args:
         environ: variables to read, `os.environ` by default.
+        loss_reduction: "detect", "mean" or "sum", as the strategies' classes take it.
     Raises:
         ConfigError: the variables are malformed or contradict each other.
 
@@ -67,7 +70,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
     name = environ.get("TFDIST_STRATEGY") or _implied_by(cluster)
     entry = registry.get(name)
     if entry.processes == "chief":
-        return create(name, cluster=cluster, **_options_of_a_chief(environ))
+        return create(name, cluster=cluster, loss_reduction=loss_reduction, **_options_of_a_chief(environ))
     if entry.processes == "one" and cluster.num_workers > 1:
         raise ConfigError(
             f"strategy {name!r} runs in one process, and {cluster.source} gives {cluster.num_workers} workers. Start "
@@ -86,8 +89,9 @@ def from_environment(environ: Mapping[str, str] | None = None) -> tf.distribute.
         use_logical_cpus(replicas)
     if entry.processes == "one":
         kind = "GPU" if gpus else "CPU"
-        return create(name, devices=None if replicas is None else [f"{kind}:{index}" for index in range(replicas)])
-    return create(name, cluster=cluster, replicas_per_worker=replicas)
+        devices = None if replicas is None else [f"{kind}:{index}" for index in range(replicas)]
+        return create(name, devices=devices, loss_reduction=loss_reduction)
+    return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction)
 
 
 def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -116,7 +120,9 @@ def _implied_by(cluster: clusters.Cluster) -> str:
 def use_logical_cpus(count: int) -> None:
     """Split the CPU into logical devices ``CPU:0`` .. ``CPU:count-1``, each of which can be a replica.
 
-    For trying a strategy on a machine without GPUs; the devices share the machine's cores and memory.
+    For trying a strategy on a machine without GPUs; the devices share the machine's cores and memory. Where there are
+    no more cores than devices, TensorFlow gets a thread more than devices (`tfdist.strategies.threads`), unless you
+    have said how many.
 
     Args:
         count: number of devices, at least 1.
@@ -128,6 +134,7 @@ def use_logical_cpus(count: int) -> None:
         >>> strategy = tfdist.strategies.MirroredStrategy()    # doctest: +SKIP
     """
     count = validation.integer("count", count, minimum=1)
+    threads.ensure_inter_op(count)
     (cpu,) = tf.config.list_physical_devices("CPU")
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)

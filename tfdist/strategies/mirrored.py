@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.compat import tf_strategies
+from tfdist.collectives.tensorflow import of_replicas
+from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.strategies import threads
+from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.strategy import KerasTraining
-from tfdist.training.workers import Workers
 
 __all__ = ["MirroredStrategy"]
 
@@ -22,6 +24,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
     Args:
         devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, no name twice. None takes every GPU, or
             else every logical CPU device.
+        loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
+            function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
     Raises:
         ConfigError: a device does not exist, is named twice, or the devices are of several types.
@@ -36,14 +40,18 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         >>> model.optimizer.iterations.numpy().item()
         3
 
-    Differs from TensorFlow's in that reductions are collectives inside the replicas, which may stand in a condition;
-    there is no ``cross_device_ops``.
+    Differs from TensorFlow's in that reductions are collectives inside the replicas, which may stand in a condition,
+    and no collectives outside of them (`strategy.reduce`, `strategy.gather`); there is no ``cross_device_ops``.
     """
 
-    def __init__(self, devices: Sequence[str] | None = None) -> None:
+    def __init__(self, devices: Sequence[str] | None = None, *, loss_reduction: str = "detect") -> None:
+        self.loss_reduction = loss_reduction
         self._workers = Workers()
+        threads.ensure_inter_op(threads.devices_to_come())
         tf_strategies.claim_collective_keys(self, within_worker=True)
-        tf.distribute.Strategy.__init__(self, tf_strategies.MirroredReplicas(self, devices=_resolved(devices)))
+        extended = tf_strategies.MirroredReplicas(self, _resolved(devices))
+        extended.collectives = of_replicas(extended.worker_devices)
+        tf.distribute.Strategy.__init__(self, extended)
 
 
 def _resolved(devices: Sequence[str] | None) -> list[str]:

@@ -13,16 +13,20 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.compat import keras_model, keras_optimizer, tf_partitioned, tf_servers
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import partitioned as tf_partitioned
+from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.coordination import placement
-from tfdist.coordination.crew import Crew
 from tfdist.coordination.placement import Piece
+from tfdist.coordination.scheduler import Scheduler
 from tfdist.coordination.staleness import Distribution
 from tfdist.errors import ConfigError, DeadlineError, ServerLostError, UnsupportedError
-from tfdist.launch.tasks import LocalTasks
-from tfdist.training.chief import Chief
+from tfdist.launch.placement.tasks import LocalTasks
+from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.parameter_servers.chief import Chief
 from tfdist.training.strategy import KerasTraining
-from tfdist.training.workers import Workers
 
 __all__ = ["ParameterServerStrategy"]
 
@@ -64,6 +68,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             of its kind may take three times as long.
         timeout_seconds: how long to wait for tasks to start, for servers to apply an update, and for some worker to
             come back when none is left.
+        loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
+            function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
     Raises:
         ConfigError: arguments that do not fit, a process that is not the chief, or TensorFlow was already connected
@@ -98,7 +104,9 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         variable_partitioner: Partitioner | None = None,
         worker_timeout_seconds: float = 120.0,
         timeout_seconds: float = 600.0,
+        loss_reduction: str = "detect",
     ) -> None:
+        self.loss_reduction = loss_reduction
         if max_staleness is not None:
             validation.integer("max_staleness", max_staleness, minimum=0)
         validation.integer("backup_workers", backup_workers, minimum=0)
@@ -123,7 +131,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         extended = tf_servers.ServerVariables(self, place=self._place)
         tf.distribute.Strategy.__init__(self, extended)
         count = len(addresses["worker"])
-        self._crew = Crew(
+        self._scheduler = Scheduler(
             count,
             _Transport(addresses, self._tasks),
             timeout_seconds=worker_timeout_seconds,
@@ -132,7 +140,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         )
         self._chief = Chief(
             self,
-            self._crew,
+            self._scheduler,
             [tf_servers.worker(index, "GPU" if tf_servers.has_gpu(index) else "CPU") for index in range(count)],
             max_staleness=max_staleness,
             backup_workers=backup_workers,
@@ -170,7 +178,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
     @property
     def lost_workers(self) -> int:
         """How often a worker has gone or has not answered in time."""
-        return self._crew.losses
+        return self._scheduler.losses
 
     def placement(self) -> list[Piece]:
         """Return what lies on which parameter server.
@@ -186,7 +194,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     def close(self) -> None:
         """Give the workers nothing more, and end tasks that this process has started."""
-        self._crew.close()
+        self._scheduler.close()
         if self._tasks is not None:
             self._tasks.end()
 
@@ -257,7 +265,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         placed = {device: index for index, device in enumerate(tf_servers.server(s) for s in range(self.num_servers))}
         fresh = [v for v in model.weights if id(v) not in self._spread_already]
         self._spread_already.update(id(v) for v in fresh)
-        values = [(v, tf_partitioned.value_of(v)) for v in fresh]
+        values = [(v, keras_variables.value_of(v)) for v in fresh]
         movable = [(v, value) for v, value in values if getattr(value, "device", None) in placed and _is_whole(value)]
         sizes = [value.shape.num_elements() * value.dtype.size for _, value in movable]
         fixed = list(self._loads)
@@ -279,8 +287,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     def _move(self, variable: Any, server: int) -> None:
         with tf.device(tf_servers.server(server)), tf.init_scope():
-            moved = tf_servers.copy_of(tf_partitioned.value_of(variable), self)
-        tf_partitioned.replace_value(variable, moved)
+            moved = tf_servers.copy_of(keras_variables.value_of(variable), self)
+        keras_variables.replace_value(variable, moved)
         for pieces in self._pieces.values():
             if pieces[0].path == variable.path and pieces[0].server != server:
                 pieces[0] = dataclasses.replace(pieces[0], server=server)
@@ -294,16 +302,16 @@ def _is_whole(value: Any) -> bool:
 def _bind(optimizer: Any) -> None:
     """Let an optimizer update the parts of a variable one by one, each with the parts of its slots."""
     variables = [
-        v for v in optimizer.variables if isinstance(tf_partitioned.value_of(v), tf_partitioned.PartitionedVariable)
+        v for v in optimizer.variables if isinstance(keras_variables.value_of(v), tf_partitioned.PartitionedVariable)
     ]
     trained = keras_optimizer.known_variables(optimizer) if optimizer.built else []
     parts: dict[int, list[Any]] = {}
     for position, variable in enumerate(trained):
-        value = tf_partitioned.value_of(variable)
+        value = keras_variables.value_of(variable)
         if isinstance(value, tf_partitioned.PartitionedVariable):
             _require_elementwise(optimizer, variable)
             parts[position] = value.parts
-            slots = [v for v in variables if tf_partitioned.value_of(v).boundaries == value.boundaries]
+            slots = [v for v in variables if keras_variables.value_of(v).boundaries == value.boundaries]
             value.bind(slots)
     keras_optimizer.bind_slots(optimizer, parts)
 

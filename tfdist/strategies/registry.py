@@ -15,8 +15,14 @@ from types import MappingProxyType
 from typing import Literal
 
 from tfdist.errors import ConfigError
+from tfdist.validation import nearest
 
 __all__ = ["Entry", "get", "names"]
+
+#: what may carry the tensors of `multi-worker`; the first is the default
+COLLECTIVES = ("tensorflow", "native", "auto")
+#: names one of them where the code does not
+COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +108,6 @@ def get(name: str) -> Entry:
         return _ENTRIES[name]
     except (KeyError, TypeError):
         raise ConfigError(
-            f"strategy is {name!r}; it must be one of {', '.join(map(repr, names()))}. Choose one of these names, or "
-            "construct your own strategy class directly."
+            f"strategy is {name!r}; it must be one of {', '.join(map(repr, names()))}.{nearest(name, names())} Choose "
+            "one of these names, or construct your own strategy class directly."
         ) from None

@@ -7,11 +7,14 @@ import tensorflow as tf
 from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.collectives import horovod_job
-from tfdist.compat import tf_ring, tf_strategies
+from tfdist.collectives.tensorflow import of_replicas
+from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.tensorflow import ring as tf_ring
+from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.training import agreement
+from tfdist.training.multi_worker import agreement
+from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.strategy import KerasTraining, agree_on_seed
-from tfdist.training.workers import Workers
 
 __all__ = ["RingStrategy"]
 
@@ -40,6 +43,8 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             lost, and the others end with a `WorkerLostError`. One that ends is noticed at once. The first strategy of a
             process decides.
         bucket_bytes: gradients are reduced in groups of about this many bytes.
+        loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
+            function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
     Raises:
         MissingDependencyError: Horovod is not installed (``tfdist build horovod``).
@@ -67,7 +72,9 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         timeout_seconds: float = 1800.0,
         lost_after_seconds: float = 120.0,
         bucket_bytes: int = 32 << 20,
+        loss_reduction: str = "detect",
     ) -> None:
+        self.loss_reduction = loss_reduction
         cluster = clusters.from_environment() if cluster is None else cluster
         if not cluster.is_worker:
             raise ConfigError(
@@ -85,22 +92,11 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             timeout_seconds=timeout_seconds,
             lost_seconds=lost_after_seconds,
         )
-        from tfdist.collectives.horovod import Ring  # loads Horovod, which `join` has seen to
-
-        self._ring = Ring(
-            self._job.hvd.global_process_set if groups is None else self._job.groups[members],
-            size=len(members),
-            rank=members.index(cluster.worker_index),
-            bucket_bytes=bucket_bytes,
-        )
+        collective = self._job.collective(members)
         several = len(members) > 1
         self._workers = Workers(
-            count=len(members),
-            index=self._ring.rank,
+            collective,
             timeout_seconds=timeout_seconds,
-            sum_over_workers=self._sum_over_workers if several else None,
-            abort=self._job.abort if several else None,
-            explain=self._job.explain if several else None,
             notes=None if self._job.store is None else horovod_job.Notes(self._job.store, members),
         )
         self._signatures = agreement.Signatures(self._workers)
@@ -108,11 +104,11 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         extended = tf_ring.RingReplicas(
             self,
             devices=devices,
-            engine=self._ring,
+            collective=TracedCollective(collective, bucket_bytes=bucket_bytes),
             waiting=self._workers.waiting,
             traced=self._signatures.require_alike,
-            hints=agreement.hints,
         )
+        extended.collectives = of_replicas(devices)
         tf.distribute.Strategy.__init__(self, extended)
         if several:
             agree_on_seed(self._workers)
@@ -127,10 +123,6 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             >>> strategy.barrier()                            # doctest: +SKIP
         """
         self._workers.gather([])
-
-    def _sum_over_workers(self, tensor: tf.Tensor) -> tf.Tensor:
-        with tf.device("/device:CPU:0"):
-            return self._ring.sums([tf.identity(tensor)])[0]
 
 
 def _devices(replicas: int | None, cluster: "clusters.Cluster") -> list[str]:

@@ -5,10 +5,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat import keras_model, keras_optimizer
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.monitor.process import step_clock
 from tfdist.training import loss_scale
-from tfdist.training.pulse import Phase, pulse
-from tfdist.training.workers import Workers, as_float, as_integer
+from tfdist.training.multi_worker.workers import Workers, as_float, as_integer
 
 # What writes files or to the screen. Restoring a backup is the chief's too; its state is handed to the others.
 _CHIEF_ONLY = (
@@ -28,7 +29,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         return
     if training:
         loss_scale.show(model, running)
-    if training and pulse().reporter is not None:
+    if training and step_clock().reporter is not None:
         running.callbacks.append(_Ends())
     if workers.count == 1:
         return
@@ -54,7 +55,7 @@ class _Ends(keras.callbacks.Callback):
     """Tells the agent that training is over: what the script does then may take any time."""
 
     def on_train_end(self, logs: Any = None) -> None:
-        pulse().phase(Phase.ENDED)
+        step_clock().training_ends()
 
 
 class _Agree(keras.callbacks.Callback):
@@ -88,12 +89,13 @@ class _Agree(keras.callbacks.Callback):
 
     def _agree(self) -> None:
         """Stop if any worker wants to stop; use the chief's learning rate."""
-        rate = keras_optimizer.learning_rate_variable(self.model.optimizer)
-        mine = as_integer(float(rate.numpy())) if rate is not None else 0
-        seen = self._workers.gather([bool(self.model.stop_training), mine])
+        rates = keras_optimizer.learning_rate_variables(self.model.optimizer)
+        mine = [as_integer(float(rate.numpy())) for rate in rates]
+        seen = self._workers.gather([bool(self.model.stop_training), *mine])
         self.model.stop_training = bool(seen[:, 0].any())
-        if rate is not None and seen[0, 1] != mine:
-            rate.assign(as_float(int(seen[0, 1])))
+        for rate, own, chiefs in zip(rates, mine, seen[0, 1:], strict=True):
+            if chiefs != own:
+                rate.assign(as_float(int(chiefs)))
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:

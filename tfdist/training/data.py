@@ -7,116 +7,21 @@ with no examples until the last one is done. Of what `tfdist.data.read` returns,
 """
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compat import tf_data, tf_strategies
-from tfdist.data.reading import Reading
-from tfdist.errors import DisagreementError
-from tfdist.training import step
-from tfdist.training.workers import Workers
+from tfdist.compat.tensorflow import data as tf_data
+from tfdist.data.reading.dataset import Reading
+from tfdist.training.epoch import Alone, Element, Epoch, OwnData, SharedData, Walk
+from tfdist.training.layout import Layout
+from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.replica import step
 
 _Policy = tf.data.experimental.AutoShardPolicy
 # What these functions do to tensors is graph operations already, and AutoGraph takes tenths of a second to see that.
 _as_it_is = tf.autograph.experimental.do_not_convert
-
-
-class Layout:
-    """How a step's input is laid out: a step is traced once for a layout, whatever the number of examples.
-
-    Args:
-        spec: a nest of specs per local replica, as a tuple; None stands for "no value".
-    """
-
-    def __init__(self, spec: tuple[Any, ...]) -> None:
-        self.spec = spec
-        self.signature = _specs(spec)
-        self.key = repr(spec)
-
-    def pack(self, tensors: Sequence[Any]) -> Any:
-        """Return a nest of per-replica values from tensors in the order of `signature`."""
-        return tf_strategies.per_replica(self.slices(tensors))
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether there are several slices, each of which may have another number of examples."""
-        return len(self.spec) > 1
-
-    def part_signature(self, *, relaxed: bool) -> list[tf.TypeSpec]:
-        """Return the specs of one replica's data, without its number of examples.
-
-        Args:
-            relaxed: whether parts may have any number of examples.
-        """
-        _, data = self.spec[0]
-        return [_of_any_rows(spec) for spec in _specs(data)] if relaxed else _specs(data)
-
-    def part(self, tensors: Sequence[Any]) -> Any:
-        """Return one replica's data from tensors in the order of `part_signature`."""
-        _, data = self.spec[0]
-        return _packed(data, tensors)
-
-    def parts(self, tensors: Sequence[Any]) -> list[tuple[tf.Tensor, list[Any]]]:
-        """Return each local replica's number of examples and its data, flat, from what `signature` describes."""
-        return [(rows, list(flat((data,)))) for rows, data in self.slices(tensors)]
-
-    def slices(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """Return a nest per local replica from tensors in the order of `signature`."""
-        return tuple(_packed(self.spec, tensors))
-
-
-def _specs(nest: Any) -> list[tf.TypeSpec]:
-    return [leaf for leaf in tf.nest.flatten(nest) if isinstance(leaf, tf.TypeSpec)]
-
-
-def _packed(nest: Any, tensors: Sequence[Any]) -> Any:
-    """Return the nest with tensors in the place of its specs, in order."""
-    given = iter(tensors)
-    leaves = [next(given) if isinstance(leaf, tf.TypeSpec) else None for leaf in tf.nest.flatten(nest)]
-    return tf.nest.pack_sequence_as(nest, leaves)
-
-
-def flat(slices: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the tensors of a step's input, without structure and without "no value"."""
-    return tuple(leaf for leaf in tf.nest.flatten(slices, expand_composites=False) if leaf is not None)
-
-
-def _of_any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
-    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-    return spec
-
-
-class Batch(NamedTuple):
-    """What the replicas of this worker get in one step.
-
-    Attributes:
-        tensors: the slices of the local replicas, flat.
-        rows: examples of all replicas, int32 scalar.
-        layout: how to pack the tensors.
-    """
-
-    tensors: Sequence[Any]
-    rows: tf.Tensor
-    layout: Layout
-
-
-class _Element(NamedTuple):
-    """One step's input of this worker."""
-
-    slices: tuple[Any, ...]  # per local replica: its number of examples, its nest; flat once they leave the pipeline
-    rows: tf.Tensor  # of all replicas, or of this worker's where data is its own
-    fingerprint: tf.Tensor  # of the first batch, else 0
-
-    def flat(self) -> tuple[Any, ...]:
-        """Return one tuple, which tf.data hands out several times faster than a nest."""
-        return (self.fingerprint, self.rows, *flat(self.slices))
-
-    @classmethod
-    def of(cls, tensors: tuple[Any, ...]) -> "_Element":
-        return cls(tensors[2:], tensors[1], tensors[0])
 
 
 class Source(enum.Enum):
@@ -158,36 +63,47 @@ class Input:
         self._expect = expect
         self.batches = _own_batches(batches, workers) if own else batches
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        self._readings = [source for source in tf_data.sources(dataset) if isinstance(source, Reading)]
         self._reading = dataset if isinstance(dataset, Reading) else None
         if self._reading is not None:
             elements = _share(self._reading, local_replicas, workers)
             self.element_spec = _whole(elements.element_spec.slices[0][1], self._reading.rows)
         else:
-            self.element_spec = tf_data.without_optionals(dataset.element_spec)
+            self.element_spec = tf_data.without_nones(dataset.element_spec)
             elements = _slices(dataset, self.source, local_replicas, workers)
         self.layout = Layout(tf_data.without_nones(elements.element_spec.slices))
-        self._dataset = elements.map(_as_it_is(_Element.flat)).prefetch(2)
+        self._dataset = elements.map(_as_it_is(Element.flat)).prefetch(2)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Epoch:
         # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
         # that is made, and Keras makes some that it does not use.
-        epoch = self._epoch(map(_Element.of, iter(self._dataset)))
-        if self._reading is not None:
-            epoch = _counted(epoch, self._reading, self._expect)
-        return (Batch(element.slices, rows, self.layout) for element, rows in epoch)
+        elements = tf_data.iterator(self._dataset, self._failure)
+        return Epoch(elements, self.layout, self._walk(), failure=self._failure, begin=self._begin, took=self._took)
 
-    def _epoch(self, elements: Iterator[_Element]) -> Iterator[tuple[_Element, tf.Tensor]]:
+    def _walk(self) -> Walk:
         if self.workers.count == 1:
-            return ((element, element.rows) for element in elements)
+            return Alone()
         if self.source is Source.SHARED:
-            return _shared(elements, self.batches, self._endless, self.workers)
-        return _own(elements, self.layout, self.workers)
+            return SharedData(self.workers, self.batches, endless=self._endless)
+        return OwnData(self.workers, self.layout)
+
+    def _begin(self) -> None:
+        if self._reading is not None:
+            self._reading.begin()
+
+    def _took(self) -> None:
+        if self._reading is not None and self._reading.handed_out():
+            self._expect(self._reading.steps)  # an epoch that was resumed in its middle has fewer than the next
+
+    def _failure(self, text: str) -> Exception | None:
+        """Return what a directory of examples raised, if TensorFlow's error quotes that."""
+        return next((error for reading in self._readings if (error := reading.failure(text))), None)
 
 
 def _share(reading: Reading, local_replicas: int, workers: Workers) -> tf.data.Dataset:
     """Return the dataset of this worker's elements, of which nothing else is read."""
     own = reading.share(workers.index * local_replicas, local_replicas, workers.count * local_replicas)
-    return own.map(_as_it_is(lambda mark, rows, slices: _Element(slices, rows, mark)))
+    return own.map(_as_it_is(lambda mark, rows, slices: Element(slices, rows, mark)))
 
 
 def _whole(spec: Any, rows: int | None) -> Any:
@@ -197,17 +113,6 @@ def _whole(spec: Any, rows: int | None) -> Any:
         return tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype) if isinstance(leaf, tf.TensorSpec) else leaf
 
     return tf.nest.map_structure(whole, tf_data.without_nones(spec))
-
-
-def _counted(
-    epoch: Iterator[tuple[_Element, tf.Tensor]], reading: Reading, expect: Callable[[int], None]
-) -> Iterator[tuple[_Element, tf.Tensor]]:
-    """Yield the batches of an epoch, each of which is consumed at once."""
-    reading.begin()
-    for batch in epoch:
-        if reading.handed_out():
-            expect(reading.steps)  # an epoch that was resumed in its middle has fewer than the next
-        yield batch
 
 
 def _own_batches(batches: int | None, workers: Workers) -> int | None:
@@ -220,12 +125,12 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
     """Return the dataset of this worker's elements."""
     replicas = local_replicas * workers.count
 
-    def cut(data: Any, first: int, parts: int) -> _Element:
-        data = tf_data.none_for_optionals(data)
+    def cut(data: Any, first: int, parts: int) -> Element:
         slices = tuple(step.part_of(data, part, parts) for part in range(first, first + local_replicas))
-        return _Element(slices, step.rows_of(data), tf.constant(0, tf.int64))
+        return Element(slices, step.rows_of(data), tf.constant(0, tf.int64))
 
-    def shared(index: tf.Tensor, data: Any) -> _Element:
+    def shared(index: tf.Tensor, data: Any) -> Element:
+        data = tf_data.none_for_optionals(data)
         element = cut(data, workers.index * local_replicas, replicas)
         if workers.count == 1:
             return element
@@ -235,6 +140,7 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
 
     def own(index: tf.Tensor, data: Any) -> tf.data.Dataset:
         del index
+        data = tf_data.none_for_optionals(data)
         parts = [cut(data, part * local_replicas, replicas) for part in range(workers.count)]
         parts = [element._replace(rows=tf.add_n([rows for rows, _ in element.slices])) for element in parts]
         elements = tf.data.Dataset.from_tensors(parts[0])
@@ -248,62 +154,6 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
     else:
         numbered = numbered.flat_map(_as_it_is(own))
     return numbered
-
-
-def _shared(
-    elements: Iterator[_Element], batches: int | None, endless: bool, workers: Workers
-) -> Iterator[tuple[_Element, tf.Tensor]]:
-    """Yield the batches of data that all workers read alike, and raise on all of them where it is not alike."""
-    known = batches is not None or endless
-    position = 0
-    while True:
-        element = next(elements, None)
-        if not known or position in (0, batches - 1 if batches else 0):
-            mark = 0 if element is None else int(element.fingerprint)
-            rows = 0 if element is None else int(element.rows)
-            seen = workers.gather([element is not None, mark, rows, -1 if batches is None else batches])
-            _require_alike(seen.tolist(), position)
-        if element is None:
-            return
-        yield element, element.rows
-        position += 1
-
-
-def _require_alike(seen: list[list[int]], position: int) -> None:
-    """Raise if a worker's report (has a batch, fingerprint, rows, batches) differs from the chief's."""
-    words: list[tuple[int, Callable[[int], str]]] = [
-        (3, lambda n: f"{n} batches" if n >= 0 else "an unknown number of batches"),
-        (0, lambda n: "a further batch" if n else "no further batch"),
-        (2, lambda n: f"a batch of {n} examples"),
-        (1, lambda n: f"a batch with fingerprint {n & (2**64 - 1):016x}"),
-    ]
-    for field, say in words:
-        others = [w for w, report in enumerate(seen) if report[field] != seen[0][field]]
-        if others:
-            who = ", ".join(f"worker {w} has {say(seen[w][field])}" for w in others)
-            raise DisagreementError(
-                f"workers read different data: at step {position} of the epoch worker 0 has {say(seen[0][field])}, "
-                f"{who}. Every worker must be given the same dataset (tfdist gives each its slice of every batch); "
-                "seed every shuffle alike. If each worker is meant to read data of its own, pass a tf.data.Dataset "
-                "whose options have experimental_distribute.auto_shard_policy = "
-                "tf.data.experimental.AutoShardPolicy.OFF."
-            )
-
-
-def _own(elements: Iterator[_Element], layout: Layout, workers: Workers) -> Iterator[tuple[_Element, tf.Tensor]]:
-    """Yield batches until every worker's own data has ended; who has none left repeats its last, without counting."""
-    last = None
-    while True:
-        element = next(elements, None)
-        seen = workers.gather([element is not None, 0 if element is None else int(element.rows)])
-        if not seen[:, 0].any():
-            return
-        if element is None:
-            slices = tf_data.one_row(layout.spec) if last is None else layout.slices(last.slices)
-            slices = tuple((tf.zeros_like(rows), data) for rows, data in slices)
-            element = _Element(flat(slices), tf.constant(0), tf.constant(0, tf.int64))
-        last = element
-        yield element, tf.constant(int(seen[:, 1].sum()), tf.int32)
 
 
 def fingerprint(data: Any) -> tf.Tensor:

@@ -5,18 +5,25 @@ that calls the strategy is given its own, as attributes of that one object; its 
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.compat import keras_model, tf_strategies
-from tfdist.errors import ConfigError, TfdistError, UnsupportedError
-from tfdist.training import callbacks, layers, losses, metrics, optimizers, saving, standby, step
-from tfdist.training.data import Batch, Layout
-from tfdist.training.pulse import Phase, pulse
-from tfdist.training.workers import Workers
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.process import step_clock
+from tfdist.training import callbacks, standby
+from tfdist.training.checks import probe
+from tfdist.training.epoch import Batch, Epoch
+from tfdist.training.execution import Execution
+from tfdist.training.layout import Layout
+from tfdist.training.multi_worker import saving
+from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.replica import compiled, metrics, optimizers, replica_step, step
 
 _untraced = tf.autograph.experimental.do_not_convert
 
@@ -39,15 +46,14 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
 def _before(model: keras.Model, workers: Workers, training: bool) -> None:
     """Keras is about to train, test or predict, and has not told its callbacks that anything begins."""
     standby.stand_by(model, training=training)
+    if training:
+        step_clock().training_begins()
     callbacks.adapt(model, workers, training)
 
 
 def _between(logs: dict[str, Any]) -> dict[str, Any]:
-    """An epoch or an evaluation is over: what callbacks do now may take any time."""
-    pulse().phase(Phase.BETWEEN)
-    watch = pulse().stopwatch
-    if watch is not None:
-        watch.pauses()
+    """An epoch or an evaluation is over: what callbacks do now is no time of training."""
+    step_clock().epoch_ends()
     return logs
 
 
@@ -55,6 +61,10 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
     """Build what is not built from shapes and dtypes; no batch is taken from the input."""
     if keras_model.is_built(model):
         return
+    if model.optimizer is not None and not model.optimizer.built:
+        strategy = model.distribute_strategy
+        optimizers.require_scope(model.optimizer, strategy)
+        require_scope(model, strategy)
     if iterator is not None:
         data_batch = keras_model.input_of(iterator).element_spec
     try:
@@ -67,56 +77,50 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
 
 def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
     """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
-    refuse_xla(model, strategy)
     metrics.require_scope(model, strategy)
     training = user_step == model.train_step
-    weighs_loss = training and not keras_model.has_own_train_step(model)
     unseeded = keras_model.global_seed_generator()
     if training:
         require_scope(model, strategy)
     for optimizer in keras_model.optimizers(model) if training else ():
         optimizers.adapt(optimizer, strategy)
 
+    replicas = tf_strategies.replica_count(strategy)
+    tried = probe.Probe(model, strategy, workers, user_step, unseeded, replicas=replicas)
+
+    on_replica = replica_step.ReplicaStep(model, user_step, unseeded, training=training, is_compiled=model.jit_compile)
+
     @_untraced
-    def replica_step(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
-        keras_model.use_global_seed_generator(unseeded)
-        layers.adapt(model, unseeded)
-        metrics.adapt(model)
-        container = keras_model.compiled_losses(model)
-        if container is not None:
-            losses.adapt(container)
-        before = metrics.snapshot(model)
-        with step.Step(rows=rows, global_rows=global_rows, weighs_loss=weighs_loss) as current:
-            logs = user_step(data)
-            return metrics.synchronise(model, logs, before, current, training=training)
+    def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
+        sink = replica_step.OwnVariables(model, training=training)
+        return on_replica(data, sink, rows=rows, global_rows=global_rows, sums=tried.sums)
 
     def collect(logs: Any) -> Any:
         return tf_strategies.first_local_value(logs)
 
-    return _Steps(model, strategy, _Replicated(model, strategy, workers, replica_step, collect), training=training)
+    run = _Replicated(model, strategy, workers, run_on_replica, collect)
+    return _Steps(model, strategy, run, tried, training=training)
 
 
 def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
     """Return the function that Keras calls with a list of batches, and that returns all rows in order."""
-    refuse_xla(model, strategy)
+    unseeded = keras_model.global_seed_generator()
 
     @_untraced
-    def replica_step(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
+    def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
         del global_rows  # nothing is summed in a prediction
-        with step.Step(rows=rows, global_rows=rows):
-            outputs = model.predict_step(data)
-            # Rows that were computed for nothing are dropped; how many rows an example gives is the model's affair.
-            return step.slice_rows(outputs, tf.constant(0), tf.where(rows > 0, tf.int32.max, 0))
+        return replica_step.predict(model, unseeded, data, step.Step(rows=rows, global_rows=rows))
 
     collect = functools.partial(tf_strategies.rows_of_all_replicas, strategy)
-    run = _Replicated(model, strategy, workers, replica_step, collect)
+    run = _Replicated(model, strategy, workers, run_on_replica, collect)
 
     def function(batches: list[Any]) -> Any:
-        pulse().begin()
+        clock = step_clock()
         try:
+            clock.begin(Kind.PREDICT)
             outputs = [run(element, whole=True) for element in batches]
         finally:
-            pulse().end()
+            clock.end()
         return (
             outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *outputs)
         )
@@ -131,40 +135,62 @@ class _Steps:
         model: says how many.
         strategy: runs them.
         run: runs one on a batch.
+        tried: finds out what they reduce to.
         training: whether they are of `fit`.
     """
 
-    def __init__(self, model: keras.Model, strategy: Any, run: "_Replicated", *, training: bool) -> None:
+    def __init__(
+        self, model: keras.Model, strategy: Any, run: "_Replicated", tried: probe.Probe, *, training: bool
+    ) -> None:
         self._model = model
         self._strategy = strategy
         self._run = run
+        self._tried = tried
         self._training = training
         #: makes the step for batches of a layout, and runs nothing
         self.trace = run.trace
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
-        logs = None
         batches = iter(iterator)
         whole = not isinstance(iterator, tf.distribute.DistributedIterator)
-        watch = pulse().stopwatch if self._training else None
-        pulse().begin()
-        if watch is not None:
-            watch.begins()
+        clock = step_clock()
+        logs, left = None, self._model.steps_per_execution
         try:
-            for _ in range(self._model.steps_per_execution):
-                pulse().phase(Phase.INPUT)
+            clock.begin(Kind.TRAIN if self._training else Kind.TEST)
+            while left:
+                if isinstance(batches, Epoch) and (count := self._free(batches, left)) > 1:
+                    last, rows = self._run.several(batches, count)
+                    self._note_trained(rows)
+                    logs, left = (last if rows else logs), left - len(rows)
+                    if len(rows) < count:
+                        break
+                    continue
+                clock.enter(Phase.INPUT)
                 element = next(batches, None)
                 if element is None:
                     break
-                pulse().phase(Phase.STEPPING)
-                logs = self._run(element, whole=whole)
-                if watch is not None:
-                    watch.trained(_examples(element, whole=whole), tf_strategies.replica_count(self._strategy))
+                if self._tried.is_due:
+                    if self._tried.look(_slices(element, whole=whole)):
+                        self._run.forget()
+                    self._tried.warn()
+                logs, left = self._run(element, whole=whole), left - 1
+                if clock.counts_examples:
+                    self._note_trained([_examples(element, whole=whole)])
         finally:
-            pulse().end()
+            clock.end()
         if logs is None:
             raise StopIteration
         return logs
+
+    def _free(self, batches: Epoch, wanted: int) -> int:
+        """Return how many of the next steps can run in one graph; an eager model is there to be looked at."""
+        return 0 if self._model.run_eagerly or self._tried.is_due else batches.free(wanted)
+
+    def _note_trained(self, rows: Sequence[int]) -> None:
+        clock = step_clock()
+        if self._training and clock.counts_examples:
+            for examples in rows:
+                clock.trained(examples, tf_strategies.replica_count(self._strategy))
 
 
 class _Replicated:
@@ -174,7 +200,7 @@ class _Replicated:
         model: decides whether to trace at all.
         strategy: runs it.
         workers: how long they may wait for each other.
-        replica_step: takes a replica's data, its number of examples, and that of all replicas (or None).
+        run_on_replica: takes a replica's data, its number of examples, and that of all replicas (or None).
         collect: makes of the per-replica results what is returned.
     """
 
@@ -183,26 +209,52 @@ class _Replicated:
         model: keras.Model,
         strategy: Any,
         workers: Workers,
-        replica_step: Callable[..., Any],
+        run_on_replica: Callable[..., Any],
         collect: Callable[..., Any],
     ) -> None:
         self._workers = workers
         self._model = model
         self._strategy = strategy
-        self._replica_step = replica_step
+        self._run_on_replica = run_on_replica
         self._collect = collect
         self._traced: dict[str, Any] = {}
+        self._executions: dict[str, Execution] = {}
         self._traced_free = self._trace(self._free, reduce_retracing=True)
 
     def __call__(self, element: Any, *, whole: bool) -> Any:
         """Run one step on a `Batch`, on a whole batch of tensors or arrays, or on per-replica values."""
-        with self._workers.waiting("a step"):
+        step_clock().enter(Phase.PYTHON if self._model.run_eagerly else Phase.EXECUTE)
+        with self._workers.waiting("a step"), compiled.named_errors():
             if not isinstance(element, Batch):
-                found = self._traced_free(tensors(element), whole)
-            else:
-                found = self._of(element.layout)(element.rows, *element.tensors)
-        pulse().phase(Phase.STEPPING)
-        return found
+                return self._traced_free(tensors(element), whole)
+            return self._of(element.layout)(element.rows, *element.tensors)
+
+    def several(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
+        """Run steps on the next batches in one graph; return the last one's logs, and the examples of each.
+
+        Fewer steps than ``count`` have run where the input has ended.
+        """
+        with self._workers.waiting("a step"), compiled.named_errors():
+            execution = self._execution_of(batches.layout)
+            step_clock().enter(Phase.EXECUTE)
+            return execution.run(batches, count)
+
+    def _execution_of(self, layout: Layout) -> Execution:
+        """Return the graph of several steps on batches of this layout, and trace the step it is made of."""
+        if layout.key not in self._executions:
+            is_watched = step_clock().reporter is not None or self._workers.count > 1
+            self._executions[layout.key] = Execution(
+                self._of(layout).get_concrete_function(),
+                renew=self._workers.renew if is_watched else None,
+                on_trace=self._note_tracing,
+            )
+        return self._executions[layout.key]
+
+    def forget(self) -> None:
+        """Drop what was traced before it was known what the step reduces to."""
+        self._traced.clear()
+        self._executions.clear()
+        self._traced_free = self._trace(self._free, reduce_retracing=True)
 
     def trace(self, layout: Layout) -> None:
         """Make the function for batches of this layout, which is not run."""
@@ -223,25 +275,33 @@ class _Replicated:
     def _packed(self, layout: Layout, global_rows: tf.Tensor, *tensors: Any) -> Any:
         self._note_tracing()
         rows, data = layout.pack(tensors)
-        return self._collect(self._strategy.run(self._replica_step, args=(data, rows, global_rows)))
+        return self._collect(self._strategy.run(self._run_on_replica, args=(data, rows, global_rows)))
 
     def _note_tracing(self) -> None:
         if not self._model.run_eagerly:
-            pulse().tracing()
+            step_clock().enter(Phase.TRACE)
 
     def _free(self, data: Any, whole: bool) -> Any:
         self._note_tracing()
-        replica_step = _untraced(self._on_own_part if whole else self._on_own_data)
-        return self._collect(self._strategy.run(replica_step, args=(data,)))
+        run = _untraced(self._on_own_part if whole else self._on_own_data)
+        return self._collect(self._strategy.run(run, args=(data,)))
 
     def _on_own_data(self, data: Any) -> Any:
         """Run on a batch that was distributed by other means; the others are asked how many examples they have."""
-        return self._replica_step(data, step.rows_of(data), None)
+        return self._run_on_replica(data, step.rows_of(data), None)
 
     def _on_own_part(self, data: Any) -> Any:
         """Run on this replica's part of a batch that every replica was given whole."""
         rows, part = step.part_of(data, tf_strategies.replica_index(), tf_strategies.replica_count(self._strategy))
-        return self._replica_step(part, rows, step.rows_of(data))
+        return self._run_on_replica(part, rows, step.rows_of(data))
+
+
+def _slices(element: Any, *, whole: bool) -> Sequence[tuple[Any, Any]]:
+    """Return the number of examples and the data of replicas of this worker."""
+    if isinstance(element, Batch):
+        return element.layout.slices(element.tensors)
+    data = tensors(element) if whole else tf_strategies.first_local_value(element)
+    return [(step.rows_of(data), data)]
 
 
 def _examples(element: Any, *, whole: bool) -> int:
@@ -268,12 +328,3 @@ def require_scope(model: keras.Model, strategy: Any) -> None:
                 "created inside, so that it exists on every replica. Build every layer that trains under "
                 "`with strategy.scope():`, or freeze it (trainable=False)."
             )
-
-
-def refuse_xla(model: keras.Model, strategy: Any) -> None:
-    """Raise if the model is to be compiled by XLA."""
-    if model.jit_compile:
-        raise UnsupportedError(
-            f"jit_compile is True under {type(strategy).__name__}; XLA compiles the program of one device, and a step "
-            "that reduces over replicas is not one. Pass jit_compile=False or leave it at 'auto' in model.compile()."
-        )

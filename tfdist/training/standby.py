@@ -2,9 +2,10 @@
 
 import keras
 
-from tfdist.compat import keras_epochs, keras_model
+from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.compat.keras import model as keras_model
+from tfdist.monitor.process import step_clock
 from tfdist.training.data import Input
-from tfdist.training.pulse import pulse
 
 
 def stand_by(model: keras.Model, *, training: bool) -> None:
@@ -17,7 +18,7 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
         model: is about to train, test or predict.
         training: whether it is to train.
     """
-    pulse().stand_by(lambda: _make_step(model) if training else None)
+    step_clock().stand_by(lambda: _make_step(model) if training else None)
 
 
 def _make_step(model: keras.Model) -> None:

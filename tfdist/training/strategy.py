@@ -3,13 +3,20 @@
 import secrets
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tfdist.compat import keras_model, tf_strategies
-from tfdist.training import callbacks, step
+from tfdist import validation
+from tfdist.compat.keras import calls as keras_calls
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.errors import ConfigError
+from tfdist.training import callbacks
 from tfdist.training import model as models
+from tfdist.training.checks import untested
 from tfdist.training.data import Input, Source
-from tfdist.training.workers import Workers
+from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.replica import optimizers, step
 
 
 class KerasTraining:
@@ -24,6 +31,22 @@ class KerasTraining:
     def num_replicas_in_sync(self) -> int:
         """Number of replicas over all workers; 1 inside a Keras step, which is computed as on one device."""
         return 1 if step.current() is not None else super().num_replicas_in_sync  # type: ignore[misc]
+
+    @property
+    def loss_reduction(self) -> str:
+        """What losses are that reduce by themselves: "detect" (tried on a few rows of the first batch), "mean", "sum".
+
+        Such are those of a `train_step` or `compute_loss` of one's own, and loss functions that return one number. It
+        is to be set before `fit`.
+
+        Example:
+            >>> strategy.loss_reduction = "mean"              # doctest: +SKIP
+        """
+        return vars(self).get("_loss_reduction", "detect")
+
+    @loss_reduction.setter
+    def loss_reduction(self, value: str) -> None:
+        vars(self)["_loss_reduction"] = validation.one_of("loss_reduction", value, ("detect", "mean", "sum"))
 
     @property
     def workers(self) -> Workers:
@@ -46,11 +69,30 @@ class KerasTraining:
         self._adopt_caller()
         return super().scope()  # type: ignore[misc]
 
+    @tf_strategies.not_converted
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Call a function on every replica, as TensorFlow does; for a loop of your own.
+
+        Raises:
+            UnsupportedError: Keras calls it for a `fit`, `evaluate` or `predict` that tfdist has not recognised.
+
+        Example:
+            >>> strategy.run(step, args=(next(batches),))        # doctest: +SKIP
+        """
+        self._refuse_keras("run")
+        return super().run(fn, args, kwargs, options)  # type: ignore[misc]
+
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it."""
+        """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it.
+
+        Raises:
+            UnsupportedError: Keras calls it for a `fit`, `evaluate` or `predict` that tfdist has not recognised.
+            ConfigError: for that of a model that was created outside the scope.
+        """
         epoch_iterator = keras_model.calling_epoch_iterator()
         caller = None if epoch_iterator is None else self._adopt_caller()
         if epoch_iterator is None or caller is None:
+            self._refuse_keras("experimental_distribute_dataset")
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         callbacks.quiet(caller, self._workers)
         batches = keras_model.batches_of(epoch_iterator)
@@ -77,10 +119,18 @@ class KerasTraining:
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
     def on_variable(self) -> None:
-        """Adopt the model whose `compile` is creating a variable, if one is: it may save before it trains."""
-        compiling = keras_model.compiling_model(self)
-        if compiling is not None:
-            self._adopt(compiling)
+        """Adopt the model whose `compile` is creating a variable, if one is: it may save before it trains.
+
+        Raises:
+            ConfigError: the model or its optimizer was created outside the scope.
+        """
+        compiling = keras_model.compiling_model()
+        if compiling is None:
+            return
+        self._require_created_inside(compiling, "is compiled")
+        self._take(compiling)
+        if getattr(compiling, "optimizer", None) is not None:
+            optimizers.require_scope(compiling.optimizer, self)
 
     @property
     def _slices(self) -> int:
@@ -90,11 +140,41 @@ class KerasTraining:
     def _adopt(self, model: Any) -> None:
         models.adopt(model, self, self._workers)
 
+    def _require_created_inside(self, model: Any, what: str) -> None:
+        if keras_model.created_under(model) is not self:
+            raise ConfigError(
+                f"the model {model.name!r} {what} in the scope of {type(self).__name__} and was created outside of it, "
+                "so it would train without the strategy; it must be created inside, so that its weights exist on every "
+                "replica. Create it, its optimizer and its metrics, and call model.compile(), under "
+                "`with strategy.scope():`."
+            )
+
+    def _refuse_keras(self, method: str) -> None:
+        """Raise if Keras' own code calls: a model that was adopted has its own functions, which call from here."""
+        function = keras_calls.calling_keras_function(self)
+        if function is None:
+            return
+        model = keras_model.calling_trainer()
+        if model is not None:
+            self._require_created_inside(model, "is used")
+        if model is not None and not keras_model.is_marked(model):
+            raise ConfigError(
+                f"the model {model.name!r} was created in the scope of {type(self).__name__} and never compiled, and "
+                "its first use is predict_on_batch: replicas would each predict the whole batch. Call model.compile() "
+                "in the scope first, or model.predict()."
+            )
+        seen = f"has called {type(self).__name__}.{method} for a model that tfdist has not recognised"
+        raise keras_calls.refuse(function, seen=seen)
+
     def _adopt_caller(self) -> Any:
         caller = keras_model.calling_model(self)
         if caller is not None:
-            self._adopt(caller)
+            self._take(caller)
         return caller
+
+    def _take(self, model: Any) -> None:
+        untested.require(tf.__version__, keras.__version__)
+        self._adopt(model)
 
 
 def agree_on_seed(workers: Workers) -> None:

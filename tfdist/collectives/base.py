@@ -1,0 +1,227 @@
+"""What carries tensors between the members of a group, whichever engine does it."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+
+#: what `all_reduce` may do with the members' values
+OPS = ("sum", "min", "max")
+
+
+class Collective(Protocol):
+    """One member's end of a group; every operation but `send` and `receive` is called by all members.
+
+    What is guaranteed: results are equal bit for bit on all members that get the same result; 16-bit floats are added
+    in float32 and rounded once; integers wrap as their own dtype does; what is copied keeps its bits. Text does not
+    travel. Rows lie along the first axis.
+
+    An operation may stand in a function, in a condition or a loop, as long as all members take the same way. A
+    function that has failed because a member is gone, or because somebody has called `abort`, raises what its engine
+    raises; `explain` says what that means.
+
+    Attributes:
+        size: number of members.
+        rank: this member's number among them, from 0.
+        hosts: for each rank the number of the host that it is on; equal numbers are one host.
+        matches_by_count: whether operations meet by how often their key was used. Then a function that fails on one
+            member, and leaves operations out, has to be followed by `abort`: its next ones would meet older ones.
+    """
+
+    size: int
+    rank: int
+    hosts: tuple[int, ...]
+    matches_by_count: bool
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
+        """Return the sums, minima or maxima over the members, element by element.
+
+        Args:
+            tensors: numbers or bools, of the same shapes and dtypes on every member. A sum of bools is True where any
+                is. They are reduced together, when the last of them is there.
+            key: names the operation, the same on every member. No two operations that may run at the same time in a
+                group have one key. It is fixed when a step is traced.
+            op: one of `OPS`.
+        Raises:
+            ConfigError: ``op`` is none.
+            UnsupportedError: a dtype that has no sum, minimum or maximum.
+        """
+
+    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return the rows of all members, in the order of their ranks.
+
+        Args:
+            tensor: numbers or bools, shape (rows, ...); members may have different numbers of rows.
+            key: see `all_reduce`.
+        Raises:
+            ConfigError: a scalar, which has no rows.
+            UnsupportedError: text.
+        """
+
+    def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of the sum over members; parts are those of `cut`.
+
+        Args:
+            tensor: numbers or bools, shape (rows, ...), the same on every member.
+            key: see `all_reduce`.
+        """
+
+    def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
+        """Return the value of one member, bit for bit.
+
+        Args:
+            tensor: numbers or bools, of the same shape and dtype on every member; those of others than ``root`` are not
+                looked at.
+            key: see `all_reduce`.
+            root: the rank whose value it is, the same on every member.
+        """
+
+    def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of every member's rows, one after the other; parts are those of `cut`.
+
+        Args:
+            tensor: numbers or bools, shape (rows, ...), the same on every member.
+            key: see `all_reduce`.
+        """
+
+    def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
+        """Send a tensor to one member, which calls `receive`; the two alone take part.
+
+        Args:
+            tensor: numbers or bools.
+            key: names what is sent; no other operation between the two in this direction has it at the same time.
+            to: the other's rank.
+        Returns:
+            In a function, the operation that sends: the function runs it, whether it is used or not. Eagerly None,
+            when the other has the tensor.
+        """
+
+    def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
+        """Return what a member has sent.
+
+        Args:
+            spec: of the tensor that is sent; its shape is known.
+            key: the sender's.
+            source: the sender's rank.
+        """
+
+    def abort(self, reason: str) -> None:
+        """End this process's waits with an error; nothing travels in it afterwards.
+
+        The others' waits end as when a member goes: under Horovod at once, under TensorFlow's collectives when this
+        process has ended or the others' own deadline has passed.
+
+        Args:
+            reason: for the messages.
+        """
+
+    def explain(self, error: BaseException, what: str) -> Exception | None:
+        """Return the error of tfdist's for a failure of this engine, or None if it is another's.
+
+        Args:
+            error: what TensorFlow raised.
+            what: what this member was doing, for the message.
+        """
+
+
+def hosts_of(names: Sequence[Hashable]) -> tuple[int, ...]:
+    """Return a number for each member's host, given what identifies the host.
+
+    Example:
+        >>> hosts_of(["node7", "node3", "node7"])
+        (0, 1, 0)
+    """
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(name, len(numbers)) for name in names)
+
+
+def cut(tensor: tf.Tensor, size: int) -> list[Any]:
+    """Return how many of a tensor's rows each of ``size`` members has: member r has those from rows r / size on.
+
+    Numbers where the tensor's rows are known when a function is traced, and int32 scalars where they are not.
+
+    Example:
+        >>> cut(tf.zeros([7, 2]), 3), cut(tf.zeros([1]), 2)
+        ([2, 2, 3], [0, 1])
+    """
+    rows = tensor.shape[0]
+    if rows is not None:
+        return [rows * (rank + 1) // size - rows * rank // size for rank in range(size)]
+    begins = tf.shape(tensor, tf.int64)[0] * tf.range(size + 1, dtype=tf.int64) // size
+    return tf.unstack(tf.cast(begins[1:] - begins[:-1], tf.int32), num=size)
+
+
+def with_rows(counts: Sequence[Any], tensor: tf.Tensor) -> Any:
+    """Return the shape that begins with these numbers and goes on with a tensor's second axis, for `tf.reshape`."""
+    inner = tensor.shape[1:]
+    if inner.is_fully_defined():
+        return [*counts, *inner.as_list()]
+    return tf.concat([tf.stack(list(counts)), tf.shape(tensor)[1:]], axis=0)
+
+
+def count_of(tensor: tf.Tensor) -> Any:
+    """Return how many elements a tensor has: a number where that is known, else an int32 scalar."""
+    known = tensor.shape.num_elements()
+    return tf.size(tensor) if known is None else known
+
+
+def require_op(op: str) -> str:
+    """Return a reduction that there is.
+
+    Raises:
+        ConfigError: it is none of `OPS`.
+    """
+    return validation.one_of("op", op, OPS)
+
+
+def require_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor that has rows.
+
+    Raises:
+        ConfigError: it is a scalar.
+    """
+    if tensor.shape.rank == 0:
+        raise ConfigError(f"a scalar ({tensor.dtype.name}) has no rows; pass a tensor of one axis or more.")
+    return tensor
+
+
+def require_rank(name: str, rank: int, size: int) -> int:
+    """Return a member's number.
+
+    Args:
+        name: of the argument.
+        rank: its value.
+        size: number of members.
+    Raises:
+        ConfigError: there is no such member.
+    """
+    return validation.integer(name, rank, minimum=0, maximum=size - 1)
+
+
+def require_other(name: str, rank: int, collective: Collective) -> int:
+    """Return the number of another member.
+
+    Raises:
+        ConfigError: there is no such member, or it is this one.
+    """
+    require_rank(name, rank, collective.size)
+    if rank == collective.rank:
+        raise ConfigError(f"{name} is {rank}, which is this member; a tensor that stays is sent to nobody.")
+    return rank
+
+
+def require_known(spec: tf.TensorSpec) -> tf.TensorSpec:
+    """Return the spec of a tensor that can be received.
+
+    Raises:
+        ConfigError: its shape is not known.
+    """
+    if not spec.shape.is_fully_defined():
+        raise ConfigError(
+            f"spec has the shape {spec.shape}; what is received has to be known when a step is traced. Give every axis "
+            "a size, such as by padding the last batch."
+        )
+    return spec

@@ -1,0 +1,128 @@
+"""A collective as a strategy's step uses it: keys from what was reduced before, buckets, and rows of tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import keys, wire_dtypes
+from tfdist.collectives.base import Collective
+from tfdist.collectives.buckets import in_buckets
+
+__all__ = ["TracedCollective"]
+
+# What the collectives of Horovod and of TensorFlow reduce alike.
+_REDUCED_BY_ALL = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+# A table of embeddings up to this size is summed whole, with the dense gradients; for a larger one members ask each
+# other first how many rows they have.
+_SMALL_TABLE_BYTES = 1 << 20
+
+
+class TracedCollective:
+    """Operations of a collective under keys that follow from the function that is being traced; see `keys`.
+
+    Args:
+        collective: carries the tensors.
+        bucket_bytes: tensors are reduced in buckets of about this size: large enough to fill the wire, and small enough
+            that the first can leave while the backward pass goes on.
+
+    Example:
+        >>> TracedCollective(collective, bucket_bytes=32 << 20).all_reduce([tf.ones([3])])     # doctest: +SKIP
+        [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
+    """
+
+    def __init__(self, collective: Collective, *, bucket_bytes: int) -> None:
+        self.collective = collective
+        self.size = collective.size
+        self.rank = collective.rank
+        self._bucket_bytes = bucket_bytes
+
+    def all_reduce(
+        self, values: Sequence[Any], labels: Sequence[str] = (), *, keep_duplicate_indices: bool = True
+    ) -> list[Any]:
+        """Return the sums over members, in the order given.
+
+        Args:
+            values: tensors alike on every member, or `tf.IndexedSlices` of alike tables.
+            labels: what the values are, for messages; equal on every member.
+            keep_duplicate_indices: whether rows of `tf.IndexedSlices` must stay apart, as one device has them.
+        Returns:
+            Dense sums. Of slices, the rows of all members; unless rows matter, the sum of the table where that is
+            small, and every row of the table where that is fewer bytes than the members' rows.
+        """
+        if self.size == 1:
+            return list(values)
+        names = list(labels) or [""] * len(values)
+        results: list[Any] = [None] * len(values)
+        dense: dict[int, tf.Tensor] = {}
+        for index, value in enumerate(values):
+            if isinstance(value, tf.IndexedSlices) and (keep_duplicate_indices or not _is_small_table(value)):
+                results[index] = self._sum_of_slices(value, names[index], keep_duplicate_indices)
+            else:
+                dense[index] = tf.convert_to_tensor(value)
+        for bucket in in_buckets(dense, self._bucket_bytes):
+            key = keys.next_key([keys.described("sum", dense[index], names[index]) for index in bucket])
+            totals = self.collective.all_reduce([dense[index] for index in bucket], key=key)
+            for index, total in zip(bucket, totals, strict=True):
+                results[index] = total
+        return results
+
+    def all_gather(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
+        """Return the rows of all members in their order; the numbers of rows may differ, all else may not.
+
+        Args:
+            tensor: numbers or bools, shape (rows, ...).
+            label: what it is, for messages.
+        """
+        if self.size == 1:
+            return tensor
+        shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
+        return self.collective.all_gather(
+            tensor, key=keys.next_key([keys.described("all_gather", tensor, label, shape)])
+        )
+
+    def broadcast(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
+        """Return the first member's value, bit for bit.
+
+        Args:
+            tensor: numbers or bools, of the same shape and dtype on every member.
+            label: what it is, for messages.
+        """
+        if self.size == 1:
+            return tensor
+        return self.collective.broadcast(tensor, key=keys.next_key([keys.described("broadcast", tensor, label)]))
+
+    def in_common_dtype(self, tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
+        """Return the tensor in a dtype that TensorFlow's collectives sum as well as this one, and the way back."""
+        return wire_dtypes.for_op(tensor, _REDUCED_BY_ALL)
+
+    def _sum_of_slices(self, slices: tf.IndexedSlices, label: str, keep_duplicate_indices: bool) -> tf.IndexedSlices:
+        def gathered() -> tuple[tf.Tensor, tf.Tensor]:
+            return (
+                self.all_gather(slices.values, f"{label} values"),
+                self.all_gather(slices.indices, f"{label} indices"),
+            )
+
+        def whole() -> tuple[tf.Tensor, tf.Tensor]:
+            height = tf.cast(slices.dense_shape[0], slices.indices.dtype)
+            table = tf.math.unsorted_segment_sum(slices.values, slices.indices, height)
+            (total,) = self.all_reduce([table], [label])
+            return total, tf.range(height)
+
+        if keep_duplicate_indices or slices.dense_shape is None:
+            return tf.IndexedSlices(*gathered(), slices.dense_shape)
+        # Every member has to take the same way, so they add up how many rows they have: known in the forward pass.
+        (rows,) = self.all_reduce([tf.cast(tf.size(slices.indices), tf.int64)], [f"{label} number of rows"])
+        # From the shape: a worker without a row must come to the same.
+        row_bytes = tf.reduce_prod(tf.shape(slices.values, tf.int64)[1:]) * slices.values.dtype.size
+        # A gather moves every member's rows to every other; a ring moves a table about twice.
+        height = tf.cast(slices.dense_shape[0], tf.int64)
+        cheaper = rows * (row_bytes + slices.indices.dtype.size) < 2 * height * row_bytes
+        values, indices = tf.cond(cheaper, gathered, whole)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _is_small_table(slices: tf.IndexedSlices) -> bool:
+    shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
+    return shape is not None and int(shape.prod()) * slices.values.dtype.size <= _SMALL_TABLE_BYTES

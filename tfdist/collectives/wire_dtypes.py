@@ -1,0 +1,142 @@
+"""Tensors in dtypes that an engine can carry, and back."""
+
+from collections.abc import Callable, Collection
+
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedError
+
+Restore = Callable[[tf.Tensor], tf.Tensor]
+
+_WORD, _WORD_BYTES = tf.float32, 4
+
+
+def for_op(tensor: tf.Tensor, reduced: Collection[tf.DType], op: str = "sum") -> tuple[tf.Tensor, Restore]:
+    """Return the tensor as a dtype that the engine reduces, and the way back from the result.
+
+    bfloat16 is summed in float32 and rounded once. Integers wrap as their own dtype does. A sum of bools is True
+    where any is.
+
+    Args:
+        tensor: numbers or bools.
+        reduced: dtypes that the engine reduces; float32, int32 and int64 at least.
+        op: "sum", "min" or "max".
+    Raises:
+        UnsupportedError: text, or another dtype that is not reduced in this way.
+
+    Example:
+        >>> carried, restore = for_op(tf.constant([True, False]), [tf.float32, tf.int32, tf.int64])
+        >>> restore(carried + carried).numpy().tolist()
+        [True, False]
+    """
+    dtype = tensor.dtype
+    require_op(dtype, op)
+    if dtype in reduced:
+        return tensor, lambda total: total
+    if dtype == tf.bool:
+        return tf.cast(tensor, tf.int32), lambda total: total > 0
+    if dtype.is_complex:
+        part = dtype.real_dtype
+        pair = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+        return pair, lambda total: tf.complex(tf.cast(total[0], part), tf.cast(total[1], part))
+    if dtype == tf.uint64:  # the same bits, and the same sum modulo 2^64
+        return tf.bitcast(tensor, tf.int64), lambda total: tf.bitcast(total, tf.uint64)
+    carrier = tf.float32 if dtype.is_floating else tf.int64 if dtype.size >= 4 else tf.int32
+    return tf.cast(tensor, carrier), lambda total: tf.cast(total, dtype)
+
+
+def require_op(dtype: tf.DType, op: str) -> None:
+    """Raise unless values of a dtype are reduced in this way.
+
+    Raises:
+        UnsupportedError: text; or the smallest or largest of numbers that have no order, or of uint64.
+    """
+    ordered = not dtype.is_complex and dtype != tf.uint64
+    if not _is_number(dtype) or not (op == "sum" or ordered):
+        raise UnsupportedError(
+            f"a tensor of dtype {dtype.name} has no {op} over workers; reduce numbers or bools"
+            f"{'' if op == 'sum' else ', neither complex nor uint64'}."
+        )
+
+
+def for_copy(tensor: tf.Tensor) -> tuple[tf.Tensor, Restore]:
+    """Return the tensor's bits as integers whose sum with zeros is exact, and the way back.
+
+    Raises:
+        UnsupportedError: text.
+
+    Example:
+        >>> carried, restore = for_copy(tf.constant([-0.0, 1.5]))
+        >>> restore(carried + 0).numpy().tolist()
+        [-0.0, 1.5]
+    """
+    dtype = tensor.dtype
+    require_copy(dtype)
+    if dtype == tf.bool:
+        return tf.cast(tensor, tf.uint8), lambda bits: tf.cast(bits, tf.bool)
+    integer = {1: tf.uint8, 4: tf.int32, 8: tf.int64}.get(dtype.size, tf.uint8)
+    if dtype == integer:
+        return tensor, lambda bits: bits
+    return tf.bitcast(tensor, integer), lambda bits: tf.bitcast(bits, dtype)
+
+
+def in_words(table: tf.Tensor) -> tuple[tf.Tensor, Restore]:
+    """Return each row's bits as words of 32, and the way back from any number of such rows.
+
+    An engine that carries few dtypes carries all in this way, without a byte more than the last word's. The words are
+    called float32, whatever they are, because TensorFlow keeps int32 of a GPU in the host's memory.
+
+    Args:
+        table: numbers or bools, shape (rows, n).
+    Returns:
+        float32, shape (rows, words); and a function from float32 (any number of rows, words) to the dtype, (rows, n).
+    Raises:
+        UnsupportedError: text.
+
+    Example:
+        >>> words, restore = in_words(tf.constant([[1.5, -0.0, 2.0]], tf.bfloat16))
+        >>> words.shape.as_list(), restore(tf.concat([words, words], 0)).numpy().tolist()
+        ([1, 2], [[1.5, -0.0, 2.0], [1.5, -0.0, 2.0]])
+    """
+    dtype = table.dtype
+    require_copy(dtype)
+    shape = [tf.shape(table)[axis] if table.shape[axis] is None else table.shape[axis] for axis in (0, 1)]
+    count = shape[1]
+    if dtype == tf.bool:
+        words, restore = in_words(tf.cast(table, tf.uint8))
+        return words, lambda words: tf.cast(restore(words), tf.bool)
+    if dtype.size >= _WORD_BYTES:
+        per = dtype.size // _WORD_BYTES
+        words = table if dtype == _WORD else tf.reshape(tf.bitcast(table, _WORD), [shape[0], count * per])
+
+        def joined(words: tf.Tensor) -> tf.Tensor:
+            split = words if per == 1 else tf.reshape(words, [tf.shape(words)[0], count, per])
+            return split if dtype == _WORD else tf.bitcast(split, dtype)
+
+        return words, joined
+    per = _WORD_BYTES // dtype.size
+    padded = tf.pad(tf.bitcast(table, _UNSIGNED[dtype.size]), [[0, 0], [0, -count % per]])
+    words = tf.bitcast(tf.reshape(padded, [shape[0], -(-count // per), per]), _WORD)
+
+    def cut(words: tf.Tensor) -> tf.Tensor:
+        bits = tf.bitcast(words, _UNSIGNED[dtype.size])
+        return tf.bitcast(tf.reshape(bits, [tf.shape(words)[0], -(-count // per) * per])[:, :count], dtype)
+
+    return words, cut
+
+
+_UNSIGNED = {1: tf.uint8, 2: tf.uint16}
+
+
+def require_copy(dtype: tf.DType) -> None:
+    """Raise unless values of a dtype can travel.
+
+    Raises:
+        UnsupportedError: text.
+    """
+    if not _is_number(dtype):
+        raise UnsupportedError(f"a tensor of dtype {dtype.name} cannot travel between workers; send numbers or bools.")
+
+
+def _is_number(dtype: tf.DType) -> bool:
+    return (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool) and not dtype.is_quantized

@@ -1,0 +1,1 @@
+"""What of Horovod is private."""

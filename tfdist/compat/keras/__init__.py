@@ -1,0 +1,1 @@
+"""What of Keras is private: its trainer, and what it calls in a step."""

@@ -1,0 +1,306 @@
+"""Keras' `fit` while it runs: its epochs, and how one of them is entered in its middle.
+
+Private names, read in Keras 3.15.1 (`keras/src/trainers/epoch_iterator.py`, `backend/tensorflow/trainer.py`):
+
+- the local variables of `fit` (`epoch_iterator`, `callbacks`, `epochs`, `initial_epoch`, `val_x`), found in its frame:
+  a callback is told of its model alone.
+- `EpochIterator._enumerate_iterator`, which numbers the steps of an epoch from 0, always; its state
+  `_current_iterator`, `_steps_seen`, `_num_batches`, `_distributed_dataset`; `data_adapter._dataset`.
+- `TFEpochIterator.catch_stop_iteration`, the block in which `fit`, `evaluate` and `predict` take their steps. The
+  iterator asks its dataset for its cardinality when it is made; there it is found, in the frames that ask.
+- `Model._get_metrics_result_or_logs`: what the logs of an epoch are made of.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+from tfdist.compat.keras import calls as keras_calls
+from tfdist.compat.keras import model as keras_model
+
+_FRAMES = 24  # from a callback up to `fit`, through those of a subclass
+_FIT_NAMES = {"self", "callbacks", "epochs", "initial_epoch", "epoch_iterator", "val_x"}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A call of `fit` that is running.
+
+    Attributes:
+        callbacks: Keras' list.
+        epochs: the epoch at which it ends.
+        initial_epoch: the one at which the user lets it begin.
+        validation: what the user gave as the x of the validation data, or None.
+        epoch_iterator: Keras' iterator over the training data.
+    """
+
+    callbacks: keras.callbacks.CallbackList
+    epochs: int
+    initial_epoch: int
+    validation: Any
+    epoch_iterator: Any
+
+    @property
+    def dataset(self) -> tf.data.Dataset | None:
+        """The dataset that is trained on, if the user gave one."""
+        found = getattr(self.epoch_iterator.data_adapter, "_dataset", None)
+        return found if isinstance(found, tf.data.Dataset) else None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples of a whole batch, where it is known."""
+        try:
+            found = self.epoch_iterator.data_adapter.batch_size
+        except (NotImplementedError, ValueError, IndexError, TypeError):  # an adapter that does not say
+            return None
+        return None if found is None else int(found)
+
+    def batches_taken(self, ahead: int = 0) -> int:
+        """How many batches of the present iteration over the data have been trained on, at the end of a step.
+
+        Args:
+            ahead: how many Keras has counted and not trained on yet.
+        """
+        # Keras counts all steps of an execution, also where the data end within it.
+        seen, known = max(0, int(self.epoch_iterator._steps_seen) - ahead), self.epoch_iterator._num_batches
+        return min(seen, known) if known else seen
+
+    @property
+    def batches_taken_before(self) -> int:
+        """How many of these an earlier process has trained on."""
+        entered, batches = vars(self.epoch_iterator).get("_tfdist_entered", (None, 0))
+        return batches if entered is not None and entered is self.epoch_iterator._current_iterator else 0
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps of an epoch, where it is known."""
+        found = self.epoch_iterator.num_batches
+        return None if found is None else int(found)
+
+
+def running_fit(model: keras.Model) -> Fit | None:
+    """Return the `fit` of this model that is calling now, if one is, and has its data.
+
+    Raises:
+        UnsupportedError: Keras' `fit` is calling, and does not keep there what a callback needs.
+    """
+    code = keras_calls.code_of(keras.Model.fit)
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+        names = frame.f_locals
+        if frame.f_code.co_name == "fit" and names.get("self") is model and "epoch_iterator" in names:
+            found = names.get("callbacks")
+            if not isinstance(found, keras.callbacks.CallbackList):
+                found = _list_being_made()
+            return Fit(found, names["epochs"], names["initial_epoch"], names.get("val_x"), names["epoch_iterator"])
+        if frame.f_code is code and (_FIT_NAMES - set(code.co_varnames + code.co_cellvars)):
+            method = f"{type(model).__name__}.fit"
+            raise keras_calls.refuse(method, seen="keeps what it trains with where it is not found")
+    return None
+
+
+def is_in_fit(frame: FrameType | None, model: keras.Model | None) -> bool:
+    """Return whether a frame, of a signal for example, lies inside the `fit` of this model."""
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _list_being_made() -> Any:
+    """Return the list of callbacks whose `__init__` is telling them of their model."""
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES):
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, keras.callbacks.CallbackList):
+            return candidate
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None
+
+
+def enter(fit: Fit, *, step: int, batches_taken: int, has_ended: bool = False) -> None:
+    """Let the next epoch begin behind its first ``step`` steps; its data have been moved there.
+
+    Args:
+        fit: the running one.
+        step: which step is the first.
+        batches_taken: batches of the iteration over the data that lie behind.
+        has_ended: whether these were all, in an epoch of which nobody knows how many steps it has.
+    """
+    iterator = fit.epoch_iterator
+    if has_ended and fit.steps is None:
+        _once(iterator, lambda: _end(iterator, step))
+    else:
+        _once(iterator, lambda: _from(iterator, step, batches_taken))
+
+
+def replay(fit: Fit, *, epochs: int, step: int, whole: bool, steps_at_once: int) -> None:
+    """Let the next epoch be the one after so many, from a step on; what lies before is taken from the input again.
+
+    Args:
+        fit: the running one.
+        epochs: how many lie behind.
+        step: which step of the next one is the first.
+        whole: whether every batch has to be asked for. Else, where the length of an epoch is known, it is enough to
+            make the iterators that Keras would have made: a shuffle draws a new order for each.
+        steps_at_once: `steps_per_execution` of the steps that lie before.
+    """
+    iterator = fit.epoch_iterator
+    _once(iterator, lambda: _replayed(iterator, epochs, step, whole, steps_at_once))
+
+
+def take_steps_in(block: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Let the `fit`, `evaluate` or `predict` that looks at a dataset take its steps inside a block.
+
+    Where none is looking, nothing happens.
+
+    Args:
+        block: makes the context manager that the steps of an epoch are taken in.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        frame = None if frame is None else frame.f_back
+        if frame is None:
+            return
+        iterator = frame.f_locals.get("self")
+        if isinstance(iterator, TFEpochIterator):
+            vars(iterator)["catch_stop_iteration"] = functools.partial(_catching, iterator, block)
+            return
+
+
+@contextlib.contextmanager
+def _catching(iterator: Any, block: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    with block(), type(iterator).catch_stop_iteration(iterator):
+        yield
+
+
+def _once(iterator: Any, steps: Callable[[], Iterator[Any]]) -> None:
+    def enumerate_once() -> Iterator[Any]:
+        del vars(iterator)["_enumerate_iterator"]
+        return steps()
+
+    vars(iterator)["_enumerate_iterator"] = enumerate_once
+
+
+def _from(iterator: Any, first: int, seen: int) -> Iterator[Any]:
+    """Yield what Keras' `_enumerate_iterator` yields, from a step on."""
+    iterator.data_adapter.on_epoch_begin()
+    iterator._current_iterator = iter(iterator._get_iterator())
+    iterator._steps_seen = seen
+    iterator._tfdist_entered = iterator._current_iterator, seen
+    yield from _onward(iterator, first, iterator._current_iterator)
+
+
+def _onward(iterator: Any, first: int, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the steps of an epoch that has begun, from a step on; its batches before that have been taken."""
+    at_once = iterator.steps_per_execution
+    steps = iterator.steps_per_epoch or iterator._num_batches
+    if steps:
+        for step in range(first, steps, at_once):
+            if iterator._num_batches and iterator._steps_seen >= iterator._num_batches:
+                break
+            iterator._steps_seen += at_once
+            yield step, step + at_once - 1, iterator._current_iterator
+        if iterator._num_batches and iterator._steps_seen >= iterator._num_batches:
+            iterator._current_iterator = iter(iterator._get_iterator())
+            iterator._steps_seen = 0
+    else:
+        step = first
+        while True:
+            iterator._steps_seen = step + at_once
+            yield step, step + at_once - 1, batches
+            step += at_once
+    iterator.data_adapter.on_epoch_end()
+
+
+def _end(iterator: Any, step: int) -> Iterator[Any]:
+    """Yield the step in which Keras sees that the data have ended."""
+    dataset = iterator._get_iterator()
+    nothing = iter(dataset.take(0)) if isinstance(dataset, tf.data.Dataset) else iter(())
+    iterator._steps_seen = step + iterator.steps_per_execution  # as Keras counts, also where nothing comes
+    yield step, step + iterator.steps_per_execution - 1, nothing
+
+
+def _replayed(iterator: Any, epochs: int, first: int, whole: bool, at_once: int) -> Iterator[Any]:
+    kind, now = type(iterator), iterator.steps_per_execution
+    iterator.steps_per_execution = at_once  # as these steps were done, of which an epoch may have more or fewer then
+    try:
+        for _ in range(epochs):
+            with iterator.catch_stop_iteration():
+                take = whole or iterator.steps_per_epoch is not None or iterator._num_batches is None
+                for _, _, batches in kind._enumerate_iterator(iterator):
+                    if take:
+                        _take(batches, at_once)
+        for begin, _, batches in kind._enumerate_iterator(iterator):
+            if begin + at_once > first:
+                break
+            _take(batches, at_once)
+        else:
+            return  # all of this epoch lies behind
+    finally:
+        iterator.steps_per_execution = now
+    iterator._steps_seen += first - begin - at_once
+    if first > begin:
+        _take(batches, first - begin)
+    yield from _onward(iterator, first, batches)
+
+
+def _take(batches: Iterator[Any], count: int) -> None:
+    """Take some batches; raise StopIteration where there is none, as a step does."""
+    if next(batches, None) is None:
+        raise tf.errors.OutOfRangeError(None, None, "the input has ended")
+    for _ in range(count - 1):
+        next(batches, None)
+
+
+def logs_where_no_step_ran(model: keras.Model, logs: dict[str, Any], *, are_metrics: bool) -> Callable[[], None]:
+    """Let an epoch in which no step is left have the logs of the last step that was done; return what undoes that.
+
+    Args:
+        model: that trains.
+        logs: of the last step.
+        are_metrics: whether they are the metrics over all replicas already.
+    """
+    own = vars(model)
+    before = own.get("_get_metrics_result_or_logs")
+    otherwise = before or type(model)._get_metrics_result_or_logs.__get__(model)
+
+    def found(given: dict[str, Any]) -> dict[str, Any]:
+        return otherwise(given) if given else logs if are_metrics else otherwise(logs)
+
+    def undo() -> None:
+        if before is None:
+            own.pop("_get_metrics_result_or_logs", None)
+        else:
+            own["_get_metrics_result_or_logs"] = before
+
+    own["_get_metrics_result_or_logs"] = found
+    return undo
+
+
+def build(model: keras.Model, fit: Fit) -> None:
+    """Build the model, its metrics and its optimizer, as the first step would."""
+    spec = getattr(fit.epoch_iterator._distributed_dataset, "element_spec", None)
+    if spec is not None:
+        keras_model.symbolic_build(model, spec)
+
+
+def drain(model: keras.Model) -> None:
+    """Wait for the steps of a model that are under way, where steps are computed ahead (parameter servers)."""
+    wait = getattr(model.train_function, "drain", None)
+    if wait is not None:
+        wait()

@@ -1,0 +1,90 @@
+"""Keras' layers with statistics, random numbers or a table: methods that one object can be given of its own.
+
+Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reduction_axes`
+(`keras/src/layers/normalization/batch_normalization.py`); `SeedGenerator.next` is public, but meant to be called, not
+replaced; `Embedding._embeddings`: reading `embeddings` may add or unpack what it was quantized to.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import variables as keras_variables
+
+
+def override_moments(layer: keras.layers.BatchNormalization, moments: Callable[..., Any]) -> None:
+    """Let one layer take its mean and variance from ``moments(inputs, mask)``, once."""
+    vars(layer).setdefault("_moments", moments)
+
+
+def own_moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
+    """Return mean and variance as Keras takes them."""
+    return type(layer)._moments(layer, inputs, mask)
+
+
+def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
+    """Return the axes over which a batch normalisation takes its statistics."""
+    return list(layer._reduction_axes)
+
+
+def override_next(generator: keras.random.SeedGenerator, draw: Callable[..., Any]) -> None:
+    """Let one seed generator draw from ``draw(ordered=True)``, once."""
+    vars(generator).setdefault("next", draw)
+
+
+def own_next(generator: keras.random.SeedGenerator, ordered: bool) -> Any:
+    """Draw a seed as Keras does."""
+    return type(generator).next(generator, ordered=ordered)
+
+
+@contextlib.contextmanager
+def without_chance(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Let Keras' layers drop nothing and add no noise inside, and batch normalisation take fixed statistics."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    for layer in layers:
+        own = vars(layer)
+        if isinstance(layer, keras.layers.BatchNormalization):
+            before.append((own, "_moments", own.get("_moments")))
+            own["_moments"] = functools.partial(_fixed_moments, layer)
+        elif type(layer).__module__.startswith("keras.src."):
+            for name in ("rate", "stddev", "dropout", "recurrent_dropout"):
+                if isinstance(own.get(name), (int, float)):
+                    before.append((own, name, own[name]))
+                    own[name] = 0.0
+    try:
+        yield
+    finally:
+        for own, name, value in before:
+            own[name] = value
+            if value is None:
+                del own[name]
+
+
+def _fixed_moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    del mask
+    channels = [inputs.shape[layer.axis]]
+    return tf.zeros(channels, inputs.dtype), tf.ones(channels, inputs.dtype)
+
+
+def embeddings_of(layer: keras.layers.Embedding) -> Any:
+    """Return the TensorFlow variable of an embedding's table, or None where a lookup is more than reading it."""
+    variable = vars(layer).get("_embeddings")
+    if variable is None or layer.lora_enabled or getattr(layer, "quantization_mode", None):
+        return None
+    value: Any = keras_variables.value_of(variable)
+    return value if hasattr(value, "sparse_read") and len(value.shape) == 2 else None
+
+
+def override_call(layer: keras.layers.Embedding, call: Any) -> None:
+    """Give one embedding its own way to look up rows, once; a subclass with a way of its own keeps that."""
+    if type(layer).call is keras.layers.Embedding.call:
+        vars(layer).setdefault("call", call)
+
+
+def own_call(layer: keras.layers.Embedding, inputs: Any) -> Any:
+    """Look up rows as Keras does."""
+    return type(layer).call(layer, inputs)

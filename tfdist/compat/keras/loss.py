@@ -1,0 +1,76 @@
+"""What a Keras loss computes before it reduces: weighted values per element, and their number.
+
+Private names, read in Keras 3.15.1 (`keras/src/losses/loss.py`): `Loss.__call__` computes values, mask and reduction
+in one go and divides by what its own replica saw, so the parts are taken apart here; `get_keras_mask`, `apply_mask`,
+`squeeze_or_expand_to_same_rank` are its helpers. `CompileLoss._flat_losses` holds what `compile` was given.
+"""
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras import ops
+from keras.src.backend import get_keras_mask
+from keras.src.losses import loss as keras_loss
+
+
+class Parts(NamedTuple):
+    """A loss before its reduction.
+
+    Attributes:
+        values: weighted and masked values, any shape.
+        counts: ``(elements, mask size, valid mask entries)`` as float scalars; the last two are None without a mask.
+        weight_sum: sum of the weights and mask, None where there is neither.
+    """
+
+    values: tf.Tensor
+    counts: tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]
+    weight_sum: tf.Tensor | None
+
+
+def reduces_by_itself(loss: Any) -> bool:
+    """Return whether this is a Keras loss that leaves its reduction to Keras (and not a callable with its own)."""
+    return isinstance(loss, keras.losses.Loss) and type(loss).__call__ is keras.losses.Loss.__call__
+
+
+def is_of_keras(loss: Any) -> bool:
+    """Return whether a loss, or what it stands for in a scope, is one of Keras' own, which all keep examples apart."""
+    loss = getattr(loss, "tfdist_wraps", loss)
+    return loss is None or (reduces_by_itself(loss) and keeps_examples(loss))
+
+
+def keeps_examples(loss: keras.losses.Loss) -> bool:
+    """Return whether the loss has a value for every example: Keras' own do, a function of the user's may drop some."""
+    function = getattr(loss, "fn", loss)
+    return getattr(function, "__module__", "").split(".")[0] == "keras"
+
+
+def parts(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> Parts:
+    """Return values, counts and weights of a loss on one replica's examples."""
+    in_mask = get_keras_mask(y_pred)
+    with keras.name_scope(loss.name):
+        y_pred = keras.tree.map_structure(lambda x: ops.convert_to_tensor(x, dtype=loss.dtype), y_pred)
+        y_true = keras.tree.map_structure(lambda x: ops.convert_to_tensor(x, dtype=loss.dtype), y_true)
+        values = loss.call(y_true, y_pred)
+        out_mask = get_keras_mask(values)
+        mask = in_mask if out_mask is None else out_mask if in_mask is None else in_mask & out_mask
+        values = ops.convert_to_tensor(values, dtype=loss.dtype)
+        if sample_weight is not None:
+            sample_weight = ops.convert_to_tensor(sample_weight, dtype=loss.dtype)
+        if mask is not None:
+            mask = ops.convert_to_tensor(mask, dtype=loss.dtype)
+        # Without a reduction Keras leaves the mask at 0 and 1, which is what a sum over replicas needs.
+        weight = keras_loss.apply_mask(sample_weight, mask, dtype=values.dtype, reduction=None)
+        if weight is not None:
+            weight = ops.cast(weight, values.dtype)
+            values, weight = keras_loss.squeeze_or_expand_to_same_rank(values, weight)
+            values = values * weight
+        elements = tf.cast(tf.size(values), values.dtype)
+        mask_size = None if mask is None else tf.cast(tf.size(mask), values.dtype)
+        valid = None if mask is None else tf.reduce_sum(mask)
+        return Parts(values, (elements, mask_size, valid), None if weight is None else tf.reduce_sum(weight))
+
+
+def replace_compiled(container: Any, wrap: Any) -> None:
+    """Replace each loss function in `compile`'s container by ``wrap(loss)``, once."""
+    container._flat_losses[:] = [entry._replace(loss=wrap(entry.loss)) for entry in container._flat_losses]

@@ -1,0 +1,63 @@
+"""Keras' means and sums: giving a lone number the weight of a replica's share.
+
+Private names, read in Keras 3.15.1 (`keras/src/metrics/reduction_metrics.py`): `MeanMetricWrapper._fn` and
+`_fn_kwargs`, the function that `compile(metrics=[function])` was given; `get_keras_mask`, `apply_mask` as
+`MeanMetricWrapper` uses them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.metrics import Mean, MeanMetricWrapper, Sum
+from keras.src.backend import get_keras_mask
+from keras.src.losses.loss import apply_mask
+
+# takes a number of a replica's examples; returns it, or what stands for it, and its weight, None outside of a step
+Weigh = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor | None]]
+
+
+def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:
+    """Let one metric object weigh a scalar without a weight as ``weigh`` says; per-example values stay as they are."""
+    updates: dict[Any, Callable[..., None]] = {
+        Mean.update_state: _update_mean,
+        MeanMetricWrapper.update_state: _update_wrapper,
+        Sum.update_state: _update_sum,
+    }
+    update = updates.get(type(metric).update_state)
+    if update is not None:
+        vars(metric).setdefault("update_state", functools.partial(update, metric, weigh))
+
+
+def override_result(metric: keras.Metric, result: Callable[[keras.Metric], Any]) -> None:
+    """Let one metric object give ``result(metric)`` as its result, once."""
+    vars(metric).setdefault("result", functools.partial(result, metric))
+
+
+def own_result(metric: keras.Metric) -> Any:
+    """Return what a metric makes of the present values of its variables."""
+    return type(metric).result(metric)
+
+
+def _update_mean(metric: Mean, weigh: Weigh, values: Any, sample_weight: Any = None) -> None:
+    values = tf.convert_to_tensor(values)
+    if values.shape.rank == 0 and sample_weight is None:
+        values, sample_weight = weigh(values)
+    Mean.update_state(metric, values, sample_weight=sample_weight)
+
+
+def _update_wrapper(metric: Any, weigh: Weigh, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    mask = get_keras_mask(y_pred)
+    values = metric._fn(y_true, y_pred, **metric._fn_kwargs)
+    sample_weight = apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
+    _update_mean(metric, weigh, values, sample_weight)
+
+
+def _update_sum(metric: Sum, weigh: Weigh, values: Any, sample_weight: Any = None) -> None:
+    values = tf.convert_to_tensor(values)
+    if values.shape.rank == 0 and sample_weight is None:
+        values, weight = weigh(values)
+        values *= tf.cast(1 if weight is None else weight, values.dtype)
+    Sum.update_state(metric, values, sample_weight=sample_weight)

@@ -1,0 +1,260 @@
+"""Keras' optimizers: taking the reduction out of the middle of `apply`.
+
+Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`, `base_optimizer.py`):
+
+- `_all_reduce_sum_gradients`: Keras reduces after it has clipped, decayed and unscaled. It has no switch.
+- `_overwrite_model_variables_with_average_value`: updates through the strategy from inside a condition.
+- `global_state`'s stack of name scopes: which object is creating a variable.
+- `_exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`: what is not decayed; no method tells.
+- `_track_variable`: makes a variable, which another object may have created, one that is saved with the optimizer.
+- `_distribution_strategy`: the strategy in whose scope the optimizer was created.
+- `_var_to_optimizer_idx`: which optimizer of a `MultiOptimizer` has a variable (`multi_optimizer.py`).
+
+Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time; its module, `horovod._keras`, is all that tells it.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from keras.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    Ftrl,
+    Lion,
+    LossScaleOptimizer,
+    MultiOptimizer,
+    Nadam,
+    Optimizer,
+    RMSprop,
+)
+from keras.src.backend.common import global_state
+
+# Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
+_ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
+
+
+def creating_variable() -> bool:
+    """Return whether the variable that is being created belongs to a Keras optimizer.
+
+    Keras keeps the objects that are creating variables on a stack of name scopes; `keras.src` is the only way to it.
+    """
+    stack = global_state.get_global_attribute("name_scope_stack", default=[])
+    return bool(stack) and isinstance(stack[-1].caller, Optimizer)
+
+
+def created_under(optimizer: Optimizer) -> tf.distribute.Strategy:
+    """Return the strategy in whose scope the optimizer was created."""
+    return optimizer._distribution_strategy
+
+
+def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
+    """Return those that an optimizer hands gradients on to: what loss scaling wraps, or a `MultiOptimizer`'s."""
+    if isinstance(optimizer, MultiOptimizer):
+        return list(optimizer.optimizers)
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [] if inner is None else [inner]
+
+
+def wrapped(optimizer: Optimizer) -> list[Optimizer]:
+    """Return all that an optimizer hands gradients on to, themselves or through another."""
+    return list(chain(optimizer))[1:]
+
+
+def chain(optimizer: Optimizer | None) -> Iterator[Optimizer]:
+    """Yield an optimizer, those that it hands gradients on to, and so on."""
+    if optimizer is not None:
+        yield optimizer
+        for inner in inner_optimizers(optimizer):
+            yield from chain(inner)
+
+
+def _last(optimizer: Optimizer | None) -> list[Optimizer]:
+    """Return those that update variables."""
+    return [one for one in chain(optimizer) if not inner_optimizers(one)]
+
+
+def clips(optimizer: Optimizer | None) -> bool:
+    """Return whether an optimizer, or one that it hands gradients on to, clips gradients."""
+    limits = ("clipnorm", "clipvalue", "global_clipnorm")
+    return any(getattr(one, name, None) is not None for one in chain(optimizer) for name in limits)
+
+
+def keeps_duplicate_indices(optimizer: Optimizer) -> bool:
+    """Return whether rows of one index in a sparse gradient must reach an optimizer apart, as one device has them.
+
+    Keras looks at each row by itself wherever it does more with a gradient than to add it: it squares a row, takes its
+    size, its root or its norm, before it adds up the rows of an index. That is all the same to SGD alone, with momentum
+    or without, if nothing clips. Of an optimizer that is not known, a subclass of SGD too, nobody can say.
+
+    Example:
+        >>> from keras.optimizers import SGD, Adam
+        >>> [keeps_duplicate_indices(one) for one in (SGD(momentum=0.9), SGD(clipnorm=1.0), Adam())]
+        [False, True, True]
+    """
+    return clips(optimizer) or not all(_only_adds(one) for one in chain(optimizer))
+
+
+def _only_adds(optimizer: Optimizer) -> bool:
+    kind = type(optimizer)
+    return kind in (SGD, LossScaleOptimizer, MultiOptimizer) or "reduces_by_itself" in vars(kind)
+
+
+def of_whole_variables(optimizer: Optimizer) -> str | None:
+    """Return the name of an optimizer, or of one that it hands gradients on to, if it may look at a whole variable.
+
+    A `MultiOptimizer` counts as one, because its optimizers count variables each for itself.
+    """
+    if any(isinstance(one, MultiOptimizer) for one in chain(optimizer)):
+        return MultiOptimizer.__name__
+    unknown = [
+        one for one in _last(optimizer) if not any(type(one).update_step is known.update_step for known in _ELEMENTWISE)
+    ]
+    return type(unknown[0]).__name__ if unknown else None
+
+
+def takes_gradients_as_they_come(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer hands each gradient to its variable's update and looks at it nowhere else."""
+    looks = clips(optimizer) or optimizer.gradient_accumulation_steps or optimizer.loss_scale_factor is not None
+    return not inner_optimizers(optimizer) and not looks
+
+
+def is_horovods(optimizer: Any) -> bool:
+    """Return whether an optimizer is one that Horovod's `DistributedOptimizer` returned."""
+    return type(optimizer).__module__.split(".")[0] == "horovod"
+
+
+def override(
+    optimizer: Optimizer, *, apply: Callable[..., Any] | None = None, scale_loss: Callable[..., Any] | None = None
+) -> None:
+    """Give one optimizer object its own `apply` and `scale_loss`, and let it apply gradients as they come.
+
+    So do those that it hands gradients on to. The object's class, and every other optimizer, stay as they are.
+    """
+    own = vars(optimizer)
+    if apply is not None:
+        own["apply"] = apply
+    if scale_loss is not None:
+        own["scale_loss"] = scale_loss
+    own["_all_reduce_sum_gradients"] = list
+    own["_overwrite_model_variables_with_average_value"] = lambda variables: _overwrite(optimizer, variables)
+    for inner in inner_optimizers(optimizer):
+        override(inner)
+    if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
+        own["build"] = functools.partial(_build, optimizer)
+
+
+def _build(optimizer: MultiOptimizer, variables: list[Any]) -> None:
+    """Build an optimizer that may learn only now to which others it hands gradients on."""
+    type(optimizer).build(optimizer, variables)
+    for inner in inner_optimizers(optimizer):
+        override(inner)
+
+
+def _overwrite(optimizer: Optimizer, variables: list[Any]) -> None:
+    """Assign each variable its moving average: every replica its own copy, all of them equal."""
+    for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
+        if average is not None:
+            variable.assign(average)
+
+
+def known_variables(optimizer: Optimizer) -> list[Any]:
+    """Return the variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def variables_of_updates(optimizer: Optimizer) -> list[Any]:
+    """Return the variables of an optimizer, and of the one that it wraps, that an update may change."""
+    rates = [vars(one).get("_learning_rate") for one in chain(optimizer)]
+    return [variable for variable in optimizer.variables if not any(variable is rate for rate in rates)]
+
+
+def not_decayed(optimizer: Optimizer) -> tuple[list[str], bool]:
+    """Return the patterns that were given to `exclude_from_weight_decay`, and whether variables were too.
+
+    Keras puts neither into an optimizer's configuration.
+    """
+    own = vars(optimizer)
+    pattern = own.get("_exclude_from_weight_decay_pattern")
+    return [] if pattern is None else [pattern.pattern], bool(own.get("_exclude_from_weight_decay"))
+
+
+def track(optimizer: Optimizer, variables: list[Any]) -> None:
+    """Make variables that something else has created an optimizer's own, which it saves with the others."""
+    for variable in variables:
+        optimizer._track_variable(variable)
+
+
+def index_of(optimizer: Optimizer, variable: Any) -> int:
+    """Return the position of a variable among those that an optimizer was built for."""
+    return int(optimizer._get_variable_index(variable))
+
+
+@contextlib.contextmanager
+def rate_multiplied(optimizer: Optimizer, factor: tf.Tensor | None) -> Iterator[None]:
+    """Let one optimizer, or those that it hands gradients on to, take a multiple of their learning rates inside."""
+    if factor is None:
+        yield
+        return
+    multiplied = _last(optimizer)
+    for one in multiplied:
+        vars(one)["_get_current_learning_rate"] = functools.partial(_multiplied_rate, one, factor)
+    try:
+        yield
+    finally:
+        for one in multiplied:
+            del vars(one)["_get_current_learning_rate"]
+
+
+def _multiplied_rate(optimizer: Optimizer, factor: tf.Tensor) -> tf.Tensor:
+    rate = type(optimizer)._get_current_learning_rate(optimizer)
+    return tf.cast(rate, tf.float32) * tf.cast(factor, tf.float32)
+
+
+def moved(optimizer: Optimizer, variable: Any, former: tf.Variable) -> list[Any]:
+    """Let one optimizer know a Keras variable whose TensorFlow variable is another now; return the variable's slots.
+
+    Args:
+        optimizer: built or not.
+        variable: the Keras variable.
+        former: the TensorFlow variable that it had when the optimizer was built.
+    """
+    known = [one for one in chain(optimizer) if one._var_key(former) in one._trainable_variables_indices]
+    for one in known:
+        position = one._trainable_variables_indices.pop(one._var_key(former))
+        one._trainable_variables_indices[one._var_key(variable)] = position
+        if isinstance(one, MultiOptimizer):
+            one._var_to_optimizer_idx[one._var_key(variable)] = one._var_to_optimizer_idx.pop(one._var_key(former))
+    if not known:
+        return []
+    prefix = f"{variable.path.replace('/', '_')}_"  # Keras names slots after what they belong to
+    return [slot for slot in optimizer.variables if slot.name.startswith(prefix) and slot.shape == variable.shape]
+
+
+def bind_slots(optimizer: Optimizer, partitioned: Mapping[int, list[Any]]) -> None:
+    """Let one optimizer know the parts of its partitioned variables as the variables that they are parts of.
+
+    Args:
+        optimizer: a built optimizer.
+        partitioned: parts (TensorFlow variables) by the position of their variable among the optimizer's.
+    """
+    for one in chain(optimizer):
+        for position, parts in partitioned.items():
+            for part in parts:
+                one._trainable_variables_indices[one._var_key(part)] = position
+
+
+def learning_rate_variables(optimizer: Optimizer | None) -> list[Any]:
+    """Return the Keras variables that hold learning rates; those that a schedule or a function gives are not there."""
+    rates = [getattr(one, "_learning_rate", None) for one in _last(optimizer)]
+    return [rate for rate in rates if hasattr(rate, "assign")]
+
+
+def has_other_learning_rates(optimizer: Optimizer) -> bool:
+    """Return whether a schedule or a function gives a learning rate."""
+    return len(learning_rate_variables(optimizer)) < len(_last(optimizer))

@@ -1,0 +1,128 @@
+"""Keras' stateless scope: running a step without changing a variable, and learning what it would have changed.
+
+Private names, read in Keras 3.15.1: `StatelessScope.get_current_value` and `add_update`
+(`keras/src/backend/common/stateless_scope.py`), which variables call for every read and assignment in the scope. Keras
+expects every variable of a model to be given; regularisers fail on one that is not. What is made in a scope is
+kept in a list of this thread, and `initialize_all_variables` (`variables.py`, beside it) gives it a value.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.common.variables import initialize_all_variables
+
+from tfdist.compat.keras import layers as keras_layers
+from tfdist.compat.keras import variables as keras_variables
+
+
+class AssignsWeights(Exception):  # noqa: N818 - not an error: the step is then run with variables of its own
+    """A step assigns a weight, which from then on must be one by which gradients can be taken."""
+
+
+class CapturedUpdates(keras.StatelessScope):
+    """A scope in which given variables have given values, others their own, and assignments are kept for later.
+
+    Some variables can have a stand-in, a real variable that lives as long as the step and changes at once.
+
+    Args:
+        values: pairs of a Keras variable and its value in the scope.
+        weights: the weights that are trained; one without a stand-in must not be assigned.
+    """
+
+    def __init__(self, values: list[tuple[Any, Any]], weights: Iterable[Any] = ()) -> None:
+        super().__init__(values, collect_losses=True, initialize_variables=False)
+        #: variables that were assigned by other code than an optimizer's update, in the order of the first assignment
+        self.assigned: list[Any] = []
+        #: how many updates, counted from the first, have results that were read
+        self.needed = 0
+        #: what was added to the stand-ins by assignments, by the identity of the Keras variable
+        self.added: dict[int, tf.Tensor] = {}
+        #: stand-ins, by the identity of the Keras variable
+        self.stand_ins: dict[int, tf.Variable] = {}
+        self._weights = {id(weight) for weight in weights}
+        self._changed_by: dict[int, int] = {}
+        self._updating = False
+
+    def stand_in_for(self, variables: Iterable[Any], create: Callable[[Any, tf.Tensor], tf.Variable]) -> None:
+        """Make a stand-in for each Keras variable that has none, with its value in the scope.
+
+        Args:
+            variables: Keras variables.
+            create: makes a stand-in of the TensorFlow variable whose place it takes, and its value.
+        """
+        for variable in variables:
+            if id(variable) not in self.stand_ins:
+                own, value = keras_variables.value_of(variable), self.present_value(variable)
+                self.stand_ins[id(variable)] = create(own, tf.convert_to_tensor(value))
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Take what is read and assigned inside for that of an optimizer's update."""
+        self._updating = True
+        try:
+            yield
+        finally:
+            self._updating = False
+
+    def changed(self, variables: Iterable[Any], update: int) -> None:
+        """Note that an update changes these variables, where the step is computed or later.
+
+        Args:
+            variables: Keras variables.
+            update: its number, from 1 on.
+        """
+        for variable in variables:
+            self._changed_by[id(variable)] = update
+
+    def present_value(self, variable: Any) -> Any:
+        """Return a variable's value in the scope, without noting that it was read."""
+        value = self.stand_ins.get(id(variable))
+        value = super().get_current_value(variable) if value is None else value
+        return keras_variables.value_of(variable) if value is None else value
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Return what a read of the variable gives."""
+        if not self._updating:
+            self.needed = max(self.needed, self._changed_by.get(id(variable), 0))
+        return self.present_value(variable)
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Keep an assignment."""
+        variable, value = update
+        stand_in = self.stand_ins.get(id(variable))
+        if stand_in is None and id(variable) in self._weights:
+            raise AssignsWeights
+        if not self._updating and not any(variable is known for known in self.assigned):
+            self.assigned.append(variable)
+        if stand_in is None:
+            super().add_update(update)
+            return
+        if not self._updating and stand_in.dtype.is_floating:
+            self.added[id(variable)] = value - stand_in + self.added.get(id(variable), 0)
+        stand_in.assign(tf.cast(value, stand_in.dtype))
+
+
+def made_variables() -> bool:
+    """Return whether Keras variables were made in a scope of this thread that have no value of their own yet."""
+    return bool(global_state.get_global_attribute("uninitialized_variables"))
+
+
+def initialise_made() -> None:
+    """Give the variables that were made in a scope their first values; to be called outside of it."""
+    initialize_all_variables()
+
+
+def table_on_servers(layer: keras.layers.Embedding) -> Any:
+    """Return the TensorFlow variable from which an embedding may look up rows.
+
+    None where a lookup is more than that, or where the table has another value in the scope of this thread.
+    """
+    table, scope = keras_layers.embeddings_of(layer), get_stateless_scope()
+    if table is None or scope is None or scope.get_current_value(vars(layer)["_embeddings"]) is table:
+        return table
+    return None

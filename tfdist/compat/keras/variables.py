@@ -1,0 +1,48 @@
+"""Keras' variables: the TensorFlow variable behind one, and what is known of one that is being created.
+
+Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`, `name_scope.py`): `Variable._value`;
+`Variable._initialize_with_initializer`, whose frame alone knows the shape and the initializer of a variable that is
+being made; `current_path`: TensorFlow's variables know their own names alone.
+"""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.common import KerasVariable
+from keras.src.backend.common.name_scope import current_path
+
+_FRAMES_TO_SEARCH = 40
+
+
+def value_of(variable: Any) -> Any:
+    """Return the TensorFlow variable behind a Keras variable, whatever scope is current."""
+    return getattr(variable, "_value", variable)
+
+
+def replace_value(variable: Any, value: tf.Variable) -> None:
+    """Let a Keras variable stand for another TensorFlow variable of the same shape and dtype."""
+    variable._value = value
+
+
+def path_of_new_variable(name: str) -> str:
+    """Return the path that Keras gives a variable of this name that is being created, such as ``dense/kernel``."""
+    known = being_made()
+    if known is not None and getattr(known[0], "path", None):
+        return str(known[0].path)  # Keras may make a variable after it has left the scopes in which it was described
+    return "/".join(filter(None, [current_path(), name]))
+
+
+def being_made() -> tuple[Any, Any] | None:
+    """Return the Keras variable that is being made and its initializer, if one is."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_FRAMES_TO_SEARCH):
+        if frame is None:
+            return None
+        if frame.f_code.co_name == "_initialize_with_initializer":
+            maker, initializer = frame.f_locals.get("self"), frame.f_locals.get("initializer")
+            if isinstance(maker, KerasVariable):
+                return maker, initializer
+        frame = frame.f_back
+    return None

@@ -1,0 +1,1 @@
+"""What of TensorFlow is private: strategies, devices, variables, sparse gradients, `tf.data`."""

@@ -1,0 +1,223 @@
+"""tf.data: sharding by files, and elements without a value.
+
+Private names, read in TensorFlow 2.21.0: `auto_shard_dataset`, which rewrites a pipeline so that a worker reads its own
+files; `Dataset.shard` cannot reach the files inside a pipeline. `OwnedIterator`, what `iter` of a dataset returns, and
+what a function that is traced takes for an iterator.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
+
+def shard_by_files(dataset: tf.data.Dataset, workers: int, index: int) -> tf.data.Dataset:
+    """Return the dataset read from every ``workers``-th file only."""
+    return _AutoShardDataset(dataset, workers, index, num_replicas=None)
+
+
+def without_nones(spec: Any) -> Any:
+    """Return an element spec with a plain None where tf.data has a spec for None, and Keras' empty optional."""
+    return tf.nest.map_structure(lambda s: None if _is_none(s) or isinstance(s, tf.OptionalSpec) else s, spec)
+
+
+def _is_none(spec: Any) -> bool:
+    return spec is None or type(spec).__name__ == "NoneTensorSpec"
+
+
+def none_for_optionals(data: Any) -> Any:
+    """Return an element with None where Keras put an empty optional for "no value"."""
+    return tf.nest.map_structure(
+        lambda v: None if isinstance(v, tf.experimental.Optional) else v, data, expand_composites=False
+    )
+
+
+def one_row(spec: Any) -> Any:
+    """Return an element of this spec whose tensors have one row of zeros; unknown inner dimensions become 1."""
+
+    def value(leaf: Any) -> Any:
+        if _is_none(leaf):
+            return None
+        shape = [1 if dim is None else dim for dim in leaf.shape]
+        dense = tf.fill(shape, tf.constant("" if leaf.dtype == tf.string else 0, leaf.dtype))
+        if isinstance(leaf, tf.RaggedTensorSpec):
+            return tf.RaggedTensor.from_tensor(dense, ragged_rank=leaf.ragged_rank)
+        return tf.sparse.from_dense(dense) if isinstance(leaf, tf.SparseTensorSpec) else dense
+
+    return tf.nest.map_structure(value, spec, expand_composites=False)
+
+
+class _Raising(OwnedIterator):
+    """An iterator that raises in eager code what a function finds behind TensorFlow's errors."""
+
+    def __init__(self, dataset: tf.data.Dataset, find: Callable[[str], Exception | None]) -> None:
+        super().__init__(dataset)
+        self._find = find
+
+    def __next__(self) -> Any:
+        with raising(self._find):
+            return super().__next__()
+
+    def get_next(self) -> Any:
+        with raising(self._find):
+            return super().get_next()
+
+
+def iterator(dataset: tf.data.Dataset, find: Callable[[str], Exception | None]) -> Any:
+    """Return a dataset's iterator, which raises what ``find`` makes of the text of an error; None: TensorFlow's error.
+
+    To TensorFlow and to Keras it is the iterator that ``iter`` returns.
+    """
+    return _Raising(dataset, find)
+
+
+@contextlib.contextmanager
+def raising(find: Callable[[str], Exception | None]) -> Iterator[None]:
+    """Raise what a function finds behind an error of TensorFlow, instead of that."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = find(str(error))
+        if found is None:
+            raise
+        raise found.with_traceback(None) from found.__cause__
+
+
+class Wrapped(tf.data.Dataset):
+    """A dataset that is another one, with methods of its own; to TensorFlow and Keras it is that dataset.
+
+    The other one is made when it is first looked at: that takes tenths of a second, and a strategy may need none of it.
+
+    Private names: `_variant_tensor`, `_inputs`, through which datasets of TensorFlow are made of each other.
+
+    Args:
+        make: makes the other one; it has no options of its own.
+    """
+
+    def __init__(self, make: Callable[[], tf.data.Dataset]) -> None:
+        self._make = make
+        self._made: tf.data.Dataset | None = None
+        super().__init__(None)
+
+    @property
+    def wrapped(self) -> tf.data.Dataset:
+        """The dataset that this one is."""
+        if self._made is None:
+            with tf.init_scope():  # also when a function that is being traced is the first to look
+                self._made = self._make()
+        return self._made
+
+    @property
+    def _variant_tensor(self) -> tf.Tensor:
+        return self.wrapped._variant_tensor
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [] if self._made is None else [self._made]
+
+    @property
+    def element_spec(self) -> Any:
+        """What the elements look like."""
+        return self.wrapped.element_spec
+
+
+# Those that make a dataset of this one; a name that a version of TensorFlow does not have is left out.
+_TRANSFORMATIONS = (
+    *("apply", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate", "filter", "flat_map"),
+    *("group_by_window", "ignore_errors", "interleave", "map", "padded_batch", "prefetch", "ragged_batch", "rebatch"),
+    *("repeat", "scan", "shard", "shuffle", "skip", "snapshot", "sparse_batch", "take", "take_while", "unbatch"),
+    *("unique", "window", "with_options"),
+)
+
+
+def _deriving(kind: type) -> type:
+    """Let what is made of a dataset of this class raise the errors that it raises."""
+    for name in _TRANSFORMATIONS:
+        plain = getattr(tf.data.Dataset, name, None)
+        if plain is not None:
+            setattr(kind, name, _derivation(plain))
+    return kind
+
+
+def _derivation(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def derived(self: "Failing", *args: Any, **options: Any) -> Any:
+        made = plain(self, *args, **options)
+        return made if isinstance(made, Failing) else _Derived(made, self.failure)
+
+    return derived
+
+
+@_deriving
+class Failing(Wrapped):
+    """A dataset that knows what is behind TensorFlow's errors; it raises that, and so does what is made of it."""
+
+    def failure(self, text: str) -> Exception | None:
+        """Return what an error of TensorFlow quotes, None where it quotes nothing that is known.
+
+        Args:
+            text: of TensorFlow's error.
+        """
+        raise AssertionError("a subclass knows it")
+
+    @property
+    def _iterated(self) -> tf.data.Dataset:
+        return self.wrapped
+
+    def __iter__(self) -> Any:
+        return iterator(self._iterated, self.failure)
+
+    def reduce(self, initial_state: Any, reduce_func: Any, name: str | None = None) -> Any:
+        """Return what a function makes of all elements, one after the other.
+
+        Args:
+            initial_state: what the function is given with the first element.
+            reduce_func: (state, element) -> state.
+            name: of the operation.
+        """
+        with raising(self.failure):
+            return self._iterated.reduce(initial_state, reduce_func, name)
+
+    def cardinality(self) -> tf.Tensor:
+        """Return the number of elements, int64 scalar."""
+        if "keras" in sys.modules:  # who asks may be a `fit`, in whose graph the errors of reading arise
+            from tfdist.compat.keras import epochs as keras_epochs
+
+            keras_epochs.take_steps_in(functools.partial(raising, self.failure))
+        return self._cardinality()
+
+    def _cardinality(self) -> tf.Tensor:
+        return self.wrapped.cardinality()
+
+
+class _Derived(Failing):
+    """A dataset that TensorFlow made of a failing one."""
+
+    def __init__(self, made: tf.data.Dataset, find: Callable[[str], Exception | None]) -> None:
+        super().__init__(lambda: made)
+        self._made = made
+        self._options_attr = made._options_attr
+        self._find = find
+
+    def failure(self, text: str) -> Exception | None:
+        return self._find(text)
+
+
+# By their names: the classes move between versions. An element of such a dataset is made of one element of its input.
+_ONE_TO_ONE = frozenset({"_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset"})
+
+
+def one_to_one_source(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return the dataset that is mapped and prefetched here, each element to one; itself if none is."""
+    while isinstance(dataset, _Derived) or type(dataset).__name__ in _ONE_TO_ONE:
+        (dataset,) = dataset._inputs()
+    return dataset
+
+
+def sources(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Return a dataset and all that it is made of."""
+    return [dataset, *(deeper for source in dataset._inputs() for deeper in sources(source))]

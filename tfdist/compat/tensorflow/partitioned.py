@@ -1,0 +1,280 @@
+"""A variable in parts on several parameter servers, for Keras layers and optimizers that know nothing of it.
+
+TensorFlow's `ShardedVariable` has no handle, so Keras can neither take a gradient by it nor update it. Here the tape
+is told that reading the whole, or looking up rows, is a function of one handle; gradients arrive as those of one
+variable, and the optimizer updates part by part with the slot variables of that part.
+
+Private names, read in TensorFlow 2.21.0 (`record`, `tape`) and Keras 3.15.1 (`Variable._shape`, `_dtype`, `_value`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import record, tape
+
+from tfdist.compat.keras import variables as keras_variables
+
+# A table up to this size is made whole and cut, so that it starts as on one device; a larger one is made in parts,
+# each from a seed of its own, because no machine may be able to hold it.
+WHOLE_BYTES = 256 << 20
+
+
+def shape_of_new_variable(value: Any, shape: Any, dtype: Any) -> tuple[tf.TensorShape | None, tf.DType]:
+    """Return shape and dtype of a variable that is being made, without making it; shape None: unknown."""
+    if not callable(value):
+        tensor = value if hasattr(value, "shape") and hasattr(value, "dtype") else tf.convert_to_tensor(value, dtype)
+        return tf.TensorShape(tensor.shape), tf.as_dtype(dtype or tensor.dtype)
+    known = keras_variables.being_made()
+    if known is not None:
+        return tf.TensorShape(known[0]._shape), tf.as_dtype(known[0]._dtype)
+    return (None if shape is None else tf.TensorShape(shape)), tf.as_dtype(dtype or tf.float32)
+
+
+def create(
+    next_creator: Any,
+    kwargs: dict[str, Any],
+    shape: tf.TensorShape,
+    dtype: tf.DType,
+    devices: Sequence[str],
+    boundaries: Sequence[int],
+    strategy: Any,
+) -> "PartitionedVariable":
+    """Return a variable whose rows ``boundaries[p]`` to ``boundaries[p + 1]`` lie on ``devices[p]``."""
+    value, known = kwargs["initial_value"], keras_variables.being_made()
+    parts = []
+    whole = None
+    alone = known is not None and shape.num_elements() * dtype.size > WHOLE_BYTES
+    if not alone:
+        with tf.device(devices[0]):
+            whole = tf.convert_to_tensor(value() if callable(value) else value, dtype)
+    for index, device in enumerate(devices):
+        begin, end = boundaries[index], boundaries[index + 1]
+        with tf.device(device):
+            if whole is not None:
+                initial: Any = whole[begin:end]
+            else:
+                initial = _initial_part(known[1], index, [end - begin, *shape[1:]], dtype)  # type: ignore[index]
+            parts.append(next_creator(**{**kwargs, "initial_value": initial, "shape": None}))
+    return PartitionedVariable(parts, boundaries, strategy=strategy, trainable=bool(kwargs.get("trainable", True)))
+
+
+def _initial_part(initializer: Any, index: int, shape: list[int], dtype: tf.DType) -> tf.Tensor:
+    """Return the first values of one part; random ones from a seed that follows from the table's."""
+    config = initializer.get_config() if hasattr(initializer, "get_config") else {}
+    if isinstance(config.get("seed"), int):
+        initializer = type(initializer).from_config(
+            {**config, "seed": (config["seed"] + 0x9E3779B1 * index) % (1 << 31)}
+        )
+    return tf.convert_to_tensor(initializer(shape, dtype=dtype.name))
+
+
+class PartitionedVariable:
+    """One variable to Keras, a `tf.Variable` per part to the servers.
+
+    Args:
+        parts: the parts, in the order of their rows.
+        boundaries: first row of each part, and the number of rows at the end.
+        strategy: the strategy in whose scope it was made.
+        trainable: whether tapes watch it.
+    """
+
+    _should_act_as_resource_variable = True
+    _in_graph_mode = False
+
+    def __init__(
+        self, parts: Sequence[tf.Variable], boundaries: Sequence[int], *, strategy: Any, trainable: bool
+    ) -> None:
+        self.parts = list(parts)
+        self.boundaries = list(boundaries)
+        self.trainable = trainable
+        self._distribute_strategy = strategy
+        self._keras_variables: list[Any] = []
+
+    @property
+    def devices(self) -> list[str]:
+        """The device of each part."""
+        return [part.device for part in self.parts]
+
+    @property
+    def device(self) -> str:
+        """The first part's device."""
+        return str(self.parts[0].device)
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """What tapes know the variable by; the first part's."""
+        return self.parts[0].handle
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        return str(self.parts[0].name)
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of every part."""
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the whole."""
+        return tf.TensorShape([self.boundaries[-1], *self.parts[0].shape[1:]])
+
+    @property
+    def _unique_id(self) -> str:
+        return str(self.parts[0]._unique_id)
+
+    @property
+    def _shared_name(self) -> str:
+        return str(self.parts[0]._shared_name)
+
+    @property
+    def synchronization(self) -> tf.VariableSynchronization:
+        """As of any variable."""
+        return self.parts[0].synchronization
+
+    @property
+    def aggregation(self) -> tf.VariableAggregation:
+        """As of any variable."""
+        return self.parts[0].aggregation
+
+    def read_value(self) -> tf.Tensor:
+        """Return the whole, as one tensor on the device that asks."""
+        tape.variable_accessed(self)
+        with record.stop_recording():
+            whole = tf.concat([part.read_value() for part in self.parts], axis=0)
+        record.record_operation("ReadPartitioned", [whole], [self.handle], lambda gradient: [gradient])
+        return whole
+
+    def value(self) -> tf.Tensor:
+        """Return the whole, as one tensor."""
+        return self.read_value()
+
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
+        del name
+        value = self.read_value()
+        return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
+
+    def numpy(self) -> Any:
+        """Return the whole as an array."""
+        return self.read_value().numpy()
+
+    def assign(self, value: Any, *_: Any, **__: Any) -> "PartitionedVariable":
+        """Give every part its rows of a value for the whole."""
+        return self._each("assign", value)
+
+    def assign_add(self, value: Any, *_: Any, **__: Any) -> "PartitionedVariable":
+        """Add a value for the whole."""
+        return self._each("assign_add", value)
+
+    def assign_sub(self, value: Any, *_: Any, **__: Any) -> "PartitionedVariable":
+        """Subtract a value for the whole."""
+        return self._each("assign_sub", value)
+
+    def _each(self, method: str, value: Any) -> "PartitionedVariable":
+        value = tf.convert_to_tensor(value, self.dtype)
+        for index, part in enumerate(self.parts):
+            with tf.device(part.device):
+                getattr(part, method)(value[self.boundaries[index] : self.boundaries[index + 1]])
+        return self
+
+    def bind(self, variables: Sequence[Any]) -> None:
+        """Say which Keras variables (this one and its slots) an optimizer updates together with it.
+
+        Args:
+            variables: Keras variables whose values are partitioned alike; those of other optimizers stay.
+        """
+        known = {id(variable): variable for variable in [*self._keras_variables, *variables]}
+        others = (variable for variable in known.values() if keras_variables.value_of(variable) is not self)
+        self._keras_variables = list(others)
+
+    def focused(self) -> Iterator[tuple[int, tf.Variable]]:
+        """Yield each part; meanwhile the bound Keras variables have their values in that part alone."""
+        held = [(variable, variable._value) for variable in self._keras_variables]
+        try:
+            for index, part in enumerate(self.parts):
+                for variable, value in held:
+                    variable._value = value.parts[index]
+                yield index, part
+        finally:
+            for variable, value in held:
+                variable._value = value
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Return rows, each from the part that has it; ``indices`` are int, shape (n,)."""
+        del name
+        which = tf.searchsorted(tf.constant(self.boundaries[1:-1], indices.dtype), indices, side="right")
+        count = len(self.parts)
+        positions = tf.dynamic_partition(tf.range(tf.size(indices)), which, count)
+        rows = tf.dynamic_partition(indices, which, count)
+        read = []
+        for index, part in enumerate(self.parts):
+            with tf.device(part.device):
+                read.append(part.sparse_read(rows[index] - tf.cast(self.boundaries[index], indices.dtype)))
+        merged = tf.dynamic_stitch(positions, read)
+        merged.set_shape([None, *self.shape[1:]])
+        return merged
+
+
+class PartitionedGradient:
+    """A gradient in the parts of its variable, each on the part's server.
+
+    Only for optimizers that look at it nowhere but in the variable's update.
+
+    Args:
+        parts: a tensor or `tf.IndexedSlices` for each part, with the part's rows counted from zero.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = list(parts)
+        self.dtype = self.parts[0].dtype
+
+    def __mul__(self, factor: tf.Tensor) -> "PartitionedGradient":
+        return PartitionedGradient([part * factor for part in self.parts])
+
+
+def rows_for(variable: PartitionedVariable, index: int, value: Any) -> Any:
+    """Return a part's rows of a value for the whole variable; what is not one is returned as it is."""
+    begin, end = variable.boundaries[index], variable.boundaries[index + 1]
+    if isinstance(value, tf.IndexedSlices):
+        mine = tf.where((value.indices >= begin) & (value.indices < end))[:, 0]
+        rows = tf.gather(value.values, mine)
+        indices = tf.gather(value.indices, mine) - tf.cast(begin, value.indices.dtype)
+        shape = tf.stack([end - begin, *[int(dim) for dim in variable.shape[1:]]])
+        return tf.IndexedSlices(rows, indices, shape)
+    if isinstance(value, (PartitionedVariable, PartitionedGradient)):
+        return value.parts[index]
+    shape = getattr(value, "shape", None)
+    if shape is not None and tf.TensorShape(shape).rank and tf.TensorShape(shape) == variable.shape:
+        return tf.convert_to_tensor(value)[begin:end]
+    return value
+
+
+def lookup(variable: Any, ids: tf.Tensor) -> tf.Tensor:
+    """Return rows of a variable on parameter servers; each distinct row travels once, and nothing else of the table.
+
+    The gradient keeps one row per id, in order, as one device's does.
+
+    Args:
+        variable: a `tf.Variable` or `PartitionedVariable` of rank 1 or more.
+        ids: int, any shape.
+    """
+    flat = tf.reshape(ids, [-1])
+    tape.variable_accessed(variable)
+    with record.stop_recording():
+        unique, inverse = tf.unique(flat)
+        rows = variable.sparse_read(unique)
+        found = tf.reshape(tf.gather(rows, inverse), tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0))
+        found.set_shape(ids.shape.concatenate(variable.shape[1:]))
+
+    def backward(gradient: tf.Tensor) -> list[tf.IndexedSlices]:
+        values = tf.reshape(gradient, tf.concat([[-1], tf.shape(rows)[1:]], axis=0))
+        return [tf.IndexedSlices(values, flat, tf.constant(variable.shape.as_list(), tf.int32))]
+
+    record.record_operation("LookupOnServers", [found], [variable.handle], backward)
+    return found

@@ -1,0 +1,292 @@
+"""TensorFlow's remote devices: a chief that computes on workers and keeps variables on parameter servers.
+
+Private names, read in TensorFlow 2.21.0:
+
+- `context.context().update_server_def`, `_server_def`: brings a task that was started again back into the cluster;
+  TensorFlow calls it from `ClusterCoordinator` alone, which gives a closure that was half applied to another worker.
+- `OneDeviceExtended` and its methods: what a strategy's object must have for Keras to train under it.
+- `executor`, `context.context().executor`: an executor of a thread's own. `EagerContext::SyncExecutors`, which every
+  call to another task makes, uses those of all threads without holding them.
+- `Graph.device(function)`: places an operation where its inputs are; `tf.device` takes names only.
+- `global_state`'s stack of name scopes in Keras 3.15.1: which object is creating a variable.
+"""
+
+import contextlib
+import ctypes
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
+from tensorflow.python.eager import context, executor
+
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import partitioned as tf_partitioned
+
+CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+
+
+def server(index: int) -> str:
+    """Return the device on which a parameter server keeps variables."""
+    return f"/job:ps/replica:0/task:{index}/device:CPU:0"
+
+
+def worker(index: int, kind: str = "CPU") -> str:
+    """Return the device on which a worker computes."""
+    return f"/job:worker/replica:0/task:{index}/device:{kind}:0"
+
+
+def connect(chief: str, workers: Sequence[str], servers: Sequence[str]) -> None:
+    """Make this process the chief of a cluster whose other tasks run, or will; it waits for them.
+
+    Args:
+        chief: "host:port" of this process.
+        workers: "host:port" of each worker.
+        servers: "host:port" of each parameter server.
+    """
+    cluster = tf.train.ClusterSpec({"chief": [chief], "worker": list(workers), "ps": list(servers)})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster, task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    # Without device filters, under which a worker that was started anew never hears of the parameter servers.
+    tf.config.experimental_connect_to_cluster(
+        resolver, job_name="chief", task_index=0, protocol="grpc", make_master_device_default=False
+    )
+
+
+def connected_cluster() -> dict[str, list[str]] | None:
+    """Return the addresses of every task by job, if this process is connected to a cluster."""
+    definition = _definitions[0] if _definitions else context.context()._server_def
+    if definition is None:
+        return None
+    return {job.name: [job.tasks[task] for task in sorted(job.tasks)] for job in definition.cluster.job}
+
+
+def reconnect(workers: Sequence[str]) -> None:
+    """Connect anew to these workers and to no other; to be called while nothing is asked of parameter servers.
+
+    TensorFlow waits until every task that it is told of answers, so those that do not must be left out.
+
+    Args:
+        workers: "host:port" of each, of those that the process was connected to first.
+    """
+    known = context.context()
+    if not _definitions:
+        _definitions.append(known._server_def)
+    definition = type(_definitions[0])()
+    definition.CopyFrom(_definitions[0])
+    for job in definition.cluster.job:
+        if job.name == "worker":
+            for task in [task for task, address in job.tasks.items() if address not in workers]:
+                del job.tasks[task]
+    known.update_server_def(definition)
+
+
+#: the cluster that this process was connected to first, with all its tasks
+_definitions: list[Any] = []
+
+
+def listens(address: str, timeout_seconds: float = 1.0) -> bool:
+    """Return whether somebody listens at "host:port"."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
+        return True
+    return False
+
+
+def is_loss(error: BaseException) -> bool:
+    """Return whether an error may mean that a task has gone, rather than that the computation is wrong."""
+    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+        return True
+    # The context of a task that was started again is unknown to it.
+    text = str(error)
+    remote = "/job:" in text or "context_id" in text or "GRPC" in text or "remote" in text.lower()
+    return (
+        remote
+        and isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.CancelledError, tf.errors.InternalError))
+        and any(
+            words in text
+            for words in (
+                "Unable to find a context_id",
+                "not found in",
+                "Socket closed",
+                "Connection reset",
+                "Cancelled",
+            )
+        )
+    )
+
+
+@contextlib.contextmanager
+def calls_on(device: str | None) -> Iterator[None]:
+    """Run what is inside on a device; where it fails, the thread can be used again. None changes nothing."""
+    if device is None:
+        yield
+        return
+    mine = own_executor()
+    try:
+        with tf.device(device):
+            yield
+    except BaseException:
+        mine.clear_error()
+        raise
+
+
+def own_executor(*, fresh: bool = False) -> Any:
+    """Let this thread do what it does in TensorFlow by itself, from now on; return its executor.
+
+    Threads share an executor otherwise, and what fails or hangs on one worker does so in another thread.
+
+    Args:
+        fresh: whether to leave what the thread has under way to itself. Letting go of a tensor that a worker has a copy
+            of is a message to the worker; `tf.data` waits for the answers before each batch, and a worker that is
+            stopped gives none.
+    """
+    mine = getattr(_threads, "executor", None)
+    if mine is not None and fresh:
+        if not _left:
+            _left.append(queue.SimpleQueue())
+            threading.Thread(target=_wait_for, args=(_left[0],), name="tfdist-executors", daemon=True).start()
+        _left[0].put(mine)
+        mine = None
+    if mine is None:
+        try:
+            mine = _idle.get_nowait()
+        except queue.Empty:
+            mine = executor.new_executor(enable_async=False)
+            # A call to another task waits for the executors of all threads, and may hold one that is being deleted:
+            # TensorFlow ends the process then. Those of one process are few, and live as long as it does.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(mine))
+        # For good: to put the shared one back, as `executor_scope` does, TensorFlow waits for all that runs in it.
+        _threads.executor = context.context().executor = mine
+    return mine
+
+
+def _wait_for(executors: "queue.SimpleQueue[Any]") -> None:
+    """Wait for each executor that was left, in turn, and let another thread have it."""
+    while True:
+        left = executors.get()
+        with contextlib.suppress(tf.errors.OpError):
+            left.wait()
+        left.clear_error()
+        _idle.put(left)
+
+
+_threads = threading.local()
+_left: list[queue.SimpleQueue[Any]] = []
+_idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether an error comes from asking while the process connects anew to another task."""
+    return isinstance(error, tf.errors.OpError) and "Primary device is not remote" in str(error)
+
+
+def has_gpu(index: int) -> bool:
+    """Return whether a worker of the connected cluster has a GPU."""
+    prefix = f"/job:worker/replica:0/task:{index}/device:GPU"
+    return any(device.name.startswith(prefix) for device in tf.config.list_logical_devices("GPU"))
+
+
+@contextlib.contextmanager
+def where_the_data_is() -> Iterator[None]:
+    """Place each operation of the function being traced on its first input's parameter server, else on the chief.
+
+    Gradients are then unscaled, clipped and added up where they are, and only scalars travel.
+    """
+    graph = tf.compat.v1.get_default_graph()
+
+    def place(op: Any) -> str:
+        if op.device:
+            return str(op.device)
+        homes = (tensor.device for tensor in op.inputs if "/job:ps" in (tensor.device or ""))
+        return next(homes, CHIEF)
+
+    with graph.device(place):
+        yield
+
+
+def copy_of(variable: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Variable:
+    """Return a variable like this one, with its value, on the device that is current."""
+    copy = tf.Variable(
+        variable.read_value(),
+        trainable=variable.trainable,
+        name=variable.name.partition(":")[0],
+        synchronization=variable.synchronization,
+        aggregation=variable.aggregation,
+    )
+    copy._distribute_strategy = strategy
+    return copy
+
+
+def _creator() -> Any:
+    stack = global_state.get_global_attribute("name_scope_stack", default=[])
+    return stack[-1].caller if stack else None
+
+
+class ServerVariables(OneDeviceExtended):
+    """The variables of a strategy whose chief holds small state itself and leaves the rest to parameter servers.
+
+    Args:
+        container_strategy: the strategy.
+        place: returns the device of a new variable, or the devices and row boundaries of its parts, given its path,
+            shape and dtype.
+    """
+
+    def __init__(self, container_strategy: Any, *, place: Callable[[str, tf.TensorShape, tf.DType], Any]) -> None:
+        super().__init__(container_strategy, CHIEF)
+        self._place = place
+
+    def _use_merge_call(self) -> bool:
+        return bool(tf.executing_eagerly())
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        self._container_strategy().on_variable()
+        reference = kwargs.pop("colocate_with", None)
+        value = kwargs["initial_value"]
+        shape, dtype = tf_partitioned.shape_of_new_variable(value, kwargs.get("shape"), kwargs.get("dtype"))
+        # What metrics count, what optimizers count, the states of random numbers: small, and the chief's business.
+        counts = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        scalar = shape is not None and shape.rank == 0 and not kwargs.get("trainable", True)
+        if shape is None or counts or scalar or isinstance(_creator(), keras.random.SeedGenerator):
+            with tf.device(CHIEF):
+                return next_creator(**kwargs)
+        if isinstance(reference, tf_partitioned.PartitionedVariable) and reference.shape == shape:
+            devices, boundaries = reference.devices, reference.boundaries
+        elif isinstance(reference, tf.Variable) and reference.device:
+            devices, boundaries = [reference.device], None
+        else:
+            path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
+            devices, boundaries = self._place(path, shape, dtype)
+        if boundaries is None:
+            with tf.device(devices[0]):
+                return next_creator(**kwargs)
+        return tf_partitioned.create(
+            next_creator, kwargs, shape, dtype, devices, boundaries, self._container_strategy()
+        )
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        # Without a device: what runs where is for the caller to say.
+        with distribute_lib.ReplicaContext(self._container_strategy(), replica_id_in_sync_group=0):
+            return fn(*args, **kwargs)
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        if not isinstance(colocate_with_variable, tf_partitioned.PartitionedVariable):
+            super()._validate_colocate_with_variable(colocate_with_variable)
+
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        if isinstance(var, tf_partitioned.PartitionedVariable):
+            results = [
+                self._update(part, fn, tuple(tf_partitioned.rows_for(var, index, arg) for arg in args), kwargs, group)
+                for index, part in var.focused()
+            ]
+            return results[-1]
+        with tf.device(var.device), distribute_lib.UpdateContext(var.device):
+            result = fn(var, *args, **kwargs)
+        return result if group else tf.nest.map_structure(self._local_results, result)

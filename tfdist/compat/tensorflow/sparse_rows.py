@@ -1,0 +1,262 @@
+"""Which rows of a sparse gradient every replica has: those that were looked up by indices no example has a part in.
+
+A table of positions is looked up by `arange(length)`, whatever the batch is. On one device the gradient has one row
+for each position, over all examples; on N replicas there are N of each, which belong together. Indices that examples
+bring (the words of a text), or that are repeated for each example, are another matter: one device has all of those too.
+What an index depends on is read off the graph, while the gradient is traced.
+
+Private names, read in TensorFlow 2.21.0: `FuncGraph.captures`, `FuncGraph.outer_graph` (what a function sees of the
+functions around it); `Graph._create_op_internal` (makes an op from another one's description); `EagerTensor`. The
+gradient of a lookup is as `_GatherGrad` of `resource_variable_ops.py` makes it, and of several lookups of one variable
+as `AggregateIndexedSlicesGradients` of `backprop_util.py` does: a concatenation.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+# Ops that hand on the elements of their first input, in order.
+_HAND_ON = ("Identity", "StopGradient", "PreventGradient", "Cast", "Reshape", "ExpandDims", "Squeeze", "EnsureShape")
+
+# Ops whose values follow from the shape of an input alone.
+_OF_SHAPE = ("Shape", "ShapeN", "Size", "Rank", "OnesLike", "ZerosLike")
+
+_READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
+
+# What hands out examples inside a function.
+_INPUTS = ("IteratorGetNext", "OptionalGetValue", "IteratorGetNextSync")
+
+# The name of an operation behind which are rows of all replicas.
+_OF_ALL = "tfdist_rows_of_all_replicas"
+
+# Stands for sizes that are known only when a step runs; no model has it.
+_SOME_SIZE = 9973
+
+
+def parts(indices: tf.Tensor) -> list[tuple[tf.Tensor, bool]]:
+    """Return tensors whose elements, one after the other, are the indices, each with whether it is on all replicas.
+
+    Eagerly nobody knows where indices come from: they are one part, which a replica has alone.
+
+    Args:
+        indices: of a gradient that is being traced, int, shape (rows,).
+    """
+    if _is_eager(indices):
+        return [(indices, False)]
+    origins = _Origins()
+    return [(part, not repeated and origins.is_common(part)) for part, repeated in _concatenated(indices)]
+
+
+def of_all(indices: tf.Tensor) -> tf.Tensor:
+    """Return indices that all replicas are known to have, where the graph no longer tells that."""
+    return tf.identity(indices, name=_OF_ALL)
+
+
+def _is_known(op: tf.Operation) -> bool:
+    return op.type == "Identity" and _OF_ALL in op.name
+
+
+def _concatenated(tensor: tf.Tensor, repeated: bool = False) -> Iterator[tuple[tf.Tensor, bool]]:
+    """Yield what a tensor is concatenated from, and whether that has a row for each example.
+
+    Of batches with a fixed size TensorFlow computes shapes in Python: what is repeated for each example is a constant.
+    """
+    sizes = _fixed_batch_sizes(tensor.graph)
+    while True:
+        repeated = repeated or ((tensor.shape.rank or 0) > 1 and tensor.shape[0] in sizes)
+        op, outer = tensor.op, _outside(tensor)
+        if _is_known(op):
+            yield tensor, False
+            return
+        if outer is not None and not _is_eager(outer):
+            tensor = outer
+        elif op.type in _HAND_ON or _counts_from_the_end(op):
+            tensor = op.inputs[-1 if op.type == "SelectV2" else 0]
+        elif op.type == "ConcatV2" and _static(op.inputs[-1]) == 0:
+            for part in op.inputs[:-1]:
+                yield from _concatenated(part, repeated)
+            return
+        else:
+            yield tensor, repeated
+            return
+
+
+def _counts_from_the_end(op: tf.Operation) -> bool:
+    """Return whether an op is what Keras looks up in the place of x: where(x < 0, x + rows, x)."""
+    if op.type != "SelectV2":
+        return False
+    negative, counted, x = op.inputs
+    return all(one.op.type in ("Less", "AddV2") and one.op.inputs[0] is x for one in (negative, counted))
+
+
+def _fixed_batch_sizes(graph: Any) -> set[int]:
+    """Return the fixed numbers of examples, if they are more than one, of what the outermost function is given."""
+    while _is_inside(graph):
+        graph = graph.outer_graph
+    given = [one for one in getattr(graph, "inputs", ()) if one.shape.rank and _outside(one) is None]
+    return {one.shape[0] for one in given if (one.shape[0] or 0) > 1}
+
+
+def _is_inside(graph: Any) -> bool:
+    """Return whether a function stands in another one, as a branch of a condition does."""
+    return hasattr(getattr(graph, "outer_graph", None), "captures")
+
+
+def _is_eager(tensor: Any) -> bool:
+    return isinstance(tensor, tf.__internal__.EagerTensor)
+
+
+def _outside(tensor: tf.Tensor) -> Any:
+    """Return what a tensor stands for in the function around, or None if it is no placeholder or an argument."""
+    if tensor.op.type != "Placeholder":
+        return None
+    captures = getattr(tensor.graph, "captures", ())
+    return next((external for external, internal in captures if internal is tensor), None)
+
+
+def _static(tensor: tf.Tensor) -> Any:
+    value = tf.get_static_value(tensor)
+    return None if value is None else value.tolist()
+
+
+class _Origins:
+    """Where values come from."""
+
+    def __init__(self) -> None:
+        self._twins = _Twins()
+
+    def is_common(self, tensor: tf.Tensor) -> bool:
+        """Return whether a value depends neither on what examples hold nor on how many there are."""
+        seen: set[Any] = set()
+        ahead = [tensor]
+        while ahead:
+            one = ahead.pop()
+            if one.ref() in seen:
+                continue
+            seen.add(one.ref())
+            further = self._hangs_on(one)
+            if further is None:
+                return False
+            ahead.extend(further)
+        return True
+
+    def _hangs_on(self, tensor: tf.Tensor) -> list[tf.Tensor] | None:
+        """Return those tensors which have to be common for this one to be; None: it is not."""
+        op = tensor.op
+        if _is_known(op):
+            return []
+        if op.type == "Placeholder":
+            outer = _outside(tensor)
+            return None if outer is None or outer.dtype == tf.resource else [] if _is_eager(outer) else [outer]
+        if op.type == "StridedSlice" and op.inputs[0].op.type == "Shape":
+            sizes = self._twins.shape(op.inputs[0].op.inputs[0])
+            return None if sizes.rank is None or None in _taken(sizes.as_list(), op) else []
+        if op.type in _OF_SHAPE:
+            sizes = self._twins.shape(op.inputs[tensor.value_index])
+            return [] if sizes.is_fully_defined() or (op.type == "Rank" and sizes.rank is not None) else None
+        if op.type in ("ReadVariableOp", "ResourceGather"):
+            return list(op.inputs[1:]) if _is_only_read(op.inputs[0]) else None
+        return None if op.op_def.is_stateful else list(op.inputs)
+
+
+def _taken(sizes: list[Any], op: tf.Operation) -> list[Any]:
+    """Return the sizes that a slice takes from a shape; all of them where it is not a plain one."""
+    begin, end, strides = (_static(bound) for bound in op.inputs[1:])
+    masks = {name: op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    if begin is None or end is None or strides is None or len(begin) != 1 or masks["ellipsis"] or masks["new_axis"]:
+        return sizes
+    if masks["shrink_axis"]:
+        return [sizes[begin[0]]]
+    return sizes[None if masks["begin"] else begin[0] : None if masks["end"] else end[0] : strides[0]]
+
+
+def _is_only_read(handle: tf.Tensor) -> bool:
+    """Return whether the function has done nothing else to a variable so far: replicas begin a step with equal ones."""
+    while not any(op.type not in _READS for op in handle.consumers()):
+        outer = _outside(handle)
+        if outer is None or _is_eager(outer):
+            return outer is not None
+        handle = outer
+    return False
+
+
+class _Twins:
+    """Tensors of a graph beside, in which every size is known but the number of examples, and no value.
+
+    What shape inference knows there follows from neither.
+    """
+
+    def __init__(self) -> None:
+        self._graph = tf.Graph()
+        self._twins: dict[Any, tf.Tensor] = {}
+
+    def shape(self, tensor: tf.Tensor) -> tf.TensorShape:
+        """Return the shape of a tensor's twin."""
+        ahead = [tensor]
+        while ahead:
+            needed = [one for one in _needed(ahead[-1]) if one.ref() not in self._twins]
+            if needed:
+                ahead.extend(needed)
+            else:
+                self._make(ahead.pop())
+        return self._twins[tensor.ref()].shape
+
+    def _make(self, tensor: tf.Tensor) -> None:
+        op, needed = tensor.op, [self._twins[one.ref()] for one in _needed(tensor)]
+        made: list[tf.Tensor] = []
+        with self._graph.as_default():
+            if _outside(tensor) is not None and needed:
+                made = needed
+            elif needed and op.type == "ResourceGather":
+                made = [_placeholder(tensor, needed[0].shape.concatenate(tensor.shape[op.inputs[1].shape.rank or 0 :]))]
+            elif op.type == "GatherV2" and op.inputs[0].shape.rank == 1 and _static(op.inputs[1]):
+                # Sizes that a product of tensors picks by number; shape inference does not look through this op.
+                made = [tf.stack([needed[0][place] for place in _static(op.inputs[1])])]
+            elif not _is_copied(op):
+                made = [_placeholder(one, _shape_of_source(one)) for one in op.outputs]
+            else:
+                attrs = {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
+                types = [one.dtype for one in op.outputs]
+                try:
+                    copied = self._graph._create_op_internal(op.type, needed, types, attrs=attrs, op_def=op.op_def)
+                    made = list(copied.outputs)
+                except (TypeError, ValueError, tf.errors.OpError):  # sizes that do not fit together
+                    made = [_placeholder(one, tf.TensorShape(None)) for one in op.outputs]
+        outputs = [tensor] if len(made) < len(op.outputs) else op.outputs
+        for one, twin in zip(outputs, made, strict=True):
+            self._twins[one.ref()] = twin
+
+
+def _placeholder(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    return tf.compat.v1.placeholder(tensor.dtype, shape)
+
+
+def _is_copied(op: tf.Operation) -> bool:
+    """Return whether the shapes of an op's outputs can be inferred from it alone."""
+    has_function = any(attr.HasField("func") or attr.list.func for attr in op.node_def.attr.values())
+    opaque = any(one.dtype in (tf.resource, tf.variant) for one in (*op.inputs, *op.outputs))
+    return op.type != "Placeholder" and not (op.op_def.is_stateful or has_function or opaque)
+
+
+def _needed(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Return the tensors whose twins have to be there first."""
+    outer = _outside(tensor)
+    if outer is not None:
+        return [] if _is_eager(outer) or outer.dtype == tf.resource else [outer]
+    if tensor.op.type == "ResourceGather":
+        return [tensor.op.inputs[1]]
+    return list(tensor.op.inputs) if _is_copied(tensor.op) else []
+
+
+def _shape_of_source(tensor: tf.Tensor) -> tf.TensorShape:
+    """Return what is known of a tensor that comes from elsewhere, if sizes are known and the number of examples is not.
+
+    Examples stand along the first axis of what the outermost function, or an iterator, hands out.
+    """
+    shape, op = tensor.shape, tensor.op
+    if not shape.rank or op.type == "ReadVariableOp" or _outside(tensor) is not None:
+        return shape
+    if op.type in _INPUTS or (op.type == "Placeholder" and not _is_inside(tensor.graph)):
+        return tf.TensorShape([None, *(_SOME_SIZE if size is None else size for size in shape[1:])])
+    return tf.TensorShape([None] * shape.rank)

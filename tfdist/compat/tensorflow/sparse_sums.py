@@ -1,0 +1,113 @@
+"""Sums of sparse gradients over replicas: of rows that belong to examples, and of rows that all replicas have.
+
+On one device the gradient of a lookup has a row for each index. Where indices come from examples, N replicas together
+have the same rows, one after the other. Where they do not (positions, `arange(length)`), each replica has all of them,
+and the row of one device is the sum of the replicas' rows at its place. Places are added up, not indices, which may be
+there several times: a bucket of relative positions, say. As a tensor, the sum is the same either way.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import sparse_rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A sparse gradient in two.
+
+    Attributes:
+        own: rows of this replica's examples, or None.
+        common: rows whose indices every replica has, in the same order; or None.
+    """
+
+    own: tf.IndexedSlices | None
+    common: tf.IndexedSlices | None
+
+
+def divided(gradient: tf.IndexedSlices) -> Rows:
+    """Return the rows of examples and those of all replicas apart."""
+    parts = sparse_rows.parts(gradient.indices)
+    of_all = [common for _, common in parts]
+    if not any(of_all) or gradient.dense_shape is None:
+        return Rows(gradient, None)
+    counts = [part.shape.num_elements() for part, _ in parts]
+    if all(of_all):
+        return Rows(None, _counted(gradient, counts))
+    sizes = [tf.size(part) for part, _ in parts]
+    values = tf.split(gradient.values, sizes, num=len(parts))
+    indices = tf.split(gradient.indices, sizes, num=len(parts))
+
+    def joined(wanted: bool) -> tf.IndexedSlices:
+        mine = [place for place, common in enumerate(of_all) if common is wanted]
+        rows, numbers = (tf.concat([every[place] for place in mine], axis=0) for every in (values, indices))
+        return _counted(tf.IndexedSlices(rows, numbers, gradient.dense_shape), [counts[place] for place in mine])
+
+    return Rows(joined(False), joined(True))
+
+
+def _counted(rows: tf.IndexedSlices, counts: list[int | None]) -> tf.IndexedSlices:
+    """Return rows whose number TensorFlow knows, if it is known."""
+    total = None if None in counts else sum(filter(None, counts))
+    values = tf.ensure_shape(rows.values, [total, *rows.values.shape[1:]])
+    return tf.IndexedSlices(values, tf.ensure_shape(rows.indices, [total]), rows.dense_shape)
+
+
+def together(own: tf.IndexedSlices | None, common: tf.IndexedSlices | None) -> tf.IndexedSlices:
+    """Return both as one gradient."""
+    if own is None or common is None:
+        return common if own is None else own
+    values = tf.concat([own.values, common.values], axis=0)
+    return tf.IndexedSlices(values, tf.concat([own.indices, common.indices], axis=0), own.dense_shape)
+
+
+def sums(values: list[Any], sum_of: Callable[[list[Any], list[int]], list[Any]]) -> list[Any]:
+    """Return sums over replicas, in which the rows that all replicas have are there once.
+
+    Args:
+        values: tensors or `tf.IndexedSlices`.
+        sum_of: takes tensors and `tf.IndexedSlices`, and for each the place of the value that it belongs to; returns
+            the sums over replicas.
+    """
+    plans = [_plan(value) for value in values]
+    sent = [one for parts, _ in plans for one in parts]
+    places = [place for place, (parts, _) in enumerate(plans) for _ in parts]
+    arrived = iter(sum_of(sent, places))
+    return [make([next(arrived) for _ in parts]) for parts, make in plans]
+
+
+def _plan(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return what is to be summed in the place of a value, and what makes its sum of those sums."""
+    rows = divided(value) if isinstance(value, tf.IndexedSlices) else None
+    if rows is None or rows.common is None:
+        return [value], lambda arrived: arrived[0]
+    own, common = rows.own, rows.common
+    # How many there are may follow from the data, of which workers may have read their own: then a place travels too.
+    fixed = common.values.shape[0] is not None
+    sent = [own, common.values if fixed else _numbered(common)]
+
+    def make(arrived: list[Any]) -> tf.IndexedSlices:
+        total, indices = arrived[-1], common.indices
+        summed = tf.IndexedSlices(total, indices, common.dense_shape) if fixed else _by_number(total, indices.dtype)
+        return together(None if own is None else arrived[0], summed)
+
+    return [one for one in sent if one is not None], make
+
+
+def _numbered(rows: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Return rows whose indices tell their place too."""
+    places = tf.range(tf.size(rows.indices, tf.int64)) * tf.cast(rows.dense_shape[0], tf.int64)
+    return tf.IndexedSlices(rows.values, places + tf.cast(rows.indices, tf.int64), rows.dense_shape)
+
+
+def _by_number(rows: tf.IndexedSlices, dtype: tf.DType) -> tf.IndexedSlices:
+    """Return the sums of numbered rows of one place."""
+    height = tf.cast(rows.dense_shape[0], tf.int64)
+    places, indices = rows.indices // height, rows.indices % height
+    count = tf.reduce_max(tf.concat([places, [-1]], axis=0)) + 1
+    values = tf.math.unsorted_segment_sum(rows.values, places, count)
+    indices = tf.cast(tf.math.unsorted_segment_max(indices, places, count), dtype)
+    return tf.IndexedSlices(values, indices, rows.dense_shape)

@@ -1,0 +1,476 @@
+"""TensorFlow's mirrored strategies, reduced inside the replicas instead of between them.
+
+Private names, read in TensorFlow 2.21.0:
+
+- `MirroredExtended`, `CollectiveAllReduceExtended`: the classes that do a strategy's work; TensorFlow offers no public
+  way to subclass a strategy and change how its replicas communicate.
+- `_use_merge_call`: chooses between stopping every replica's trace at a reduction ("merge call", illegal inside
+  `tf.cond` and `tf.while_loop`) and a collective op in each replica. TensorFlow takes the second only for GPUs under
+  XLA; it is right everywhere, and gradient accumulation, moving averages and loss scaling need it, because they
+  decide in a condition.
+- `collective_util.Options`: the class of `tf.distribute.experimental.CommunicationOptions`, whose public name makes
+  objects of it and has no subclass.
+- `merge_call_interim`: the module through which Keras' optimizers ask for `_use_merge_call`.
+- `_get_cross_device_ops`, `_collective_ops`, `_create_variable`, `_get_variable_creator_initial_value`,
+  `_collective_key_base`, `_initialize_local_devices`: see the methods.
+- `autograph_artifact`: how TensorFlow marks its own methods, such as `Strategy.run`, as none to convert. The public
+  `do_not_convert` would keep AutoGraph from the function that `run` is given as well.
+"""
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.impl.api import autograph_artifact
+from tensorflow.python.distribute import (
+    collective_util,
+    device_util,
+    distribute_lib,
+    distribute_utils,
+    merge_call_interim,
+    values,
+)
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.eager import context
+
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.tensorflow import numeric_variables, sparse_sums
+from tfdist.errors import UnsupportedError
+
+# A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
+# so a second strategy in a process reuses names that are already bound to other shapes, and every later collective
+# fails. Plain TensorFlow strategies start at 0; ours take blocks far above them, each its own.
+_KEYS_PER_STRATEGY = 1_000_000
+_KEYS_PER_WORKER = 1_000
+
+# What collectives carry on every kind of device.
+_TRAVELS = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+# One buffer for all tensors of a reduction, TensorFlow's default, waits for the last of them and is slow to allocate.
+# Packs of 4 MiB were 1.4 to 2.6 times faster on the gradients of ResNet-50.
+BYTES_PER_PACK = 4 << 20
+_key_blocks = itertools.count(1)
+
+#: decorates a method that AutoGraph shall call as it is, and convert what it is given
+not_converted = autograph_artifact
+
+
+def local_devices(kinds: tuple[str, ...]) -> list[str]:
+    """Return the names of this process's devices of these kinds, such as ``/device:CPU:0``, in order.
+
+    In a process that is a worker of a cluster TensorFlow lists the devices of every worker.
+    """
+    specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
+    mine = [spec for spec in specs if spec.device_type in kinds and (spec.task or 0) == this_task()]
+    ordered = sorted(mine, key=lambda spec: (kinds.index(spec.device_type), spec.device_index))
+    return [f"/device:{spec.device_type}:{spec.device_index}" for spec in ordered]
+
+
+def abort_collectives(message: str) -> None:
+    """Break off every collective of this process; whoever waits in one gets the message."""
+    context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
+
+
+def cluster_of_this_process() -> list[str] | None:
+    """Return the addresses of the workers among which this process's collectives run, or None before there are any."""
+    server = context.context()._collective_ops_server_def
+    if server is None:
+        return None
+    tasks = {task: address for job in server.cluster.job for task, address in job.tasks.items()}
+    return [tasks[index] for index in sorted(tasks)]
+
+
+def claim_collective_keys(strategy: tf.distribute.Strategy, *, within_worker: bool) -> None:
+    """Give a strategy that is being constructed a block of collective group keys that no other strategy uses.
+
+    Args:
+        strategy: before its extended part is made.
+        within_worker: see `new_group_key`.
+    """
+    strategy._collective_key_base = new_group_key(within_worker=within_worker)
+
+
+def new_group_key(*, within_worker: bool) -> int:
+    """Return the first number of a block of collective group keys that nothing else uses.
+
+    Workers construct their strategies and groups in the same order, so they draw the same numbers.
+
+    Args:
+        within_worker: the members are all in this process; if the process is a worker of a cluster, its peers may have
+            such a group too, which is another one.
+    """
+    base = next(_key_blocks) * _KEYS_PER_STRATEGY
+    return base + (1 + this_task()) * _KEYS_PER_WORKER if within_worker else base
+
+
+def this_task() -> int:
+    """Return the index of this process in its cluster, 0 without one."""
+    return tf.DeviceSpec.from_string(device_util.canonicalize("/device:CPU:0")).task or 0
+
+
+def _optimizer_outside_replicas() -> bool:
+    """Return whether the question for merge calls that is being answered is an optimizer's, in no replica.
+
+    TensorFlow asks it in reductions as well, also in the middle of a merge call.
+    """
+    asker = sys._getframe(2)
+    return asker.f_globals.get("__name__") == merge_call_interim.__name__ and tf.distribute.in_cross_replica_context()
+
+
+class ValueOptions(collective_util.Options):
+    """Communication options that say what the values of one `all_reduce` are; TensorFlow hands them on as they are.
+
+    Args:
+        labels: what each value is, for messages, in the order of the flat values.
+        keep_duplicate_indices: whether the rows of `tf.IndexedSlices` are looked at one by one afterwards (Adam squares
+            rows that are not added up yet), so that they must not be added up on the way.
+
+    Example:
+        >>> ValueOptions(["gradient of dense/kernel"], keep_duplicate_indices=False).labels
+        ['gradient of dense/kernel']
+    """
+
+    def __init__(self, labels: Sequence[str], *, keep_duplicate_indices: bool = True) -> None:
+        super().__init__()
+        self.labels = list(labels)
+        self.keep_duplicate_indices = keep_duplicate_indices
+
+
+class ReduceInReplicas:
+    """Mix-in for TensorFlow's extended strategies: collectives inside replicas, also inside conditions.
+
+    Attributes:
+        collectives: `tfdist.collectives.base.Collective`s of this process's replicas, in their order, where there are
+            several that TensorFlow's collectives reach.
+    """
+
+    collectives: Sequence[Any] = ()
+
+    def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all replicas, in their order, inside one of them; all of them call it.
+
+        Args:
+            tensor: numbers or bools, shape (rows, ...).
+            label: what it is; in a function no other has it.
+        """
+        replica_context = tf.distribute.get_replica_context()
+        if tf.executing_eagerly():  # replicas of this process run one after the other
+            return replica_context.all_gather(tensor, axis=0)
+        return self.collectives[replica_context._replica_id].all_gather(tensor, key=label)
+
+    def _use_merge_call(self) -> bool:
+        # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not
+        # started: there the merge call is the only way, and conditions are Python's, which it does not mind. Outside of
+        # any replica there is nobody to meet, and what an optimizer is given is for every copy.
+        return bool(tf.executing_eagerly()) and not _optimizer_outside_replicas()
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        # Keras counts iterations in a variable "of the first replica only", whose assignment is a merge call. Every
+        # replica assigns the same value to its copy, so plain copies hold the same numbers and may be assigned in a
+        # condition.
+        if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA and (
+            kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and keras_optimizer.creating_variable()
+        ):
+            kwargs["aggregation"] = tf.VariableAggregation.NONE
+        self._container_strategy().on_variable()  # type: ignore[attr-defined]
+        create = functools.partial(super()._create_variable, next_creator, **kwargs)  # type: ignore[misc]
+        # What a step makes when it is traced first, such as the slots of an optimizer: TensorFlow lifts the initial
+        # values out of the function, and cannot lift that of a second replica, which is the first one's value. So it
+        # is made outside of the function at once, which a callable that computes the value allows.
+        if not tf.inside_function() or not callable(kwargs.get("initial_value")):
+            return numeric_variables.as_number(create())
+        with tf.init_scope():
+            return numeric_variables.as_number(create())
+
+
+class MirroredReplicas(ReduceInReplicas, MirroredExtended):
+    """`MirroredExtended` whose replicas reduce by collectives; outside of replicas one device adds up and gathers.
+
+    A collective whose shapes do not fit breaks off all collectives of the process for good, where an addition or a
+    concatenation only fails; and what is reduced or gathered between two calls of `run` waits for no order of theirs.
+
+    Args:
+        container_strategy: the strategy.
+        devices: one for each replica.
+    """
+
+    def __init__(self, container_strategy: Any, devices: list[str]) -> None:
+        super().__init__(container_strategy, devices=devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+    def _get_cross_device_ops(self, value: Any) -> Any:
+        # TensorFlow takes collectives everywhere where it does without merge calls.
+        replica_context = tf.distribute.get_replica_context()
+        inside = replica_context is not None and replica_context.strategy is self._container_strategy()
+        return self._collective_ops if inside else self._cross_device_ops
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        reduce = super()._replica_ctx_all_reduce
+        return reduced(value, lambda flat: reduce(reduce_op, owned(flat), packed(options)))
+
+
+class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
+    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives.
+
+    Attributes:
+        between: what reduces in place of TensorFlow's collectives inside of the one replica that each worker has, a
+            `tfdist.collectives.traced.TracedCollective`; None: they do.
+    """
+
+    between: Any = None
+
+    def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
+        self._replicas_per_worker = replicas_per_worker
+        # TensorFlow starts a server for every strategy, on the same port; starting it again under a running one is a
+        # race between workers that can end in a hang. Its health is watched by the coordination service from the
+        # first one on.
+        self._std_server_started = context.context()._collective_ops_server_def is not None
+        self._enable_check_health = not self._std_server_started
+        super().__init__(container_strategy, **kwargs)
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        # TensorFlow takes all GPUs, or else exactly one CPU device, although a CPU can be split into logical devices.
+        del cluster_resolver
+        gpus = context.num_gpus()
+        kind = "GPU" if gpus else "CPU"
+        count = self._replicas_per_worker or gpus or 1
+        return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(count)), kind
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], tf.Tensor]:
+        # TensorFlow broadcasts the chief's initial value of each variable, some milliseconds each. Slots of an
+        # optimizer begin with the same constants everywhere; its scalars (the learning rate) are as the user gave them.
+        if replica_id == 0 and keras_optimizer.creating_variable():
+            given = kwargs["initial_value"]
+            with tf.device(device):
+                value = tf.convert_to_tensor(given() if callable(given) else given, kwargs.get("dtype"))
+            if value.shape.rank:
+                return lambda: value
+            kwargs["initial_value"] = value
+        return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if self.between is not None and not tf.executing_eagerly():
+
+            def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
+                return list(self.between.all_reduce(sent, labels, keep_duplicate_indices=keep))
+
+            return reduced_by(sums, reduce_op, value, replicas=self._num_replicas_in_sync, **told(options))
+        # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
+        options = self._communication_options.merge(options)
+        reduce = super()._replica_ctx_all_reduce
+        return reduced(value, lambda flat: reduce(reduce_op, owned(flat), packed(options)))
+
+
+def reduced(value: Any, reduce: Callable[[list[Any]], list[Any]]) -> Any:
+    """Return a nest reduced over replicas, given what reduces a list; rows that all replicas have are there once.
+
+    Rows alone are not looked at: they are what a variable is scattered with, perhaps at the replica's own number, and
+    no gradients of an optimizer's variables.
+    """
+    if isinstance(value, tf.IndexedSlices):
+        return of_rows(reduce([as_rows(value)])[0], value)
+
+    def sum_of(flat: list[Any], places: list[int]) -> list[Any]:
+        totals = reduce([as_rows(one) for one in flat])
+        return [of_rows(total, one) for total, one in zip(totals, flat, strict=True)]
+
+    return tf.nest.pack_sequence_as(value, sparse_sums.sums(tf.nest.flatten(value), sum_of))
+
+
+def reduced_by(
+    sums: Callable[[list[Any], list[str], bool], list[Any]],
+    reduce_op: Any,
+    value: Any,
+    *,
+    labels: Sequence[str] | None,
+    keep_duplicate_indices: bool,
+    replicas: int,
+) -> Any:
+    """Return a nest reduced over replicas by a collective that wants to know what it carries.
+
+    Args:
+        sums: returns the sums of values, given their labels and whether duplicate rows must stay apart.
+        reduce_op: TensorFlow's; a mean divides by the number of replicas.
+        value: the nest.
+        labels: what each value is, in the order of the flat values; None: that is not known.
+        keep_duplicate_indices: whether duplicate rows must stay apart.
+        replicas: number of them.
+    """
+    flat = tf.nest.flatten(value)
+    keep, names = keep_duplicate_indices, [""] * len(flat) if labels is None else list(labels)
+
+    def sum_of(sent: list[Any], places: list[int]) -> list[Any]:
+        return sums(sent, [names[place] for place in places], keep)
+
+    # rows alone are what a variable is scattered with, and no gradients
+    if keep and not isinstance(value, tf.IndexedSlices):
+        totals = sparse_sums.sums(flat, sum_of)
+    else:
+        totals = sum_of(flat, list(range(len(flat))))
+    if reduce_op == tf.distribute.ReduceOp.MEAN:
+        totals = [divided(total, replicas) for total in totals]
+    return tf.nest.pack_sequence_as(value, totals)
+
+
+def divided(total: Any, count: int) -> Any:
+    """Return the mean of which this is the sum, in its dtype."""
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(divided(total.values, count), total.indices, total.dense_shape)
+    return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count
+
+
+def as_rows(value: Any) -> Any:
+    """Return a value as TensorFlow's collectives carry it: they gather rows of every 16 bits but bfloat16's."""
+    if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
+        return value
+    return tf.IndexedSlices(tf.bitcast(value.values, tf.float16), value.indices, value.dense_shape)
+
+
+def of_rows(total: Any, value: Any) -> Any:
+    """Return what has become of `as_rows` of a value, in the value's dtype."""
+    if total.dtype == value.dtype:
+        return total
+    return tf.IndexedSlices(tf.bitcast(total.values, value.dtype), total.indices, total.dense_shape)
+
+
+def owned(value: Any) -> Any:
+    """Give a captured function input an op of its own: a collective on a bare input has no device to go to."""
+    return tf.nest.map_structure(_owned, value, expand_composites=False)
+
+
+def _owned(value: Any) -> Any:
+    if not isinstance(value, tf.IndexedSlices):
+        return tf.identity(value)
+    if value.dense_shape is None or tf.is_tensor(value.dense_shape):
+        return value
+    # A shape in Python's numbers is as good, but TensorFlow's collectives of rows look at its dtype.
+    return tf.IndexedSlices(value.values, value.indices, tf.convert_to_tensor(value.dense_shape))
+
+
+def told(options: Any) -> dict[str, Any]:
+    """Return what communication options say of the values, for `reduced_by`."""
+    known = isinstance(options, ValueOptions)
+    return {
+        "labels": options.labels if known else None,
+        "keep_duplicate_indices": options.keep_duplicate_indices if known else True,
+    }
+
+
+def packed(options: Any) -> Any:
+    """Return communication options with a size for packs, which TensorFlow leaves at "all in one" unless told."""
+    if options is not None and options.bytes_per_pack:
+        return options
+    return (options or tf.distribute.experimental.CommunicationOptions()).merge(
+        tf.distribute.experimental.CommunicationOptions(bytes_per_pack=BYTES_PER_PACK)
+    )
+
+
+def per_replica(replica_values: tuple[Any, ...]) -> Any:
+    """Return one nest whose leaves hold a value per local replica, as `strategy.run` hands them out."""
+    return distribute_utils.regroup(replica_values, values.PerReplica)
+
+
+def first_local_value(nest: Any) -> Any:
+    """Return the nest of the first local replica from a nest of per-replica values."""
+    return distribute_utils.select_replica(0, nest)
+
+
+def primary(variable: Any) -> Any:
+    """Return the copy of a variable on the first local replica: to read it needs no other replica, and no worker."""
+    return variable.values[0] if isinstance(variable, values.DistributedVariable) else variable
+
+
+def copies(variable: Any) -> list[Any]:
+    """Return the copies of a variable on this process's replicas, in their order; one that has none is its own."""
+    return list(variable.values) if isinstance(variable, values.DistributedVariable) else [variable]
+
+
+def assign_locally(variable: Any, value: tf.Tensor, *, is_first: bool) -> None:
+    """Give every local copy of a variable a value; of what replicas add up, the first of all gets it and others zero.
+
+    Args:
+        variable: a TensorFlow variable, of a strategy or not.
+        value: the new one.
+        is_first: whether the first local replica is the first of all.
+    """
+    if not isinstance(variable, values.SyncOnReadVariable):
+        variable.assign(value)
+        return
+    for index, copy in enumerate(variable.values):
+        adds = variable.aggregation == tf.VariableAggregation.SUM
+        copy.assign(tf.zeros_like(value) if adds and not (is_first and index == 0) else value)
+
+
+def created_under(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
+    """Return whether a variable has a copy on every replica of this strategy."""
+    return getattr(variable, "_distribute_strategy", None) is strategy
+
+
+def is_own(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether a strategy is one that somebody has made, rather than what holds without one."""
+    return strategy is not distribute_lib._get_default_strategy()
+
+
+def local_values(strategy: tf.distribute.Strategy, nest: Any) -> list[Any]:
+    """Return the nest of each local replica from a nest of per-replica values."""
+    count = len(strategy.extended.worker_devices)
+    return [distribute_utils.select_replica(index, nest) for index in range(count)]
+
+
+def replica_index() -> int:
+    """Return the number, in the whole group, of the replica whose step is being traced: a Python int."""
+    replica_context = tf.distribute.get_replica_context()
+    return int(replica_context._replica_id_in_sync_group)
+
+
+def replica_count(strategy: tf.distribute.Strategy) -> int:
+    """Return the number of replicas over all workers, also inside a step (where the strategy says 1)."""
+    return int(strategy.extended._num_replicas_in_sync)
+
+
+def replicas_here() -> int:
+    """Return the number of replicas that take part in a reduction asked for here: 1 outside of any replica."""
+    replica_context = tf.distribute.get_replica_context()
+    return 1 if replica_context is None else replica_count(replica_context.strategy)
+
+
+def global_seed() -> int | None:
+    """Return the seed set by `tf.random.set_seed`, or None."""
+    return context.global_seed()
+
+
+def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
+    """Return the rows that all replicas computed, in the order of the replicas, on every worker."""
+    replicas = local_values(strategy, nest)
+    if strategy.extended._in_multi_worker_mode():
+        return tf.nest.map_structure(lambda value: _gathered(strategy, value), nest, expand_composites=False)
+    return tf.nest.map_structure(lambda *rows: rows[0] if len(rows) == 1 else joined(*rows), *replicas)
+
+
+def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    first = first_local_value(value)
+    if not isinstance(first, tf.Tensor) or not (
+        first.dtype.is_floating or first.dtype.is_integer or first.dtype.is_bool
+    ):
+        raise UnsupportedError(
+            f"predict gave {getattr(first, 'dtype', type(first).__name__)!r} values of type {type(first).__name__}; "
+            "over several workers rows can be gathered of numbers and bools in dense tensors. Let the model return "
+            "those."
+        )
+    if first.dtype in _TRAVELS:
+        return strategy.gather(value, axis=0)
+    carrier = tf.float32 if first.dtype.is_floating else tf.int64
+    carried = per_replica(tuple(tf.cast(v, carrier) for v in local_values(strategy, value)))
+    return tf.cast(strategy.gather(carried, axis=0), first.dtype)
+
+
+def joined(*rows: Any) -> Any:
+    """Return the rows of several tensors of one kind as one tensor; scalars are stacked."""
+    if isinstance(rows[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=list(rows))
+    return tf.stack(rows) if rows[0].shape.rank == 0 else tf.concat(rows, axis=0)

@@ -1,0 +1,70 @@
+"""What the function that is being traced does with variables, and whether it is a branch of another.
+
+Private names, read in TensorFlow 2.21.0: `FuncGraph` and its kinds for conditions and loops; `Graph._get_function`,
+what a call calls; `DistributedVariable._get_on_device_or_primary`, a variable's copy on the replica that is traced.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    CondBranchFuncGraph,
+    WhileBodyFuncGraph,
+    WhileCondFuncGraph,
+)
+
+# Operations that call another function.
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+def assigned(variables: list[Any]) -> list[Any]:
+    """Return those Keras variables that the function being traced does more with than read; all of them eagerly."""
+    if tf.executing_eagerly():
+        return variables
+    return [variable for variable, count in zip(variables, _assignments_of(variables), strict=True) if count]
+
+
+def assignments(variables: list[Any]) -> tuple[Any, int] | None:
+    """Return the function being traced and how often these Keras variables were assigned in it so far; None eagerly."""
+    if tf.executing_eagerly():
+        return None
+    return tf.compat.v1.get_default_graph(), sum(_assignments_of(variables))
+
+
+def uses(variables: list[Any]) -> int:
+    """Return how often the function being traced has used this replica's copies of Keras variables so far."""
+    return sum(len(ops) for _, ops in _uses_of(variables))
+
+
+def _assignments_of(variables: list[Any]) -> list[int]:
+    """Return how often each variable's copy on this replica is taken, other than to be read, by what is traced."""
+    graph = tf.compat.v1.get_default_graph()
+    return [sum(not _is_read(graph, op, handle) for op in ops) for handle, ops in _uses_of(variables)]
+
+
+def _uses_of(variables: list[Any]) -> list[tuple[Any, list[tf.Operation]]]:
+    """Return the handle of each variable's copy on this replica in the graph being traced, and what takes it."""
+    graph = tf.compat.v1.get_default_graph()
+    captured = {id(external): internal for external, internal in graph.captures}
+    handles = [captured.get(id(variable.value._get_on_device_or_primary().handle)) for variable in variables]
+    return [(handle, [] if handle is None else handle.consumers()) for handle in handles]
+
+
+def _is_read(graph: Any, op: tf.Operation, handle: tf.Tensor) -> bool:
+    """Return whether an operation does no more than read a variable; of a call, whether the function does not."""
+    if op.type not in _CALLS:
+        return op.type == "ReadVariableOp"
+    inner = graph._get_function(op.get_attr("f").name).graph
+    places = [place for place, given in enumerate(op.inputs) if given is handle]
+    return all(_is_read(inner, use, inner.inputs[place]) for place in places for use in inner.inputs[place].consumers())
+
+
+def in_condition() -> bool:
+    """Return whether what is being traced is a branch of a condition or the body of a loop."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph, FuncGraph):
+        if isinstance(graph, (CondBranchFuncGraph, WhileCondFuncGraph, WhileBodyFuncGraph)):
+            return True
+        graph = graph.outer_graph
+    return False

@@ -1,0 +1,61 @@
+"""Running a step for its results alone: outside of every strategy, if it changes nothing.
+
+Private names, read in TensorFlow 2.21.0: `_push_per_thread_mode`, `_pop_per_thread_mode`, `_get_default_replica_mode`
+(`distribute_lib.py`): a thread in a strategy's scope has no other way out of it; `op_def_registry`: which operations
+have a state.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.framework import op_def_registry
+
+# They have a state, and leave none behind that anybody reads.
+_HARMLESS = {"Assert", "Case", "HashTableV2", "If", "PartitionedCall", "Placeholder", "PrintV2", "ReadVariableOp"}
+_HARMLESS |= {"ResourceGather", "ResourceGatherNd", "StatefulPartitionedCall", "VarHandleOp", "VariableShape", "While"}
+_OF_CHANCE = ("Random", "Multinomial", "TruncatedNormal", "CudnnRNN")
+
+
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+    """Let what is traced inside be for one device, also in the scope of a strategy."""
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+
+
+def operations(function: Any) -> set[str]:
+    """Return the types of all operations of a concrete function and of the functions that it calls."""
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
+    return {node.op for node in nodes}
+
+
+def draws(types: set[str]) -> bool:
+    """Return whether operations of these types draw random numbers."""
+    return any(mark in name for name in types for mark in _OF_CHANCE)
+
+
+def changes(types: set[str]) -> str | None:
+    """Return the type of an operation that changes something beyond the function, or None."""
+    for name in sorted(types - _HARMLESS):
+        known = op_def_registry.get(name)
+        if known is not None and known.is_stateful and not draws({name}):
+            return name
+    return None
+
+
+def relaxed(value: Any) -> tf.TypeSpec:
+    """Return the spec of a tensor with any number of rows."""
+    spec = tf.type_spec_from_value(value)
+    if not spec.shape.rank:
+        return spec
+    shape = tf.TensorShape([None, *spec.shape[1:]])
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)

@@ -1,0 +1,112 @@
+"""Pairs of TensorFlow and Keras: which were tested, which are in range, and what follows for one that is installed.
+
+Plain data and one pure function; TensorFlow is not loaded. `tfdist doctor` reads it, and a strategy does before it is
+first used with Keras.
+
+Example:
+    >>> judge("2.21.0", "3.15.1").standing
+    <Standing.TESTED: 'tested'>
+"""
+
+import enum
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+#: what is installed beside tfdist must lie in these; setup.py asks pip for the same
+TENSORFLOW = ">=2.16.2,<2.22"
+KERAS = ">=3.15,<3.16"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One version of TensorFlow with one of Keras."""
+
+    tensorflow: str
+    keras: str
+
+    def __str__(self) -> str:
+        """Return the pair as texts name it."""
+        return f"TensorFlow {self.tensorflow} with Keras {self.keras}"
+
+
+#: the pair that every test runs on
+MAIN = Pair("2.21.0", "3.15.1")
+
+#: pairs on which `make compat` was green, the main one first; docs/compatibility.md has what was run, and when
+TESTED = (
+    MAIN,
+    Pair("2.20.0", "3.15.1"),
+    Pair("2.19.1", "3.15.1"),
+    Pair("2.18.1", "3.15.1"),
+    Pair("2.17.1", "3.15.1"),
+    Pair("2.16.2", "3.15.1"),
+    Pair("2.16.2", "3.15.0"),
+)
+_PAGE = "docs/compatibility.md"
+
+
+class Standing(enum.Enum):
+    """What is known about a pair."""
+
+    TESTED = "tested"
+    UNTESTED = "untested but in range"
+    OUT_OF_RANGE = "out of range"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is known about an installed pair.
+
+    Attributes:
+        pair: what is installed.
+        standing: what is known about it.
+        text: the same as a sentence without a full stop, which names what was seen and what is required.
+    """
+
+    pair: Pair
+    standing: Standing
+    text: str
+
+
+def judge(tensorflow: str, keras: str) -> Judgement:
+    """Say whether an installed pair was tested, is in range, or is out of range.
+
+    A local part of a version (``2.21.0+nv25.1``) is not looked at; a version that cannot be read is out of range.
+
+    Args:
+        tensorflow: the installed version, as ``tf.__version__`` has it.
+        keras: likewise, ``keras.__version__``.
+
+    Example:
+        >>> print(judge("2.22.0", "3.15.1").text.replace(": ", ":\\n"))
+        TensorFlow 2.22.0 with Keras 3.15.1 is out of range:
+        tfdist needs TensorFlow >=2.16.2,<2.22 and Keras >=3.15,<3.16
+    """
+    pair = Pair(tensorflow, keras)
+    if not (_contains(TENSORFLOW, tensorflow) and _contains(KERAS, keras)):
+        text = f"{pair} is out of range: tfdist needs TensorFlow {TENSORFLOW} and Keras {KERAS}"
+        return Judgement(pair, Standing.OUT_OF_RANGE, text)
+    if _public(pair) in TESTED:
+        return Judgement(pair, Standing.TESTED, f"{pair} was tested ({_PAGE})")
+    return Judgement(pair, Standing.UNTESTED, f"{pair} is in range but was not tested; tested: {_tested()} ({_PAGE})")
+
+
+def _tested() -> str:
+    """Return the tested pairs in a line, each Keras once."""
+    by_keras: dict[str, list[str]] = {}
+    for pair in TESTED:
+        by_keras.setdefault(pair.keras, []).append(pair.tensorflow)
+    return "; ".join(f"TensorFlow {', '.join(known)} with Keras {keras}" for keras, known in by_keras.items())
+
+
+def _public(pair: Pair) -> Pair:
+    return Pair(Version(pair.tensorflow).public, Version(pair.keras).public)
+
+
+def _contains(specifier: str, version: str) -> bool:
+    try:
+        return SpecifierSet(specifier).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False

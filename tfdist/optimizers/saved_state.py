@@ -1,0 +1,101 @@
+"""What every replica or worker has by itself, in a saved model: its file is that of one device.
+
+A file that was written on any number of replicas is loaded on any other one: what is saved is what the rule of the
+state makes of it for a single shard, and what is loaded is what the rule makes of that for each of the shards.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.checkpoint.sharding import ShardedState, resharded
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.errors import ConfigError
+from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.strategy import KerasTraining
+
+_LOSES = (
+    "tfdist: %r was saved while every replica had some of %s by itself. A saved model has those of one worker of %d, "
+    "and after loading they stand for all: the next update comes from fewer examples. To resume training use "
+    "tfdist.callbacks.BackupAndRestore, which keeps what every worker has; or save when an accumulation is complete."
+)
+
+
+class SavedState:
+    """What of an optimizer's variables is not the same everywhere, to be written to a saved model and read from it.
+
+    Args:
+        optimizer: whose variables.
+        states: its `sharded_state()`.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, states: Sequence[ShardedState]) -> None:
+        strategy = keras_optimizer.created_under(optimizer)
+        self._workers = strategy.workers if isinstance(strategy, KerasTraining) else Workers()
+        self._optimizer = optimizer
+        self._states = {id(variable): state for state in states for variable in state.variables}
+
+    def of_one_device(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return what Keras saves of the optimizer, with the state of a single shard.
+
+        Args:
+            saved: the value of each variable, by its place among the optimizer's.
+        Raises:
+            ConfigError: a rule does not allow another number of shards.
+        """
+        lost = []
+        for key, state, variable in self._in_shards():
+            shards = [copy.numpy() for copy in _own_copies(state, variable)]
+            saved[key] = _resharded(state, shards, index=0, count=1)
+            if self._workers.count > 1:
+                if any(np.any(shard) for shard in shards):
+                    lost.append(state.name)
+                if state.rule == "sum":  # as large as that of all workers
+                    saved[key] = (saved[key] * self._workers.count).astype(saved[key].dtype)
+        if lost and self._workers.is_chief:
+            names = " and ".join(dict.fromkeys(lost))
+            logging.getLogger("tfdist").warning(_LOSES, self._optimizer.name, names, self._workers.count)
+        return saved
+
+    def of_first_shard(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return a saved state with what the first shard of this process has of it, for Keras to load."""
+        for key, state, variable in self._in_shards():
+            saved[key] = self._shards(state, variable, saved[key])[0]
+        return saved
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Give every shard of this process its own part of a saved state."""
+        for key, state, variable in self._in_shards():
+            copies = tf_strategies.copies(variable.value)
+            shards = self._shards(state, variable, saved[key])
+            for place, copy in enumerate(copies):
+                copy.assign(tf.constant(shards[min(place, len(shards) - 1)], copy.dtype))
+
+    def _in_shards(self) -> Iterator[tuple[str, ShardedState, keras.Variable]]:
+        for place, variable in enumerate(self._optimizer.variables):
+            if id(variable) in self._states:
+                yield str(place), self._states[id(variable)], variable
+
+    def _shards(self, state: ShardedState, variable: keras.Variable, saved: Any) -> list[Any]:
+        """Return what each shard of this process has of a saved value."""
+        own = len(_own_copies(state, variable))
+        first, count = self._workers.index * own, self._workers.count * own
+        return [_resharded(state, [np.asarray(saved)], index=first + place, count=count) for place in range(own)]
+
+
+def _own_copies(state: ShardedState, variable: keras.Variable) -> list[Any]:
+    """Return the copies in this process that differ."""
+    copies = tf_strategies.copies(variable.value)
+    return copies[:1] if state.axis == "worker" else copies
+
+
+def _resharded(state: ShardedState, shards: Sequence[Any], *, index: int, count: int) -> Any:
+    try:
+        return resharded(state.rule, shards, index=index, count=count)
+    except ConfigError as error:
+        raise ConfigError(f"a saved model is of one device; {state.name}: {error}") from error

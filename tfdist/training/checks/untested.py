@@ -1,0 +1,159 @@
+"""Versions of TensorFlow and Keras that were not tested: a step is compared with one device before a model trains.
+
+The step runs in a process of its own. In this one it would need two devices, which cannot be made once TensorFlow has
+started, would draw from the user's random numbers and leave variables and threads behind; and under parameter servers
+or among workers there is no second replica to be had without the others. What the process finds is kept in the cache,
+so a machine pays once for a pair, not once for each worker and start.
+
+TensorFlow is not loaded here.
+
+Example:
+    >>> decision(Standing.UNTESTED, "check")
+    <Decision.CHECK: 'compare a step first'>
+"""
+
+import contextlib
+import enum
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import tfdist
+from tfdist import cache, validation
+from tfdist.compat import versions
+from tfdist.compat.versions import Judgement, Standing
+from tfdist.errors import TfdistError, UnsupportedError
+
+#: "check", the default, or "allow": use any pair, at one's own risk
+VARIABLE = "TFDIST_UNTESTED_VERSIONS"
+_MODES = ("check", "allow")
+
+_PROGRAM = "tfdist.verify.one_step"
+_TIMEOUT_SECONDS = 600.0
+_SHOWN_CHARACTERS = 600
+# All other variables of tfdist would make the process a part of this job.
+_KEPT = ("TFDIST_CACHE_DIR", "TFDIST_NATIVE")
+_FOLDER = "versions"
+_settled: set[tuple[str, str]] = set()
+
+
+class Decision(enum.Enum):
+    """What to do with a pair of versions."""
+
+    USE = "use it"
+    WARN = "use it at the user's risk"
+    CHECK = "compare a step first"
+    REFUSE = "refuse it"
+
+
+def decision(standing: Standing, mode: str) -> Decision:
+    """Say what follows from what is known of a pair, and from the variable's value."""
+    if standing is Standing.TESTED:
+        return Decision.USE
+    if mode == "allow":
+        return Decision.WARN
+    return Decision.CHECK if standing is Standing.UNTESTED else Decision.REFUSE
+
+
+def require(tensorflow: str, keras: str, environ: Mapping[str, str] | None = None) -> None:
+    """Raise unless models of this Keras may train in a scope of tfdist; done once in a process.
+
+    Args:
+        tensorflow: the version that is loaded.
+        keras: likewise.
+        environ: variables to read, `os.environ` by default.
+
+    Raises:
+        UnsupportedError: the pair is out of range, or a step of two replicas was not that of one device.
+        ConfigError: the variable has another value than "check" or "allow".
+    """
+    if (tensorflow, keras) in _settled:
+        return
+    environ = os.environ if environ is None else environ
+    judgement = versions.judge(tensorflow, keras)
+    decided = decision(judgement.standing, validation.one_of(VARIABLE, environ.get(VARIABLE, "check"), _MODES))
+    if decided is Decision.REFUSE:
+        raise UnsupportedError(_advice(judgement.text))
+    if decided is Decision.WARN:
+        _say(f"{judgement.text}. It is used because {VARIABLE} is 'allow'.")
+    if decided is Decision.CHECK:
+        wrong = _checked(judgement, environ)
+        if wrong:
+            raise UnsupportedError(_advice(f"{judgement.text}; and {wrong}"))
+        _say(f"{judgement.text}. A training step of two replicas was the same as that of one device, so it is used.")
+    _settled.add((tensorflow, keras))
+
+
+def _advice(text: str) -> str:
+    main = versions.MAIN
+    return (
+        f"{text}. tfdist reads private names of both, so another pair may train to other weights without a word. "
+        f'Install a tested one: pip install "tensorflow=={main.tensorflow}" "keras=={main.keras}". To go on at your '
+        f"own risk: export {VARIABLE}=allow."
+    )
+
+
+def _checked(judgement: Judgement, environ: Mapping[str, str]) -> str:
+    """Return what is wrong with a step of this pair, empty if nothing is; looked up where it was found out before."""
+    note = _note(judgement, environ)
+    if note is None:
+        return compare(environ)
+    locks = note.parent.parent / "locks"
+    with cache.locked(locks / f"{note.name}.lock", timeout_seconds=2 * _TIMEOUT_SECONDS, on_wait=_waits):
+        if note.exists():
+            return ""
+        wrong = compare(environ)
+        if not wrong:
+            with contextlib.suppress(OSError):
+                note.touch()
+        return wrong
+
+
+def _note(judgement: Judgement, environ: Mapping[str, str]) -> Path | None:
+    """Return the file that is there if a step was right; None where the cache cannot be written."""
+    root = cache.folder(environ)
+    try:
+        cache.make(root, (_FOLDER, "locks"))
+    except TfdistError:
+        return None
+    python = ".".join(map(str, sys.version_info[:3]))
+    pair = judgement.pair
+    return root / _FOLDER / f"tensorflow-{pair.tensorflow}-keras-{pair.keras}-tfdist-{tfdist.__version__}-{python}"
+
+
+def compare(environ: Mapping[str, str]) -> str:
+    """Train in a process of its own, and return what is wrong there; empty if nothing is."""
+    package = str(Path(tfdist.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH", "")]))
+    given = {name: value for name, value in environ.items() if not name.startswith("TFDIST_") or name in _KEPT}
+    given |= {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1", VARIABLE: "allow"}
+    given.pop("TF_CONFIG", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", _PROGRAM],
+            env=given,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"a training step of two replicas did not end within {_TIMEOUT_SECONDS:g} s"
+    except OSError as error:
+        return f"a training step of two replicas could not be tried ({error})"
+    if done.returncode == 0:
+        return ""
+    said = (done.stdout.strip() or done.stderr.strip())[-_SHOWN_CHARACTERS:]
+    return f"a training step of two replicas is not that of one device ({said})"
+
+
+def _waits(holder: str) -> None:
+    _say(f"{holder} is comparing a training step with one device; this one waits for what it finds.")
+
+
+def _say(sentence: str) -> None:
+    logging.getLogger("tfdist").warning("tfdist: %s", sentence)

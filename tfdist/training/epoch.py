@@ -1,0 +1,246 @@
+"""An epoch: the batches of one iteration over the input, taken one by one, or several by a graph.
+
+Workers that read the same data compare what they read where that costs nothing; workers with data of their own tell
+each other at every batch how many examples they have.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import data as tf_data
+from tfdist.errors import DisagreementError
+from tfdist.monitor.phases import Phase
+from tfdist.monitor.process import step_clock
+from tfdist.training.layout import Layout, flat
+from tfdist.training.multi_worker.workers import Workers
+
+
+class Batch(NamedTuple):
+    """What the replicas of this worker get in one step.
+
+    Attributes:
+        tensors: the slices of the local replicas, flat.
+        rows: examples of all replicas, int32 scalar.
+        layout: how to pack the tensors.
+    """
+
+    tensors: Sequence[Any]
+    rows: tf.Tensor
+    layout: Layout
+
+
+class Element(NamedTuple):
+    """One step's input of this worker."""
+
+    slices: tuple[Any, ...]  # per local replica: its number of examples, its nest; flat once they leave the pipeline
+    rows: tf.Tensor  # of all replicas, or of this worker's where data is its own
+    fingerprint: tf.Tensor  # of the first batch, else 0
+
+    def flat(self) -> tuple[Any, ...]:
+        """Return one tuple, which tf.data hands out several times faster than a nest."""
+        return (self.fingerprint, self.rows, *flat(self.slices))
+
+    @classmethod
+    def of(cls, tensors: tuple[Any, ...]) -> "Element":
+        """Return the element that became this tuple."""
+        return cls(tensors[2:], tensors[1], tensors[0])
+
+
+class Walk(Protocol):
+    """How the workers go through an epoch together."""
+
+    def free(self, position: int, wanted: int) -> int:
+        """Return how many of the next batches need no look from Python, and so may be taken by a graph.
+
+        All workers come to the same number, because their collectives meet in the same graph or not at all.
+
+        Args:
+            position: how many batches were taken.
+            wanted: how many would be taken.
+        """
+
+    def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
+        """Return what is trained on and the examples of all replicas in it, or None where the epoch ends.
+
+        Args:
+            element: what this worker's input gave, None where that has ended.
+            position: how many batches were taken before.
+        """
+
+
+class Epoch:
+    """The batches of one iteration over the input; iterate to take them one by one.
+
+    Args:
+        elements: tf.data's iterator over flat `Element`s.
+        layout: of every batch.
+        walk: how workers go through them.
+        failure: the text of a TensorFlow error -> what is behind it, or None.
+        begin: called before the first batch is taken.
+        took: called for each batch that was taken.
+    """
+
+    def __init__(
+        self,
+        elements: Any,
+        layout: Layout,
+        walk: Walk,
+        *,
+        failure: Callable[[str], Exception | None],
+        begin: Callable[[], None],
+        took: Callable[[], None],
+    ) -> None:
+        self.layout = layout
+        self._elements = elements
+        self._walk = walk
+        self._failure = failure
+        self._begin: Callable[[], None] | None = begin
+        self._took = took
+        self._position = 0
+        self._has_ended = False
+
+    def __iter__(self) -> "Epoch":
+        return self
+
+    def __next__(self) -> Batch:
+        if self._has_ended:
+            raise StopIteration
+        # while a batch is waited for, the agent is told so, whoever asks for it
+        with step_clock().during(Phase.INPUT):
+            self._begin_once()
+            tensors = next(self._elements, None)
+            found = self._walk.next(None if tensors is None else Element.of(tensors), self._position)
+            if found is None:
+                self._has_ended = True
+                raise StopIteration
+            self._count(1)
+        element, rows = found
+        return Batch(element.slices, rows, self.layout)
+
+    def free(self, wanted: int) -> int:
+        """Return how many of the next batches a graph may take, at most ``wanted``; 0: they are to be taken here."""
+        return self._walk.free(self._position, wanted)
+
+    def give(self, graph: Callable[[Any], int]) -> int:
+        """Let a graph take batches; return how many it took.
+
+        Args:
+            graph: called with tf.data's iterator over flat `Element`s; returns how many it has taken.
+        """
+        self._begin_once()
+        with tf_data.raising(self._failure):
+            count = graph(self._elements)
+        self._count(count)
+        return count
+
+    def _begin_once(self) -> None:
+        if self._begin is not None:
+            self._begin()
+            self._begin = None
+
+    def _count(self, batches: int) -> None:
+        self._position += batches
+        for _ in range(batches):
+            self._took()
+
+
+class Alone:
+    """The walk of a worker without others."""
+
+    def free(self, position: int, wanted: int) -> int:
+        """Return all."""
+        return wanted
+
+    def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
+        """Return the element with its own number of examples."""
+        return None if element is None else (element, element.rows)
+
+
+class SharedData:
+    """The walk of workers that all read the same data; where it is not the same, all of them raise.
+
+    They compare the first and the last batch; where nobody knows how many there are, every batch.
+
+    Args:
+        workers: who they are.
+        batches: how many there are, None if that is not known or they do not end.
+        endless: whether they do not end.
+    """
+
+    def __init__(self, workers: Workers, batches: int | None, *, endless: bool) -> None:
+        self._workers = workers
+        self._batches = batches
+        self._known = batches is not None or endless
+        self._compared = (0, batches - 1 if batches else 0)
+
+    def free(self, position: int, wanted: int) -> int:
+        """Return those before the next that is compared."""
+        if not self._known:
+            return 0
+        return min([wanted, *(compared - position for compared in self._compared if compared >= position)])
+
+    def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
+        """Return the element with its own number of examples."""
+        if not self._known or position in self._compared:
+            mark = 0 if element is None else int(element.fingerprint)
+            rows = 0 if element is None else int(element.rows)
+            batches = -1 if self._batches is None else self._batches
+            seen = self._workers.gather([element is not None, mark, rows, batches])
+            _require_alike(seen.tolist(), position)
+        return None if element is None else (element, element.rows)
+
+
+class OwnData:
+    """The walk of workers that read data of their own, until all of it has ended.
+
+    Who has none left repeats its last batch, without counting.
+
+    Args:
+        workers: who they are.
+        layout: of a batch.
+    """
+
+    def __init__(self, workers: Workers, layout: Layout) -> None:
+        self._workers = workers
+        self._layout = layout
+        self._last: Element | None = None
+
+    def free(self, position: int, wanted: int) -> int:
+        """Return 0: the others are told of every batch."""
+        return 0
+
+    def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
+        """Return the element with the number of examples of all workers."""
+        seen = self._workers.gather([element is not None, 0 if element is None else int(element.rows)])
+        if not seen[:, 0].any():
+            return None
+        if element is None:
+            last = self._last
+            slices = tf_data.one_row(self._layout.spec) if last is None else self._layout.slices(last.slices)
+            slices = tuple((tf.zeros_like(rows), data) for rows, data in slices)
+            element = Element(flat(slices), tf.constant(0), tf.constant(0, tf.int64))
+        self._last = element
+        return element, tf.constant(int(seen[:, 1].sum()), tf.int32)
+
+
+def _require_alike(seen: list[list[int]], position: int) -> None:
+    """Raise if a worker's report (has a batch, fingerprint, rows, batches) differs from the chief's."""
+    words: list[tuple[int, Callable[[int], str]]] = [
+        (3, lambda n: f"{n} batches" if n >= 0 else "an unknown number of batches"),
+        (0, lambda n: "a further batch" if n else "no further batch"),
+        (2, lambda n: f"a batch of {n} examples"),
+        (1, lambda n: f"a batch with fingerprint {n & (2**64 - 1):016x}"),
+    ]
+    for field, say in words:
+        others = [w for w, report in enumerate(seen) if report[field] != seen[0][field]]
+        if others:
+            who = ", ".join(f"worker {w} has {say(seen[w][field])}" for w in others)
+            raise DisagreementError(
+                f"workers read different data: at step {position} of the epoch worker 0 has {say(seen[0][field])}, "
+                f"{who}. Every worker must be given the same dataset (tfdist gives each its slice of every batch); "
+                "seed every shuffle alike. If each worker is meant to read data of its own, pass a tf.data.Dataset "
+                "whose options have experimental_distribute.auto_shard_policy = "
+                "tf.data.experimental.AutoShardPolicy.OFF."
+            )

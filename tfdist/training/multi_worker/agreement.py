@@ -1,0 +1,77 @@
+"""Before a function runs for the first time, workers compare what it will reduce: other models never meet."""
+
+import itertools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives import keys, signature
+from tfdist.errors import DisagreementError
+from tfdist.training.multi_worker.workers import Workers
+
+
+def relative_paths(paths: Sequence[str]) -> list[str]:
+    """Return the paths of a model's variables with Keras' counters taken from the lowest one in the model.
+
+    Keras numbers what has no name of its own by how many there have been in the process, which differs between workers
+    where one of them has built another model before.
+
+    Example:
+        >>> relative_paths(["sequential_3/dense_7/kernel", "sequential_3/dense_8/kernel"])
+        ['sequential/dense/kernel', 'sequential/dense_1/kernel']
+    """
+    split = [[_counted(part) for part in path.split("/")] for path in paths]
+    lowest: dict[str, int] = {}
+    for stem, number in itertools.chain.from_iterable(split):
+        lowest[stem] = min(number, lowest.get(stem, number))
+
+    def name(stem: str, number: int) -> str:
+        return stem if number == lowest[stem] else f"{stem}_{number - lowest[stem]}"
+
+    return ["/".join(name(*part) for part in parts) for parts in split]
+
+
+def _counted(part: str) -> tuple[str, int]:
+    stem, _, digits = part.rpartition("_")
+    return (stem, int(digits)) if stem and digits.isdecimal() else (part, 0)
+
+
+class Signatures:
+    """Which functions these workers have found to be alike.
+
+    Args:
+        workers: who has to have the same functions.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._alike: set[int] = set()
+
+    def require_alike(self) -> None:
+        """Compare what the function being traced has reduced so far with the other workers', once for each content.
+
+        Raises:
+            DisagreementError: on every worker; it names the first difference and two workers that have it.
+        """
+        mine = keys.current_signature()
+        if self._workers.count == 1 or mine is None or not mine.entries or mine.digest in self._alike:
+            return
+        with tf.init_scope():
+            digests = self._workers.gather([mine.digest])[:, 0]
+            if (digests == digests[0]).all():
+                self._alike.add(mine.digest)
+                return
+            lists = self._exchange(mine.entries)
+        other = next(worker for worker in range(self._workers.count) if digests[worker] != digests[0])
+        position, first, second = signature.first_difference(lists[0], lists[other])
+        raise DisagreementError(
+            f"workers run different functions: at reduction {position + 1} worker 0 has [{first}] and worker {other} "
+            f"has [{second}]. Every worker must build the same model, with its variables in the same order, and "
+            "compile it alike."
+        )
+
+    def _exchange(self, entries: list[str]) -> list[list[str]]:
+        text = "\n".join(entries).encode()
+        lengths = self._workers.gather([len(text)])[:, 0]
+        table = self._workers.gather(list(text.ljust(int(lengths.max()), b"\0")))
+        return [bytes(row[:length].tolist()).decode().split("\n") for row, length in zip(table, lengths, strict=True)]

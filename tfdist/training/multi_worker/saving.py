@@ -1,0 +1,66 @@
+"""Saving over several workers: the chief writes, whole files only, and the others go on when it is done.
+
+A script may call `model.save` on every worker or on the chief alone. So the chief waits for nobody: it leaves a note
+when a file stands, and a worker that saves the same state to the same path waits for it.
+"""
+
+import functools
+import os
+import tempfile
+from typing import Any
+
+import keras
+
+from tfdist.errors import DisagreementError
+from tfdist.training.multi_worker.workers import Workers
+
+# A worker that saves where the chief does not waits in vain, and then writes itself.
+_PATIENCE_SECONDS = 30.0
+
+
+def adopt(model: keras.Model, workers: Workers) -> None:
+    """Let this model's `save`, `save_weights` and `export` write on the chief alone."""
+    if workers.count == 1:
+        return
+    for name in ("save", "save_weights", "export"):
+        vars(model)[name] = functools.partial(_chief_saves, model, workers, name)
+
+
+def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    assert workers.notes is not None
+    path = os.fspath(filepath)
+    optimizer = model.optimizer
+    steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
+    state = f"tfdist/{name}/{steps}/{path}"
+    note = f"{state}/{workers.next_number(state)}"
+    write = functools.partial(_write_whole, functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
+    if not workers.is_chief:
+        failure = workers.notes.wait_for_note(note, _PATIENCE_SECONDS)
+        if failure is None:
+            # To a path of its own, as TensorFlow's guide has it. Were it the chief's after all, the same whole file
+            # twice.
+            write()
+        elif failure:
+            raise DisagreementError(f"worker 0 could not write {path}: {failure}")
+        return
+    try:
+        write()
+    except Exception as error:
+        workers.notes.leave_note(note, f"{type(error).__name__}: {error}")
+        raise
+    workers.notes.leave_note(note, "")
+
+
+def _write_whole(write: Any, path: str, *args: Any, **kwargs: Any) -> None:
+    """Write beside the file and rename: who opens the path finds the old file or the new one, never a part."""
+    folder, base = os.path.split(path)
+    if "://" in path or not base.endswith((".keras", ".h5")) or not os.path.isdir(folder or "."):
+        write(path, *args, **kwargs)
+        return
+    if os.path.exists(path) and kwargs.get("overwrite") is False:
+        write(path, *args, **kwargs)  # Keras asks, or refuses
+        return
+    with tempfile.TemporaryDirectory(dir=folder or ".", prefix=".tfdist-") as scratch:
+        whole = os.path.join(scratch, base)
+        write(whole, *args, **kwargs)
+        os.replace(whole, path)

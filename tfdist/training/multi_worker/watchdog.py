@@ -1,0 +1,95 @@
+"""An end to waits for other workers: one thread that looks at the clock, for all waits of a strategy.
+
+TensorFlow notices workers that have died, not workers that live and do something else; and its own timeout for a
+collective starts a thread for each, which sleeps until the time is up.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from tfdist.collectives.cause import cause_of
+from tfdist.errors import DeadlineError
+
+_LOOK_SECONDS = 1.0
+
+
+class Watchdog:
+    """Ends a wait that lasts too long, by breaking off this process's collectives.
+
+    Args:
+        timeout_seconds: how long a wait may last.
+        abort: breaks off every collective of this process, with a message; none can be run afterwards.
+        explain: returns what an error of TensorFlow's means, given the error and what was being done, or None.
+        ends_with_a_step: whether to break off also when a step fails for another reason: what it has left out would
+            meet what the others do in their next step, and nobody would be told.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float,
+        abort: Callable[[str], None],
+        explain: Callable[[BaseException, str], Exception | None] | None = None,
+        ends_with_a_step: bool = False,
+    ) -> None:
+        self._timeout = timeout_seconds
+        self._abort = abort
+        self._explain = explain
+        self._ends_with_a_step = ends_with_a_step
+        self._lock = threading.Lock()
+        self._deadline: float | None = None
+        self._what = ""
+        self._expired = ""
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Watch the code inside, which may wait for other workers.
+
+        Raises:
+            DeadlineError: it took longer than the time allowed.
+        """
+        with self._lock:
+            around = self._deadline, self._what
+            self._deadline, self._what = time.monotonic() + self._timeout, what
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="tfdist-watchdog", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if self._expired:
+                raise DeadlineError(self._expired) from error
+            explained = None if self._explain is None else self._explain(error, what)
+            if explained is not None:
+                raise explained from error
+            if self._ends_with_a_step and not isinstance(error, tf.errors.OutOfRangeError):
+                self._abort(f"a worker has failed in {what}: {cause_of(str(error))}")
+            raise
+        finally:
+            with self._lock:
+                self._deadline, self._what = around
+
+    def renew(self) -> None:
+        """Let the wait that is watched last as long from now on: what it waits for has gone on, and comes again."""
+        with self._lock:
+            if self._deadline is not None:
+                self._deadline = time.monotonic() + self._timeout
+
+    def _watch(self) -> None:
+        while not self._expired:
+            time.sleep(min(_LOOK_SECONDS, self._timeout / 4))
+            with self._lock:
+                late = self._deadline is not None and time.monotonic() > self._deadline
+                if late:
+                    self._expired = (
+                        f"this worker has waited {self._timeout:g} s in {self._what} for the others. Every worker must "
+                        "call fit, evaluate and predict alike; see in the others' output what they do. If steps take "
+                        "that long, pass a larger timeout_seconds to the strategy."
+                    )
+            if late:
+                self._abort(self._expired)

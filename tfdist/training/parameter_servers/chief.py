@@ -1,0 +1,480 @@
+"""Keras' fit, evaluate and predict on a chief that has workers compute and parameter servers remember.
+
+The weights change in the chief's calls alone, between two batches of `fit`: a callback that saves or measures sees a
+state that some number of whole steps has led to, and `iterations` is that number.
+"""
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import stateless_scope
+from tfdist.compat.tensorflow import servers as tf_servers
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.coordination.scheduler import Outcome, Scheduler
+from tfdist.coordination.staleness import Bound, Distribution
+from tfdist.errors import UnsupportedError
+from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.process import step_clock
+from tfdist.training import callbacks
+from tfdist.training import model as models
+from tfdist.training.checks import probe
+from tfdist.training.epoch import Batch
+from tfdist.training.layout import Layout, flat
+from tfdist.training.multi_worker import saving
+from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.parameter_servers import lookups, prediction, remote
+from tfdist.training.parameter_servers.bounded_calls import BoundedCalls
+from tfdist.training.parameter_servers.update import Update
+from tfdist.training.parameter_servers.workplan import MakesVariablesError, NotBuiltError, OtherPlanError, Plan
+from tfdist.training.replica import metrics, step
+
+_WHOLE = (
+    "tfdist: every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
+    "max_staleness above 0 each has a batch of its own."
+)
+
+
+class Chief:
+    """Trains the models of one strategy.
+
+    Args:
+        strategy: the strategy.
+        scheduler: its workers.
+        devices: the device of each worker.
+        max_staleness: 0 to compute every batch by all workers together; else each batch by one worker, with this bound
+            on the staleness of its gradient, None for no bound.
+        backup_workers: with ``max_staleness=0``: how many parts of a batch need not be waited for.
+        corrects_rate: whether the learning rate is divided by a gradient's staleness.
+        timeout_seconds: how long the parameter servers may take to apply a step.
+        require_servers: raises if a parameter server has gone.
+        when_built: called with a model once its variables exist.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        scheduler: Scheduler,
+        devices: Sequence[str],
+        *,
+        max_staleness: int | None,
+        backup_workers: int,
+        corrects_rate: bool,
+        timeout_seconds: float,
+        require_servers: Callable[[], None],
+        when_built: Callable[[keras.Model], None],
+    ) -> None:
+        self.strategy = strategy
+        self.scheduler = scheduler
+        self.devices = list(devices)
+        self.max_staleness = max_staleness
+        self.backup_workers = backup_workers
+        self.corrects_rate = corrects_rate
+        self.when_built = when_built
+        #: of all gradients that were applied
+        self.staleness = Distribution()
+        #: examples in parts that came too late, see ``backup_workers``
+        self.dropped_examples = 0
+        self._bounded = BoundedCalls(timeout_seconds, require_servers)
+
+    @property
+    def together(self) -> bool:
+        """Whether workers compute parts of one batch, rather than a batch each."""
+        return self.max_staleness == 0
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a batch of training is cut."""
+        return len(self.devices) if self.together else 1
+
+    def adopt(self, model: keras.Model) -> None:
+        """Let this model train on the workers. Adopting a model again does nothing."""
+        if not keras_model.mark(model, self.strategy):
+            return
+        steps: list[_Steps] = []
+
+        def make_function(user_step: Callable[[Any], Any]) -> Any:
+            training = user_step == model.train_step
+            steps[:] = [one for one in steps if one.training != training]
+            steps.append(_Steps(self, model, user_step, training=training))
+            return steps[-1]
+
+        def settle(logs: dict[str, Any]) -> dict[str, Any]:
+            # A callback may evaluate in the middle of an epoch of training: the logs tell which of them has ended.
+            mine = [one for one in steps if one.told is logs]
+            return mine[0].settle(logs) if mine else logs
+
+        def before(training: bool) -> None:
+            if training:
+                step_clock().training_begins()
+            callbacks.adapt(model, Workers(), training)
+            for one in steps:
+                if one.training == training:
+                    one.forget()  # what an interrupted call has left
+
+        keras_model.override(
+            model,
+            build=functools.partial(self._build, model),
+            make_function=make_function,
+            make_predict_function=functools.partial(_Predictions, self, model),
+            before=before,
+            settle=settle,
+        )
+        saving.adopt(model, Workers())
+
+    def outcome(self, tasks: Collection[int], *, wait: bool = True) -> Outcome | None:
+        """Return what became of one of these tasks; the workers, whose time is measured there, may be waited for."""
+        with step_clock().during(Phase.WAIT):
+            return self.scheduler.next_outcome(tasks, wait=wait)
+
+    def apply(self, call: Callable[[], Any]) -> Any:
+        """Run the second function of a step, within the time that servers have."""
+        return self._bounded(call)
+
+    def _build(self, model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
+        models.build(model, iterator, data_batch)
+        self.when_built(model)
+
+
+class _Steps:
+    """What Keras calls as `train_function` or `test_function`."""
+
+    def __init__(self, chief: Chief, model: keras.Model, user_step: Callable[[Any], Any], *, training: bool) -> None:
+        _refuse_xla(model)
+        metrics.require_scope(model, chief.strategy)
+        self.training = training
+        self._chief = chief
+        self._model = model
+        self._user_step = user_step
+        self._unseeded = keras_model.global_seed_generator()
+        replicas = chief.parts if chief.together else 1
+        self._tried = probe.Probe(model, chief.strategy, Workers(), user_step, self._unseeded, replicas=replicas)
+        if training:
+            models.require_scope(model, chief.strategy)
+            for optimizer in keras_model.optimizers(model):
+                remote.adapt_optimizer(optimizer, chief.strategy)
+        self._functions: dict[Any, tuple[remote.Computation, Update]] = {}
+        self._applied: set[Update] = set()
+        self._plans: dict[str, Plan] = {}
+        self._bound = Bound(chief.max_staleness if training and not chief.together else None)
+        self._under_way: dict[int, tuple[int, Any]] = {}  # task -> ticket, update
+        self._finished: dict[int, Outcome] = {}
+        self._epoch = Distribution()
+        self._numbers = itertools.count()
+        self._logs: Any = None
+        #: the logs that Keras was given last
+        self.told: Any = None
+
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        tf_servers.own_executor(fresh=True)
+        try:
+            step_clock().begin(Kind.TRAIN if self.training else Kind.TEST)
+            self.told = self._call(iterator)
+            return self.told
+        finally:
+            step_clock().end()
+            tf_servers.own_executor(fresh=True)
+
+    def _call(self, iterator: Iterator[Any]) -> Any:
+        logs = None
+        alone = not self._chief.together
+        batches = iter(iterator)
+        for _ in range(self._model.steps_per_execution):
+            with step_clock().during(Phase.INPUT):
+                element = next(batches, None)
+            if element is None:
+                break
+            batch = as_batch(element, self._chief.parts)
+            if alone:
+                logs = self._in_turn(batch)
+                if not isinstance(element, Batch):  # a single call: nobody would wait for it later
+                    logs = self._wait_for_all()
+            else:
+                logs = self._together(batch)
+        if logs is None:
+            raise StopIteration
+        return logs
+
+    def drain(self) -> None:
+        """Wait for what is under way, in the middle of an epoch."""
+        if self._under_way:
+            tf_servers.own_executor(fresh=True)
+            try:
+                self._wait_for_all()
+            finally:
+                tf_servers.own_executor(fresh=True)
+
+    def settle(self, logs: Any) -> Any:
+        """Wait for what is under way; return the logs that hold then."""
+        if self._chief.together:
+            return logs
+        if self._under_way:
+            logs = self._wait_for_all()
+        elif self._logs is not None:
+            logs = self._logs
+        self._logs = None
+        if self.training and self._epoch.count and isinstance(logs, dict):
+            logs = {**logs, "staleness_mean": self._epoch.mean, "staleness_max": float(self._epoch.largest)}
+            self._epoch = Distribution()
+        return logs
+
+    # All workers on one batch.
+
+    def _together(self, batch: Batch) -> Any:
+        computation, update, cut, tasks = self._start(batch)
+        late = self._chief.backup_workers if self.training else 0
+        needed = max(1, len(cut) - late)
+        results: dict[int, remote.Result] = {}
+        try:
+            while len(results) < needed:
+                outcome = self._chief.outcome(tasks)
+                assert outcome is not None
+                results[tasks.index(outcome.number)] = _result(outcome)
+        finally:
+            for task in tasks:
+                self._chief.scheduler.cancel(task)
+        used = [results[place] for place in sorted(results)]
+        counted, total = sum(result.rows for result in used), int(batch.rows)
+        if self.training:
+            self._chief.dropped_examples += total - counted
+            self._chief.staleness.add(0)
+        scale = total / counted if counted and late else 1.0
+        logs = self._update(update, used, scale=scale)
+        keras_model.note_logs(self._model, are_metrics=computation.logs_are_metrics)
+        return logs
+
+    # A batch for each worker.
+
+    def _in_turn(self, batch: Batch) -> Any:
+        while self._under_way and not (self._bound.may_start() and self._chief.scheduler.ready):
+            self._take(wait=True)
+        computation, update, _, (task,) = self._start(batch)
+        if not self._under_way:
+            keras_model.note_logs(self._model, are_metrics=computation.logs_are_metrics)
+        self._under_way[task] = (self._bound.start(), update)
+        while self._take(wait=self._logs is None):
+            pass
+        return self._logs
+
+    def _wait_for_all(self) -> Any:
+        while self._under_way:
+            self._take(wait=True)
+        return self._logs
+
+    def _take(self, *, wait: bool) -> bool:
+        """Apply one result, if there is one that may be applied; return whether there was."""
+        while True:
+            for task, outcome in self._finished.items():
+                ticket, update = self._under_way[task]
+                if outcome.error is not None or self._bound.may_apply(ticket):
+                    del self._finished[task], self._under_way[task]
+                    self._apply(ticket, update, outcome)
+                    return True
+            found = self._chief.outcome(self._under_way, wait=wait and bool(self._under_way))
+            if found is None:
+                return False
+            self._finished[found.number] = found
+
+    def _apply(self, ticket: int, update: Update, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self._bound.drop(ticket)
+            self.forget()
+        result = _result(outcome)
+        staleness = self._bound.apply(ticket)
+        if self.training:
+            self._epoch.add(staleness)
+            self._chief.staleness.add(staleness)
+        factor = 1.0 / max(1, staleness) if self._chief.corrects_rate else 1.0
+        self._logs = self._update(update, [result], rate_factor=factor)
+
+    def forget(self) -> None:
+        """Take no result of what is under way any more."""
+        for task, (ticket, _) in self._under_way.items():
+            self._chief.scheduler.cancel(task)
+            self._bound.drop(ticket)
+        self._under_way.clear()
+        self._finished.clear()
+        self._logs = None
+        self._epoch = Distribution()
+
+    # Both.
+
+    def _start(self, batch: Batch) -> tuple[remote.Computation, Update, list[Any], list[int]]:
+        """Give a batch to workers, in another way where it cannot be computed as it was planned."""
+        key = batch.layout.key
+        if self._tried.is_due:
+            lookups.adapt(self._model)
+            self._tried.look(batch.layout.slices(batch.tensors))
+            if self._tried.neither:
+                logging.getLogger("tfdist").warning(_WHOLE, self._model.name, probe.WHY)
+        parts = 1 if self._tried.neither else self._chief.parts
+        while True:
+            plan = self._plans.setdefault(key, Plan(parts))
+            try:
+                computation, update = self._functions_of(batch.layout, plan)
+                cut = present_parts(batch, plan.parts)
+                return computation, update, cut, [self._submit(computation, part, batch.rows) for part in cut]
+            except OtherPlanError as error:
+                self._plans[key] = self._other(plan, error)
+
+    def _other(self, plan: Plan, error: OtherPlanError) -> Plan:
+        if isinstance(error, NotBuiltError):
+            with self._chief.strategy.scope():
+                error.optimizer.build(error.variables)
+                error.optimizer.built = True
+            self._chief.when_built(self._model)
+        if isinstance(error, MakesVariablesError):
+            with self._chief.strategy.scope():
+                stateless_scope.initialise_made()
+        other = error.better(plan)
+        if other.parts < plan.parts:
+            logging.getLogger("tfdist").warning(_WHOLE, self._model.name, error.why)
+        return other
+
+    def _functions_of(self, layout: Layout, plan: Plan) -> tuple[remote.Computation, Update]:
+        key = (layout.key, plan.key)
+        if key not in self._functions:
+            step_clock().enter(Phase.TRACE)
+            computation = remote.Computation(
+                self._model,
+                self._chief.strategy,
+                self._user_step,
+                layout,
+                training=self.training,
+                plan=plan,
+                alone=self._chief.together,
+                unseeded=self._unseeded,
+                sums=self._tried.sums,
+            )
+            update = Update(
+                self._model,
+                self._chief.strategy,
+                computation,
+                corrects_rate=self._chief.corrects_rate and self.training,
+                scales=bool(self._chief.backup_workers) and self.training,
+            )
+            self._functions[key] = (computation, update)
+        return self._functions[key]
+
+    def _update(self, update: Update, results: list[remote.Result], **factors: float) -> Any:
+        known = update in self._applied and not self._model.run_eagerly
+        with step_clock().during(Phase.UPDATE if known else Phase.TRACE):
+            logs = self._chief.apply(update.function(results, **factors))
+        self._applied.add(update)
+        return logs
+
+    def _submit(self, computation: remote.Computation, part: tuple[int, Any, list[Any]], rows: Any) -> int:
+        index, own_rows, leaves = part
+        # Workers of one batch draw by their part; else each batch draws anew, whatever the state of the seeds is.
+        place = index if self._chief.together else next(self._numbers)
+        counts = [tf.constant(place, tf.int32), tf.cast(own_rows, tf.int32), tf.cast(rows, tf.int32)]
+        return submit(self._chief, self._model, computation, counts, computation.state(), leaves)
+
+
+class _Predictions:
+    """What Keras calls as `predict_function`."""
+
+    def __init__(self, chief: Chief, model: keras.Model) -> None:
+        _refuse_xla(model)
+        self._chief = chief
+        self._model = model
+        self._unseeded = keras_model.global_seed_generator()
+        self._functions: dict[str, prediction.Prediction] = {}
+
+    def __call__(self, batches: list[Any]) -> Any:
+        try:
+            step_clock().begin(Kind.PREDICT)
+            return self._call(batches)
+        finally:
+            step_clock().end()
+            tf_servers.own_executor(fresh=True)
+
+    def _call(self, batches: list[Any]) -> Any:
+        scheduler, tasks = self._chief.scheduler, []
+        for element in batches:
+            batch = as_batch(element, 1)
+            if batch.layout.key not in self._functions:
+                with step_clock().during(Phase.TRACE):
+                    self._functions[batch.layout.key] = prediction.Prediction(
+                        self._model, self._chief.strategy, batch.layout, self._unseeded
+                    )
+            function = self._functions[batch.layout.key]
+            for index, rows, leaves in cut_into(batch, max(1, scheduler.present)):
+                counts = [tf.constant(index, tf.int32), tf.cast(rows, tf.int32), tf.cast(batch.rows, tf.int32)]
+                tasks.append(submit(self._chief, self._model, function, counts, function.state(), leaves))
+        results: dict[int, Any] = {}
+        try:
+            while len(results) < len(tasks):
+                outcome = self._chief.outcome(tasks)
+                assert outcome is not None
+                results[outcome.number] = _result(outcome)
+        finally:
+            for task in tasks:
+                scheduler.cancel(task)
+        rows = [results[task] for task in tasks]
+        return (
+            rows[0] if len(rows) == 1 else tf.nest.map_structure(tf_strategies.joined, *rows, expand_composites=False)
+        )
+
+
+def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: Any, leaves: Any) -> int:
+    """Give a part to a worker; an eager model, which is there to be looked at, computes where it can be looked at."""
+    if model.run_eagerly:
+        with step_clock().during(Phase.PYTHON):
+            done = compute(None, counts, state, leaves)
+        return chief.scheduler.submit(lambda worker: done)
+    return chief.scheduler.submit(lambda worker: compute(chief.devices[worker], counts, state, leaves), kind=compute)
+
+
+def as_batch(element: Any, parts: int) -> Batch:
+    """Return a batch of the pipeline as it is, and a single one cut into parts."""
+    if isinstance(element, Batch):
+        return element
+    data = models.tensors(element)
+    slices = tuple(step.part_of(data, part, parts) for part in range(parts))
+    spec = tf.nest.map_structure(_spec, slices, expand_composites=False)
+    return Batch(flat(slices), step.rows_of(data), Layout(spec))
+
+
+def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
+    """Return index, number of examples and tensors of each part that has examples; of an empty batch, of the first."""
+    found = [(index, rows, leaves) for index, (rows, leaves) in enumerate(batch.layout.parts(batch.tensors))]
+    present = [part for part in found if int(part[1])] or found[:1]
+    if parts > 1 or len(present) == 1:
+        return present
+    leaves = [tf_strategies.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
+    return [(0, batch.rows, leaves)]
+
+
+def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
+    """Return index, number of examples and tensors of contiguous parts of a whole batch."""
+    ((_, rows, leaves),) = present_parts(batch, 1)
+    if not int(rows):
+        return [(0, rows, leaves)]
+    cut = [step.part_of(leaves, part, parts) for part in range(parts)]
+    return [(part, count, data) for part, (count, data) in enumerate(cut) if int(count)]
+
+
+def _spec(leaf: Any) -> Any:
+    return None if leaf is None else tf.type_spec_from_value(leaf)
+
+
+def _result(outcome: Outcome) -> Any:
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.result
+
+
+def _refuse_xla(model: keras.Model) -> None:
+    """Raise if the model is to be compiled by XLA."""
+    if model.jit_compile:
+        raise UnsupportedError(
+            "jit_compile is True under ParameterServerStrategy; a program of XLA reads variables of its own device, "
+            "and those of this strategy lie on servers. Pass jit_compile=False to model.compile(), or leave it out."
+        )

@@ -1,0 +1,106 @@
+"""A function of a part of a batch, which a worker of parameter servers runs."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import servers as tf_servers
+from tfdist.training.layout import Layout
+
+_untraced = tf.autograph.experimental.do_not_convert
+
+# index of a part, its examples, and examples of all parts
+_COUNTS = [tf.TensorSpec([], tf.int32)] * 3
+
+
+@dataclass(frozen=True)
+class Held:
+    """A Keras variable that the chief holds, of which a worker is given the value.
+
+    Attributes:
+        variable: the variable.
+        adds: whether it counts from zero in every part.
+    """
+
+    variable: Any
+    adds: bool
+
+
+def held_by_chief(model: keras.Model, unseeded: Any) -> list[Held]:
+    """Return the variables of a model that the chief holds, Keras' state for random numbers among them."""
+    counting = {id(v): v for metric in model.metrics for v in metric.variables}
+    others = [*keras_model.persistent_variables(model), unseeded.state]
+    known = {id(v): v for v in [*counting.values(), *others] if keras_variables.value_of(v).device == tf_servers.CHIEF}
+    return [Held(v, i in counting and v.aggregation == "sum") for i, v in known.items()]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a worker is given besides the data.
+
+    Attributes:
+        index: of the part, int32 scalar.
+        rows: its examples, int32 scalar.
+        global_rows: examples of all parts, int32 scalar.
+        values: pairs of a variable that the chief holds and its value.
+    """
+
+    index: tf.Tensor
+    rows: tf.Tensor
+    global_rows: tf.Tensor
+    values: list[tuple[Any, tf.Tensor]]
+
+
+class PartFunction:
+    """A function of a part, traced once, unless the model runs eagerly.
+
+    Args:
+        model: the model.
+        strategy: in whose scope it was made.
+        layout: of the batches.
+        held: what the chief holds.
+        on_part: takes a `Part` and the data, and returns tensors.
+        relaxed: whether a part may have any number of examples.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        layout: Layout,
+        held: Sequence[Held],
+        on_part: Callable[[Part, Any], list[Any]],
+        *,
+        relaxed: bool,
+    ) -> None:
+        self._strategy = strategy
+        self._layout = layout
+        self._held = held
+        self._on_part = on_part
+        self._run: Any = self._compute
+        if not model.run_eagerly:
+            specs = [tf.TensorSpec(v.shape, keras_variables.value_of(v).dtype) for v in (one.variable for one in held)]
+            signature = [*_COUNTS, *specs, *layout.part_signature(relaxed=relaxed)]
+            self._run = tf.function(_untraced(self._compute), input_signature=signature).get_concrete_function()
+
+    def __call__(self, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """Return the tensors for a part.
+
+        Args:
+            counts: index of the part, its examples, examples of all parts: int32 scalars.
+            state: values of what the chief holds.
+            leaves: the part's tensors.
+        """
+        return self._run(*counts, *state, *leaves)
+
+    def _compute(self, index: tf.Tensor, rows: tf.Tensor, global_rows: tf.Tensor, *rest: Any) -> Any:
+        values, leaves = rest[: len(self._held)], rest[len(self._held) :]
+        pairs = [(one.variable, value) for one, value in zip(self._held, values, strict=True)]
+        on_part = _untraced(functools.partial(self._on_part, Part(index, rows, global_rows, pairs)))
+        return self._strategy.run(on_part, args=(self._layout.part(leaves),))

@@ -1,0 +1,55 @@
+"""What a worker predicts of a part of a batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import stateless_scope
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import servers as tf_servers
+from tfdist.training.layout import Layout
+from tfdist.training.parameter_servers import lookups
+from tfdist.training.parameter_servers.part_function import Part, PartFunction, held_by_chief
+from tfdist.training.replica import replica_step, step
+
+
+class Prediction:
+    """The function by which workers predict a part.
+
+    Args:
+        model: the model.
+        strategy: in whose scope it was made.
+        layout: of the batches.
+        unseeded: Keras' generator for random numbers without a seed.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Any, layout: Layout, unseeded: Any) -> None:
+        self._model, self._unseeded = model, unseeded
+        self._held = held_by_chief(model, unseeded)
+        self._structure: Any = None
+        self._function = PartFunction(model, strategy, layout, self._held, self._predict, relaxed=True)
+
+    def state(self) -> list[tf.Tensor]:
+        """Return the present values of the variables that the chief holds, as the function's inputs."""
+        return [keras_variables.value_of(one.variable).read_value() for one in self._held]
+
+    def __call__(self, device: str | None, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """Return the model's outputs for a part, as a nest of arrays."""
+        with tf_servers.calls_on(device):
+            arrays = [tensor.numpy() for tensor in self._function(counts, state, leaves)]
+        arrays = [tf.constant(array) for array in arrays]
+        return tf.nest.pack_sequence_as(self._structure, arrays, expand_composites=True)
+
+    def _predict(self, part: Part, data: Any) -> list[Any]:
+        lookups.adapt(self._model)
+        current = step.Step(rows=part.rows, global_rows=part.global_rows, index=part.index, all_reduce=list)
+        with stateless_scope.CapturedUpdates(part.values):
+            outputs = replica_step.predict(self._model, self._unseeded, data, current)
+        self._structure = tf.nest.map_structure(_skeleton, outputs, expand_composites=False)
+        return [tf.identity(leaf) for leaf in tf.nest.flatten(outputs, expand_composites=True)]
+
+
+def _skeleton(value: Any) -> Any:
+    return tf.type_spec_from_value(value)

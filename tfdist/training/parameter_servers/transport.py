@@ -1,0 +1,134 @@
+"""Gradients on their way from a worker to the servers of their variables, in parts where the variables are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import partitioned as tf_partitioned
+from tfdist.compat.tensorflow import sparse_sums
+from tfdist.training.reduction.reducer import Gradient
+
+# How a gradient travels: "whole", as "rows" of examples, as "common" rows that all parts of a batch have, or as "both"
+# of them; and the number of parts of its variable
+Kind = tuple[str, int]
+
+# Rows are values and indices.
+_TENSORS = {"whole": 1, "rows": 2, "common": 2, "both": 4}
+
+
+def left_on_servers(gradient: Gradient, variable: Any, *, in_parts: bool) -> tuple[Kind, list[tf.Tensor]]:
+    """Return how a gradient travels, and its tensors, on the servers of its variable.
+
+    Args:
+        gradient: the gradient.
+        variable: the Keras variable.
+        in_parts: whether the gradient may be in the parts of its variable.
+    """
+    kind, pieces = _pieces(gradient.value, variable, gradient.keep_duplicate_indices, in_parts)
+    return kind, [tensor for piece, device in pieces for tensor in left_on_server(piece, device)]
+
+
+def left_on_server(value: Any, device: str) -> list[tf.Tensor]:
+    """Return the tensors of a piece, on its server."""
+    tensors = [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
+    with tf.device(device):
+        return [tf.identity(tensor) for tensor in tensors]
+
+
+def _pieces(value: Any, variable: Any, keep_duplicate_indices: bool, in_parts: bool) -> tuple[Kind, list[Any]]:
+    """Return how a gradient travels, and its pieces, each with the server of its variable or of a part of it."""
+    own = keras_variables.value_of(variable)
+    cut = in_parts and isinstance(own, tf_partitioned.PartitionedVariable)
+    name, values = _kinds_of_rows(value, keep_duplicate_indices)
+    if not cut:
+        return (name, 1), [(one, own.device) for one in values]
+    placed = [
+        (tf_partitioned.rows_for(own, index, one), device) for index, device in enumerate(own.devices) for one in values
+    ]
+    return (name, len(own.devices)), placed
+
+
+def _kinds_of_rows(value: Any, keep_duplicate_indices: bool) -> tuple[str, list[Any]]:
+    if not isinstance(value, tf.IndexedSlices):
+        return "whole", [value]
+    if not keep_duplicate_indices:
+        indices, inverse = tf.unique(value.indices)
+        values = tf.math.unsorted_segment_sum(value.values, inverse, tf.size(indices))
+        return "rows", [tf.IndexedSlices(values, indices, value.dense_shape)]
+    divided = sparse_sums.divided(value)
+    if divided.own is None or divided.common is None:
+        return ("common" if divided.own is None else "rows"), [value]
+    return "both", [divided.own, divided.common]
+
+
+def tensors_of(kind: Kind | None) -> list[str]:
+    """Return what each tensor of a gradient of this kind is."""
+    if kind is None:
+        return []
+    name, parts = kind
+    return [name] * (parts * _TENSORS[name])
+
+
+def sum_of(kind: Kind | None, variable: Any, own: list[list[tf.Tensor]]) -> Any:
+    """Take the next gradient from the tensors of each part of the batch, and return their sum."""
+    if kind is None:
+        return None
+    name, parts = kind
+    shapes = [part.shape for part in keras_variables.value_of(variable).parts] if parts > 1 else [variable.shape]
+    sums = [_sum_of_piece(name, shape, own) for shape in shapes]
+    return sums[0] if parts == 1 else tf_partitioned.PartitionedGradient(sums)
+
+
+def _sum_of_piece(name: str, shape: Any, own: list[list[tf.Tensor]]) -> Any:
+    if name == "whole":
+        return _added([widened(part.pop(0)) for part in own])
+    dense_shape = tf.constant(tf.TensorShape(shape).as_list(), tf.int32)
+
+    def next_rows(common: bool) -> tf.IndexedSlices:
+        values = [widened(part.pop(0)) for part in own]
+        indices = [part.pop(0) for part in own]
+        if common:  # the same on all parts of the batch, as they were on the whole of it
+            return tf.IndexedSlices(_added(values), indices[0], dense_shape)
+        return tf.IndexedSlices(tf.concat(values, axis=0), tf.concat(indices, axis=0), dense_shape)
+
+    if name == "both":
+        return sparse_sums.together(next_rows(common=False), next_rows(common=True))
+    return next_rows(common=name == "common")
+
+
+def _added(tensors: list[tf.Tensor]) -> tf.Tensor:
+    return tensors[0] if len(tensors) == 1 else tf.add_n(tensors)
+
+
+def widened(tensor: tf.Tensor) -> tf.Tensor:
+    """Return what travelled in 16 bits as float32, so that a sum of it is rounded no more."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float16, tf.bfloat16) else tensor
+
+
+def spec_of(tensor: tf.Tensor, name: str) -> tf.TensorSpec:
+    """Return the spec of a gradient's tensor; of rows there may be any number."""
+    shape = tensor.shape if name == "whole" else tf.TensorShape([None, *tensor.shape[1:]])
+    return tf.TensorSpec(shape, tensor.dtype)
+
+
+def packed(values: list[tf.Tensor]) -> tf.Tensor:
+    """Return the bytes of all values in one tensor, which is fetched in one go."""
+    flat = []
+    for value in values:
+        value = tf.cast(value, tf.uint8) if value.dtype == tf.bool else value
+        flat.append(tf.reshape(value if value.dtype == tf.uint8 else tf.bitcast(value, tf.uint8), [-1]))
+    return tf.concat(flat, axis=0) if flat else tf.zeros([0], tf.uint8)
+
+
+def unpacked(data: bytes, notes: Sequence[Any]) -> list[np.ndarray]:
+    """Return the arrays of what `packed` gave; each note says the dtype and shape of one."""
+    arrays, begin = [], 0
+    for note in notes:
+        dtype = np.dtype(note.dtype.as_numpy_dtype)
+        end = begin + int(np.prod(note.shape, dtype=int)) * dtype.itemsize
+        arrays.append(np.frombuffer(data[begin:end], dtype).reshape(note.shape))
+        begin = end
+    return arrays

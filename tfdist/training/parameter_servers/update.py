@@ -1,0 +1,144 @@
+"""What the chief does with the results of the parts of a step: applies them on the servers and on itself, once."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import servers as tf_servers
+from tfdist.training.parameter_servers import transport
+from tfdist.training.parameter_servers.handover import Note
+from tfdist.training.parameter_servers.remote import Computation, Result
+from tfdist.training.reduction import replica_sums
+from tfdist.training.replica import step
+
+_untraced = tf.autograph.experimental.do_not_convert
+
+
+class Update:
+    """What the chief does with the results of the parts of one step: apply gradients once, and count once.
+
+    Args:
+        model: the model.
+        strategy: in whose scope it was made.
+        computation: what the workers computed.
+        corrects_rate: whether learning rates are multiplied by a factor.
+        scales: whether gradients are multiplied by a factor, because parts are left out.
+    """
+
+    def __init__(
+        self, model: keras.Model, strategy: Any, computation: Computation, *, corrects_rate: bool, scales: bool
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._computation = computation
+        self._corrects_rate = corrects_rate
+        self._scales = scales
+        self._functions: dict[int, Any] = {}
+
+    def function(self, results: Sequence[Result], *, rate_factor: float = 1.0, scale: float = 1.0) -> Callable[[], Any]:
+        """Return a call that applies the parts of one step and returns the logs; it is traced here."""
+        notes = [
+            _over_parts(note, [r.notes[i] for r in results], scale) for i, note in enumerate(self._computation.notes)
+        ]
+        factors = [tf.constant(rate_factor, tf.float32), tf.constant(scale, tf.float32)]
+        factors.append(tf.constant(sum(result.rows for result in results), tf.int32))
+        factors.append(tf.constant(results[0].scales, tf.float32))  # parts of one step were given one state
+        gradients = [gradient for result in results for gradient in result.gradients]
+        if self._model.run_eagerly:
+            return functools.partial(
+                _consumed, functools.partial(self._update, len(results), *factors, *notes), results
+            )
+        if len(results) not in self._functions:
+            traced = tf.function(_untraced(functools.partial(self._update, len(results))))
+            specs = [tf.TensorSpec(factor.shape, factor.dtype) for factor in factors]
+            specs += [tf.TensorSpec(note.shape, note.dtype) for note in self._computation.notes]
+            specs += [transport.spec_of(tensor, kind) for tensor, kind in self._kinds(gradients)]
+            self._functions[len(results)] = traced.get_concrete_function(*specs)
+        function = self._functions[len(results)]
+        call = functools.partial(function, *factors, *map(tf.convert_to_tensor, notes))
+        return functools.partial(_consumed, call, results)
+
+    def _kinds(self, gradients: list[tf.Tensor]) -> Iterator[tuple[tf.Tensor, str]]:
+        kinds = [k for call in self._computation.calls for kind in call.kinds for k in transport.tensors_of(kind)]
+        yield from zip(gradients, kinds * (len(gradients) // max(1, len(kinds))), strict=True)
+
+    def _update(self, parts: int, *given: tf.Tensor) -> Any:
+        factors, rest = given[:4], given[4:]
+        count = len(self._computation.notes)
+        return self._strategy.run(_untraced(self._apply), args=(parts, *factors, rest[:count], rest[count:]))
+
+    def _apply(
+        self,
+        parts: int,
+        rate_factor: tf.Tensor,
+        scale: tf.Tensor,
+        rows: tf.Tensor,
+        loss_scales: tf.Tensor,
+        notes: Any,
+        gradients: Any,
+    ) -> Any:
+        each = len(gradients) // parts
+        own = [list(gradients[part * each : (part + 1) * each]) for part in range(parts)]
+        with _placed():
+            for place, call in enumerate(self._computation.calls):
+                values = [
+                    transport.sum_of(kind, variable, own)
+                    for kind, variable in zip(call.kinds, call.variables, strict=True)
+                ]
+                if self._scales:
+                    values = _times(scale, values)
+                if call.scale is not None:
+                    # The scale may have changed since a worker was given it: the optimizer divides by the present one.
+                    values = _times(tf.convert_to_tensor(call.scale) / loss_scales[place], values)
+                factor = rate_factor if self._corrects_rate else None
+                whole = step.Step(rows=rows, global_rows=rows, all_reduce=list)
+                whole.weighted.add(id(call.optimizer))
+                with keras_optimizer.rate_multiplied(call.optimizer, factor), whole:
+                    type(call.optimizer).apply(call.optimizer, values, call.variables)
+        logs: list[tf.Tensor] = []
+        for note, value in zip(self._computation.notes, notes, strict=True):
+            if note.mode == "log":
+                logs.append(value)
+            if note.mode in ("log", "scale"):
+                continue
+            variable = keras_variables.value_of(note.target)
+            with tf.device(variable.device):
+                variable.assign(value) if note.mode == "set" else variable.assign_add(value)
+        if self._computation.put_logs is not None:
+            return self._computation.put_logs(logs)
+        return keras_model.metrics_result(self._model)
+
+
+def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
+    """Call with all gradients, and let go of them here: TensorFlow tells the worker, which may not answer any more.
+
+    The thread in which they are let go of must not be one that waits for what it has asked of TensorFlow.
+    """
+    try:
+        return call(*(gradient for result in results for gradient in result.gradients))
+    finally:
+        for result in results:
+            result.gradients.clear()
+
+
+def _times(factor: tf.Tensor, gradients: list[Any]) -> list[Any]:
+    return [replica_sums.mapped(lambda value: value * tf.cast(factor, value.dtype), gradient) for gradient in gradients]
+
+
+def _placed() -> Any:
+    return contextlib.nullcontext() if tf.executing_eagerly() else tf_servers.where_the_data_is()
+
+
+def _over_parts(note: Note, values: list[np.ndarray], scale: float) -> np.ndarray:
+    if note.mode in ("set", "first", "scale"):
+        return values[0]
+    total = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
+    return total * np.asarray(scale, total.dtype) if note.mode in ("average", "log") and scale != 1.0 else total

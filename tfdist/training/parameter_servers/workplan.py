@@ -1,0 +1,97 @@
+"""How a batch is given to workers, and what tracing its step has found out about that."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the batches of one layout are computed.
+
+    A worker changes no variable, so a step that uses what it has updated (a GAN's second pass) is run on stand-ins for
+    those variables, which the worker updates too. An update needs the gradient of the whole batch: one part.
+
+    Attributes:
+        parts: into how many parts a batch is cut.
+        updates: how many updates, counted from the first, a worker does on stand-ins, besides telling the chief.
+        weights: the Keras variables of these updates, which have stand-ins from the beginning of the step.
+    """
+
+    parts: int
+    updates: float = 0
+    weights: tuple[Any, ...] = field(default=(), hash=False, compare=False)
+
+    @property
+    def key(self) -> tuple[int, float]:
+        """What tells plans for one layout apart."""
+        return self.parts, self.updates
+
+
+class OtherPlanError(Exception):
+    """A step cannot be computed as it was planned.
+
+    Attributes:
+        why: the step is computed by one worker, for the warning; empty where that needs none.
+    """
+
+    why = ""
+
+    def better(self, plan: Plan) -> Plan:
+        """Return how it can be computed."""
+        return plan
+
+
+class ReducesInTheMiddleError(OtherPlanError):
+    """A step asks for a sum over parts before its gradients are there."""
+
+    why = (
+        "its loss or a layer (a loss function of one's own, weights, masks, synchronised BatchNormalization) needs "
+        "sums over the whole batch in the middle of a step"
+    )
+
+    def better(self, plan: Plan) -> Plan:
+        """Return the plan with one part."""
+        return Plan(1, plan.updates, plan.weights)
+
+
+class UsesItsUpdatesError(OtherPlanError):
+    """A step reads, or assigns, what an optimizer has updated in the same step.
+
+    Args:
+        weights: the Keras variables of the updates that are used.
+        updates: how many these are, counted from the first; all of them by default.
+    """
+
+    why = (
+        "its train_step (a GAN's, say) or a layer (SpectralNormalization) uses or assigns weights that the same step "
+        "updates, and an update needs the whole batch"
+    )
+
+    def __init__(self, weights: Sequence[Any], updates: float = math.inf) -> None:
+        super().__init__(updates)
+        self.weights = tuple(weights)
+        self.updates = updates
+
+    def better(self, plan: Plan) -> Plan:
+        """Return the plan with one part, and stand-ins."""
+        return Plan(1, self.updates, self.weights)
+
+
+class NotBuiltError(OtherPlanError):
+    """An optimizer has no variables yet, which cannot be made in a function that runs on workers.
+
+    Args:
+        optimizer: the optimizer.
+        variables: what it is to update.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        super().__init__(optimizer.name)
+        self.optimizer = optimizer
+        self.variables = list(variables)
+
+
+class MakesVariablesError(OtherPlanError):
+    """A step makes Keras variables when it is traced first, as some metrics do; they are made before the next trace."""

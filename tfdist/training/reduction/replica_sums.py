@@ -1,0 +1,88 @@
+"""Sums over replicas, from inside a replica."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives.base import with_rows
+from tfdist.compat.tensorflow import strategies as tf_strategies
+
+
+def sum_over_replicas(
+    tensors: list[Any], *, labels: Sequence[str] = (), keep_duplicate_indices: bool = True
+) -> list[Any]:
+    """Return the sums over all replicas of tensors that every replica of the strategy holds.
+
+    To be called in a replica context, by all replicas, in the same order. Tensors of one dtype travel
+    together, in packs of a few MiB.
+
+    Args:
+        tensors: tensors of equal shape and dtype on every replica, or `tf.IndexedSlices`, whose rows are gathered.
+        labels: what the tensors are, for messages.
+        keep_duplicate_indices: whether rows of `tf.IndexedSlices` must stay apart, see `tf_strategies.ValueOptions`.
+    Returns:
+        The sums, in the order of ``tensors``, equal bit for bit on every replica.
+    """
+    replica_context = tf.distribute.get_replica_context()
+    names = list(labels) or [""] * len(tensors)
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for index, tensor in enumerate(tensors):
+        groups[tensor.dtype].append(index)
+    sums: list[Any] = [None] * len(tensors)
+    for indices in groups.values():
+        options = tf_strategies.ValueOptions(
+            [names[index] for index in indices], keep_duplicate_indices=keep_duplicate_indices
+        )
+        reduced = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[i] for i in indices], options)
+        for index, value in zip(indices, reduced, strict=True):
+            sums[index] = value
+    return sums
+
+
+def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
+    """Return for each tensor those of all replicas, shape (replicas, ...), in the order of the replicas.
+
+    To be called in a replica context, by all replicas. Tensors of one dtype travel together.
+
+    Args:
+        tensors: of equal shape and dtype on every replica.
+        label: what they are; no other call in a step has it.
+    """
+    replicas = tf_strategies.replicas_here()
+    if replicas == 1:
+        return [tensor[tf.newaxis] for tensor in tensors]
+    gathered: list[Any] = [None] * len(tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        mine = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        flat = tf.concat([tf.reshape(tensors[index], [1, -1]) for index in mine], axis=1)
+        rows = tf.distribute.get_strategy().extended.all_gather_in_replica(flat, f"{label} {dtype.name}")
+        parts = tf.split(rows, [tf.size(tensors[index]) for index in mine], axis=1, num=len(mine))
+        for index, part in zip(mine, parts, strict=True):
+            gathered[index] = tf.reshape(part, with_rows([replicas], tensors[index][tf.newaxis]))
+    return gathered
+
+
+def weighted(tensor: Any, share: tf.Tensor) -> Any:
+    """Return ``tensor * share``, and exactly zero where the share is zero: a replica without examples may hold NaN."""
+    return mapped(lambda value: tf.math.multiply_no_nan(value, tf.cast(share, value.dtype)), tensor)
+
+
+def mapped(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
+    """Return a function of a gradient's values; of `tf.IndexedSlices`, of the values of its rows; None of None."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return None if gradient is None else function(gradient)
+
+
+def are_finite(gradients: list[Any]) -> tf.Tensor:
+    """Return whether all values of all gradients are finite, bool scalar.
+
+    Example:
+        >>> bool(are_finite([tf.constant([1.0]), None, tf.constant([float("inf")])]))
+        False
+    """
+    values = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
+    found = [tf.reduce_all(tf.math.is_finite(value)) for value in values if value is not None]
+    return tf.reduce_all(tf.stack(found)) if found else tf.constant(True)

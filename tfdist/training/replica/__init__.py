@@ -1,0 +1,1 @@
+"""The step of one replica: its losses, layers, metrics and optimizers."""

@@ -1,0 +1,125 @@
+"""Layers in a tfdist scope: every replica its own random numbers, all replicas the same state."""
+
+import functools
+import logging
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import layers as keras_layers
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import traced_uses
+from tfdist.training.reduction import replica_sums
+from tfdist.training.replica import step
+
+# An odd constant near 2^32 / golden ratio: multiples of it by small replica numbers lie far apart in every bit range.
+_SEED_STRIDE = 0x9E3779B1
+
+_OF_A_GRADIENT = (
+    "A train_step takes the gradient of a gradient through a synchronized BatchNormalization. That is the gradient of "
+    "one device where the inner one is of a mean over the batch, or where every replica has as many examples. Else, "
+    "normalize by what examples have by themselves, as keras.layers.LayerNormalization does."
+)
+_log = logging.getLogger(__name__)
+
+
+def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
+    """Let replicas draw different random numbers, reproducibly, and synchronised statistics count examples."""
+    for generator in [*keras_model.seed_generators(model), unseeded]:
+        keras_layers.override_next(generator, functools.partial(_next, generator))
+    for layer in keras_model.layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            keras_layers.override_moments(layer, functools.partial(_moments, layer))
+
+
+def _next(generator: Any, ordered: bool = True) -> Any:
+    """Draw as Keras does, and fold the replica's number into the key; replica 0 draws what one device draws."""
+    seed = keras_layers.own_next(generator, ordered)
+    current = step.current()
+    if current is None:
+        return seed
+    if current.index is not None:
+        key = tf.math.floormod(tf.cast(current.index, tf.int64) * _SEED_STRIDE, 1 << 31)
+        return seed + tf.cast(tf.stack([key, tf.zeros_like(key)]), seed.dtype)
+    key = (tf_strategies.replica_index() * _SEED_STRIDE) % (1 << 31)
+    return seed + tf.constant([key, 0], dtype=tf.as_dtype(seed.dtype)) if key else seed
+
+
+def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return mean and variance of the global batch over the unmasked entries.
+
+    First the mean is reduced, then the squared distances from it: their sum loses nothing where values lie far from
+    zero, as the difference E(x^2) - E(x)^2, which Keras takes, does. Keras also forgets that the layer is
+    synchronised when there is a mask, and counts a replica's entries whether they are examples or not.
+    """
+    current = step.current()
+    if current is None:
+        return keras_layers.own_moments(layer, inputs, mask)
+    axes = keras_layers.reduction_axes(layer)
+    present = tf.cast(current.present, inputs.dtype)
+    channels = inputs.shape[layer.axis]
+    shape = [1] * inputs.shape.rank
+    shape[layer.axis] = channels
+    if mask is None:
+        weight = None
+        local_count = tf.cast(tf.size(inputs) // channels, inputs.dtype)
+    else:
+        weight = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), inputs.dtype), tf.shape(inputs))
+        local_count = tf.reduce_sum(weight) / channels
+
+    def total(values: tf.Tensor) -> tf.Tensor:
+        values = values if weight is None else tf.math.multiply_no_nan(values, weight)
+        return tf.math.multiply_no_nan(tf.reduce_sum(values, axis=axes), present)
+
+    sums, count = _summed([total(inputs), local_count * present], layer, current)
+    mean = tf.math.divide_no_nan(sums, count)
+    # The distances sum to zero, so the variance does not change with the mean: its gradient need not travel.
+    centre = tf.stop_gradient(tf.reshape(mean, shape))
+    (squares,) = _summed([total(tf.square(inputs - centre))], layer, current)
+    return mean, tf.math.divide_no_nan(squares, count)
+
+
+def _summed(tensors: list[tf.Tensor], layer: keras.Layer, current: step.Step) -> list[tf.Tensor]:
+    """Return the sums over replicas of what a loss depends on, which every replica's loss does.
+
+    What goes back is the sum over replicas of w_r g_r, with g_r the gradient of replica r's loss with respect to the
+    sum, and w_r the weight with which it enters the loss of all. Where losses are weighted before their gradients are
+    taken, the g_r contain it; elsewhere the gradients are weighted afterwards, so the sum is divided by the
+    replica's own weight.
+    """
+    what = f"the synchronized layer {layer.name!r}"
+    if current.weighs_loss:
+        return current.sum_in_the_middle(tensors, what=what)
+    weight = current.weight_of_loss()
+
+    @tf.custom_gradient
+    def forward(*tensors: tf.Tensor) -> Any:
+        return current.sum_in_the_middle(list(tensors), what=what), backward
+
+    @tf.custom_gradient
+    def backward(*upstream: tf.Tensor) -> Any:
+        sums = current.all_reduce([replica_sums.weighted(one, weight) for one in upstream])
+        return [tf.math.divide_no_nan(one, tf.cast(weight, one.dtype)) for one in sums], again
+
+    def again(*upstream: tf.Tensor) -> Any:
+        _warn_of_gradients_of_gradients()
+        return forward(*upstream)
+
+    return list(forward(*tensors))
+
+
+@functools.cache  # once for all replicas, layers and traces
+def _warn_of_gradients_of_gradients() -> None:
+    _log.warning(_OF_A_GRADIENT)
+
+
+def averaged_states(model: keras.Model, current: step.Step) -> tuple[list[keras.Variable], list[tf.Tensor]]:
+    """Return the layers' own states (moving statistics) and this replica's weighted part of their average.
+
+    All replicas started the step with equal states and moved them by statistics of their own examples. Moving
+    averages are linear in those, so the average of the states is the state moved by the average statistics.
+    """
+    variables = traced_uses.assigned(keras_model.states(model))
+    return variables, [replica_sums.weighted(tf.convert_to_tensor(v.value), current.share) for v in variables]

@@ -1,0 +1,110 @@
+"""The step of one replica: what is done around the user's code, wherever its gradients and results go.
+
+A sink takes what the step makes. There are two of training: `OwnVariables`, where a replica applies the reduced
+gradients itself, and `handover.ToChief`, where a worker of parameter servers changes nothing. `probe` has a third, that
+looks at what a step would do.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import model as keras_model
+from tfdist.training.replica import compiled, layers, losses, metrics, optimizers, results, step
+
+
+class ReplicaStep:
+    """A `train_step` or `test_step`, run on one replica.
+
+    Args:
+        model: the model.
+        user_step: the method.
+        unseeded: Keras' generator for random numbers without a seed.
+        training: whether it is the `train_step`.
+        is_compiled: whether XLA compiles it, see `compiled`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        user_step: Callable[[Any], Any],
+        unseeded: Any,
+        *,
+        training: bool,
+        is_compiled: bool = False,
+    ) -> None:
+        self._model = model
+        self._user_step = user_step
+        self._unseeded = unseeded
+        self._is_compiled = is_compiled
+        self._weighs_loss = training and not keras_model.has_own_train_step(model)
+
+    def __call__(self, data: Any, sink: step.Sink, **shares: Any) -> Any:
+        """Return what the sink makes of the user's step.
+
+        Args:
+            data: the replica's part of a batch.
+            sink: where goes what it makes.
+            shares: what `step.Step` is told of the part.
+        """
+        adapt(self._model, self._unseeded)
+        with step.Step(weighs_loss=self._weighs_loss, sink=sink, **shares) as current:
+            sink.begin(current, asks=not keras_model.logs_by_itself(self._model, self._user_step))
+            logs = compiled.run(self._user_step, data, current) if self._is_compiled else self._user_step(data)
+            current.result_of = None
+            return sink.end(logs)
+
+
+class OwnVariables:
+    """The sink of a replica that changes its own variables, as all others do.
+
+    Args:
+        model: the model.
+        training: whether layers may move their states.
+    """
+
+    def __init__(self, model: keras.Model, *, training: bool) -> None:
+        self._model = model
+        self._training = training
+
+    def begin(self, current: step.Step, *, asks: bool) -> None:
+        """Note what the metrics have counted before."""
+        self._current = current
+        self._totals = results.Totals(self._model, metrics.snapshot(self._model), current)
+        current.result_of = self._totals.result if asks else None
+
+    def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
+        """Apply the gradients of the global batch."""
+        optimizers.apply_here(optimizer, gradients, variables)
+
+    def end(self, logs: Any) -> Any:
+        """Return the logs over all replicas."""
+        return metrics.synchronise(self._model, logs, self._totals, self._current, training=self._training)
+
+
+def predict(model: keras.Model, unseeded: Any, data: Any, current: step.Step) -> Any:
+    """Return the model's outputs for a part of a batch.
+
+    Rows that were computed for nothing are dropped; how many rows an example gives is the model's affair.
+
+    Args:
+        model: the model.
+        unseeded: Keras' generator for random numbers without a seed.
+        data: the part.
+        current: the step, which is about to begin.
+    """
+    keras_model.use_global_seed_generator(unseeded)
+    layers.adapt(model, unseeded)
+    with current:
+        outputs = compiled.program(lambda: model.predict_step(data)) if model.jit_compile else model.predict_step(data)
+        return step.slice_rows(outputs, tf.constant(0), tf.where(current.rows > 0, tf.int32.max, 0))
+
+
+def adapt(model: keras.Model, unseeded: Any) -> None:
+    """Let what a step of a model uses know of steps."""
+    keras_model.use_global_seed_generator(unseeded)
+    layers.adapt(model, unseeded)
+    metrics.adapt(model)
+    losses.adapt(model)

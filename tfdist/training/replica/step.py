@@ -1,0 +1,198 @@
+"""The step that a replica is in: how many examples it has, and how many all replicas have together."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedError
+from tfdist.training.reduction import replica_sums
+
+_current = threading.local()
+
+#: what `Step.is_sum` is asked of
+KINDS = ("gradient", "loss", "number", "log")
+
+
+class Sink(Protocol):
+    """Where goes what a replica's step makes."""
+
+    def begin(self, current: "Step", *, asks: bool) -> None:
+        """Prepare for a step, which has just begun.
+
+        Args:
+            current: the step.
+            asks: whether it may ask metrics for their results in its middle, see `Step.result_of`.
+        """
+
+    def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
+        """Take what an optimizer is to apply: this replica's gradients, or None, and their variables."""
+
+    def end(self, logs: Any) -> Any:
+        """Return what the replica returns, given what the user's step returned."""
+
+
+class Step:
+    """One replica's share of one step; current while the user's `train_step` or `test_step` runs.
+
+    Inside it the code is that of one device: the strategy says that there is one replica, so Keras neither divides
+    losses by the number of replicas nor multiplies them back, and a loss is the mean over the examples this replica
+    has. What replicas contribute is then weighted by `share`, so that the sum over replicas is the mean over all
+    examples.
+
+    A replica without examples (a batch smaller than the number of replicas) computes on a copy of one, because
+    kernels and statistics are not made for none; its share is zero, and whatever it counts is dropped.
+
+    Args:
+        rows: examples of this replica, int32 scalar.
+        global_rows: examples of all replicas in this step, int32 scalar; None to ask the other replicas.
+        weighs_loss: whether the loss is weighted by `share` where the optimizer scales it; else its gradients are.
+        index: which of the replicas this is, int32 scalar; None where the strategy's replica context tells.
+        sums: what of the step is a sum over examples and no mean: kinds and numbers, see `is_sum`.
+        all_reduce: returns the sums over replicas of a list of tensors that each of them holds.
+        sink: takes what the step makes; None: what an optimizer is given changes this replica's own variables.
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: tf.Tensor,
+        global_rows: tf.Tensor | None,
+        weighs_loss: bool = False,
+        index: tf.Tensor | None = None,
+        sums: Collection[tuple[str, int]] = (),
+        all_reduce: Callable[[list[Any]], list[Any]] = replica_sums.sum_over_replicas,
+        sink: "Sink | None" = None,
+    ) -> None:
+        self.all_reduce = all_reduce
+        self.sink = sink
+        self.rows = rows
+        self.index = index
+        self.weighs_loss = weighs_loss
+        if global_rows is None:
+            # Asked first thing, so that the answer travels while the forward pass computes; as a float, because an
+            # integer on a GPU lies in the host's memory, which NCCL does not reach.
+            (total,) = all_reduce([tf.cast(rows, tf.float32)])
+            global_rows = tf.cast(total, tf.int32)
+        self.global_rows = global_rows
+        #: this replica's part of the examples, float64 scalar; the shares of all replicas sum to 1
+        self.share = tf.math.divide_no_nan(tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64))
+        #: 1 where this replica has examples, else 0, float32 scalar
+        self.present = tf.cast(self.rows > 0, tf.float32)
+        #: optimizers whose loss was weighted by `share` before its gradient was taken
+        self.weighted: set[int] = set()
+        #: takes a metric that the step asks for its result, and returns it; None leaves that to the metric
+        self.result_of: Callable[[Any], Any] | None = None
+        #: takes kind, number, name and value of what `is_sum` is asked of; where the step is only tried
+        self.noted: Callable[[str, int, str, Any], None] | None = None
+        #: whether what is traced now becomes one program of XLA, see `compiled`
+        self.is_one_program = False
+        #: metrics whose results in the logs are of this replica alone, and have to become those of all
+        self.replaced_results: list[str] = []
+        self._sums = sums
+        self._asked: Counter[str] = Counter()
+
+    def is_sum(self, kind: str, value: Any, *, name: str = "") -> bool:
+        """Return whether a value of this replica's examples is their sum; else it is taken for a mean over them.
+
+        Values of a kind are told apart by their order, which is the same whenever the step is traced.
+
+        Args:
+            kind: "gradient" (what an optimizer is to apply), "loss" (one number of a loss function, or of a
+                `compute_loss` of the user's), "number" (given to a metric) or "log".
+            value: the value.
+            name: whose it is, for messages.
+        """
+        number = self._asked[kind]
+        self._asked[kind] += 1
+        if self.noted is not None:
+            self.noted(kind, number, name, value)
+        return (kind, number) in self._sums
+
+    def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
+        """Return the sums over replicas of what this one holds, before its gradients are known.
+
+        Args:
+            tensors: to be summed.
+            what: needs them, for messages.
+        Raises:
+            UnsupportedError: XLA compiles the step, and knows no other replica.
+        """
+        if self.is_one_program:
+            raise cannot_add_up(what)
+        return self.all_reduce(tensors)
+
+    def weight_of(self, kind: str, value: Any, *, name: str = "") -> tf.Tensor:
+        """Return what a value of this replica is multiplied by, so that the sum over replicas is that of one device."""
+        return tf.cast(self.present, self.share.dtype) if self.is_sum(kind, value, name=name) else self.share
+
+    def weight_of_loss(self) -> tf.Tensor:
+        """Return the weight of the loss of which the step's first gradient will be taken."""
+        return tf.cast(self.present, self.share.dtype) if ("gradient", 0) in self._sums else self.share
+
+    def __enter__(self) -> "Step":
+        _current.step = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.step = None
+
+
+def current() -> Step | None:
+    """Return the step that this thread's replica is in, or None."""
+    return getattr(_current, "step", None)
+
+
+def cannot_add_up(what: str) -> UnsupportedError:
+    """Return the error where something would add up over replicas in what XLA compiles."""
+    return UnsupportedError(
+        f"jit_compile is True, and {what} adds up over replicas in the middle of a step, which a program of XLA cannot "
+        "do: it is made for one device. Pass jit_compile=False to model.compile(), or leave it out."
+    )
+
+
+def rows_of(data: Any) -> tf.Tensor:
+    """Return the number of examples in a batch: the leading dimension of its first tensor that has one."""
+    for leaf in tf.nest.flatten(data, expand_composites=False):
+        if leaf is None:
+            continue
+        if isinstance(leaf, tf.RaggedTensor):
+            return tf.cast(leaf.nrows(), tf.int32)
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.cast(leaf.dense_shape[0], tf.int32)
+        if leaf.shape.rank != 0:
+            return tf.shape(leaf)[0]
+    return tf.constant(1)
+
+
+def slice_rows(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    """Return rows ``begin`` to ``end`` of every tensor in a batch; scalars are left whole."""
+
+    def rows(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        if isinstance(leaf, tf.SparseTensor):
+            shape = tf.unstack(leaf.dense_shape)
+            start = tf.stack([tf.cast(begin, tf.int64)] + [tf.zeros([], tf.int64)] * (len(shape) - 1))
+            part = tf.sparse.slice(leaf, start, tf.stack([tf.cast(end - begin, tf.int64), *shape[1:]]))
+            part.set_shape([None, *leaf.shape[1:]])  # a layer that is built in the step asks for the number of features
+            return part
+        return leaf if leaf.shape.rank == 0 else leaf[begin:end]
+
+    return tf.nest.map_structure(rows, data, expand_composites=False)
+
+
+def part_of(data: Any, part: int, parts: int) -> tuple[tf.Tensor, Any]:
+    """Return one of ``parts`` contiguous parts of a batch, and its number of rows; sizes differ by at most one.
+
+    A part without rows is given as one row, a copy of a neighbour's, with the number 0.
+    """
+    rows = rows_of(data)
+    begin, end = rows * part // parts, rows * (part + 1) // parts
+    first = tf.minimum(begin, tf.maximum(rows - 1, 0))
+    return end - begin, slice_rows(data, first, tf.maximum(end, first + 1))
