@@ -10,10 +10,22 @@ Example:
     ['worker 0', 'worker 1']
 """
 
-from tfdist.launch.agent import planned, run
-from tfdist.launch.config import LaunchConfig, require_script
-from tfdist.launch.failure import Failure, Outcome, Record
-from tfdist.launch.notebook_job import notebook
-from tfdist.launch.plan import WorkerSpec
+from tfdist.launch.agent.run import planned, run
+from tfdist.launch.notebooks.job import notebook
+from tfdist.launch.output.quiet import hide_noise
+from tfdist.launch.plan.config import LaunchConfig, require_script
+from tfdist.launch.plan.spec import WorkerSpec
+from tfdist.launch.supervision.failure import Failure, Outcome, Record
 
-__all__ = ["Failure", "LaunchConfig", "Outcome", "Record", "WorkerSpec", "notebook", "planned", "require_script", "run"]
+__all__ = [
+    "Failure",
+    "LaunchConfig",
+    "Outcome",
+    "Record",
+    "WorkerSpec",
+    "hide_noise",
+    "notebook",
+    "planned",
+    "require_script",
+    "run",
+]

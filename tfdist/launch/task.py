@@ -3,17 +3,20 @@
     python task.py --parent PID
 
 The cluster and the task are read from TF_CONFIG. The process computes and stores what the chief asks it to, until it is
-ended. It does not outlive the process that started it. Like `worker`, this file is started by its path.
+ended. It does not outlive the process that started it. Signals that ask it to end count if that one sends them: a
+service manager sends them to every process of a job, and the chief has yet to save what is stored here. Like `worker`,
+this file is started by its path.
 """
 
 import json
 import os
+import signal
 import sys
-import threading
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -28,24 +31,29 @@ def main(argv: list[str]) -> NoReturn:
     if int(parent):
         end_with_parent(int(parent))
     configuration = json.loads(os.environ["TF_CONFIG"])
-    serve(configuration["cluster"], configuration["task"]["type"], int(configuration["task"]["index"]))
+    task = configuration["task"]
+    serve(configuration["cluster"], task["type"], int(task["index"]), parent=int(parent))
 
 
-def serve(cluster: dict[str, list[str]], task_type: str, task_index: int) -> NoReturn:
+def serve(cluster: dict[str, list[str]], task_type: str, task_index: int, *, parent: int) -> NoReturn:
     """Serve a task of the cluster, and do not return.
 
     Args:
         cluster: "host:port" of every task, by task type.
         task_type: "worker" or "ps".
         task_index: which of them, from 0.
+        parent: whose signals end it; 0 for anybody's.
     """
     import tensorflow as tf
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # in all threads of the server
     # The address 0.0.0.0 is TensorFlow's own choice; it offers no other.
     server = tf.distribute.Server(cluster, job_name=task_type, task_index=task_index, protocol="grpc")
     del server  # TensorFlow's server never stops; it ends with the process
-    threading.Event().wait()
-    raise AssertionError("unreachable")
+    while True:
+        asked = signal.sigwaitinfo(_ENDING)
+        if parent in (0, asked.si_pid):
+            os._exit(128 + asked.si_signo)
 
 
 def end_with_parent(parent: int) -> None:

@@ -1,0 +1,384 @@
+"""Workers that compute what a chief gives them: one thread each, deadlines, and a task that outlives its worker.
+
+A task is computed by one worker at a time and its result is taken once. A worker that goes away, or does not answer in
+time, loses its task to another one; what it may answer later is not taken. It gets new tasks when it is back.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, Protocol
+
+from tfdist.errors import WorkerLostError
+
+__all__ = ["Outcome", "Scheduler", "Transport"]
+
+# A task that so many workers did not survive would end the others as well.
+_LOSSES_OF_A_TASK = 3
+# A worker compiles a function when it runs it first.
+_FIRST_TAKES = 3
+_LOOK_SECONDS = 0.25
+_LOOK_AFTER_SECONDS = 1.0
+_PAUSE_SECONDS = 0.05
+
+
+class Transport(Protocol):
+    """How the chief reaches its workers."""
+
+    def meaning(self, worker: int, error: BaseException) -> Literal["gone", "again", "wrong"]:
+        """Return what an error means: the worker has gone, it must be asked again, or what it was asked is wrong.
+
+        May raise a better error instead.
+        """
+
+    def answers(self, worker: int) -> bool:
+        """Return whether the worker's process is there; one that is stopped is."""
+
+    def wait_until_back(self, worker: int, closed: threading.Event) -> bool:
+        """Wait until a worker that had gone answers again; return False if the scheduler was closed meanwhile."""
+
+    def bring_back(self, workers: Sequence[int]) -> bool:
+        """Reach exactly these workers from now on, some of which were started anew; return whether that went well.
+
+        Called by the thread that takes outcomes, which does nothing else meanwhile, while no worker computes but those
+        that were given up: TensorFlow may end the process if its cluster changes under a call.
+        """
+
+
+class _State(Enum):
+    READY = "ready"
+    BUSY = "busy"
+    SILENT = "silent"  # busy, and given up
+    GONE = "gone"
+    CALLING = "calling"  # started anew, and not yet reached
+
+
+@dataclass
+class _Task:
+    number: int
+    compute: Callable[[int], Any]
+    kind: object
+    losses: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Worker:
+    index: int
+    state: _State = _State.READY
+    task: _Task | None = None
+    since: float = 0.0
+    looked: float = 0.0
+    replaced: bool = False
+    known: set[object] = field(default_factory=set)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of a task.
+
+    Attributes:
+        number: the task's.
+        result: what it returned.
+        error: what it raised, instead.
+        seconds: how long the worker took.
+        worker: which worker it was.
+    """
+
+    number: int
+    result: Any = None
+    error: BaseException | None = None
+    seconds: float = 0.0
+    worker: int = -1
+
+
+class Scheduler:
+    """The workers of one chief.
+
+    Args:
+        count: how many workers there are, at least 1.
+        transport: how they are reached.
+        timeout_seconds: how long a worker may compute a task before another one gets it; its first of a kind may take
+            three times as long.
+        lost_seconds: how long to wait for a worker to come back when none is left.
+        on_change: called with a sentence when a worker has gone, is silent, or is back.
+
+    Example:
+        >>> scheduler = Scheduler(2, transport, timeout_seconds=60.0, lost_seconds=600.0)      # doctest: +SKIP
+        >>> number = scheduler.submit(lambda worker: worker)                              # doctest: +SKIP
+        >>> scheduler.next_outcome([number]).result                                               # doctest: +SKIP
+        0
+    """
+
+    def __init__(
+        self,
+        count: int,
+        transport: Transport,
+        *,
+        timeout_seconds: float,
+        lost_seconds: float,
+        on_change: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.timeout_seconds = timeout_seconds
+        self.lost_seconds = lost_seconds
+        self._transport = transport
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        self._numbers = 0
+        self._queue: deque[_Task] = deque()
+        self._outcomes: deque[Outcome] = deque()
+        self._cancelled: set[int] = set()
+        self._alone_since: float | None = None
+        self._said: deque[str] = deque()
+        #: how often a worker was lost or given up
+        self.losses = 0
+        self._workers = [_Worker(index) for index in range(count)]
+        for worker in self._workers:
+            self._start(worker)
+
+    @property
+    def ready(self) -> int:
+        """How many workers have nothing to do and nothing waiting for them."""
+        with self._changed:
+            return max(0, sum(worker.state is _State.READY for worker in self._workers) - len(self._queue))
+
+    @property
+    def present(self) -> int:
+        """How many workers compute, or could."""
+        with self._changed:
+            return sum(worker.state in (_State.READY, _State.BUSY) for worker in self._workers)
+
+    def submit(self, compute: Callable[[int], Any], *, kind: object = None) -> int:
+        """Give a task to the next worker that is ready; return the task's number.
+
+        Args:
+            compute: called in the worker's thread with its index.
+            kind: equal for tasks that take equally long.
+        """
+        with self._changed:
+            self._numbers += 1
+            self._queue.append(_Task(self._numbers, compute, kind))
+            self._changed.notify_all()
+            return self._numbers
+
+    def cancel(self, number: int) -> None:
+        """Take no result of this task; a worker that computes it is not interrupted."""
+        with self._changed:
+            before = len(self._queue)
+            self._queue = deque(task for task in self._queue if task.number != number)
+            under_way = any(worker.task is not None and worker.task.number == number for worker in self._workers)
+            if len(self._queue) == before and under_way:
+                self._cancelled.add(number)
+            self._outcomes = deque(outcome for outcome in self._outcomes if outcome.number != number)
+
+    def next_outcome(self, among: Collection[int], *, wait: bool = True) -> Outcome | None:
+        """Return what became of one of these tasks, in the order in which they end; None if nothing is known yet.
+
+        Args:
+            among: numbers of tasks; the outcomes of others are kept.
+            wait: whether to wait for one.
+        Raises:
+            WorkerLostError: no worker is left, and none has come back in time.
+        """
+        while True:
+            self._replace_the_dead(time.monotonic())
+            with self._changed:
+                self._give_up_the_silent(time.monotonic())
+                self._bring_back()
+                outcome = next((one for one in self._outcomes if one.number in among), None)
+                if outcome is not None:
+                    self._outcomes.remove(outcome)
+                self._require_somebody(time.monotonic())
+                said, self._said = self._said, deque()
+                if outcome is None and wait and not said:
+                    self._changed.wait(_LOOK_SECONDS)
+            for sentence in said:
+                self._on_change(sentence)
+            if outcome is not None or not wait:
+                return outcome
+
+    def close(self) -> None:
+        """Give workers nothing more; who computes is not waited for."""
+        with self._changed:
+            self._closed.set()
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def _start(self, worker: _Worker) -> None:
+        name = f"tfdist-worker-{worker.index}"
+        threading.Thread(target=self._work, args=(worker,), name=name, daemon=True).start()
+
+    def _work(self, worker: _Worker) -> None:
+        if worker.state is _State.GONE and not self._return(worker):
+            return
+        self._welcome(worker)
+        while True:
+            with self._changed:
+                while not self._closed.is_set() and (not self._queue or self._calling()):
+                    self._changed.wait()
+                if self._closed.is_set():
+                    return
+                task = self._queue.popleft()
+                worker.state, worker.task, worker.since = _State.BUSY, task, time.monotonic()
+            result, error = None, None
+            try:
+                result = task.compute(worker.index)
+            except BaseException as raised:  # noqa: BLE001 - it is the chief's, which raises it
+                error = raised
+            meaning = "wrong"
+            if error is not None:
+                try:
+                    meaning = self._transport.meaning(worker.index, error)
+                except BaseException as meant:  # noqa: BLE001 - likewise
+                    error = meant
+            with self._changed:
+                if worker.replaced:
+                    return
+                self._end(worker, task, result, error, meaning)
+            del result, error
+            if meaning == "gone" and not self._return(worker):
+                return
+            if meaning == "again":
+                self._closed.wait(_PAUSE_SECONDS)
+            self._welcome(worker)
+
+    def _welcome(self, worker: _Worker) -> None:
+        with self._changed:
+            if worker.state is not _State.READY:
+                self._say(f"worker {worker.index} is back")
+            worker.state = _State.READY
+            self._alone_since = None
+            self._changed.notify_all()
+
+    def _return(self, worker: _Worker) -> bool:
+        """Wait until a worker that has gone is reached again; return False if the scheduler is closed."""
+        while self._transport.wait_until_back(worker.index, self._closed):
+            with self._changed:
+                worker.state = _State.CALLING
+                self._changed.notify_all()
+                while worker.state is _State.CALLING and not self._closed.is_set():
+                    self._changed.wait()
+                if worker.state is _State.BUSY:  # reached
+                    return True
+        return False
+
+    def _calling(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.state is _State.CALLING]
+
+    def _bring_back(self) -> None:
+        calling = self._calling()
+        if not calling or any(worker.state is _State.BUSY for worker in self._workers):
+            return
+        there = [worker for worker in self._workers if worker.state is _State.READY]
+        reached = self._transport.bring_back([worker.index for worker in sorted(there + calling, key=_index)])
+        for worker in calling:
+            worker.state = _State.BUSY if reached else _State.GONE
+        self._changed.notify_all()
+
+    def _end(self, worker: _Worker, task: _Task, result: Any, error: BaseException | None, meaning: str) -> None:
+        mine = worker.task is task  # else the task was given to another worker
+        seconds = time.monotonic() - worker.since
+        worker.task = None
+        if mine and task.number in self._cancelled:
+            self._cancelled.discard(task.number)
+            mine = False
+        if error is not None and meaning == "again":
+            if mine:
+                self._queue.appendleft(task)
+            if worker.state is _State.BUSY:
+                worker.state = _State.READY
+        elif error is not None and meaning == "gone":
+            worker.state = _State.GONE
+            worker.known.clear()
+            self.losses += 1
+            self._say(f"worker {worker.index} has gone ({_first_line(error)})")
+            if mine:
+                self._put_back(task, f"worker {worker.index}: {_first_line(error)}")
+        else:
+            worker.known.add(task.kind)
+            if mine:
+                self._outcomes.append(Outcome(task.number, result, error, seconds, worker.index))
+            if worker.state is _State.BUSY:
+                worker.state = _State.READY
+        self._changed.notify_all()
+
+    def _replace_the_dead(self, now: float) -> None:
+        """Start a new thread for each worker whose process has gone: TensorFlow may never return to the old one."""
+        with self._changed:
+            waited_for = [
+                worker
+                for worker in self._workers
+                if worker.state in (_State.BUSY, _State.SILENT)
+                and now - max(worker.since, worker.looked) > _LOOK_AFTER_SECONDS
+            ]
+        for worker in waited_for:
+            worker.looked = now
+            if self._transport.answers(worker.index):
+                continue
+            with self._changed:
+                if worker.state not in (_State.BUSY, _State.SILENT) or self._closed.is_set():
+                    continue
+                worker.replaced = True
+                task, worker.task = worker.task, None
+                if worker.state is _State.BUSY:
+                    self.losses += 1
+                    self._say(f"worker {worker.index} has gone (nobody listens at its address)")
+                if task is not None and task.number in self._cancelled:
+                    self._cancelled.discard(task.number)
+                elif task is not None:
+                    self._put_back(task, f"worker {worker.index}: its process has ended")
+                self._workers[worker.index] = _Worker(worker.index, state=_State.GONE)
+                self._start(self._workers[worker.index])
+
+    def _give_up_the_silent(self, now: float) -> None:
+        for worker in self._workers:
+            if worker.state is not _State.BUSY or worker.task is None:
+                continue
+            limit = self.timeout_seconds * (1 if worker.task.kind in worker.known else _FIRST_TAKES)
+            if now - worker.since > limit:
+                task, worker.task, worker.state = worker.task, None, _State.SILENT
+                self.losses += 1
+                self._say(f"worker {worker.index} has not answered for {limit:g} s; another one gets its task")
+                if task.number in self._cancelled:
+                    self._cancelled.discard(task.number)
+                else:
+                    self._put_back(task, f"worker {worker.index}: no answer for {limit:g} s")
+
+    def _put_back(self, task: _Task, why: str) -> None:
+        task.losses.append(why)
+        if len(task.losses) < _LOSSES_OF_A_TASK:
+            self._queue.appendleft(task)
+            self._changed.notify_all()
+        else:
+            words = "; ".join(task.losses)
+            error = WorkerLostError(
+                f"{len(task.losses)} workers were lost over the same step ({words}). Look at what the workers printed: "
+                "memory that runs out ends one after the other; a longer worker_timeout_seconds lets a slow one finish."
+            )
+            self._outcomes.append(Outcome(task.number, error=error))
+
+    def _require_somebody(self, now: float) -> None:
+        if any(worker.state in (_State.READY, _State.BUSY) for worker in self._workers):
+            self._alone_since = None
+            return
+        self._alone_since = self._alone_since or now
+        if now - self._alone_since > self.lost_seconds:
+            raise WorkerLostError(
+                f"no worker of {len(self._workers)} has answered for {self.lost_seconds:g} s. Start them again at "
+                "their addresses (tfdist run does), or the whole job, which goes on from its last backup."
+            )
+
+    def _say(self, sentence: str) -> None:
+        self._said.append(sentence)
+
+
+def _index(worker: _Worker) -> int:
+    return worker.index
+
+
+def _first_line(error: BaseException | None) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:120]

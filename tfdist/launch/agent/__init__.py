@@ -1,0 +1,1 @@
+"""The agent of a job: it starts, looks, acts and tells."""

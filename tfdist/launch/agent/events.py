@@ -1,0 +1,65 @@
+"""What happens to a job, as lines of JSON in a file that others may follow: `tfdist run --event-file PATH`.
+
+docs/run.md has all events and their keys, for users; a test compares it with what is written.
+"""
+
+import json
+import os
+import time
+from typing import Any
+
+from tfdist.errors import StorageError
+
+VERSION = 1
+
+
+class EventFile:
+    """The file, which is appended to; without a path nothing is written.
+
+    Args:
+        path: of the file, or None.
+        job_id: of the job.
+    Raises:
+        StorageError: the file cannot be written.
+
+    Example:
+        >>> EventFile(None, "a1").write("started", start=0, workers=2)
+    """
+
+    def __init__(self, path: str | None, job_id: str) -> None:
+        self._job_id = job_id
+        self._descriptor: int | None = None
+        if path is None:
+            return
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(
+                error.errno, f"the event file {path} (--event-file) cannot be written ({error.strerror}). Name another."
+            ) from error
+
+    def write(self, event: str, *, start: int, clock: float | None = None, **content: Any) -> None:
+        """Append a line, in one piece; a disk that is full loses it, and the job goes on.
+
+        Args:
+            event: what has happened.
+            start: how often the workers had been started again.
+            clock: when, on the monotonic clock; now by default.
+            content: what else there is to say, as JSON.
+        """
+        if self._descriptor is None:
+            return
+        now = time.monotonic()
+        clock = now if clock is None else clock
+        moment = {"time": round(time.time() - (now - clock), 6), "clock": round(clock, 6)}
+        line = {"version": VERSION, **moment, "job": self._job_id, "start": start, "event": event, **content}
+        try:
+            os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,133 @@
+"""What all starts of a job share."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from typing import Any
+
+from tfdist.launch.agent import jobs
+from tfdist.launch.agent.restart_reporter import RestartReporter
+from tfdist.launch.agent.standby import Standby
+from tfdist.launch.agent.status_channel import StatusChannel, opened
+from tfdist.launch.agent.worker_group import announce
+from tfdist.launch.output.screen import Output
+from tfdist.launch.placement.base import Placement
+from tfdist.launch.placement.worker_factory import WorkerFactory
+from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.plan import plan
+from tfdist.launch.plan.roles import Role, roles_of, tasks
+from tfdist.launch.plan.spec import BOTH, WorkerSpec
+from tfdist.launch.process.resources import Guard
+from tfdist.launch.supervision.restarts import History
+from tfdist.launch.supervision.state import Rules
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What all starts of a job share.
+
+    Attributes:
+        config: the request.
+        guard: its directories, and the process that ends it if the agent is killed.
+        out: where the output goes.
+        events: what happens; signals arrive there.
+        verbose: whether to tell what is started and what ends.
+        reporter: tells the user of failures and recoveries.
+        factory: makes processes, the fastest way that there is.
+        placement: starts them.
+        standby: the workers in reserve.
+        control: who asks for another number of workers, if that may change.
+        begun: clock time of its start.
+        step_seconds: of the last start that had enough steps.
+        addresses: of the last processes that were started.
+    """
+
+    config: LaunchConfig
+    guard: Guard
+    out: Output
+    events: "SimpleQueue[Any]"
+    verbose: bool
+    reporter: RestartReporter
+    factory: WorkerFactory
+    placement: Placement
+    standby: Standby
+    control: jobs.Control | None
+    begun: float = field(default_factory=time.monotonic)
+    step_seconds: tuple[float, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+    def say(self, text: str) -> None:
+        """Tell the user."""
+        announce(self.out, text)
+
+    def sized(self, workers: int) -> LaunchConfig:
+        """Return the request with this number of workers; the bounds are those of the original one."""
+        if self.config.parameter_servers:
+            return self.config
+        least, most = self.config.range  # of which the defaults follow from the number of workers
+        return replace(self.config, workers=workers, min_workers=least, max_workers=most)
+
+    def rules(self, workers: int) -> Rules:
+        """Return what does not change while a start with so many workers runs."""
+        config = self.sized(workers)
+        least, most = config.range
+        return Rules(
+            roles=roles_of(config),
+            grace_seconds=config.grace_seconds,
+            max_restarts=config.max_restarts,
+            min_workers=least,
+            max_workers=most,
+        )
+
+    def plan(
+        self, workers: int, starts: int, *, piped: frozenset[int] = BOTH, reserve: bool = False
+    ) -> tuple[tuple[WorkerSpec, ...], StatusChannel]:
+        """Return what to start, at addresses that those before did not have, and a new channel for it.
+
+        Args:
+            workers: how many.
+            starts: how often they have been started again.
+            piped: the streams that go through the agent.
+            reserve: whether they wait until they take the place of others.
+        """
+        config = self.sized(workers)
+        places = self.placement.addresses(len(tasks(config)), but=self.addresses)
+        self.addresses = tuple(f"{host}:{port}" for host, port in places)
+        specs = plan(
+            config,
+            addresses=places,
+            job_id=self.guard.job_id,
+            directory=self.guard.directory,
+            python=sys.executable,
+            agent_pid=os.getpid(),
+            memory=self.guard.memory,
+            restarts=starts,
+        )
+        reporting = reporting_role(roles_of(config))
+        channel = opened(
+            self.guard.memory, starts, workers=reporting.count, reserve=reserve, chief=not reporting.in_step
+        )
+        return tuple(replace(spec, piped=piped) for spec in specs), channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What has happened to a job before a start.
+
+    Attributes:
+        history: the starts and the failures.
+        replaced: how often single processes were started again.
+        size: how many workers the start has.
+    """
+
+    history: History
+    replaced: int
+    size: int
+
+
+def reporting_role(roles: Sequence[Role]) -> Role:
+    """Return the role of which the processes report their steps."""
+    return next(role for role in roles if role.runs_script)

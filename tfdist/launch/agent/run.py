@@ -1,0 +1,302 @@
+"""Starts the processes of a job, supervises them until all have ended, and leaves nothing behind.
+
+One agent for all jobs: `supervise` decides by the restart policies of their roles, `restarts` whether another start
+follows, `controller` looks and acts, and a placement starts processes.
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from tfdist.launch.agent import jobs
+from tfdist.launch.agent.controller import Controller, look_seconds
+from tfdist.launch.agent.events import EventFile
+from tfdist.launch.agent.job import Before, Job
+from tfdist.launch.agent.outcome import cause_of_attempt, failures_of, outcome_of, why_not_again
+from tfdist.launch.agent.restart_reporter import RestartReporter
+from tfdist.launch.agent.signals import signals_into
+from tfdist.launch.agent.standby import Standby
+from tfdist.launch.agent.status_channel import StatusChannel
+from tfdist.launch.agent.worker_group import (
+    WorkerGroup,
+    announce,
+    at_a_signal,
+    impatience,
+    started,
+    supervise,
+    unseen_signal,
+)
+from tfdist.launch.output import noise
+from tfdist.launch.output.screen import Output, screen
+from tfdist.launch.placement.local import LocalPlacement, free_addresses, streams_of_one
+from tfdist.launch.placement.worker_factory import WorkerFactory
+from tfdist.launch.plan.config import LaunchConfig, require_script
+from tfdist.launch.plan.plan import plan
+from tfdist.launch.plan.roles import tasks
+from tfdist.launch.plan.spec import BOTH, WorkerSpec
+from tfdist.launch.process import shared_memory
+from tfdist.launch.process.resources import Guard, guarded
+from tfdist.launch.supervision.failure import Outcome, format_report, read_record
+from tfdist.launch.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
+from tfdist.launch.supervision.state import Event, Next, State, first_state, shown
+from tfdist.launch.supervision.supervise import decide
+
+
+def planned(config: LaunchConfig, *, job_id: str, directory: Path, agent_pid: int) -> tuple[WorkerSpec, ...]:
+    """Return what `run` would start now, with ports that are free now.
+
+    Args:
+        config: the request.
+        job_id: the same for all workers, and for no other job.
+        directory: where the workers record their failures.
+        agent_pid: process that the workers do not outlive; 0 if there is none.
+
+    Raises:
+        ConfigError: there are not enough ports.
+    """
+    return plan(
+        config,
+        addresses=free_addresses(len(tasks(config))),
+        job_id=job_id,
+        directory=directory,
+        python=sys.executable,
+        agent_pid=agent_pid,
+    )
+
+
+def run(config: LaunchConfig, *, verbose: bool = False) -> Outcome:
+    """Run the job to its end.
+
+    When it returns, or raises, no process of the job runs, and no file of it exists; when this process is killed, a
+    guardian sees to the same. In the main thread, SIGINT, SIGTERM and SIGHUP are passed on to the workers.
+
+    Args:
+        config: what to start.
+        verbose: whether to tell on standard error what is started and what ends.
+    Returns:
+        The outcome; a failure of a worker is reported on standard error and is no exception.
+    Raises:
+        ConfigError: the script cannot be read, or there are not enough ports.
+        TfdistError: a process cannot be started, or no temporary directory can be written.
+
+    Example:
+        >>> run(LaunchConfig(target="this", is_module=True)).exit_code
+        0
+    """
+    out = screen(names_of(config))
+
+    def report(text: str, give_up: Callable[[], bool]) -> None:
+        out.message(text, style="bold red", give_up=give_up)
+
+    return run_to(config, out, SimpleQueue(), report, verbose=verbose)
+
+
+def run_to(
+    config: LaunchConfig,
+    out: Output,
+    events: "SimpleQueue[Any]",
+    report: Callable[[str, Callable[[], bool]], None],
+    *,
+    verbose: bool = False,
+    if_killed: tuple[Path, ...] = (),
+) -> Outcome:
+    """Run the job to its end, as `run` does, with an output of the caller's.
+
+    Args:
+        config: what to start.
+        out: where the output goes.
+        events: the caller may put `Received` into it, as if the signal had arrived.
+        report: called when workers have failed, with the text to show, and a function that tells when to stop waiting
+            for its reader.
+        verbose: whether to tell what is started and what ends.
+        if_killed: files and directories that are removed if this process is killed; else the caller sees to them.
+    Returns:
+        The outcome.
+    Raises:
+        ConfigError, TfdistError: as `run`.
+    """
+    require_script(config)
+    if not config.all_logs:
+        out.noise = noise.known_noise(has_gpu=noise.has_nvidia_device())
+    job_id = secrets.token_hex(8)
+    begun = time.monotonic()
+    least, most = config.range
+    holds_states = config.is_elastic and not config.parameter_servers
+    too_small = shared_memory.complaint(
+        shared_memory.observe(), gpus=shared_memory.observe_gpus(), holds_states=holds_states
+    )
+    if too_small:
+        announce(out, f"warning: {too_small}")
+    sizing = (signal.SIGUSR1, signal.SIGUSR2) if least < most else ()
+    files = (jobs.place(os.environ, job_id),) if least < most else ()
+    with signals_into(events, *sizing), guarded(job_id, in_memory=True, also=files, if_killed=if_killed) as guard:
+        outcome, give_up = _run(config, guard, out, events, verbose=verbose)
+        if outcome.failures:
+            workers = len(tasks(config))
+            report(format_report(outcome.failures, workers=workers, started=begun, shown=out.lends), give_up)
+        return outcome
+
+
+def names_of(config: LaunchConfig) -> list[str]:
+    """Return what the processes of the job are called, as many as there may be.
+
+    Example:
+        >>> names_of(LaunchConfig(target="train.py", workers=1, max_workers=2))
+        ['worker 0', 'worker 1']
+    """
+    return [str(task) for task in tasks(replace(config, workers=config.range[1]))]
+
+
+def _run(
+    config: LaunchConfig, guard: Guard, out: Output, events: "SimpleQueue[Any]", *, verbose: bool
+) -> tuple[Outcome, Callable[[], bool]]:
+    """Run the job through all its starts; return also what tells when to stop waiting for the reader of the output."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(contextlib.closing(EventFile(config.event_file, guard.job_id)))
+        factory = stack.enter_context(contextlib.closing(WorkerFactory(config, guard)))
+        standby = stack.enter_context(contextlib.closing(Standby(guard, out, factory, verbose=verbose)))
+        reporter = RestartReporter(
+            say=lambda text: announce(out, text),
+            file=file,
+            max_restarts=config.max_restarts,
+            has_chief=bool(config.parameter_servers),
+        )
+        job = Job(
+            config=config,
+            guard=guard,
+            out=out,
+            events=events,
+            verbose=verbose,
+            reporter=reporter,
+            factory=factory,
+            placement=LocalPlacement(guard, starter=factory.start),
+            standby=standby,
+            control=stack.enter_context(_control(config, guard, out, events)),
+        )
+        outcome, give_up = _starts(job)
+        reporter.ended(outcome.exit_code)
+        return outcome, give_up
+
+
+@contextlib.contextmanager
+def _control(
+    config: LaunchConfig, guard: Guard, out: Output, events: "SimpleQueue[Any]"
+) -> Iterator[jobs.Control | None]:
+    least, most = config.range
+    if least == most:
+        yield None
+        return
+    with jobs.controlled(jobs.place(os.environ, guard.job_id), events, (least, most)) as control:
+        text = (
+            f"job {guard.job_id}: `tfdist resize {guard.job_id[:8]} N` changes the number of workers, {least} to {most}"
+        )
+        announce(out, text)
+        yield control
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    """How a start has ended.
+
+    Attributes:
+        outcome: of the job, if no other start follows.
+        decision: whether one does.
+        before: what has happened before that start.
+        give_up: when to stop waiting for the reader of the output.
+    """
+
+    outcome: Outcome
+    decision: Decision
+    before: Before
+    give_up: Callable[[], bool]
+
+
+def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
+    before = Before(history=History(), replaced=0, size=job.config.workers)
+    while True:
+        job.reporter.start = before.history.starts
+        with _present(job, before) as (channel, group):
+            ended = _start(job, channel, group, before)
+        if ended.decision is not Decision.RESTART:
+            return ended.outcome, ended.give_up
+        received = unseen_signal(job.events, keep=True)
+        if received is not None:
+            job.say(f"{signal.Signals(received).name}: the job is not started again")
+            return Outcome.interrupted(received), ended.give_up
+        job.factory.wait(at_a_signal(job.events))
+        before = ended.before
+
+
+@contextlib.contextmanager
+def _present(job: Job, before: Before) -> Iterator[tuple[StatusChannel, WorkerGroup]]:
+    """Yield processes, those in reserve or new ones, and the channel to them."""
+    reserve = job.standby.take(before.size)
+    if reserve is not None:
+        with reserve.held:
+            job.standby.admit(reserve, job.events)
+            yield reserve.channel, reserve.group
+        return
+    # a single worker has the terminal for itself, but for what is known to be noise
+    single = job.config.range[1] == 1 and not job.config.parameter_servers
+    alone = single and not job.config.standby and job.out.lends
+    piped = streams_of_one(all_logs=job.config.all_logs) if alone else BOTH
+    specs, channel = job.plan(before.size, before.history.starts, piped=piped)
+    running = started(specs, job.placement, job.out, job.events, verbose=job.verbose)
+    with contextlib.closing(channel), running as group:
+        yield channel, group
+
+
+def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before) -> _Ended:
+    """Supervise processes that were started until none is left; tell what has happened, return what follows."""
+    history, rules = before.history, job.rules(before.size)
+
+    def step(state: State, event: Event, now: float) -> Next:
+        return decide(state, event, now=now, rules=rules)
+
+    job.reporter.started([handle.pid for handle in group.everybody])
+    controller = Controller(job, rules, channel, group, starts=history.starts)
+    attempt = supervise(
+        group,
+        first_state(rules, restarts=history.failures, replaced=before.replaced),
+        step,
+        job.events,
+        look=controller.look,
+        look_seconds=look_seconds,
+        perform=controller.perform,
+    )
+    seen, state = controller.seen(), attempt.state
+    controller.tell_stepping(seen)
+    job.reporter.left(seen)
+    failures = failures_of(
+        attempt, rules, {index: read_record(group.specs[index].error_file) for index in attempt.exits}
+    )
+    cause = cause_of_attempt(attempt, rules, failures, seen)
+    if cause is not None:
+        history = after_failure(history, cause.signature)
+    same_failures = rules.roles[0].restart_policy.same_failures
+    decision = decide_restart(state, history, same_failures=same_failures, min_workers=rules.min_workers)
+    again = decision is Decision.RESTART
+    give_up = at_a_signal(job.events) if again else impatience(state.received, job.events)
+    group.finish(grace_seconds=0.0 if attempt.killed or again else rules.grace_seconds, give_up=give_up)
+    if cause is not None:
+        why_not = why_not_again(attempt, rules, decision, history)
+        job.reporter.failed(cause, begun=job.begun, again=again, why_not=why_not)
+    elif state.halt is not None and state.halted:
+        job.reporter.halted(state.halt.purpose.value, next_size(state) if again else 0, state.halt.asked)
+    if decision is Decision.TOO_FEW_WORKERS:
+        job.say(f"{shown(next_size(state))} would be left, and --min-workers is {rules.min_workers}: the job ends")
+    following = Before(
+        history=replace(history, starts=history.starts + 1),
+        replaced=state.replaced,
+        size=next_size(state) if rules.in_step else before.size,
+    )
+    outcome = outcome_of(attempt, rules, failures, decision)
+    return _Ended(outcome=outcome, decision=decision, before=following, give_up=give_up)

@@ -1,0 +1,1 @@
+"""A function of a notebook as a job."""

@@ -1,0 +1,32 @@
+"""A worker of a function: reads it, calls it, and leaves the result if it is the chief.
+
+    python -m tfdist.launch.notebooks.worker CODE RESULT
+
+Both are files of the job, which `notebook_sending` describes.
+"""
+
+import sys
+from pathlib import Path
+
+from tfdist import cluster
+from tfdist.launch.notebooks.sending import name_of, receive_function, send_result
+
+
+def main(code: str, result: str) -> None:
+    """Call the function; an exception of it is one of this process.
+
+    Args:
+        code: path of what to call.
+        result: path where the chief leaves what it has returned.
+    """
+    function, arguments = receive_function(Path(code))
+    returned = function(*arguments)
+    if cluster.from_environment().is_chief:
+        path = Path(result)
+        path.unlink(missing_ok=True)  # of an earlier start
+        send_result(path, returned, of=name_of(function))
+
+
+if __name__ == "__main__":
+    del sys.argv[3:]
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What workers write, on its way to one terminal or file."""

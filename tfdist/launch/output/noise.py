@@ -1,0 +1,73 @@
+"""What TensorFlow writes to standard error that tells nobody anything, told by its text.
+
+Native code writes some lines before any level of logging applies, and the rest of what it writes at the level of
+information begins at every process. A line is dropped only if it is one of those below; a message that is not known is
+always shown. What says that there is no GPU is dropped only where the machine has none.
+"""
+
+import glob
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_STAMP = rb"^(?:[IWEF]\d{4} [\d:.]+ +\d+|\d{4}-\d\d-\d\d [\d:.]+: [IWEF]) \S*?"
+
+_ALWAYS = (
+    rb"^WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$",
+    _STAMP + rb"port\.cc:\d+\] oneDNN custom operations are on\.",
+    _STAMP + rb"cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized to use available CPU instructions",
+    rb"^To enable the following instructions: [\w .,]+, in other operations, rebuild TensorFlow with",
+    _STAMP + rb"\S+\.cc:\d+\] Unable to register cu(?:DNN|FFT|BLAS) factory",
+    _STAMP + rb"computation_placer\.cc:\d+\] computation placer already registered",
+    _STAMP + rb"local_rendezvous\.cc:\d+\] Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence",
+    _STAMP + rb"local_rendezvous\.cc:\d+\] Local rendezvous is aborting with status: ABORTED: Cleanup",
+    rb"TF-TRT Warning: Could not find TensorRT$",
+)
+_WITHOUT_A_GPU = (
+    _STAMP + rb"\S+\.cc:\d+\] Could not find cuda drivers on your machine, GPU will not be used\.",
+    _STAMP + rb"cuda_\w+\.cc:\d+\] failed call to cuInit: .*UNKNOWN ERROR \(303\)",
+)
+_NVIDIA = "0x10de"
+
+
+def has_nvidia_device(devices: str = "/sys/bus/pci/devices") -> bool:
+    """Return whether a device of NVIDIA is in this machine, whatever drivers there are.
+
+    Example:
+        >>> has_nvidia_device("/nowhere")
+        False
+    """
+    for path in glob.glob(f"{devices}/*/vendor"):
+        try:
+            if Path(path).read_text().strip() == _NVIDIA:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def known_noise(*, has_gpu: bool) -> re.Pattern[bytes]:
+    """Return what is found in a line of standard error that is known to be noise.
+
+    Args:
+        has_gpu: whether the machine has one; then it is news that there is no driver for it.
+
+    Example:
+        >>> noise = known_noise(has_gpu=False)
+        >>> bool(noise.search(b"I0000 00:00:1.5   30103 port.cc:153] oneDNN custom operations are on. You may see"))
+        True
+        >>> bool(noise.search(b"W0000 00:00:1.5   30103 port.cc:153] the disk is full"))
+        False
+    """
+    patterns = _ALWAYS if has_gpu else (*_ALWAYS, *_WITHOUT_A_GPU)
+    return re.compile(b"|".join(b"(?:%b)" % pattern for pattern in patterns))
+
+
+def variables(environ: Mapping[str, str], *, all_logs: bool) -> dict[str, str]:
+    """Return the variables that keep native code from informing; none where the user has set the level.
+
+    Example:
+        >>> variables({}, all_logs=False), variables({"TF_CPP_MIN_LOG_LEVEL": "0"}, all_logs=False)
+        ({'TF_CPP_MIN_LOG_LEVEL': '1'}, {})
+    """
+    return {} if all_logs or "TF_CPP_MIN_LOG_LEVEL" in environ else {"TF_CPP_MIN_LOG_LEVEL": "1"}

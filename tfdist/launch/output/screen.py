@@ -1,0 +1,200 @@
+"""Writes the lines of several workers to one terminal or file: whole lines, a coloured prefix, one living line.
+
+The living line is what the chief shows without a line end, such as a progress bar. On a terminal it stands at the
+bottom and moves; elsewhere only its last state is written, when its line ends.
+"""
+
+import os
+import re
+import select
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
+CLEAR_LINE = b"\r\x1b[K"
+_PATIENCE_SECONDS = 0.2  # between two questions whether to give up
+
+
+class Output(Protocol):
+    """What the agent and the workers write to: a `Screen`, or the cell of a notebook.
+
+    Attributes:
+        speaker: what begins a line of the agent's own.
+        lends: whether a single worker may write to standard output and error by itself.
+        closed: set when nobody reads any more.
+        noise: what in a line of a worker's standard error keeps it from being shown; None shows all.
+    """
+
+    speaker: str
+    lends: bool
+    closed: threading.Event
+    noise: re.Pattern[bytes] | None
+
+    def lines(self, stream: int, worker: int, lines: list[bytes]) -> None:
+        """Write complete lines of a worker."""
+
+    def living(self, stream: int, worker: int, text: bytes) -> None:
+        """Show ``text`` as the line that is not complete; empty text removes it."""
+
+    def message(self, text: str, *, style: str = "", give_up: Callable[[], bool]) -> None:
+        """Write the agent's own words; while nobody takes them, wait until ``give_up`` says so."""
+
+
+@dataclass(kw_only=True)
+class Screen:
+    """Where the lines go. Calls from several threads are put in order.
+
+    Attributes:
+        descriptors: file descriptors, by stream: 1 is standard output, 2 standard error.
+        terminals: the streams that are a terminal that can move its cursor.
+        prefixes: what begins a worker's line, by worker; none for workers that are not in it.
+        closed: set when a reader of the output has gone away (a closed pipe).
+        speaker: what begins a line of the agent's own.
+        lends: whether a single worker may write to these descriptors by itself.
+        noise: what in a line of a worker's standard error keeps it from being shown; None shows all.
+    """
+
+    descriptors: dict[int, int]
+    terminals: frozenset[int]
+    prefixes: dict[int, dict[int, bytes]]
+    closed: threading.Event = field(default_factory=threading.Event)
+    speaker: str = "tfdist run"
+    lends: bool = True
+    noise: re.Pattern[bytes] | None = None
+    _living: tuple[int, bytes] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def lines(self, stream: int, worker: int, lines: list[bytes]) -> None:
+        """Write complete lines of a worker."""
+        prefix = self.prefixes[stream].get(worker, b"")
+        self._write(stream, b"".join(prefix + line + b"\n" for line in lines))
+
+    def living(self, stream: int, worker: int, text: bytes) -> None:
+        """Show ``text`` as the line that is not complete; empty text removes it."""
+        if stream not in self.terminals:
+            return
+        shown = _cropped(self.prefixes[stream].get(worker, b"") + text, self.descriptors[stream]) if text else b""
+        with self._lock:
+            if self._living is None and not shown:
+                return
+            self._put(stream, CLEAR_LINE + shown)
+            self._living = (stream, shown) if shown else None
+
+    def message(self, text: str, *, style: str = "", give_up: Callable[[], bool]) -> None:
+        """Write the agent's own words to standard error; while nobody takes them, wait until ``give_up`` says so.
+
+        Args:
+            text: the words; on a terminal, with colour, its first line has ``style``.
+            style: as rich spells it, or empty.
+            give_up: asked several times a second. Supervision must go on when the reader of the output stands still.
+        """
+        first, end, rest = text.partition("\n")
+        if style and 2 in self.terminals:
+            first = _styled(first, style)
+        data = f"{first}{end}{rest}\n".encode("utf-8", "backslashreplace")
+        while not self._lock.acquire(timeout=_PATIENCE_SECONDS):  # the pump hangs in a write
+            if give_up():
+                return
+        try:
+            if 2 in self.terminals and self._living is not None:
+                data = CLEAR_LINE + data + self._living[1]
+            for start in range(0, len(data), select.PIPE_BUF):  # so much a pipe takes at once, when it takes anything
+                while not select.select([], [self.descriptors[2]], [], _PATIENCE_SECONDS)[1]:
+                    if give_up():
+                        return
+                self._put(2, data[start : start + select.PIPE_BUF])
+        except (OSError, ValueError):  # standard error is closed
+            return
+        finally:
+            self._lock.release()
+
+    def _write(self, stream: int, data: bytes) -> None:
+        if not data:
+            return
+        with self._lock:
+            if self._living is None or stream not in self.terminals:
+                self._put(stream, data)
+            else:
+                shown_on, shown = self._living
+                self._put(shown_on, CLEAR_LINE)
+                self._put(stream, data)
+                self._put(shown_on, shown)
+
+    def _put(self, stream: int, data: bytes) -> None:
+        descriptor, view = self.descriptors[stream], memoryview(data)
+        while view and not self.closed.is_set():
+            try:
+                view = view[os.write(descriptor, view) :]
+            except BlockingIOError:  # somebody made it non-blocking: wait until it takes more
+                select.select([], [descriptor], [], 1.0)
+            except OSError:  # nobody reads, or the terminal is gone
+                self.closed.set()
+
+
+def screen(names: Sequence[str], *, standard_output: int = 1, standard_error: int = 2) -> Screen:
+    """Return the screen for the workers of these names; with one worker its lines have no prefix.
+
+    Colour is used on a terminal, unless NO_COLOR is set or TERM is "dumb".
+
+    Args:
+        names: of every worker, by its index, such as "worker 0" or "chief".
+        standard_output: file descriptor.
+        standard_error: file descriptor.
+    """
+    descriptors = {1: standard_output, 2: standard_error}
+    movable = frozenset(s for s, fd in descriptors.items() if os.isatty(fd) and os.environ.get("TERM") != "dumb")
+    return Screen(
+        descriptors=descriptors,
+        terminals=movable,
+        prefixes={stream: prefixes_of(names, coloured=stream in movable) for stream in descriptors},
+    )
+
+
+def prefixes_of(names: Sequence[str], *, coloured: bool) -> dict[int, bytes]:
+    """Return what begins the lines of each worker.
+
+    Args:
+        names: of every worker, by its index; with one there is nothing to tell apart.
+        coloured: whether in colour.
+
+    Example:
+        >>> prefixes_of(["chief", "worker 0"], coloured=False)
+        {0: b'[chief] ', 1: b'[worker 0] '}
+    """
+    if len(names) == 1:
+        return {}
+    parts = [name.partition(" ") for name in names]
+    widths = {kind: max(len(number) for one, _, number in parts if one == kind) for kind, _, _ in parts}
+    plain = {worker: f"[{kind}{gap}{number:>{widths[kind]}}]" for worker, (kind, gap, number) in enumerate(parts)}
+    if coloured:
+        plain = {worker: _styled(text, COLOURS[worker % len(COLOURS)]) for worker, text in plain.items()}
+    return {worker: f"{text} ".encode() for worker, text in plain.items()}
+
+
+def _styled(text: str, style: str) -> str:
+    if os.environ.get("NO_COLOR"):
+        return text
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
+
+
+def _cropped(text: bytes, descriptor: int) -> bytes:
+    """Return ``text`` cut to the width of the terminal: a line that wraps could not be cleared again."""
+    from rich.console import Console
+    from rich.text import Text
+
+    try:
+        columns = os.get_terminal_size(descriptor).columns
+    except OSError:
+        columns = 0
+    width = (columns or 80) - 1  # a terminal that does not know its size says 0
+    rich_text = Text.from_ansi(text.decode("utf-8", "replace"), no_wrap=True, end="")
+    rich_text.truncate(width, overflow="crop")
+    console = Console(force_terminal=True, color_system="truecolor", width=width, no_color=False)
+    with console.capture() as captured:
+        console.print(rich_text, end="", soft_wrap=True)
+    return captured.get().encode()

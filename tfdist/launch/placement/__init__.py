@@ -1,0 +1,1 @@
+"""Where processes of a job run: the interface, and this host."""

@@ -1,0 +1,80 @@
+"""Where processes of a job run, and how the agent reaches them: the interface.
+
+The agent starts, waits for, signals and ends processes through this alone. `local` places them on this host; another
+engine (ssh, Ray, Slurm) is another implementation, and runs the battery of tests/integration/test_placement.py.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from tfdist.launch.plan.spec import WorkerSpec
+
+
+class Handle(Protocol):
+    """A process that was started."""
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """What was started."""
+
+    @property
+    def pid(self) -> int:
+        """The number of its process, on its host."""
+
+    @property
+    def address(self) -> str:
+        """Where the others reach it, as "host:port"; empty where nobody has to."""
+
+    @property
+    def outputs(self) -> Mapping[int, int]:
+        """Descriptors to read standard output (1) and error (2) from; those that are missing are the agent's."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process stands still, because of SIGSTOP or the like; False where this cannot be told."""
+
+    def wait(self, timeout_seconds: float | None = None) -> int | None:
+        """Wait until it has ended; return its exit code, or the negative number of the signal that killed it.
+
+        Any thread may call it, and as often as it likes. It is None when the process has not ended in time.
+        """
+
+    def signal(self, number: int) -> None:
+        """Send a signal: SIGKILL to the process and its children, any other to it alone; to one that has ended, none.
+
+        Children that an ended process has left get SIGKILL too, until `close`.
+        """
+
+    def close(self, timeout_seconds: float) -> None:
+        """Give back what the ended process has held: its number, and the descriptors."""
+
+
+class Placement(Protocol):
+    """Starts processes of one job."""
+
+    def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
+        """Return host and port for so many processes that listen.
+
+        Args:
+            count: how many.
+            but: addresses, as "host:port", of earlier starts: what is left of those must not be met there.
+        Raises:
+            ConfigError: there are not enough ports.
+        """
+
+    def start(self, spec: WorkerSpec) -> Handle:
+        """Start a process, which ends with the agent at the latest.
+
+        The calling thread must outlive it: Linux ends a process together with the thread that started it.
+
+        Raises:
+            TfdistError: it cannot be started.
+        """
+
+    def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
+        """End what ended processes have left running: SIGTERM, the grace period, SIGKILL; return how many there were.
+
+        Args:
+            handles: of all that were started and have ended; not closed yet.
+            grace_seconds: between SIGTERM and SIGKILL.
+        """

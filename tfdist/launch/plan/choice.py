@@ -1,0 +1,91 @@
+"""What a request leaves open, and what the strategy asks of it: both follow from the table of strategies."""
+
+from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.launch.plan.config import LaunchConfig
+from tfdist.strategies import registry
+from tfdist.validation import integer
+
+DEFAULT_SERVERS = 1
+DEFAULT_RESTARTS = 3  # with parameter servers
+
+_SERVERS = "parameter_servers (--parameter-servers)"
+
+
+def has_chief(strategy: str | None, *, parameter_servers: int | None = None) -> bool:
+    """Return whether a chief runs the script for the strategy; check that only such a strategy is given servers.
+
+    Raises:
+        ConfigError: no strategy has that name, or it takes no servers, or it is to have none.
+
+    Example:
+        >>> has_chief("parameter-server", parameter_servers=2), has_chief("mirrored"), has_chief(None)
+        (True, False, False)
+    """
+    if strategy is not None and registry.get(strategy).processes == "chief":
+        if parameter_servers is not None:
+            integer(_SERVERS, parameter_servers, minimum=1, hint="They hold the variables.")
+        return True
+    if parameter_servers is not None:
+        able = ", ".join(name for name in registry.names() if registry.get(name).processes == "chief")
+        received = "no strategy is chosen" if strategy is None else f"the strategy is {strategy!r}"
+        raise ConfigError(
+            f"{_SERVERS} is {parameter_servers}, but {received}; only {able} has it. Leave it out, or choose "
+            f"--strategy {able}."
+        )
+    return False
+
+
+def server_count(strategy: str | None, *, parameter_servers: int | None = None) -> int:
+    """Return how many parameter servers the job has: as many as are asked for, or the default; 0 without a chief.
+
+    Raises:
+        ConfigError: as `has_chief`.
+
+    Example:
+        >>> server_count("parameter-server"), server_count("mirrored")
+        (1, 0)
+    """
+    if not has_chief(strategy, parameter_servers=parameter_servers):
+        return 0
+    return DEFAULT_SERVERS if parameter_servers is None else parameter_servers
+
+
+def check_strategy(config: LaunchConfig) -> None:
+    """Check that the strategy is registered and runs in that many processes.
+
+    Raises:
+        ConfigError: no strategy has that name, or it needs one process and more are asked for.
+
+    Example:
+        >>> check_strategy(LaunchConfig(target="train.py", strategy="multi-worker", workers=2))
+    """
+    if config.strategy is None:
+        return
+    entry = registry.get(config.strategy)
+    most = config.range[1]
+    if entry.processes == "one" and most > 1:
+        option = "workers (-n)" if config.workers == most else "max_workers (--max-workers)"
+        raise ConfigError(
+            f"{option} is {most}, but the strategy {entry.name!r} runs in one process: its replicas are the "
+            f"devices of that process. For {most} replicas: `tfdist run --strategy {entry.name} "
+            f"--replicas-per-worker {most} SCRIPT`, in Python workers=1 and replicas_per_worker={most}."
+        )
+
+
+def require_installed(config: LaunchConfig) -> None:
+    """Check that what the strategy needs is installed, before any worker is started that would find out by itself.
+
+    Raises:
+        MissingDependencyError: it is not.
+
+    Example:
+        >>> require_installed(LaunchConfig(target="train.py", strategy="multi-worker", workers=2))
+    """
+    if config.strategy is None:
+        return
+    entry = registry.get(config.strategy)
+    if entry.needs is not None and not entry.is_installed:
+        package, cure = entry.needs
+        raise MissingDependencyError(
+            f"the strategy {entry.name!r} needs {package}, which is not installed here. Install it: {cure}"
+        )

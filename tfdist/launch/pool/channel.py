@@ -1,0 +1,89 @@
+"""Messages between a pool and its workers: JSON behind its length, over pipes."""
+
+import json
+import os
+import struct
+from typing import Any
+
+_LENGTH = struct.Struct(">I")
+_LARGEST_BYTES = 64 * 2**20
+
+
+def pack(message: Any) -> bytes:
+    """Return a message as it travels: four bytes of length, then JSON in UTF-8.
+
+    Raises:
+        ValueError: the message is no JSON value, or too large.
+
+    Example:
+        >>> pack([1])
+        b'\\x00\\x00\\x00\\x03[1]'
+    """
+    try:
+        body = json.dumps(message).encode()
+    except TypeError as error:
+        raise ValueError(
+            f"the message holds what JSON cannot: {error}. Return numbers, texts, lists and dicts."
+        ) from error
+    if len(body) > _LARGEST_BYTES:
+        raise ValueError(
+            f"the message has {len(body)} bytes; {_LARGEST_BYTES} is the end. Hand large arrays over in files."
+        )
+    return _LENGTH.pack(len(body)) + body
+
+
+def write(descriptor: int, message: Any) -> None:
+    """Write a whole message to a pipe.
+
+    Raises:
+        ValueError: the message is no JSON value, or too large.
+        BrokenPipeError: nobody reads any more.
+    """
+    data = pack(message)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def read(descriptor: int) -> Any:
+    """Return the next message of a pipe; blocks until it is there.
+
+    Raises:
+        EOFError: the writer has closed.
+    """
+    return json.loads(_exactly(descriptor, _LENGTH.unpack(_exactly(descriptor, _LENGTH.size))[0]))
+
+
+def _exactly(descriptor: int, count: int) -> bytes:
+    parts = []
+    while count:
+        part = os.read(descriptor, count)
+        if not part:
+            raise EOFError("the other end of the pipe was closed")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+class Mailbox:
+    """Takes bytes as a pipe has them and gives whole messages, so that a reader never blocks on half of one.
+
+    Example:
+        >>> box = Mailbox()
+        >>> [box.put(byte) for byte in (b"\\0\\0\\0", b"\\2[", b"]")]
+        [[], [], [[]]]
+    """
+
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    def put(self, data: bytes) -> list[Any]:
+        """Return the messages that are complete with these bytes."""
+        self._bytes += data
+        messages = []
+        while len(self._bytes) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack(self._bytes[: _LENGTH.size])[0]
+            if len(self._bytes) < end:
+                break
+            messages.append(json.loads(self._bytes[_LENGTH.size : end]))
+            self._bytes = self._bytes[end:]
+        return messages

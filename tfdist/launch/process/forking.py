@@ -1,0 +1,175 @@
+"""Imports what training needs, then forks a worker for every request; itself it runs no operation and has no thread.
+
+    python forking.py CHANNEL FOLDER [modules ...]
+
+CHANNEL is a descriptor of a socket to the agent, FOLDER what the workers have first in `sys.path`. A request brings a
+channel for the worker, which is forked twice, so that it becomes a child of the agent, whose orphans become its
+children. Over its channel it gets, at once or later, its standard streams, its environment and a command: a file of
+Python and its arguments, which it runs as `python FILE ARGUMENTS` would. Like `worker`, this file is started by its
+path. All end when the agent closes their channels, or has ended.
+"""
+
+import contextlib
+import errno
+import gc
+import importlib
+import json
+import os
+import socket
+import struct
+import sys
+from types import ModuleType
+from typing import Any
+
+MODULES = (
+    "tensorflow",
+    "keras",
+    "tfdist.strategies.choose",
+    "tfdist.strategies.multi_worker_mirrored",
+    "tfdist.strategies.ring",
+    "tfdist.strategies.parameter_server",
+    "tfdist.collectives.horovod",
+    "tfdist.callbacks.backup_and_restore",
+)
+
+NUMBER = struct.Struct("<q")  # before a request its length; the reply: a process, or the negative number of an error
+READY = b"."  # before every request
+_STREAMS = 3
+
+
+def main(argv: list[str]) -> None:
+    """Serve until the agent is gone; in a forked worker, be the worker.
+
+    Args:
+        argv: [the channel, the workers' folder, modules ...].
+    """
+    channel, folder, *modules = argv
+    if not sys.flags.safe_path:
+        sys.path[0] = folder  # the modules beside this file are not meant for others to import by such short names
+    for name in modules:
+        with contextlib.suppress(Exception):  # what is missing, or does not work, is not needed or fails later
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the workers do not look through what all of them share, and so need no copy of it
+    fork_workers(socket.socket(fileno=int(channel)))
+
+
+def fork_workers(agent: socket.socket) -> None:
+    """Serve until the agent is gone, and end; return in a worker alone, when that has run its command.
+
+    Args:
+        agent: as for `serve`.
+    """
+    with serve(agent) as own:
+        request, streams = receive(own)
+    if request is None:
+        os._exit(0)  # it was never needed
+    _take(request["environment"], streams)
+    become(request["argv"])
+
+
+def serve(agent: socket.socket) -> socket.socket:
+    """Fork a worker for every request; return in the worker alone, with its own channel.
+
+    Args:
+        agent: where the requests come from, each with a descriptor of a channel.
+    """
+    while True:
+        with contextlib.suppress(OSError):
+            agent.sendall(READY)
+        channels: list[int] = []
+        with contextlib.suppress(OSError):
+            _, channels, _, _ = socket.recv_fds(agent, 1, 1)
+        if not channels:
+            os._exit(0)  # the agent is gone, and nothing here needs an orderly end
+        here, there = socket.socketpair()
+        with socket.socket(fileno=channels[0]) as channel, here, there:
+            try:
+                between = os.fork()
+            except OSError as error:
+                answer = -(error.errno or errno.EAGAIN)
+            else:
+                if between == 0:
+                    here.close()
+                    agent.close()
+                    _fork_again(there)
+                    return channel.dup()
+                there.close()
+                answer = _worker_of(between, here)
+            with contextlib.suppress(OSError):
+                here.sendall(READY)  # before the agent knows of it: what the agent has been given needs nobody here
+            with contextlib.suppress(OSError):
+                agent.sendall(NUMBER.pack(answer))
+
+
+def receive(channel: socket.socket) -> tuple[Any, list[int]]:
+    """Return what to run, and the standard streams; None when the agent is gone."""
+    try:
+        header, streams, _, _ = socket.recv_fds(channel, NUMBER.size, _STREAMS)
+        body = bytearray(NUMBER.unpack(header)[0] if header else 0)
+        view = memoryview(body)
+        while view:
+            count = channel.recv_into(view)
+            view = view[count:] if count else memoryview(b"")
+        return json.loads(body) if body else None, streams
+    except (OSError, ValueError, struct.error):
+        return None, []
+
+
+def _worker_of(between: int, here: socket.socket) -> int:
+    """Return the worker that this child has forked, once that is a child of the agent; or a negative number."""
+    try:
+        said = here.recv(NUMBER.size)
+    except OSError:
+        said = b""
+    os.waitpid(between, 0)
+    return int(NUMBER.unpack(said)[0]) if len(said) == NUMBER.size else -errno.EAGAIN
+
+
+def _fork_again(there: socket.socket) -> None:
+    """End the process that calls; return in its child, once that is a child of the agent."""
+    try:
+        child = os.fork()
+    except OSError as error:
+        there.sendall(NUMBER.pack(-(error.errno or errno.EAGAIN)))
+        os._exit(1)
+    if child != 0:
+        os._exit(0)
+    os.setsid()
+    there.sendall(NUMBER.pack(os.getpid()))
+    if there.recv(1) != READY:
+        os._exit(1)
+    there.close()
+
+
+def _take(environment: dict[str, str], streams: list[int]) -> None:
+    """Give this process the environment and the standard streams, and random numbers of its own."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)  # none of them is below 3: those are open here
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    if "numpy" in sys.modules:  # Python's own are fresh after every fork
+        sys.modules["numpy"].random.seed()
+
+
+def become(command: list[str]) -> None:
+    """Run a file as ``python FILE ARGUMENTS`` would; what it raises is raised here.
+
+    Args:
+        command: [the file, its arguments ...].
+    """
+    file = command[0]
+    sys.argv = list(command)
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(file))
+    module = ModuleType("__main__")
+    module.__file__ = file
+    sys.modules["__main__"] = module
+    with open(file, "rb") as source:
+        code = compile(source.read(), file, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102 - running a file is what this one is for
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,117 @@
+"""A process that waits until the agent is gone; if it died without a word, it ends the job and removes its files.
+
+    python guardian.py JOB_ID [files and directories ...]
+
+The agent holds the other end of standard input. It writes a line with the number of each worker's session, one with the
+negative number when nothing is left of that session, and "done" when everything is in order; the end of input without
+it means that the agent was killed. The job's processes, children and grandchildren, are recognised by their session, or
+in another session by TFDIST_JOB_ID in their environment. Signals that ask a job to end are for the agent: service
+managers send them to every process at once.
+"""
+
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Collection, Sequence
+
+DEADLINE_SECONDS = 30.0
+DONE = b"done"
+LISTING, GENERATED = ".generated", "__autograph_generated_file"  # as `worker` has them
+
+
+def main(job_id: str, *paths: str) -> None:
+    """Wait for the end of standard input, then clean up unless it said that this is not needed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    said = sys.stdin.buffer.read().split()
+    if DONE in said:
+        return
+    end_job(job_id, sessions=sessions_left([int(word) for word in said]))
+    for path in paths:
+        remove(path)
+
+
+def sessions_left(said: Sequence[int]) -> set[int]:
+    """Return the sessions that the agent has named and not taken back.
+
+    Example:
+        >>> sessions_left([41, 42, -41])
+        {42}
+    """
+    left: set[int] = set()
+    for number in said:
+        if number > 0:
+            left.add(number)
+        else:
+            left.discard(-number)
+    return left
+
+
+def end_job(job_id: str, *, sessions: Collection[int]) -> None:
+    """Kill every process of the job, until none is left or the deadline has passed."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while (found := members(job_id, sessions=sessions)) and time.monotonic() < deadline:
+        for pid in found:
+            kill(pid)
+        time.sleep(0.02)
+
+
+def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
+    """Return the processes, other than this one, that are in one of the sessions or have the job's id.
+
+    Example:
+        >>> members("a job that nobody started", sessions=[])
+        []
+    """
+    import os
+
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
+            if alive and (os.getsid(process.pid) in sessions or process.environ().get("TFDIST_JOB_ID") == job_id):
+                found.append(process.pid)
+    return found
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a directory with all that is in it and what lists in it name; what is not there is no error."""
+    import glob
+    import os
+
+    for listing in glob.glob(os.path.join(glob.escape(path), f"*{LISTING}")):
+        remove_listed(listing)
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def remove_listed(listing: str) -> None:
+    """Remove the files that a worker has written down as AutoGraph's, and the list; see `worker`."""
+    import importlib.util
+    import os
+
+    with contextlib.suppress(OSError), open(listing, "rb") as file:
+        for path in map(os.fsdecode, file.read().split(b"\0")):
+            if os.path.basename(path).startswith(GENERATED):
+                for one in (path, importlib.util.cache_from_source(path)):
+                    with contextlib.suppress(OSError):
+                        os.unlink(one)
+    with contextlib.suppress(OSError):
+        os.unlink(listing)
+
+
+def kill(pid: int) -> None:
+    """Kill one process; one that ended meanwhile is no error."""
+    import os
+
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,178 @@
+"""Runs a script as ``python script.py`` would, in a process that does not outlive its agent and records its failure.
+
+    python worker.py --parent PID --script train.py [arguments]
+    python worker.py --parent PID --module package.module [arguments]
+
+The script finds `__main__`, `sys.argv` and `sys.path[0]` as it would without this file. An exception that nobody
+caught, or an exit with a code that is not 0, is written to TFDIST_ERROR_FILE as JSON, under another name first, so that
+the file is complete once it exists. Beside it is written which files AutoGraph makes where temporary files belong: it
+removes them when the process ends, and cannot when that is killed. This file imports the standard library only: it is
+started by its path, and nothing of tfdist is loaded before the script asks for it.
+"""
+
+import os
+import sys
+from types import TracebackType
+from typing import NoReturn
+
+LISTING, GENERATED = ".generated", "__autograph_generated_file"
+PR_SET_PDEATHSIG = 1
+SIGKILL = 9
+
+
+def main(argv: list[str]) -> None:
+    """Run what the arguments name, and end as it ends.
+
+    Args:
+        argv: ["--parent", PID, "--script" or "--module", target, the target's own arguments ...]; with the PID 0 the
+            process may outlive anybody.
+    """
+    _, parent, kind, target, *arguments = argv
+    if int(parent):
+        end_with_parent(int(parent))
+    if "TFDIST_ERROR_FILE" in os.environ:
+        list_generated_files(os.environ["TFDIST_ERROR_FILE"] + LISTING)
+    process = os.getpid()
+    sys.argv = [target, *arguments]
+    if not sys.flags.safe_path:
+        folder = os.getcwd() if kind == "--module" else os.path.dirname(os.path.realpath(target))
+        sys.path[0] = folder
+    try:
+        if kind == "--module":
+            _run_module(target)
+        else:
+            _run_script(target)
+    except SystemExit as error:
+        code = _exit_code(error)
+        if code != 0 and os.getpid() == process:  # a fork of the script ends here too, and is not the worker
+            record(error, exit_code=code)
+        raise
+    except KeyboardInterrupt as error:
+        if os.getpid() == process:
+            record(error, exit_code=130)
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker and is recorded
+        if os.getpid() == process:
+            record(error, exit_code=1)
+        _end_as_uncaught(error)
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, where it can (Linux); no parent left: end now."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        return  # another system; the agent's guardian does it there
+    if os.getppid() != parent:
+        os._exit(128 + SIGKILL)
+
+
+def list_generated_files(listing: str) -> None:
+    """Write down each file that AutoGraph is about to make, so that whoever looks after this process can remove it.
+
+    Args:
+        listing: where; absolute paths, each with a zero byte behind it.
+    """
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event != "tempfile.mkstemp":
+            return
+        try:
+            path = os.fsencode(arguments[0])  # type: ignore[arg-type]
+            if os.path.basename(path).startswith(GENERATED.encode()):
+                descriptor = os.open(listing, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                os.write(descriptor, path + b"\0")
+                os.close(descriptor)
+        except (OSError, TypeError):
+            pass  # the disk is full, or the job is ending: a file may be left then
+
+    sys.addaudithook(hook)
+
+
+def record(error: BaseException, *, exit_code: int) -> None:
+    """Write the failure to TFDIST_ERROR_FILE, if that is set; what goes wrong with it must not hide the failure."""
+    import contextlib
+    import json
+    import time
+    import traceback
+
+    now, clock = time.time(), time.monotonic()
+    path = os.environ.get("TFDIST_ERROR_FILE")
+    if not path:
+        return
+    with contextlib.suppress(Exception):
+        shown = traceback.format_exception(type(error), error, _own_frames(error.__traceback__))
+        content = {
+            "time": now,
+            "clock": clock,
+            "type": type(error).__qualname__,
+            "message": _message(error),
+            "traceback": "".join(shown),
+            "exit_code": exit_code,
+        }
+        temporary = f"{path}.{os.getpid()}"
+        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(content, file)
+        os.replace(temporary, path)
+
+
+def _run_script(path: str) -> None:
+    from importlib.machinery import SourceFileLoader
+    from types import ModuleType
+
+    absolute = os.path.abspath(path)
+    module = ModuleType("__main__")
+    module.__file__ = absolute
+    module.__loader__ = SourceFileLoader("__main__", absolute)
+    module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
+    module.__annotations__ = {}
+    module.__cached__ = None  # type: ignore[attr-defined]
+    sys.modules["__main__"] = module
+    with open(path, "rb") as file:
+        source = file.read()
+    code = compile(source, absolute, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this file is for
+
+
+def _run_module(name: str) -> None:
+    import runpy
+
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of this file, of others of `launch` and of runpy at its top."""
+    launch = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file != "<frozen runpy>" and not file.startswith(launch):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the message of somebody's exception may fail in any way
+        return "(its message cannot be shown)"
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return the code with which Python ends for this exception."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _end_as_uncaught(error: BaseException) -> NoReturn:
+    """Show the exception through sys.excepthook, without the frames of this file, and exit with code 1."""
+    error.__traceback__ = _own_frames(error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What the agent decides, as pure functions: no process, no clock."""

@@ -1,0 +1,235 @@
+"""Which worker failed first, and how to say it. Reading a record is the only effect here.
+
+When one worker fails, the others fail after it, because their collectives break: the first failure by time is the root
+cause. The time of an exception is when the worker recorded it; that of a death without a record is when the agent saw
+it, which may be a moment after the others have met the closed connection.
+"""
+
+import json
+import math
+import signal
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SEEN_LATE_SECONDS = 1.0  # by which a death may be seen after the failures that follow from it
+
+# By these a process dies for a reason of its own; SIGABRT is missing, with which TensorFlow ends the peers of the dead.
+_NEVER_A_CONSEQUENCE = frozenset(
+    -number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a worker wrote about its own failure.
+
+    Attributes:
+        clock: time.monotonic() at the failure; all processes of a host share this clock.
+        type: name of the exception's class.
+        message: its text.
+        traceback: as Python prints it.
+        exit_code: with which the process was going to end.
+    """
+
+    clock: float
+    type: str
+    message: str
+    traceback: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A worker that failed.
+
+    Attributes:
+        worker: its index.
+        time: when, on the agent's monotonic clock in seconds.
+        returncode: of its process; negative for a signal.
+        record: what it wrote, or None when it could not.
+        name: what it is called in a job whose processes are not all workers, such as "ps 0".
+    """
+
+    worker: int
+    time: float
+    returncode: int
+    record: Record | None = None
+    name: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The code that stands for this failure: its own, or 128 + the number of the signal.
+
+        Example:
+            >>> Failure(worker=0, time=0.0, returncode=-9).exit_code
+            137
+        """
+        if self.returncode >= 0:
+            return self.returncode
+        return self.record.exit_code if self.record is not None else 128 - self.returncode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_code: 0; or that of the first failure; or 128 + the number of the signal that ended the job.
+        failures: the workers that failed on their own, the root cause first.
+        received: the signal to the agent that ended the job, if none of them did.
+    """
+
+    exit_code: int
+    failures: tuple[Failure, ...] = ()
+    received: int | None = None
+
+    @classmethod
+    def interrupted(cls, received: int) -> "Outcome":
+        """Return the outcome of a job that a signal has ended.
+
+        Example:
+            >>> Outcome.interrupted(15).exit_code
+            143
+        """
+        return cls(exit_code=128 + received, received=received)
+
+
+def read_record(path: Path) -> Record | None:
+    """Return the record in a file; None when there is none that can be understood.
+
+    Example:
+        >>> read_record(Path("no such file"))
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        clock, exit_code = float(content["clock"]), int(content["exit_code"])
+        texts = [content[key] for key in ("type", "message", "traceback")]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not all(isinstance(text, str) for text in texts) or not math.isfinite(clock) or not 0 < exit_code < 256:
+        return None
+    return Record(clock=clock, type=texts[0], message=texts[1], traceback=texts[2], exit_code=exit_code)
+
+
+def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int | None) -> tuple[Failure, ...]:
+    """Return the workers that failed on their own, the root cause first.
+
+    One that ended well is none; nor is one that died without a record after the agent had asked it to end. When a
+    signal to the agent ended the job, what failed after it was the ending, and only what failed before it counts; a
+    signal that a worker got too, as from a service manager that sends it to every process, may have reached that one
+    up to SEEN_LATE_SECONDS before. A process that was killed, or whose native code crashed, did not die of what others
+    raised: if that was at most SEEN_LATE_SECONDS before, its death comes first.
+
+    Args:
+        ended: every worker that ended, in any order.
+        stopped_at: when the agent asked the workers to end; infinity if it never did.
+        received: the signal because of which it asked, or None.
+
+    Example:
+        >>> late, early = Failure(worker=0, time=9.0, returncode=1), Failure(worker=1, time=2.0, returncode=-9)
+        >>> [failure.worker for failure in own_failures([late, early], stopped_at=2.0, received=None)]
+        [1, 0]
+    """
+    ended = tuple(ended)
+    heard = [one for one in ended if received is not None and is_end_by(one.returncode, received)]
+    if any(stopped_at - one.time <= SEEN_LATE_SECONDS for one in heard):
+        stopped_at -= SEEN_LATE_SECONDS
+    failed = [
+        failure
+        for failure in ended
+        if failure.returncode != 0
+        and (failure.time <= stopped_at or (received is None and not _ended_by_request(failure)))
+    ]
+    first = min((failure.time for failure in failed), default=0.0)
+
+    def place(failure: Failure) -> tuple[bool, float, int]:
+        is_cause = failure.returncode in _NEVER_A_CONSEQUENCE and failure.record is None
+        return not (is_cause and failure.time <= first + SEEN_LATE_SECONDS), failure.time, failure.worker
+
+    return tuple(sorted(failed, key=place))
+
+
+def is_end_by(returncode: int, number: int) -> bool:
+    """Return whether a process has ended as this signal lets it end, of itself or by Python's handler.
+
+    Example:
+        >>> [is_end_by(code, signal.SIGINT) for code in (-2, 130, 2, 143)]
+        [True, True, False, False]
+    """
+    return returncode in (-number, 128 + number)
+
+
+def _ended_by_request(failure: Failure) -> bool:
+    return failure.record is None and failure.returncode in (-signal.SIGTERM, -signal.SIGKILL)
+
+
+def how_it_ended(returncode: int) -> str:
+    """Return "exit code 3", or the name of the signal.
+
+    Example:
+        >>> how_it_ended(-9)
+        'killed by SIGKILL (signal 9)'
+    """
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = "a signal"
+    return f"killed by {name} (signal {-returncode})"
+
+
+def format_report(failures: Sequence[Failure], *, workers: int, started: float, shown: bool = True) -> str:
+    """Return the report that ends a failed run: the root cause first, with its traceback, then what followed it.
+
+    Args:
+        failures: the workers that failed, the root cause first.
+        workers: how many processes the job had.
+        started: when it started, on the clock of the failures.
+        shown: whether a single worker's traceback stands right above already.
+
+    Example:
+        >>> print(format_report([Failure(worker=1, time=3.0, returncode=3)], workers=2, started=1.0))
+        worker 1 of 2 failed first, 2.0 s after the start: exit code 3
+          It left no traceback: look at its last lines of output above.
+    """
+    root, *later = failures
+    ended = how_it_ended(root.returncode if root.record is None else root.exit_code)
+    alone = workers == 1
+    name = "the script" if alone and shown else root.name or f"worker {root.worker} of {workers}"
+    place = f"{name} failed{'' if alone else ' first'}"
+    lines = [f"{place}, {root.time - started:.1f} s after the start: {ended}"]
+    if root.record is None:
+        lines.append(f"  {_advice(root.returncode)}")
+    elif not (alone and shown):
+        lines.append(textwrap.indent(root.record.traceback.rstrip("\n"), "  "))
+    lines += [
+        f"  {max(one.time - root.time, 0.0):.1f} s later {one.name or f'worker {one.worker}'}: {in_short(one)}"
+        for one in later
+    ]
+    return "\n".join(lines)
+
+
+def in_short(failure: Failure) -> str:
+    """Return what a worker's failure was, in a line.
+
+    Example:
+        >>> in_short(Failure(worker=0, time=0.0, returncode=3))
+        'exit code 3'
+    """
+    if failure.record is None:
+        return how_it_ended(failure.returncode)
+    first_line = failure.record.message.strip().partition("\n")[0]
+    return textwrap.shorten(f"{failure.record.type}: {first_line}", 160, placeholder=" ...")
+
+
+def _advice(returncode: int) -> str:
+    if returncode == -signal.SIGKILL:
+        return (
+            "Nobody can catch SIGKILL. The kernel sends it when memory runs out: look at `dmesg`, or use less memory."
+        )
+    if returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL):
+        return "Native code crashed. To see the Python line: set PYTHONFAULTHANDLER=1 and run again."
+    return "It left no traceback: look at its last lines of output above."

@@ -1,0 +1,245 @@
+"""Whether the workers go on, as a pure function of what they say and of the clock.
+
+Workers that step together wait for each other, so they hang when none of them has said anything new for longer than
+what they do may take: a step for some times what steps took before, data for a minute, the compilation of a function
+or a save for as long as `--stall-seconds` says. What the user does while no step is under way, in a callback or between
+two calls, is bounded by that alone. The most patient worker counts. A process that is stopped (SIGSTOP) hangs whatever
+it does. Of a job with parameter servers the chief alone has steps.
+
+An agent that was stopped itself, or whose machine was, has seen nothing: what it waits for begins anew.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from tfdist.monitor.halt import StepState
+from tfdist.monitor.phases import Activity
+from tfdist.monitor.status import WorkerStatus
+
+STEPS = 5.0  # a step hangs after so many times the median
+SAMPLES = 50  # steps of which that is the median
+FEWEST = 3  # steps, before there is one
+FIRST = 5.0  # after a restart, until then, a step may take so many times as long as it could before
+INPUT_SECONDS = 60.0
+GAP_SECONDS = 1.0  # between two looks of an agent that was not stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long what may take.
+
+    Attributes:
+        hang_seconds: a step, at least; and a process may be stopped for so long.
+        stall_seconds: what has no measure of its own.
+    """
+
+    hang_seconds: float = 2.0
+    stall_seconds: float = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A worker, as the agent has just seen it.
+
+    Attributes:
+        worker: its index.
+        status: what it says.
+        stopped: whether the process is stopped.
+        name: what it is called; by default "worker" and its index.
+    """
+
+    worker: int
+    status: WorkerStatus
+    stopped: bool = False
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return self.name or f"worker {self.worker}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """No worker goes on.
+
+    Attributes:
+        worker: the one that the others wait for, if that can be told.
+        text: what is known, in a line.
+        since: clock time since which nothing has changed.
+    """
+
+    worker: int | None
+    text: str
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hung:
+    """Event: somebody hangs."""
+
+    hang: Hang
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What the agent remembers from look to look.
+
+    Attributes:
+        looked: clock time of the last look.
+        awake: clock time since which it has looked without a gap.
+        steps: how many steps all workers had ended when the last sample was taken.
+        samples: seconds of the last steps, each that of the slowest worker.
+        earlier: the same, of the start before; none where there was none.
+        stopped: clock time since which a process has been seen stopped, by worker.
+    """
+
+    looked: float
+    awake: float
+    steps: int = 0
+    samples: tuple[float, ...] = ()
+    earlier: tuple[float, ...] = ()
+    stopped: Mapping[int, float] = field(default_factory=dict)
+
+
+def begin(now: float, earlier: tuple[float, ...] = ()) -> Watch:
+    """Return the memory of an agent that has just started its workers.
+
+    Args:
+        now: the agent's clock, in seconds.
+        earlier: seconds of the last steps of the start before.
+    """
+    return Watch(looked=now, awake=now, earlier=earlier)
+
+
+def look(
+    watch: Watch,
+    seen: Sequence[Seen],
+    now: float,
+    patience: Patience,
+    *,
+    stopped_tasks: Mapping[int, str] = MappingProxyType({}),
+) -> tuple[Watch, Hang | None]:
+    """Return what to remember, and the hang if there is one.
+
+    Args:
+        watch: what was remembered.
+        seen: the workers that have not ended; or the chief.
+        now: the agent's clock, in seconds.
+        patience: how long what may take.
+        stopped_tasks: names of the tasks that serve the chief and are stopped now: while one is, the chief may wait.
+
+    Example:
+        >>> look(begin(0.0), [], 0.1, Patience())[1] is None
+        True
+    """
+    names = {one.worker: str(one) for one in seen if one.stopped} | dict(stopped_tasks)
+    watch, hang = _look_for_stopped(watch, names, now, patience)
+    watch = _sampled(watch, seen)
+    if stopped_tasks:
+        return replace(watch, awake=now), hang  # when it goes on again, the chief has all its time
+    return watch, hang or _stuck(watch, seen, now, patience)
+
+
+def _look_for_stopped(
+    watch: Watch, names: Mapping[int, str], now: float, patience: Patience
+) -> tuple[Watch, Hang | None]:
+    if now - watch.looked > GAP_SECONDS:
+        watch = replace(watch, awake=now, stopped={})
+    stopped = {index: watch.stopped.get(index, now) for index in names}
+    watch = replace(watch, looked=now, stopped=stopped)
+    for index, since in stopped.items():
+        if now - since > patience.hang_seconds:
+            text = f"{names[index]} hangs: its process has been stopped (SIGSTOP) for {now - since:.1f} s"
+            return watch, Hang(worker=index, text=text, since=since)
+    return watch, None
+
+
+def allowed_seconds(activity: Activity, samples: Sequence[float], patience: Patience) -> float:
+    """Return how long a worker may say nothing new while it does this.
+
+    Args:
+        activity: what it does.
+        samples: seconds of the last steps; none while there were too few.
+        patience: the bounds.
+
+    Example:
+        >>> patience = Patience()
+        >>> [allowed_seconds(Activity.STEPPING, steps, patience) for steps in ([0.1] * 3, [1.0] * 3, [])]
+        [2.0, 5.0, 1800.0]
+    """
+    if activity is Activity.HELD:
+        return 0.0
+    if activity is Activity.ENDED:
+        return math.inf  # what a script does after fit is not looked at
+    if activity not in (Activity.STEPPING, Activity.INPUT) or not samples:
+        return patience.stall_seconds
+    steps = max(patience.hang_seconds, STEPS * statistics.median(samples))
+    return steps if activity is Activity.STEPPING else max(INPUT_SECONDS, steps)
+
+
+def _sampled(watch: Watch, seen: Sequence[Seen]) -> Watch:
+    ended = min((one.status.ended for one in seen), default=0)
+    if ended <= watch.steps:
+        return watch
+    slowest = max(one.status.step_seconds for one in seen)
+    return replace(watch, steps=ended, samples=(*watch.samples, slowest)[-SAMPLES:])
+
+
+def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -> Hang | None:
+    if not any(one.status.pid for one in seen) or all(_is_held(one) for one in seen):
+        return None  # nobody has said how far it is; or the agent itself is waited for
+    since = max(watch.awake, *(one.status.changed for one in seen))
+    samples = watch.samples
+    if watch.steps < FEWEST:  # steps of the start before say how long one takes, once all is restored and compiled
+        samples = tuple(FIRST * seconds for seconds in watch.earlier) if watch.steps else ()
+        patience = replace(patience, hang_seconds=FIRST * patience.hang_seconds)
+    if now - since <= max(allowed_seconds(one.status.activity, samples, patience) for one in seen):
+        return None
+    halted = [one for one in seen if one.stopped]
+    culprit = halted[0] if len(halted) == 1 else _culprit(seen)
+    seconds = f"for {now - since:.1f} s"
+    if culprit is None:
+        names = " and ".join(map(str, seen))
+        does = _doing(seen[0].status)
+        return Hang(worker=None, text=f"{names} hang{'s' if len(seen) == 1 else ''}: {does} {seconds}", since=since)
+    return Hang(worker=culprit.worker, text=f"{culprit} hangs: {_doing(culprit.status)} {seconds}", since=since)
+
+
+def _culprit(seen: Sequence[Seen]) -> Seen | None:
+    """Return the only one that has started fewer steps; else the only one that is not in a step, or not yet.
+
+    Who has ended the step and waits for an agreement is not to blame: the only one that is still in the step is then.
+    """
+    if len(seen) == 1:
+        return seen[0]
+    fewest = min(one.status.position.started for one in seen)
+    behind = [one for one in seen if one.status.position.started == fewest]
+    if len(behind) == len(seen):
+        behind = [one for one in seen if not _is_in_a_step(one) and not _agrees(one)]
+        if not behind and any(_agrees(one) for one in seen):
+            behind = [one for one in seen if _is_in_a_step(one)]
+    return behind[0] if len(behind) == 1 else None
+
+
+def _is_held(one: Seen) -> bool:
+    return one.status.activity is Activity.HELD
+
+
+def _is_in_a_step(one: Seen) -> bool:
+    return one.status.position.state is StepState.RUNNING and one.status.activity is not Activity.BETWEEN
+
+
+def _agrees(one: Seen) -> bool:
+    return one.status.position.state is StepState.DONE and one.status.activity is Activity.STEPPING
+
+
+def _doing(status: WorkerStatus) -> str:
+    position, count = status.position, status.position.started + 1
+    if position.state is StepState.RUNNING and status.activity is Activity.STEPPING:
+        return f"in step {count} since it was started"
+    if status.activity is not Activity.BETWEEN:
+        return f"{status.activity.name.lower()} after {count} steps since it was started"
+    where = f"before step {count}" if position.state is StepState.RUNNING else f"after {count} steps"
+    return f"in the script's own code (a callback, or between two calls) {where} since it was started"

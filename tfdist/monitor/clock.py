@@ -1,0 +1,356 @@
+"""The step clock: the one place that knows which step is under way and in which phase, and tells the observers."""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from types import TracebackType
+from typing import Any
+
+from tfdist.monitor.observer import End, StepObserver
+from tfdist.monitor.phases import ACTIVITY_OF, Activity, Kind, Phase
+from tfdist.monitor.reporter import StatusReporter
+
+_CALLBACKS, _DISPATCH, _STEPPING = Phase.CALLBACKS, Phase.DISPATCH, Activity.STEPPING  # enums look members up slowly
+_Calls = tuple[tuple[StepObserver, Callable[..., Any]], ...]
+
+
+class _Step:
+    """A step that is under way in one thread."""
+
+    __slots__ = ("number", "outer", "phase", "since", "thread", "worked")
+
+    def __init__(self, number: int, thread: int, now: int) -> None:
+        self.number = number
+        self.thread = thread
+        self.phase = _DISPATCH
+        self.since = now  # since when it has been in this phase
+        self.worked = 0
+        self.outer: list[Phase] = []  # in which functions of Keras were called inside its own
+
+
+class StepClock:
+    """Counts the steps of this process, and divides each into phases.
+
+    A step is a call of the function that Keras trains, tests or predicts with; everything that all workers do together
+    is counted, so the numbers are the same on all of them. Each thread has at most one step under way. What this
+    process does, its activity, is what the thread does that has begun the last step.
+
+    Args:
+        observers: whom to tell, in this order.
+        reporter: the one of them that tells the agent, if there is an agent.
+        now: returns nanoseconds.
+
+    Example:
+        >>> class Print(StepObserver):
+        ...     def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
+        ...         print(step, phase, end - begin)
+        >>> times = iter(range(100))
+        >>> clock = StepClock([Print()], now=lambda: next(times))
+        >>> with clock.step(Kind.TRAIN, Phase.INPUT):
+        ...     clock.enter(Phase.EXECUTE)
+        0 dispatch 1
+        0 input 1
+        0 execute 1
+    """
+
+    def __init__(
+        self,
+        observers: Sequence[StepObserver] = (),
+        *,
+        reporter: StatusReporter | None = None,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.reporter = reporter
+        #: called when all stop before the step that would begin now; it saves, and need not return
+        self.before_halt: Callable[[], None] | None = None
+        #: what this process does
+        self.activity = Activity.STARTING
+        self._now = now
+        self._numbers = itertools.count()
+        self._steps: dict[int, _Step] = {}  # by thread
+        self._leader = 0  # the thread that has begun the last step
+        self._last = 0  # number of the last step
+        self._rest = Activity.BETWEEN  # when no step is under way
+        self._register(tuple(observers))
+
+    # Observers
+
+    def attach(self, observer: StepObserver) -> None:
+        """Tell this one too, behind the others, but before those whose purpose is to break a step."""
+        calm = [one for one in self.observers if not one.may_raise]
+        self._register((*calm, observer, *(one for one in self.observers if one.may_raise)))
+
+    def detach(self, observer: StepObserver) -> None:
+        """Do not tell this one any more; one that is not attached is ignored."""
+        self._register(tuple(one for one in self.observers if one is not observer))
+
+    @property
+    def counts_examples(self) -> bool:
+        """Whether somebody wants `trained` to be called."""
+        return bool(self._on_trained)
+
+    def _register(self, observers: tuple[StepObserver, ...]) -> None:
+        def calls(name: str) -> _Calls:
+            heard = (one for one in observers if getattr(type(one), name) is not getattr(StepObserver, name))
+            return tuple((one, getattr(one, name)) for one in heard)
+
+        self.observers = observers
+        self._before_step = calls("before_step")
+        self._on_begin = calls("on_begin")
+        self._on_enter = calls("on_enter")
+        self._on_phase = calls("on_phase")
+        self._on_trained = calls("on_trained")
+        self._on_end = calls("on_end")
+        self._on_epoch_end = calls("on_epoch_end")
+        self._on_activity = calls("on_activity")
+
+    def _tell(self, calls: _Calls, *arguments: Any) -> None:
+        for observer, call in calls:
+            try:
+                call(*arguments)
+            except Exception as error:  # noqa: BLE001 - the observer's, which is detached
+                self._raised(observer, error)
+
+    def _raised(self, observer: StepObserver, error: Exception) -> None:
+        if observer.may_raise:
+            raise error
+        if observer in self.observers:  # another thread may have met it too
+            self.detach(observer)
+            name = type(observer).__qualname__
+            logging.getLogger("tfdist").warning(
+                "The step observer %s has raised %r; it is told nothing more, and training goes on.",
+                name,
+                error,
+                exc_info=error,
+            )
+
+    # Steps
+
+    def begin(self, kind: Kind) -> None:
+        """Begin a step, or the work of one that is paused; where an observer says so, end this process before it.
+
+        A function that runs inside a step, as where a `train_step` of the user's evaluates a model, is a part of it.
+        Who begins a step ends it, whatever happens in between; ending one that did not begin does nothing.
+
+        Raises:
+            SystemExit: this process is to end before the step.
+        """
+        thread = get_ident()
+        step = self._steps.get(thread)
+        if step is not None:
+            if step.phase is _CALLBACKS:
+                self._switch(step, _DISPATCH)
+            else:
+                step.outer.append(step.phase)
+            return
+        number = next(self._numbers)
+        for observer, call in self._before_step:
+            try:
+                end = call(number)
+            except Exception as error:  # noqa: BLE001 - the observer's, which is detached
+                self._raised(observer, error)
+                continue
+            if end is not None:
+                self._end_process(end)
+        now = self._now()
+        self._leader, self._last = thread, number
+        self._show(_STEPPING, now)
+        if self._on_begin:
+            self._tell(self._on_begin, number, kind, now)
+        self._steps[thread] = _Step(number, thread, now)
+        if self._on_enter:
+            self._tell(self._on_enter, number, _DISPATCH, now)
+
+    def _end_process(self, end: End) -> None:
+        if end.saves:
+            self._show(Activity.ENDED)  # whoever saves now says so; afterwards nothing is left to do
+            with self.doing(Activity.SAVING):
+                if self.before_halt is not None:
+                    self.before_halt()
+        raise SystemExit(end.code)
+
+    def pause(self) -> None:
+        """Say, when a step has begun, that callbacks come before its work; `begin` says that it goes on."""
+        step = self._steps.get(get_ident())
+        if step is not None and step.phase is not _CALLBACKS:
+            self._switch(step, _CALLBACKS)
+
+    def end(self) -> None:
+        """End the step, or the function inside it; what follows is the user's time until the next one begins."""
+        step = self._steps.get(get_ident())
+        if step is None:
+            return
+        if step.outer:
+            self.enter(step.outer.pop())
+            return
+        now = self._now()
+        self._close_phase(step, now)
+        del self._steps[step.thread]
+        if self._on_end:
+            self._tell(self._on_end, step.number, step.worked, now)
+        if step.thread == self._leader:
+            self._show(self._rest, now)
+
+    def end_paused(self) -> None:
+        """End the step if it is paused still: it ran where nobody could see it."""
+        step = self._steps.get(get_ident())
+        if step is not None and step.phase is _CALLBACKS:
+            self.end()
+
+    @contextmanager
+    def step(self, kind: Kind, phase: Phase) -> Iterator[None]:
+        """Count the block as a step, which begins in this phase.
+
+        Raises:
+            SystemExit: this process is to end before the step.
+        """
+        try:
+            self.begin(kind)
+            self.enter(phase)
+            yield
+        finally:
+            self.end()
+
+    # Phases
+
+    def enter(self, phase: Phase) -> None:
+        """Say that the step is in this phase from now on.
+
+        A thread without a step speaks for the only one that is under way, as a replica's thread does that traces.
+        Outside of steps it is an activity, until the next one.
+        """
+        step = self._steps.get(get_ident())
+        if step is not None:
+            if step.phase is not phase:
+                self._switch(step, phase)
+            return
+        steps = list(self._steps.values())
+        if len(steps) == 1:
+            if steps[0].phase is not phase:
+                self._switch(steps[0], phase)
+        elif not steps:
+            self._show(ACTIVITY_OF[phase])
+            self._tell(self._on_enter, self._last, phase, self._now())
+
+    def goes_on(self, thread: int, phase: Phase) -> None:
+        """Say of another thread's step, which runs several in one call, that it has gone on, and what it does now.
+
+        Its phase stays the same: when it changed is not known. The activity is told also where it is the same.
+        """
+        if thread == self._leader and thread in self._steps:
+            self.activity = ACTIVITY_OF[phase]
+            self._tell(self._on_activity, self.activity, self._now())
+
+    def during(self, phase: Phase) -> "_During":
+        """Return a context in which the step is in this phase; afterwards it is in the one that it was in before.
+
+        Outside of steps it is an activity; of a thread without a step it is nothing while others have one.
+        """
+        return _During(self, phase)
+
+    def trained(self, examples: int, replicas: int) -> None:
+        """Say that a batch was trained on; see `StepObserver.on_trained`."""
+        step = self._steps.get(get_ident())
+        self._tell(self._on_trained, self._last if step is None else step.number, examples, replicas)
+
+    def _switch(self, step: _Step, phase: Phase) -> None:
+        now = self._now()
+        self._close_phase(step, now)
+        step.phase, step.since = phase, now
+        activity = ACTIVITY_OF[phase]
+        if activity is not self.activity and step.thread == self._leader:
+            self._show(activity, now)
+        if self._on_enter:
+            self._tell(self._on_enter, step.number, phase, now)
+
+    def _close_phase(self, step: _Step, now: int) -> None:
+        if step.phase is not _CALLBACKS:
+            step.worked += now - step.since
+        if self._on_phase:
+            self._tell(self._on_phase, step.number, step.phase, step.since, now)
+
+    # Activities
+
+    @contextmanager
+    def doing(self, activity: Activity) -> Iterator[None]:
+        """Say what is done in the block; afterwards it is again what it was before."""
+        if self._steps and get_ident() not in self._steps:
+            yield
+            return
+        before = self.activity
+        self._show(activity)
+        try:
+            yield
+        finally:
+            self._show(before)
+
+    def training_begins(self) -> None:
+        """Say that steps of training come; a step that an interrupted call has left open is ended."""
+        step = self._steps.get(get_ident())
+        if step is not None and step.phase is not _CALLBACKS:  # where it is, the next function is its work
+            step.outer.clear()
+            self.end()
+        self._rest = Activity.BETWEEN
+        if self.activity is Activity.ENDED:
+            self._show(Activity.BETWEEN)
+
+    def epoch_ends(self) -> None:
+        """Say that an epoch or an evaluation is over: what callbacks do next is no time of training."""
+        self._tell(self._on_epoch_end)
+
+    def training_ends(self) -> None:
+        """Say that training is over: what the script does then may take any time, also between other steps."""
+        self._rest = Activity.ENDED
+        self._show(Activity.ENDED)
+
+    def stand_by(self, prepare: Callable[[], None]) -> None:
+        """Wait, if this process is in reserve, until it is needed; called before anything that others could see.
+
+        Args:
+            prepare: called in reserve alone, before the wait.
+        """
+        if self.reporter is not None and self.reporter.is_in_reserve:
+            with self.doing(Activity.RESERVE):
+                prepare()
+                self.reporter.stand_by()
+
+    def _show(self, activity: Activity, now: int | None = None) -> None:
+        if activity is not self.activity:
+            self.activity = activity
+            if self._on_activity:
+                self._tell(self._on_activity, activity, self._now() if now is None else now)
+
+
+class _During:
+    """The context of `StepClock.during`."""
+
+    __slots__ = ("_before", "_clock", "_outside", "_phase", "_step")
+
+    def __init__(self, clock: StepClock, phase: Phase) -> None:
+        self._clock = clock
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        clock, phase = self._clock, self._phase
+        self._step = step = clock._steps.get(get_ident())
+        self._outside: Activity | None = None
+        if step is not None:
+            self._before = step.phase
+            if step.phase is not phase:
+                clock._switch(step, phase)
+        elif not clock._steps:
+            self._outside = clock.activity
+            clock.enter(phase)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        clock, step = self._clock, self._step
+        if step is not None:
+            if clock._steps.get(step.thread) is step and step.phase is not self._before:
+                clock._switch(step, self._before)
+        elif self._outside is not None and not clock._steps:
+            clock._show(self._outside)

@@ -1,0 +1,340 @@
+"""Faults on purpose: what TFDIST_FAULTS says shall happen to a worker, at a named point of its way.
+
+`FaultInjector` learns from the step clock that a step begins or is traced; saving and restoring call `at` where
+something may go wrong, which costs a tenth of a microsecond without a plan. The plan is a JSON list, which
+`tfdist.testing.FaultPlan` writes and `tfdist chaos` makes up:
+
+    [{"kind": "kill", "worker": 1, "at": "step", "step": 20}]
+
+A fault happens once, before the first restart of the job, unless it names another one; "slow" stays. When it happens it
+is a line of JSON in the file that TFDIST_FAULTS_LOG names, if that is set; so is a warning that a backup is damaged, or
+could not be written.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist import validation
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.monitor.observer import StepObserver
+from tfdist.monitor.phases import Kind, Phase
+
+VARIABLE = "TFDIST_FAULTS"
+LOG = "TFDIST_FAULTS_LOG"
+TASKS = "TFDIST_TASKS_FILE"  # where the agent says to a chief which process is which task
+CHIEF = "chief"
+EXIT_CODE = 3
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
+
+KINDS = {
+    "kill": "SIGKILL, as the kernel sends it when memory runs out",
+    "stop": "SIGSTOP: the process stands still, and its connections stay open",
+    "hang": "the thread sleeps, for ever or for so many seconds; other threads go on",
+    "slow": "each such point takes so many seconds more, from this step on",
+    "exception": "a RuntimeError of the script",
+    "exit": f"the process ends at once with code {EXIT_CODE}, and says nothing",
+    "term": "SIGTERM to this worker alone, as before a machine is taken away",
+    "disk-full": "the save meets a full disk",
+    "corrupt": "a byte of what the save has written is another one",
+}
+RESTARTING = frozenset({"kill", "stop", "hang", "exception", "exit", "term"})  # after these the workers start again
+
+SAVING = ("save-begin", "save-middle", "save-commit")
+POINTS = ("restore", "tracing", "step", "validation", "epoch-end", *SAVING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: what happens, a key of KINDS.
+        worker: to which worker.
+        task: to which task of a job with parameter servers, instead of a worker: "chief", "worker 1", "ps 0". When the
+            chief comes to the point it sends the signal: "kill", "stop" or "term"; other kinds happen to the chief.
+        at: where, one of POINTS.
+        step: at which step; None: when the point is first reached. At "step" and "tracing" those are counted from 0
+            since the workers were started, in training, validation and prediction; at others since training began, and
+            restored.
+        restart: how often the workers had been started again by then, for whatever reason; None: every time.
+        seconds: how long, for "slow" and "hang".
+        memory: at a point of a save: whether it happens where `tfdist run` has the state held in memory, and not where
+            the backup is written.
+
+    Raises:
+        ConfigError: a value that cannot be, or a fault that could not happen at that point.
+
+    Example:
+        >>> Fault(kind="kill", worker=1, step=20).as_json()
+        {'kind': 'kill', 'worker': 1, 'at': 'step', 'step': 20}
+    """
+
+    kind: str
+    worker: int = 0
+    task: str | None = None
+    at: str = "step"
+    step: int | None = None
+    restart: int | None = 0
+    seconds: float | None = None
+    memory: bool = False
+
+    def __post_init__(self) -> None:
+        validation.one_of("kind", self.kind, KINDS)
+        validation.integer("worker", self.worker, minimum=0)
+        if self.task is not None:
+            self._require_task()
+        validation.one_of("at", self.at, POINTS)
+        if self.step is not None:
+            validation.integer("step", self.step, minimum=0)
+        if self.restart is not None:
+            validation.integer("restart", self.restart, minimum=0)
+        if self.seconds is not None:
+            validation.number("seconds", self.seconds, above=0)
+        if self.kind == "slow" and self.seconds is None:
+            raise ConfigError("a fault of kind 'slow' has no seconds; say how much longer a step takes: seconds=0.1.")
+        if self.seconds is not None and self.kind not in ("slow", "hang"):
+            raise ConfigError(f"a fault of kind {self.kind!r} has seconds; only 'slow' and 'hang' take them.")
+        if self.kind in ("disk-full", "corrupt") and self.at not in SAVING:
+            raise ConfigError(
+                f"a fault of kind {self.kind!r} is at {self.at!r}; it can happen only at one of {', '.join(SAVING)}."
+            )
+        validation.boolean("memory", self.memory)
+        if self.memory and self.at not in SAVING:
+            raise ConfigError(f"a fault at {self.at!r} has memory; only those at {', '.join(SAVING)} take it.")
+
+    def _require_task(self) -> None:
+        text = validation.text("task", self.task)
+        if not re.fullmatch(r"chief|(worker|ps) \d+", text):
+            raise ConfigError(f'task is {text!r}; it must be "chief", or one such as "worker 1" or "ps 0".')
+        if self.worker:
+            raise ConfigError(f"a fault has worker {self.worker} and task {text!r}; give it one of both.")
+        if text != CHIEF and self.kind not in SIGNALS:
+            raise ConfigError(
+                f"a fault of kind {self.kind!r} has task {text!r}, which runs no script; {', '.join(SIGNALS)} can "
+                f"happen to it, the others to task {CHIEF!r}."
+            )
+
+    @property
+    def victim(self) -> str:
+        """To whom it happens, in words.
+
+        Example:
+            >>> Fault(kind="kill", worker=1).victim, Fault(kind="kill", task="ps 0").victim
+            ('worker 1', 'ps 0')
+        """
+        return self.task or f"worker {self.worker}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `parse` reads, without what is the default."""
+        default = Fault(kind="kill")
+        names = ("kind", "worker", "task", "at", "step", "restart", "seconds", "memory")
+        always = ("kind", "at", "worker" if self.task is None else "task")
+        return {n: getattr(self, n) for n in names if n in always or getattr(self, n) != getattr(default, n)}
+
+
+def parse(text: str) -> tuple[Fault, ...]:
+    """Return the faults of a plan.
+
+    Args:
+        text: a JSON list of objects with the attributes of `Fault`.
+    Raises:
+        ConfigError: it is something else.
+
+    Example:
+        >>> [fault.step for fault in parse('[{"kind": "stop", "step": 7}]')]
+        [7]
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{VARIABLE} is {validation.shown(text)}; it must be a JSON list ({error}).") from error
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        raise ConfigTypeError(f"{VARIABLE} is {validation.shown(text)}; it must be a list of objects.")
+    return tuple(_fault(item) for item in content)
+
+
+def _fault(item: dict[str, Any]) -> Fault:
+    known = Fault.__dataclass_fields__
+    if unknown := sorted(item.keys() - known.keys()):
+        raise ConfigError(f"a fault in {VARIABLE} has {unknown[0]!r}; it may have {', '.join(known)}.")
+    if "kind" not in item:
+        raise ConfigError(f"a fault in {VARIABLE} is {validation.shown(item)}; it must have a kind.")
+    return Fault(**item)
+
+
+class Script:
+    """What shall happen to this worker, in this start of it."""
+
+    def __init__(self, faults: tuple[Fault, ...], *, worker: int, restart: int) -> None:
+        """Take the faults that are meant for it."""
+        self.waiting = [f for f in faults if f.worker == worker and f.restart in (None, restart)]
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "Script":
+        """Return the script that the launcher's variables give this process; an empty one if there is no plan.
+
+        Raises:
+            ConfigError: the plan cannot be read.
+        """
+        faults = parse(environ[VARIABLE]) if environ.get(VARIABLE) else ()
+        worker, restart = environ.get("TFDIST_WORKER_INDEX", "0"), environ.get("TFDIST_RESTARTS", "0")
+        return cls(
+            faults,
+            worker=validation.parse_integer("TFDIST_WORKER_INDEX", worker, minimum=0),
+            restart=validation.parse_integer("TFDIST_RESTARTS", restart, minimum=0),
+        )
+
+    def due(self, point: str, step: int, *, memory: bool = False) -> list[Fault]:
+        """Return what happens now, and forget what happens once.
+
+        Example:
+            >>> script = Script((Fault(kind="kill", step=3),), worker=0, restart=0)
+            >>> [bool(script.due("step", step)) for step in (2, 3, 3)]
+            [False, True, False]
+        """
+        found, left = list[Fault](), list[Fault]()
+        for fault in self.waiting:
+            is_due = fault.at == point and fault.memory == memory and _matches(fault, step)
+            if is_due and (fault.step is not None or not found):  # of those that may come at any step, one at a time
+                found.append(fault)
+                if fault.kind != "slow":
+                    continue
+            left.append(fault)
+        self.waiting = left
+        return found
+
+
+def _matches(fault: Fault, step: int) -> bool:
+    if fault.kind == "slow":
+        return fault.step is None or step >= fault.step
+    return fault.step is None or step == fault.step
+
+
+_script: Script | None = None
+
+
+def _own_script() -> Script:
+    global _script
+    if _script is None:  # read once, and not before: a process that forks workers reads nothing for them
+        _script = Script.from_environment(os.environ)
+    return _script
+
+
+def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None, memory: bool = False) -> None:
+    """Let happen what the plan has for this worker at this point.
+
+    Args:
+        point: one of POINTS.
+        step: the number of the step; what the point belongs to.
+        path: the file or directory that a save has written, which "corrupt" changes.
+        memory: whether it is saved for this job alone, and not on a disk.
+    Raises:
+        RuntimeError: that was the fault.
+        OSError: that was the fault.
+        ConfigError: the plan cannot be read, or has "corrupt" where nothing has been written.
+    """
+    script = _own_script()
+    if not script.waiting:
+        return
+    for fault in script.due(point, step, memory=memory):
+        _note({"fault": fault.as_json(), "step": step})
+        _let_happen(fault, step, path)
+
+
+class FaultInjector(StepObserver):
+    """Lets happen what is planned for this worker's steps.
+
+    It stands behind all other observers: they know of a step before the fault does, as they would of a real one.
+    """
+
+    may_raise = True
+
+    @classmethod
+    def from_environment(cls) -> "FaultInjector | None":
+        """Return what injects the faults of TFDIST_FAULTS, or None where none is meant for this worker.
+
+        Raises:
+            ConfigError: the plan cannot be read.
+        """
+        return cls() if _own_script().waiting else None
+
+    def on_begin(self, step: int, kind: Kind, now: int) -> None:
+        """Pass the point "step"."""
+        at("step", step)
+
+    def on_enter(self, step: int, phase: Phase, now: int) -> None:
+        """Pass the point "tracing", where a function of a tfdist strategy is made."""
+        if phase is Phase.TRACE:
+            at("tracing", step)
+
+
+def warned(text: str) -> None:
+    """Note that there was a warning about a backup, so that `tfdist chaos` can say that a fault was noticed."""
+    _note({"warning": text})
+
+
+def _note(content: dict[str, Any]) -> None:
+    """Append a line to the log: what happens now, and when on the machine's monotonic clock."""
+    if log := os.environ.get(LOG):
+        line = {**content, "clock": time.monotonic()}
+        with contextlib.suppress(OSError):
+            descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, json.dumps(line).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+
+
+def _let_happen(fault: Fault, step: int, path: str | os.PathLike[str] | None) -> None:
+    said = f"{fault.kind!r} at {fault.at!r}, step {step}: a fault that {VARIABLE} asks for"
+    if fault.kind in SIGNALS:
+        os.kill(_process_of(fault, said), SIGNALS[fault.kind])
+    elif fault.kind in ("hang", "slow"):
+        _sleep(fault.seconds)
+    elif fault.kind == "exit":
+        os._exit(EXIT_CODE)
+    elif fault.kind == "exception":
+        raise RuntimeError(said)
+    elif fault.kind == "disk-full":
+        raise OSError(errno.ENOSPC, said)
+    elif path is None:
+        raise ConfigError(f"{said}; nothing has been written there yet. Let it happen at 'save-commit'.")
+    else:
+        _change_a_byte(Path(path))
+
+
+def _process_of(fault: Fault, said: str) -> int:
+    if fault.task is None or fault.task == CHIEF:
+        return os.getpid()
+    try:
+        return int(json.loads(Path(os.environ.get(TASKS, "")).read_text(encoding="utf-8"))[fault.task])
+    except (OSError, KeyError) as error:
+        raise ConfigError(
+            f"{said}, is for {fault.task!r}, and this job has no such task. `tfdist run --strategy parameter-server` "
+            "has."
+        ) from error
+
+
+def _sleep(seconds: float | None) -> None:
+    end = time.monotonic() + (float("inf") if seconds is None else seconds)
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 60.0))
+
+
+def _change_a_byte(path: Path) -> None:
+    """Change the byte in the middle of the file, or of the largest file of the directory."""
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    with max(files, key=lambda file: file.stat().st_size).open("r+b") as file:
+        file.seek(file.seek(0, os.SEEK_END) // 2)
+        byte = file.read(1)
+        file.seek(-len(byte), os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 0xFF]) if byte else b"x")

@@ -1,0 +1,79 @@
+"""What may be told about steps: override what is of interest, and attach it to the `StepClock`.
+
+An observer cannot break a step: one that raises is detached, and named once in the log. It is told in the thread that
+steps, so its time is the step's; it must not block. Times are nanoseconds of the machine's monotonic clock. A script
+that trains in several threads has several steps under way, each with a number of its own, and observers are then called
+from each of these threads.
+"""
+
+from typing import ClassVar, NamedTuple
+
+from tfdist.monitor.phases import Activity, Kind, Phase
+
+
+class End(NamedTuple):
+    """This process is to end before a step.
+
+    Attributes:
+        code: its exit code.
+        saves: whether the state is saved first.
+    """
+
+    code: int
+    saves: bool
+
+
+class StepObserver:
+    """Is told about steps; by default it ignores everything.
+
+    For each step `on_begin`, then `on_phase` for each stretch of time in one phase, in order and without gaps, then
+    `on_end`; a phase that is left and entered again has several stretches. A step that raises ends as any other does.
+
+    Attributes:
+        may_raise: whether what it raises is meant for the step, as a fault on purpose is.
+
+    Example:
+        >>> class Slowest(StepObserver):
+        ...     nanoseconds = 0
+        ...
+        ...     def on_end(self, step: int, worked: int, now: int) -> None:
+        ...         self.nanoseconds = max(self.nanoseconds, worked)
+    """
+
+    may_raise: ClassVar[bool] = False
+
+    def before_step(self, step: int) -> End | None:
+        """Say whether this process is to end instead of beginning the step; may wait for that decision."""
+
+    def on_begin(self, step: int, kind: Kind, now: int) -> None:
+        """Learn that a step begins; its number rises by one, over training, validation and prediction alike."""
+
+    def on_enter(self, step: int, phase: Phase, now: int) -> None:
+        """Learn that the step is in this phase from now on; outside of steps, with the number of the last one or 0."""
+
+    def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
+        """Learn that the step was in this phase from `begin` to `end`."""
+
+    def on_trained(self, step: int, examples: int, replicas: int) -> None:
+        """Learn that a batch was trained on; `steps_per_execution` of them are in one step.
+
+        Args:
+            step: of which it is a part.
+            examples: of all replicas; 0 if that is not known.
+            replicas: over all workers.
+        """
+
+    def on_end(self, step: int, worked: int, now: int) -> None:
+        """Learn that a step has ended.
+
+        Args:
+            step: its number.
+            worked: nanoseconds of all its phases but `CALLBACKS`.
+            now: the end of its last phase.
+        """
+
+    def on_epoch_end(self) -> None:
+        """Learn that an epoch or an evaluation is over: what callbacks do next is no time of training."""
+
+    def on_activity(self, activity: Activity, now: int) -> None:
+        """Learn what this process does from now on, in steps and outside of them."""

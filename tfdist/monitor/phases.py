@@ -1,0 +1,75 @@
+"""What a worker does, in two vocabularies: phases, which are measured, and activities, which the agent judges.
+
+A step is always in exactly one phase, so the phases of a step add up to it. Times are the host's: on a GPU the call
+that `EXECUTE` measures may return before its kernels have ended, and the wait for them falls into the phase that needs
+a result. What each strategy can tell apart:
+
+    a model in a tfdist scope     DISPATCH, INPUT, TRACE or PYTHON, EXECUTE; AGREE with several workers
+    a chief of parameter servers  the same, with WAIT and UPDATE in place of EXECUTE
+    a model without a scope       UNDIVIDED, PYTHON; only with `tfdist.callbacks.BackupAndRestore` under an agent
+
+Forward and backward passes, the reduction of gradients and the update are one TensorFlow function, so the host cannot
+time computation and communication: both are in EXECUTE, and only a profile of the device tells them apart. A phase that
+somebody learns to time is a new member here, with its activity; observers take phases that they do not know as time of
+the step.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum, StrEnum
+
+
+class Kind(StrEnum):
+    """What a step is for."""
+
+    TRAIN = "train"
+    TEST = "test"
+    PREDICT = "predict"
+
+
+class Phase(StrEnum):
+    """What a step does."""
+
+    CALLBACKS = "callbacks"  # the step is announced, and the user's callbacks run before it: no time of the step's work
+    DISPATCH = "dispatch"  # Python of tfdist: the step begins, work is handed out and results are taken in
+    INPUT = "input"  # waits for the next batch
+    TRACE = "trace"  # a function is traced, and runs for the first time
+    PYTHON = "python"  # the user's step runs as Python: an eager model, or the trace of a model without a scope
+    EXECUTE = "execute"  # the step's function: computation, communication and update, not told apart; with several
+    # steps per execution the input as well, which their graph takes by itself
+    AGREE = "agree"  # workers compare a few integers, and wait for the last of them
+    WAIT = "wait"  # a chief waits for its workers, whose time it measures itself
+    UPDATE = "update"  # a chief has its servers apply gradients
+    UNDIVIDED = "undivided"  # a whole step of which nobody knows when it waits for data
+
+
+class Activity(IntEnum):
+    """What a worker does, as the agent reads it; how long it may take follows from it. Values are in the status table.
+
+    Events and messages have the names.
+    """
+
+    STARTING = 0  # before fit, or restoring
+    TRACING = 1  # the first time of a function, which is compiled; or a step of an eager model, the user's Python
+    STEPPING = 2  # inside a step; or in an agreement between workers, when none is under way
+    INPUT = 3  # it waits for data
+    BETWEEN = 4  # no step is under way: callbacks, and whatever else the user does between steps, which has no bound
+    SAVING = 5
+    VALIDATING = 6
+    HELD = 7  # it was asked to stop, and waits for the number of the step
+    ENDED = 8  # fit has returned, and no step is under way; or stops as it was asked to
+    RESERVE = 9  # it is ready to step, and waits until it is needed
+    WAITING = 10  # a chief waits for its workers, whose time it measures itself
+
+
+ACTIVITY_OF: Mapping[Phase, Activity] = {
+    Phase.CALLBACKS: Activity.BETWEEN,
+    Phase.DISPATCH: Activity.STEPPING,
+    Phase.INPUT: Activity.INPUT,
+    Phase.TRACE: Activity.TRACING,
+    Phase.PYTHON: Activity.TRACING,  # it may be looked at in a debugger
+    Phase.EXECUTE: Activity.STEPPING,
+    Phase.AGREE: Activity.STEPPING,
+    Phase.WAIT: Activity.WAITING,
+    Phase.UPDATE: Activity.STEPPING,
+    Phase.UNDIVIDED: Activity.INPUT,  # as patient as the wait for data that may be in it
+}

@@ -1,0 +1,191 @@
+"""How a worker tells the agent: its record in the status table, written as its steps go on."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from tfdist.monitor.halt import StepState
+from tfdist.monitor.observer import End, StepObserver
+from tfdist.monitor.phases import Activity, Kind
+from tfdist.monitor.status import (
+    CHIEF,
+    ENDING,
+    HALTED,
+    HEADER,
+    RECORD,
+    REQUEST,
+    RESERVE,
+    SOURCE_BYTES,
+    TARGET,
+    Word,
+    Words,
+)
+
+HOLD_SECONDS = 600.0  # that a held worker waits for the target; the agent gives one, or takes its request back, before
+PUBLISHED = ("TF_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "LD_")
+
+_HOLD_LOOK_SECONDS = 0.0005
+_RESERVE_LOOK_SECONDS = 0.005
+
+
+class StatusReporter(StepObserver):
+    """Writes how far this worker is, and stops it where the agent asks for that.
+
+    Each call takes about a microsecond; those that wait say so.
+
+    Args:
+        path: of the status table.
+        worker: the number of this worker.
+
+    Example:
+        >>> reporter = StatusReporter.from_environment({})  # not under `tfdist run`
+        >>> reporter is None
+        True
+    """
+
+    def __init__(self, path: str | os.PathLike[str], worker: int) -> None:
+        self._words = Words(path, must_have=worker)
+        self._map = self._words.view
+        self._at = HEADER + worker * RECORD
+        self._activity = Activity.STARTING
+        self._running: set[int] = set()  # a script that trains in several threads has several
+        self._is_held = False
+        self.worker = worker
+        self._put(Word.PID, os.getpid())
+        self._put(Word.CHANGED, time.monotonic_ns())
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "StatusReporter | None":
+        """Return the reporter of this worker, or None where no agent looks; tell the agent which variables are set.
+
+        Raises:
+            ConfigError: the file is no status table, or has no record for this worker.
+        """
+        path, worker = environ.get("TFDIST_PROGRESS_FILE"), environ.get("TFDIST_WORKER_INDEX")
+        if not path or not os.path.exists(path):
+            return None
+        reporter = cls(path, int(worker or 0))  # a chief has no number
+        _publish_environment(environ)
+        return reporter
+
+    # Steps
+
+    def before_step(self, step: int) -> End | None:
+        """Wait while these workers are in reserve, or held; say whether all stop before this step."""
+        self.stand_by()
+        return End(HALTED, saves=True) if self._map[REQUEST] and self._held(step) else None
+
+    def on_begin(self, step: int, kind: Kind, now: int) -> None:
+        """Say that the step is running."""
+        self._running.add(step)
+        self._put(Word.CHANGED, now)
+        self._put(Word.POSITION, 4 * (step + 1) + StepState.RUNNING)
+
+    def on_end(self, step: int, worked: int, now: int) -> None:
+        """Say that the step has ended, and how long its work took."""
+        self._put(Word.STEP, worked)
+        self._map[self._at + Word.ENDED] += 1
+        self._put(Word.CHANGED, now)
+        self._running.discard(step)
+        if not self._running and not self._is_held:
+            self._put(Word.POSITION, 4 * (step + 1) + StepState.DONE)
+        if not self._map[self._at + Word.FIRST_STEP]:
+            self._put(Word.FIRST_STEP, now)
+
+    def on_activity(self, activity: Activity, now: int) -> None:
+        """Say what this worker does from now on."""
+        self._activity = activity
+        self._put(Word.CHANGED, now)  # before what has changed: nobody may take it for old
+        self._put(Word.ACTIVITY, activity)
+
+    # What the agent wants
+
+    @property
+    def is_asked_to_hold(self) -> bool:
+        """Whether the agent wants all to stop before the same step."""
+        return bool(self._map[REQUEST])
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is asked to end by SIGTERM alone, and sees to it by itself."""
+        return bool(self._map[CHIEF])
+
+    @property
+    def is_in_reserve(self) -> bool:
+        """Whether the agent keeps these workers until they take the place of others."""
+        return bool(self._map[RESERVE])
+
+    def stand_by(self) -> None:
+        """Wait, if the agent keeps these workers in reserve, until they take the place of others."""
+        if self.is_in_reserve:
+            before = self._activity
+            self.on_activity(Activity.RESERVE, time.monotonic_ns())
+            while self._map[RESERVE]:
+                time.sleep(_RESERVE_LOOK_SECONDS)
+            self.on_activity(before, time.monotonic_ns())
+
+    def _held(self, step: int) -> bool:
+        """Hold before the step until the target is known; return whether the step comes after it."""
+        deadline, before, request = time.monotonic() + HOLD_SECONDS, self._activity, self._map[REQUEST]
+        if request and not self._map[TARGET]:
+            self.on_activity(Activity.HELD, time.monotonic_ns())
+            self._put(Word.HELD_FOR, request)
+            self._is_held = True
+            self._put(Word.POSITION, 4 * (step + 1) + StepState.HELD)
+            while self._map[REQUEST] == request and not self._map[TARGET] and time.monotonic() < deadline:
+                time.sleep(_HOLD_LOOK_SECONDS)
+            self._is_held = False
+            self.on_activity(before, time.monotonic_ns())
+        target = self._map[TARGET]
+        return bool(target) and step > target - 2
+
+    # What is no step
+
+    def resumed(self, step: int, source: str) -> None:
+        """Say, after restoring, from where: for the agent's report.
+
+        Args:
+            step: number of steps that need not be repeated.
+            source: where the state came from, in a few words such as "memory" or a path.
+        """
+        text = source.encode()[-SOURCE_BYTES:].ljust(SOURCE_BYTES, b"\0")
+        for index in range(SOURCE_BYTES // 8):
+            self._put(Word.SOURCE + index, int.from_bytes(text[8 * index : 8 * index + 8], "little", signed=True))
+        self._put(Word.RESUMED, step + 1)
+
+    def done(self, step: int) -> None:
+        """Say how many steps have been done: those that are not in a state are repeated after a failure."""
+        self._put(Word.DONE, step + 1)
+
+    def saved(self, step: int) -> None:
+        """Say that a backup of the state after so many steps is complete."""
+        self._put(Word.SAVED, step + 1)
+
+    def leaves(self) -> bool:
+        """Say that this worker was asked to end (SIGTERM), in a handler; return whether all stop before a step.
+
+        If they do, `before_step` says when; if not, the agent itself ends the job, and this worker shall end at once.
+        """
+        self._put(Word.LEAVES, 1)
+        return not self._map[ENDING]
+
+    def close(self) -> None:
+        """Let go of the table; the reporter cannot be used after it."""
+        self._words.close()
+
+    def _put(self, word: int, value: int) -> None:
+        self._map[self._at + word] = value
+
+
+def _publish_environment(environ: Mapping[str, str]) -> None:
+    """Write the variables that frameworks read, once per job: processes that are prepared for a restart take them."""
+    path = environ.get("TFDIST_ENVIRONMENT_FILE")
+    if not path or os.path.exists(path):
+        return
+    temporary = f"{path}.{os.getpid()}"
+    with suppress(OSError):  # a restart is slower then
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump({name: value for name, value in environ.items() if name.startswith(PUBLISHED)}, file)
+        os.replace(temporary, path)

@@ -1,0 +1,223 @@
+"""The status table: memory in which each worker says how far it is, and the agent whether all shall stop.
+
+The agent makes a small file and maps it; each worker maps it too, and writes into a record of its own, one aligned word
+of eight bytes at a time, so that nobody ever sees half a number. No call waits for anybody. Loads no TensorFlow.
+
+    word 0  what the file is                          4  whether all are to end at once
+         1  number of workers                         5  whether these workers are in reserve
+         2  number of the request to halt, or 0       6  whether it is a chief's, which nobody asks to halt
+         3  the last step before a halt, + 2; or 0
+
+and from word 8 on, for each worker, what `Word` names. A worker writes it by `reporter`; how all stop before the same
+step is in `halt`.
+"""
+
+import contextlib
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from tfdist.errors import ConfigError
+from tfdist.monitor.halt import StepPosition, StepState
+from tfdist.monitor.phases import Activity
+
+HALTED = 75  # exit code of a worker that has stopped after a request, and has saved: EX_TEMPFAIL
+SETTLE_SECONDS = 0.001  # after which a word written by one process is seen by every other
+REQUEST, TARGET, ENDING, RESERVE, CHIEF = 2, 3, 4, 5, 6  # words of the header
+HEADER, RECORD = 8, 24  # words
+SOURCE_BYTES = 64
+
+_MAGIC = 0x74666470_00000001  # "tfdp", layout 1
+
+
+class Word(IntEnum):
+    """What a word of a worker's record says; times are of the machine's monotonic clock."""
+
+    PID = 0
+    ACTIVITY = 1
+    POSITION = 2  # 4 * (step + 1) + its state, in one word: both are read together
+    CHANGED = 3  # clock of the last change of activity or position, in ns
+    STEP = 4  # how long the last step took, in ns
+    FIRST_STEP = 5  # clock of the first end of a step, in ns
+    RESUMED = 6  # step + 1
+    DONE = 7  # step + 1
+    SAVED = 8  # step + 1
+    LEAVES = 9
+    HELD_FOR = 10  # number of the request for which it holds, or held
+    ENDED = 11  # how many steps have ended
+    SOURCE = 16  # and the seven after it: text
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStatus:
+    """What a worker has said.
+
+    Attributes:
+        pid: of its process; 0 when it has said nothing.
+        activity: what it does.
+        position: how far it is in the steps.
+        changed: clock time at which activity or position changed last, in seconds; 0 when it has said nothing.
+        step_seconds: how long its last step took; 0 when none has ended.
+        ended: how many steps have ended.
+        first_step_ended: clock time at which its first step ended, or None.
+        resumed: how many steps it need not repeat, or None when it has restored nothing.
+        source: where the state came from.
+        done: how many steps have been done, in earlier starts too, or None when it did not say.
+        saved: number of steps in its newest backup, or None.
+        leaves: whether it was asked to end.
+    """
+
+    pid: int
+    activity: Activity
+    position: StepPosition
+    changed: float
+    step_seconds: float
+    ended: int
+    first_step_ended: float | None
+    resumed: int | None
+    source: str
+    done: int | None
+    saved: int | None
+    leaves: bool
+
+
+class StatusTable:
+    """The agent's side of the table.
+
+    Args:
+        path: where the file is made; it must not exist.
+        workers: how many have a record in it.
+        reserve: whether they wait, before their first step, for `take_over`.
+        chief: whether the one that reports is the chief of a job with parameter servers.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> table = StatusTable(Path(folder.name, "status"), workers=2)
+        >>> table.read(1).position
+        StepPosition(step=-1, state=<StepState.DONE: 0>)
+        >>> table.close(), folder.cleanup()
+        (None, None)
+    """
+
+    def __init__(self, path: Path, workers: int, *, reserve: bool = False, chief: bool = False) -> None:
+        words = bytearray(8 * (HEADER + workers * RECORD))
+        with memoryview(words).cast("q") as view:
+            view[0], view[1], view[RESERVE], view[CHIEF] = _MAGIC, workers, reserve, chief
+        with open(path, "xb") as file:
+            file.write(words)
+        self._words = Words(path, must_have=workers - 1)
+        self._requests = 0
+        self.path = path
+        self.workers = workers
+
+    def read(self, worker: int) -> WorkerStatus:
+        """Return what a worker has said until now."""
+        return _said(self._words.view, worker)
+
+    def ask_to_halt(self) -> None:
+        """Ask all workers to hold before their next step; what they say is sure SETTLE_SECONDS later."""
+        self._requests += 1
+        self._words.view[REQUEST] = self._requests
+
+    def take_back(self) -> None:
+        """Let the workers that hold go on; only while there is no target."""
+        assert not self._words.view[TARGET]
+        self._words.view[REQUEST] = 0
+
+    def set_target(self, step: int) -> None:
+        """Let the workers run up to and including this step, and stop before the next."""
+        self._words.view[TARGET] = step + 2
+
+    def take_over(self) -> None:
+        """Let the workers in reserve go on."""
+        now = time.monotonic_ns()
+        for worker in range(self.workers):  # how long they have waited is nothing that they did
+            self._words.view[HEADER + worker * RECORD + Word.CHANGED] = now
+        self._words.view[RESERVE] = 0
+
+    def end(self) -> None:
+        """Say that the signals which workers get now mean their end, not a halt."""
+        self._words.view[ENDING] = 1
+
+    def close(self) -> None:
+        """Let go of the file, and remove it."""
+        self._words.close()
+        self.path.unlink(missing_ok=True)
+
+
+def read_all(path: str | os.PathLike[str]) -> tuple[WorkerStatus, ...]:
+    """Return what all workers have said in a table that another process has made.
+
+    Raises:
+        ConfigError: the file is no status table.
+        OSError: it cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> table = StatusTable(Path(folder.name, "status"), workers=2)
+        >>> [said.activity.name for said in read_all(table.path)]
+        ['STARTING', 'STARTING']
+        >>> table.close(), folder.cleanup()
+        (None, None)
+    """
+    with contextlib.closing(Words(path, must_have=0)) as words:
+        return tuple(_said(words.view, worker) for worker in range(words.view[1]))
+
+
+def _said(table: "memoryview[int]", worker: int) -> WorkerStatus:
+    start = HEADER + worker * RECORD
+    words = table[start : start + RECORD].tolist()
+    step, state = divmod(words[Word.POSITION], 4)
+    if state == StepState.HELD and words[Word.HELD_FOR] != table[REQUEST]:
+        step, state = step - 1, StepState.DONE  # it held for a request that was taken back, and goes on
+    text = b"".join(word.to_bytes(8, "little", signed=True) for word in words[Word.SOURCE :])
+    return WorkerStatus(
+        pid=words[Word.PID],
+        activity=Activity(words[Word.ACTIVITY]),
+        position=StepPosition(step=step - 1, state=StepState(state)),
+        changed=words[Word.CHANGED] / 1e9,
+        step_seconds=words[Word.STEP] / 1e9,
+        ended=words[Word.ENDED],
+        first_step_ended=words[Word.FIRST_STEP] / 1e9 if words[Word.FIRST_STEP] else None,
+        resumed=words[Word.RESUMED] - 1 if words[Word.RESUMED] else None,
+        source=text.rstrip(b"\0").decode(errors="replace"),
+        done=words[Word.DONE] - 1 if words[Word.DONE] else None,
+        saved=words[Word.SAVED] - 1 if words[Word.SAVED] else None,
+        leaves=bool(words[Word.LEAVES]),
+    )
+
+
+class Words:
+    """A mapped file as words, `view`.
+
+    Raises:
+        ConfigError: it is no table, or has no record for this worker.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, must_have: int) -> None:
+        with open(path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if must_have < 0 or size % 8 or size < 8 * (HEADER + (must_have + 1) * RECORD):
+                raise _no_table(path, must_have)
+            self._mapped = mmap.mmap(file.fileno(), 0)
+        self.view = memoryview(self._mapped).cast("q")
+        if self.view[0] != _MAGIC or must_have >= self.view[1]:
+            self.close()
+            raise _no_table(path, must_have)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.view.release()
+        self._mapped.close()
+
+
+def _no_table(path: str | os.PathLike[str], worker: int) -> ConfigError:
+    return ConfigError(
+        f"{os.fspath(path)} (TFDIST_PROGRESS_FILE) is no status table with a record for worker {worker} "
+        "(TFDIST_WORKER_INDEX). `tfdist run` of the same version sets both; unset them elsewhere."
+    )

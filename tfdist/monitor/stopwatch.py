@@ -1,0 +1,210 @@
+"""Measures the first steps of a job and ends it: how `tfdist tune` learns what a batch costs.
+
+Every worker counts the same batches of training, so all end before the same step, with code 0. Loads no TensorFlow.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import ConfigError
+from tfdist.monitor.observer import End, StepObserver
+from tfdist.monitor.phases import Kind
+
+VARIABLE = "TFDIST_STOPWATCH"
+_BLOCKS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be measured; the value of TFDIST_STOPWATCH as JSON.
+
+    Attributes:
+        folder: where each worker leaves its measurement.
+        warm_up: steps of training before the clock starts.
+        steps: steps that are measured.
+    """
+
+    folder: str
+    warm_up: int
+    steps: int
+
+    def to_environment(self) -> dict[str, str]:
+        """Return the variable that asks for it.
+
+        Example:
+            >>> Request(folder="/f", warm_up=1, steps=5).to_environment()
+            {'TFDIST_STOPWATCH': '{"folder": "/f", "warm_up": 1, "steps": 5}'}
+        """
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+@dataclass(kw_only=True)
+class Measurement:
+    """What a worker has measured.
+
+    Attributes:
+        steps: steps of training that have ended, those of the warm-up included.
+        examples: the most that a step had over all replicas; 0 if that is not known.
+        replicas: over all workers.
+        blocks: pairs of examples and seconds, each of successive steps, with what lies between steps of an epoch.
+        memory: the largest resident set of the process, bytes.
+        device_memory: the most that the process had allocated on its GPUs, bytes; 0 without any.
+        is_complete: whether all steps were measured.
+    """
+
+    steps: int = 0
+    examples: int = 0
+    replicas: int = 1
+    blocks: list[tuple[int, float]] = field(default_factory=list)
+    memory: int = 0
+    device_memory: int = 0
+    is_complete: bool = False
+
+
+class Stopwatch(StepObserver):
+    """Measures a worker's steps of training, and ends the process before the step after the last that is measured.
+
+    Args:
+        request: what to measure.
+        worker: the number of this worker.
+        settle: waits until all devices have done what they were given.
+        device_memory: returns bytes.
+        now: returns nanoseconds, on the clock of the steps.
+
+    Example:
+        >>> import tempfile
+        >>> now = 0
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     watch = Stopwatch(Request(folder=folder, warm_up=1, steps=2), 0, now=lambda: now)
+        ...     for step in range(3):
+        ...         watch.on_begin(step, Kind.TRAIN, now)
+        ...         now += 10**9
+        ...         watch.on_trained(step, examples=8, replicas=2)
+        ...     read(folder)[0].blocks
+        [(8, 1.0), (8, 1.0)]
+        >>> watch.before_step(3)
+        End(code=0, saves=False)
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        worker: int,
+        *,
+        settle: Callable[[], Any] | None = None,
+        device_memory: Callable[[], int] | None = None,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._request = request
+        self._path = Path(request.folder, f"worker-{worker}.json")
+        self._settle = settle or _settle
+        self._device_memory = device_memory or _device_memory
+        self._now = now
+        self._since: int | None = None  # nothing is measured now
+        self._elapsed, self._examples = 0, 0
+        self._process = os.getpid()
+        self.found = Measurement()
+        atexit.register(self._write)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> "Stopwatch | None":
+        """Return the stopwatch that is asked for, or None.
+
+        Raises:
+            ConfigError: TFDIST_STOPWATCH is not what `Request` writes.
+        """
+        if not environ.get(VARIABLE):
+            return None
+        try:
+            request = Request(**json.loads(environ[VARIABLE]))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{VARIABLE} is {environ[VARIABLE]!r}; `tfdist tune` sets it, for its own scripts. Unset it."
+            ) from error
+        return cls(request, int(environ.get("TFDIST_WORKER_INDEX") or 0), **options)
+
+    def before_step(self, step: int) -> End | None:
+        """End this process once all is measured."""
+        return End(0, saves=False) if self.found.is_complete else None
+
+    def on_begin(self, step: int, kind: Kind, now: int) -> None:
+        """Measure from the first step of training behind the warm-up, or in an epoch."""
+        if self._since is None and kind is Kind.TRAIN and self.found.steps >= self._request.warm_up:
+            self._since = now
+
+    def on_epoch_end(self) -> None:
+        """Measure nothing until the next step of training."""
+        if self._since is not None:
+            self._settle()
+            self._elapsed += self._now() - self._since
+            self._since = None
+
+    def on_trained(self, step: int, examples: int, replicas: int) -> None:
+        """Count a batch, and end a block of them."""
+        found, wanted = self.found, self._request
+        if found.is_complete:
+            return
+        found.steps += 1
+        found.examples, found.replicas = max(found.examples, examples), replicas
+        measured = found.steps - wanted.warm_up
+        if measured == 0:
+            self._settle()
+        if measured <= 0:
+            return
+        self._examples += examples
+        if measured % max(1, wanted.steps // _BLOCKS) == 0 or measured == wanted.steps:
+            self.on_epoch_end()
+            found.blocks.append((self._examples, self._elapsed / 1e9))
+            self._elapsed, self._examples = 0, 0
+            self._since = self._now()
+        if measured >= wanted.steps:
+            found.is_complete = True
+            self._write()
+
+    def _write(self) -> None:
+        atexit.unregister(self._write)
+        if os.getpid() != self._process:
+            return
+        found = self.found
+        found.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        found.device_memory = self._device_memory()
+        temporary = self._path.with_suffix(".tmp")
+        with contextlib.suppress(OSError):  # whoever asked for it has gone
+            temporary.write_text(json.dumps(asdict(found)), encoding="utf-8")
+            temporary.replace(self._path)
+
+
+def _settle() -> None:
+    """Wait until all devices have done what they were given; a process without TensorFlow has given them nothing."""
+    if "tensorflow" in sys.modules:
+        import tensorflow as tf
+
+        tf.test.experimental.sync_devices()
+
+
+def _device_memory() -> int:
+    """Return the most bytes that were allocated on the GPUs."""
+    if "tensorflow" not in sys.modules:
+        return 0
+    import tensorflow as tf
+
+    names = [device.name for device in tf.config.list_logical_devices("GPU")]
+    return sum(int(tf.config.experimental.get_memory_info(name)["peak"]) for name in names)
+
+
+def read(folder: str | os.PathLike[str]) -> list[Measurement]:
+    """Return what the workers have left, by their numbers; those that left nothing are missing."""
+    files = sorted(Path(folder).glob("worker-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+    found = [Measurement(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
+    for one in found:
+        one.blocks = [(int(examples), float(seconds)) for examples, seconds in one.blocks]
+    return found
