@@ -7,10 +7,10 @@ from typing import Any, Literal
 import keras
 
 from tfdist import validation
-from tfdist.callbacks import trainings
-from tfdist.callbacks.keeper import Keeper
+from tfdist.callbacks.backup import trainings
+from tfdist.callbacks.backup.session import BackupSession
 from tfdist.checkpoint.store import Store
-from tfdist.compat import keras_epochs
+from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.errors import ConfigError
 from tfdist.optimizers import scaling
 from tfdist.training import loss_scale, standby
@@ -24,8 +24,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Kept are weights, optimizer slots, loss scale, moving averages, the states of random numbers (Keras' seed
     generators, TensorFlow's, NumPy's, Python's), the position in the data, epoch and step, the metrics of the running
-    epoch, History, and what the other callbacks have learnt: Keras' own, and every callback that has ``get_state()``
-    and ``set_state(state)``, of None, bools, numbers, text and arrays in lists, tuples and dicts.
+    epoch, History, what every replica has by itself (gradients that it has accumulated; see
+    `tfdist.checkpoint.ShardedState`), and what the other callbacks have learnt: Keras' own, and every callback that has
+    ``get_state()`` and ``set_state(state)``, of None, bools, numbers, text and arrays in lists, tuples and dicts.
 
     Guaranteed, with deterministic ops: training that was killed at any moment and started again has the weights, the
     slots, the History and the order of examples of training that was never killed, bit for bit. A backup that exists
@@ -113,7 +114,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Take part in the `fit` that is about to begin; Keras calls it."""
         super().set_model(model)
         fit = keras_epochs.running_fit(model)
-        if fit is None or fit.callbacks is None or any(isinstance(one, Keeper) for one in fit.callbacks.callbacks):
+        if fit is None or fit.callbacks is None:
+            return
+        if any(isinstance(one, BackupSession) for one in fit.callbacks.callbacks):
             return
         if isinstance(model.distribute_strategy, KerasTraining):
             loss_scale.show(model, fit.callbacks)  # before the scope does, to keep what it counts
@@ -122,7 +125,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise ConfigError("fit has two callbacks that back up and restore; the second would undo the first.")
         standby.stand_by(model, training=True)  # what is found from here on has to be the newest there is
         memory = _in_memory(self.backup_dir)
-        keeper = Keeper(
+        session = BackupSession(
             model=model,
             fit=fit,
             others=others,
@@ -136,9 +139,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         # Its first part comes before all others, so that nothing has begun when it saves; the second behind all, so
         # that they have learnt all that they do from a step. Keras goes through this list at the moment: what is
         # appended it comes to by itself.
-        keeper.first.set_model(model)
-        fit.callbacks.callbacks.insert(0, keeper.first)
-        fit.callbacks.callbacks.append(keeper)
+        session.first.set_model(model)
+        fit.callbacks.callbacks.insert(0, session.first)
+        fit.callbacks.callbacks.append(session)
 
 
 def _in_memory(backup_dir: str) -> str | None:

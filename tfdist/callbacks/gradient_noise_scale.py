@@ -11,11 +11,15 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.callbacks.noise import Averages, Norms, verdict
-from tfdist.compat import keras_model, keras_scope, tf_strategies
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import stateless_scope
+from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.training import reduction, step
-from tfdist.training.pulse import Phase, pulse
-from tfdist.training.workers import Workers
+from tfdist.monitor.phases import Activity
+from tfdist.monitor.process import step_clock
+from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.reduction import replica_sums
+from tfdist.training.replica import step
 
 __all__ = ["GradientNoiseScale"]
 
@@ -149,7 +153,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
     def _norms(self) -> Norms:
         workers = getattr(self._strategy, "workers", None)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(pulse().inside(Phase.BETWEEN))
+            stack.enter_context(step_clock().doing(Activity.BETWEEN))
             if isinstance(workers, Workers):
                 stack.enter_context(workers.waiting("the gradient noise scale"))
             small, big = self._measure(self._examples()).numpy().tolist()
@@ -186,20 +190,20 @@ class GradientNoiseScale(keras.callbacks.Callback):
         squares = tf.zeros([], tf.float64)
         sums = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
         # One scope for all parts: nothing is changed outside, and each part draws other random numbers.
-        with keras_scope.CapturedUpdates([]):
+        with stateless_scope.CapturedUpdates([]):
             for part in range(first, first + mine):
                 gradients = self._gradients(step.slice_rows(batch, part * rows, (part + 1) * rows), rows, variables)
                 squares += _squared_norm(gradients)
                 sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
         labels = ["gradient noise"] * (len(sums) + 1)
-        squares, *sums = reduction.sum_over_replicas([squares, *sums], labels=labels)
+        squares, *sums = replica_sums.sum_over_replicas([squares, *sums], labels=labels)
         return tf.stack([squares / self._parts, _squared_norm(sums) / self._parts**2])
 
     def _gradients(self, part: Any, rows: int, variables: list[Any]) -> list[tf.Tensor]:
         """Return the gradients of a small batch, as if it were trained on alone."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(part)
-        alone = step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows))
-        with alone, reduction.exchanged(list), tf.GradientTape() as tape:
+        alone = step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows), all_reduce=list)
+        with alone, tf.GradientTape() as tape:
             loss = self.model.compute_loss(x, y, self.model(x, training=True), weights, training=True)
         found = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [tf.convert_to_tensor(gradient) for gradient in found]

@@ -1,13 +1,17 @@
 """Checkpoints that a kill at any moment cannot spoil: saved whole or not at all, every byte checked when read.
 
-    Store        the checkpoints of a training in a directory or an object store
-    Checkpoint   what was saved at a step
-    Writer       saves in the background
+    Store         the checkpoints of a training in a directory or an object store
+    Checkpoint    what was saved at a step
+    Writer        saves in the background
+    Part, Joint   what single workers add to a checkpoint, each by itself
+    ShardedState  state of which every replica or worker has its own, and what another number of them makes of it
 
 Nothing here loads TensorFlow.
 """
 
+from tfdist.checkpoint.parts import Joint, Part
+from tfdist.checkpoint.sharding import ShardedState
 from tfdist.checkpoint.store import Checkpoint, Store
 from tfdist.checkpoint.writer import Writer
 
-__all__ = ["Checkpoint", "Store", "Writer"]
+__all__ = ["Checkpoint", "Joint", "Part", "ShardedState", "Store", "Writer"]

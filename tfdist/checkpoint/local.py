@@ -6,13 +6,12 @@ system frees when the maker ends, however it ends: that is how what was left is 
 
 import ctypes
 import errno
-import fcntl
-import logging
 import mmap
 import os
 import stat
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,15 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.checkpoint import manifest as manifests
-from tfdist.checkpoint.names import SUFFIX, is_step_name
-from tfdist.data.disk_errors import explained
-from tfdist.data.filenames import is_temporary, plain_name, temporary_name
+from tfdist.checkpoint.names import RECEIPT, hidden_name, is_file_of_checkpoint, is_step_name, step_name
 from tfdist.errors import CorruptDataError
+from tfdist.storage.disk_errors import explained
+from tfdist.storage.durable import claim, make_directory, remove_abandoned, sync_directory
+from tfdist.storage.filenames import is_temporary, plain_name, temporary_name
 
 _BUFFER = 64 << 10  # for small arrays; larger pieces are written from where they lie
 _TRIES = 100
+_TURN_SECONDS = 0.001  # for somebody who removes a folder to be done with it
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_log = logging.getLogger(__name__)
 
 
 class LocalPlace:
@@ -89,33 +89,62 @@ class LocalPlace:
     def put(
         self,
         name: str,
-        files: Sequence[tuple[str, Callable[[BinaryIO], None]]],
+        files: Iterable[tuple[str, Callable[[BinaryIO], None]]],
         *,
+        mark: str,
+        is_joint: bool,
         on_ready: Callable[[Path | None], None],
     ) -> None:
         """Make a step's folder of these files at once, in place of one with the same name.
 
         Args:
             name: of the step.
-            files: names and what writes them, the manifest last.
+            files: names and what writes them, the manifest last; asked for one by one.
+            mark: of this save alone.
+            is_joint: whether others write into the same folder, by `put_part`.
             on_ready: called when all is written, before it appears, with the folder where it is until then.
         """
         final = self._folder / name
         with explained(final, "written"):
-            _make_folder(self._folder, durable=self._durable)
-            temporary, claim = _claimed(self._folder, name)
+            make_directory(self._folder, durable=self._durable)
+            temporary, claim = _claimed(self._folder, name, mark if is_joint else None)
             try:
                 for file, fill in files:
                     self._write(temporary / file, fill)
+                for receipt in temporary.glob(f"*{RECEIPT}") if is_joint else ():
+                    receipt.unlink()
                 if self._durable:
                     os.fsync(claim)
                 on_ready(temporary)
                 _rename(temporary, final)
                 if self._durable:
-                    _sync(self._folder)
+                    sync_directory(self._folder)
             finally:
                 _remove_folder(temporary)  # it failed, or this is the one that was replaced
                 os.close(claim)
+
+    def put_part(self, name: str, files: Iterable[tuple[str, Callable[[BinaryIO], None]]], *, mark: str) -> None:
+        """Write files of a step's folder that another process makes.
+
+        Args:
+            name: of the step.
+            files: names and what writes them, the receipt last; asked for one by one.
+            mark: of this save, as the process knows it that makes the folder.
+        """
+        with explained(self._folder / name, "written"):
+            make_directory(self._folder, durable=self._durable)
+            temporary, claim = _claimed(self._folder, name, mark)
+            try:
+                for file, fill in files:
+                    self._write(temporary / file, fill)
+            finally:
+                os.close(claim)
+
+    def staged(self, name: str, file: str, *, mark: str) -> bytes | None:
+        """Return the bytes of a small file that `put_part` has written; None where there is none yet."""
+        with explained(self._folder / name, "read"), suppress(FileNotFoundError):
+            return (self._folder / hidden_name(name, mark) / file).read_bytes()
+        return None
 
     def _write(self, path: Path, fill: Callable[[BinaryIO], None]) -> None:
         with path.open("xb", buffering=_BUFFER) as file:
@@ -128,49 +157,63 @@ class LocalPlace:
         """Remove a step's folder, its manifest first; files that are not ours stay, and the folder with them."""
         _remove_folder(self._folder / name)
 
-    def clean(self) -> None:
-        """Remove what killed processes left."""
+    def clean(self, *, spare: str | None = None) -> None:
+        """Remove what killed processes left.
+
+        Args:
+            spare: what the marks begin with of saves that other processes may have begun.
+        """
         with suppress(OSError), os.scandir(self._folder) as entries:
-            left = [e.path for e in entries if is_temporary(e.name) and is_step_name(e.name[1:].split(".")[0])]
+            left = [
+                e.path
+                for e in entries
+                if is_temporary(e.name)
+                and is_step_name(e.name[1:].split(".")[0])
+                and not (spare and e.name.split(".")[2].startswith(spare))
+            ]
             for path in left:
-                with suppress(OSError):  # its maker lives, or it has gone
-                    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                    try:
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        _remove_folder(Path(path))
-                        _log.info("Removed %s, which a process left that has ended.", path)
-                    finally:
-                        os.close(descriptor)
+                remove_abandoned(Path(path), _remove_folder)
 
     def remove_if_empty(self) -> None:
         """Remove the folder itself, unless something is in it."""
         with suppress(OSError):
             os.rmdir(self._folder)
 
+    def leave_sign(self, run: str) -> None:
+        """Make an empty hidden folder, which `clean` removes where its maker was killed."""
+        with explained(self._folder, "written"):
+            make_directory(self._folder, durable=self._durable)
+            self._sign(run).mkdir(exist_ok=True)
 
-def _claimed(folder: Path, name: str) -> tuple[Path, int]:
-    """A new hidden folder, and a descriptor that holds a lock on it."""
+    def has_sign(self, run: str) -> bool:
+        """Return whether that folder is there."""
+        return self._sign(run).is_dir()
+
+    def remove_sign(self, run: str) -> None:
+        """Remove it, and the directory if nothing else is in it."""
+        with suppress(OSError):
+            self._sign(run).rmdir()
+        self.remove_if_empty()
+
+    def _sign(self, run: str) -> Path:
+        return self._folder / hidden_name(step_name(0), f"{run}{0:08x}")
+
+
+def _claimed(folder: Path, name: str, mark: str | None) -> tuple[Path, int]:
+    """A hidden folder, and a descriptor that holds a lock on it: a new one, or the one that several know by a mark."""
     for _ in range(_TRIES):
-        temporary = folder / temporary_name(name)
-        os.mkdir(temporary)
+        temporary = folder / (temporary_name(name) if mark is None else hidden_name(name, mark))
+        with nullcontext() if mark is None else suppress(FileExistsError):
+            os.mkdir(temporary)
         try:
-            descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             continue  # somebody cleaned up between the two calls
-        if _is_locked(descriptor) and temporary.exists():
+        if claim(descriptor, shared=mark is not None) and temporary.exists():
             return temporary, descriptor
         os.close(descriptor)  # the same
+        time.sleep(_TURN_SECONDS)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-
-
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # no locks here: then nobody removes it either
-    return True
 
 
 def _rename(temporary: Path, final: Path) -> None:
@@ -210,32 +253,9 @@ def _remove_folder(folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             for file in sorted(os.listdir(descriptor), key=lambda file: file != manifests.NAME):
-                if file == manifests.NAME or file.endswith(SUFFIX):
+                if file == manifests.NAME or is_file_of_checkpoint(file):
                     with suppress(OSError):
                         os.unlink(file, dir_fd=descriptor)
         finally:
             os.close(descriptor)
         os.rmdir(folder)
-
-
-def _make_folder(folder: Path, *, durable: bool) -> None:
-    missing = []
-    for place in (folder, *folder.parents):
-        if place.is_dir():
-            break
-        missing.append(place)
-    for place in reversed(missing):
-        place.mkdir(exist_ok=True)
-        if durable:
-            _sync(place.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that keep directories otherwise
-            raise
-    finally:
-        os.close(descriptor)

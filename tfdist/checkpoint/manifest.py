@@ -14,25 +14,32 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfdist import validation
-from tfdist.data.filenames import plain_name
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError
+from tfdist.storage.filenames import plain_name
 
 NAME = "manifest.json"
 FORMAT = "tfdist checkpoint"
-VERSION = 1
+# 2: with parts of workers. What has none is written as it was before there were any.
+VERSION = 2
 LARGEST_BYTES = 16 << 20  # JSON needs many times its size in memory when it is read
 LARGEST_STEP = 10**12 - 1
-_FIELDS = {"format", "version", "step", "state", "files", "digest"}
+LARGEST_PARTS = 99_999
+_FIELDS = {1: {"format", "version", "step", "state", "files", "digest"}}
+_FIELDS[2] = {*_FIELDS[1], "parts"}
 _MOST = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """One file of a checkpoint: its plain name, its bytes and their CRC-32C."""
+    """One file of a checkpoint: its plain name, its bytes and their CRC-32C, and the worker whose part it is.
+
+    ``part`` is None of what is the whole job's.
+    """
 
     name: str
     bytes: int
     crc32c: int
+    part: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +50,13 @@ class Manifest:
         step: how many steps were done.
         state: JSON of the caller's.
         files: where the arrays are.
+        parts: how many workers have a part of it; 0: all of it is the whole job's.
     """
 
     step: int
     state: dict[str, Any]
     files: tuple[File, ...]
+    parts: int = 0
 
     @functools.cached_property
     def digest(self) -> str:
@@ -68,13 +77,11 @@ class Manifest:
         return data
 
     def _json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "step": self.step,
-            "state": self.state,
-            "files": [asdict(file) for file in self.files],
-        }
+        found = {"format": FORMAT, "version": 1, "step": self.step, "state": self.state}
+        files = [asdict(file) for file in self.files]
+        if self.parts:
+            return {**found, "version": 2, "files": files, "parts": self.parts}
+        return {**found, "files": [{key: file[key] for key in file if key != "part"} for file in files]}
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
@@ -149,20 +156,27 @@ def _read(data: bytes) -> Manifest:
         raise ConfigError(f"it is no JSON ({error}).") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ConfigError(f'it has no "format": "{FORMAT}", so it describes something else.')
-    if found.get("version") != VERSION:
+    version = found.get("version")
+    if type(version) is not int or version not in _FIELDS:
         raise ConfigError(
-            f"it has version {validation.shown(found.get('version'))} of the format; this tfdist reads version "
+            f"it has version {validation.shown(version)} of the format; this tfdist reads versions up to "
             f"{VERSION}. Install the tfdist that wrote it, or a later one."
         )
-    if set(found) != _FIELDS:
-        raise ConfigError(f"its fields are {validation.shown(sorted(found))}; they must be {sorted(_FIELDS)}.")
+    if set(found) != _FIELDS[version]:
+        raise ConfigError(f"its fields are {validation.shown(sorted(found))}; they must be {sorted(_FIELDS[version])}.")
     if not isinstance(found["state"], dict) or not isinstance(found["files"], list):
         raise ConfigError("its state must be an object, and its files a list.")
     manifest = Manifest(
         step=validation.integer("step", found["step"], minimum=0, maximum=LARGEST_STEP),
         state=found["state"],
-        files=tuple(_file(value) for value in found["files"]),
+        files=tuple(file_from(value) for value in found["files"]),
+        parts=0 if version == 1 else validation.integer("parts", found["parts"], minimum=1, maximum=LARGEST_PARTS),
     )
+    have = {file.part for file in manifest.files} - {None}
+    if missing := set(range(manifest.parts)) - have:
+        raise ConfigError(f"it names no file of worker {min(missing)}, of {manifest.parts}.")
+    if have - set(range(manifest.parts)):
+        raise ConfigError(f"it names files of more workers than {manifest.parts}.")
     names = [file.name for file in manifest.files]
     if len({*names, NAME}) != len(names) + 1:
         raise ConfigError("two of its files have the same name.")
@@ -173,11 +187,18 @@ def _read(data: bytes) -> Manifest:
     return manifest
 
 
-def _file(value: Any) -> File:
-    if not isinstance(value, dict) or set(value) != {"name", "bytes", "crc32c"}:
+def file_from(value: Any) -> File:
+    """Return a file's entry from its JSON; one of the first version says nothing of parts.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(value, dict) or set(value) - {"part"} != {"name", "bytes", "crc32c"}:
         raise ConfigError(f"a file of it is {validation.shown(value)}; it must have name, bytes and crc32c.")
+    part = value.get("part")
     return File(
         name=plain_name(value["name"]),
         bytes=validation.integer("bytes of a file", value["bytes"], minimum=0, maximum=_MOST),
         crc32c=validation.integer("crc32c of a file", value["crc32c"], minimum=0, maximum=2**32 - 1),
+        part=None if part is None else validation.integer("part of a file", part, minimum=0, maximum=LARGEST_PARTS),
     )

@@ -5,7 +5,7 @@ have a name of their own in each save, so that one with the same step stands unt
 See to it that one process writes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.checkpoint import manifest as manifests
-from tfdist.checkpoint.names import SUFFIX, is_step_name
-from tfdist.data.remote import FsspecStorage
-from tfdist.errors import CorruptDataError, StorageError
+from tfdist.checkpoint.names import RECEIPT, RUN_DIGITS, is_file_of_checkpoint, is_step_name, mark_of
+from tfdist.errors import CorruptDataError, MissingFileError, StorageError
+from tfdist.storage.remote import FsspecStorage
 
 
 class RemotePlace:
@@ -61,47 +61,87 @@ class RemotePlace:
     def put(
         self,
         name: str,
-        files: Sequence[tuple[str, Callable[[BinaryIO], None]]],
+        files: Iterable[tuple[str, Callable[[BinaryIO], None]]],
         *,
+        mark: str,
+        is_joint: bool,
         on_ready: Callable[[Path | None], None],
     ) -> None:
         """Make a step's folder of these files, the last of which makes it count.
 
         Args:
             name: of the step.
-            files: names and what writes them, the manifest last.
+            files: names and what writes them, the manifest last; asked for one by one.
+            mark: of this save alone; all names but the manifest's have it.
+            is_joint: whether others write into the same folder, by `put_part`.
             on_ready: called before the last one.
         """
         folder, is_whole = self._folder(name), False
-        before = folder.names()
+        before = set(folder.names())
+        seen = set(before)
         try:
-            for place, (file, fill) in enumerate(files):
-                if place == len(files) - 1:
+            for file, fill in files:
+                if file == manifests.NAME:
                     on_ready(None)
+                seen.add(file)
                 with folder.create(file) as remote:
                     fill(remote)
             is_whole = True
         finally:
-            ours = {file for file, _ in files}
-            for file in set(before) - ours if is_whole else ours - {manifests.NAME}:
-                if file.endswith(SUFFIX):
+            if is_joint:
+                seen.update(folder.names())
+            for file in seen:
+                is_ours = mark_of(file) == mark
+                is_next = is_joint and mark_of(file)[:RUN_DIGITS] == mark[:RUN_DIGITS] and mark_of(file) > mark
+                goes = (not is_whole or file.endswith(RECEIPT)) if is_ours else is_whole and file in before
+                if is_file_of_checkpoint(file) and goes and not is_next:
                     with suppress(StorageError):  # nobody reads what no manifest names
                         folder.remove(file)
             if not is_whole:
                 folder.remove_directory()
+
+    def put_part(self, name: str, files: Iterable[tuple[str, Callable[[BinaryIO], None]]], *, mark: str) -> None:
+        """Write files of a step's folder that another process makes.
+
+        Args:
+            name: of the step.
+            files: names and what writes them, the receipt last; asked for one by one.
+            mark: of this save, which their names have.
+        """
+        folder = self._folder(name)
+        for file, fill in files:
+            with folder.create(file) as remote:
+                fill(remote)
+
+    def staged(self, name: str, file: str, *, mark: str) -> bytes | None:
+        """Return the bytes of a small file that `put_part` has written; None where there is none yet."""
+        try:
+            return self._folder(name).read(file)
+        except MissingFileError:
+            return None
 
     def remove(self, name: str) -> None:
         """Remove a step's folder, its manifest first; files that are not ours stay."""
         folder = self._folder(name)
         with suppress(StorageError):  # the next save tries again
             for file in sorted(folder.names(), key=lambda file: file != manifests.NAME):
-                if file == manifests.NAME or file.endswith(SUFFIX):
+                if file == manifests.NAME or is_file_of_checkpoint(file):
                     folder.remove(file)
             folder.remove_directory()
 
-    def clean(self) -> None:
+    def clean(self, *, spare: str | None = None) -> None:
         """Do nothing: a folder without a manifest is removed like an old one."""
 
     def remove_if_empty(self) -> None:
         """Remove the directory itself, unless something is in it."""
         self._root.remove_directory()
+
+    def leave_sign(self, run: str) -> None:
+        """Do nothing: the URL says where it is."""
+
+    def has_sign(self, run: str) -> bool:
+        """Return whether other processes see the same; what lies in the memory of this one they do not."""
+        return not self.url.startswith("memory:")
+
+    def remove_sign(self, run: str) -> None:
+        """Do nothing."""

@@ -1,17 +1,24 @@
 """Saving in the background: training hands over what is to be saved, and goes on."""
 
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tfdist.checkpoint.arrays import as_arrays
 from tfdist.checkpoint.manifest import plain_state
+from tfdist.checkpoint.parts import Joint, Part
 from tfdist.checkpoint.store import Store
 from tfdist.errors import ConfigError, DeadlineError
-from tfdist.launch import faults
+from tfdist.monitor import faults
 
-_Job = tuple[int, Mapping[str, Any], Mapping[str, Any]]
+
+class _Job(NamedTuple):
+    """What is to be saved at a step, and what saves it."""
+
+    step: int
+    save: Callable[[], None]
 
 
 class Writer:
@@ -58,17 +65,51 @@ class Writer:
         self.last_error: OSError | None = None
         self.failures = 0
 
-    def submit(self, step: int, arrays: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being saved, or waits for it."""
+        with self._changed:
+            return self._next is not None or self._is_saving
+
+    def submit(
+        self,
+        step: int,
+        arrays: Mapping[str, Any],
+        state: Mapping[str, Any],
+        *,
+        parts: Sequence[Part] = (),
+        joint: Joint | None = None,
+    ) -> None:
         """Have a checkpoint saved, instead of one that still waits; return at once.
 
         Args:
             step: how many steps were done.
             arrays: as `Store.save` takes them; not copied, so nobody may write to them any more.
             state: as `Store.save` takes it; copied.
+            parts: as `Store.save` takes them; not copied. Where other processes write some, all must submit the same
+                saves: see to it that none is replaced while it waits.
+            joint: as `Store.save` takes it.
         Raises:
             ConfigError: something that cannot be saved, or the writer is closed.
         """
-        job = step, as_arrays(arrays), plain_state(state)
+        given, plain = as_arrays(arrays), plain_state(state)
+        own = [_checked(part) for part in parts]
+        self._submit(_Job(step, lambda: self._store.save(step, given, plain, parts=own, joint=joint)))
+
+    def submit_part(self, step: int, part: Part, joint: Joint) -> None:
+        """Have this worker's part of a checkpoint saved that another process submits; return at once.
+
+        Args:
+            step: how many steps were done.
+            part: what this worker adds; not copied.
+            joint: what both know the save by.
+        Raises:
+            ConfigError: something that cannot be saved, or the writer is closed.
+        """
+        own = _checked(part)
+        self._submit(_Job(step, lambda: self._store.save_part(step, own, joint)))
+
+    def _submit(self, job: _Job) -> None:
         with self._changed:
             self._raise_broken()
             if self._is_closed:
@@ -135,9 +176,9 @@ class Writer:
             return job
 
     def _save(self, job: _Job) -> None:
-        step = job[0]
+        step = job.step
         try:
-            self._store.save(*job)
+            job.save()
         except OSError as error:
             self.failures += 1
             self.last_error = error
@@ -155,3 +196,7 @@ class Writer:
         self.written = step
         self._said.clear()
         self._on_written(step)
+
+
+def _checked(part: Part) -> Part:
+    return dataclasses.replace(part, arrays=as_arrays(part.arrays))

@@ -20,40 +20,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
-    from tfdist.data.blocks import BlockCache
-    from tfdist.data.examining import Place
-    from tfdist.data.examples import Examples
-    from tfdist.data.examples import open_directory as open  # noqa: A004
-    from tfdist.data.indexing import index
-    from tfdist.data.inspecting import Bar, Info, info
-    from tfdist.data.manifest import Manifest
-    from tfdist.data.reader import read
-    from tfdist.data.reading import Reading
-    from tfdist.data.repairing import Repair, repair
-    from tfdist.data.schema import Feature, Schema
-    from tfdist.data.verifying import Report, verify
-    from tfdist.data.writer import write
+    from tfdist.data.check.examining import Place
+    from tfdist.data.check.repairing import Repair, repair
+    from tfdist.data.check.verifying import Report, verify
+    from tfdist.data.format.manifest import Manifest
+    from tfdist.data.format.schema import Feature, Schema
+    from tfdist.data.reading.dataset import Reading
+    from tfdist.data.reading.examples import Examples
+    from tfdist.data.reading.examples import open_directory as open  # noqa: A004
+    from tfdist.data.reading.inspecting import Bar, Info, info
+    from tfdist.data.reading.reader import read
+    from tfdist.data.writing.indexing import index
+    from tfdist.data.writing.writer import write
+    from tfdist.storage.blocks import BlockCache
 
 # name -> where it is; `read` needs TensorFlow, which is not loaded before
 _WHERE = {
-    "Bar": "inspecting:Bar",
-    "BlockCache": "blocks:BlockCache",
-    "Examples": "examples:Examples",
-    "Feature": "schema:Feature",
-    "Info": "inspecting:Info",
-    "Manifest": "manifest:Manifest",
-    "Place": "examining:Place",
-    "Reading": "reading:Reading",
-    "Repair": "repairing:Repair",
-    "Report": "verifying:Report",
-    "Schema": "schema:Schema",
-    "index": "indexing:index",
-    "info": "inspecting:info",
-    "open": "examples:open_directory",
-    "read": "reader:read",
-    "repair": "repairing:repair",
-    "verify": "verifying:verify",
-    "write": "writer:write",
+    "Bar": "tfdist.data.reading.inspecting:Bar",
+    "BlockCache": "tfdist.storage.blocks:BlockCache",
+    "Examples": "tfdist.data.reading.examples:Examples",
+    "Feature": "tfdist.data.format.schema:Feature",
+    "Info": "tfdist.data.reading.inspecting:Info",
+    "Manifest": "tfdist.data.format.manifest:Manifest",
+    "Place": "tfdist.data.check.examining:Place",
+    "Reading": "tfdist.data.reading.dataset:Reading",
+    "Repair": "tfdist.data.check.repairing:Repair",
+    "Report": "tfdist.data.check.verifying:Report",
+    "Schema": "tfdist.data.format.schema:Schema",
+    "index": "tfdist.data.writing.indexing:index",
+    "info": "tfdist.data.reading.inspecting:info",
+    "open": "tfdist.data.reading.examples:open_directory",
+    "read": "tfdist.data.reading.reader:read",
+    "repair": "tfdist.data.check.repairing:repair",
+    "verify": "tfdist.data.check.verifying:verify",
+    "write": "tfdist.data.writing.writer:write",
 }
 __all__ = [
     "Bar",
@@ -80,7 +80,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         module, _, attribute = _WHERE[name].partition(":")
-        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        return getattr(importlib.import_module(module), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

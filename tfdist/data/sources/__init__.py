@@ -9,71 +9,115 @@ Example:
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from tfdist import validation
-from tfdist.data.schema import Schema
+from tfdist.data.format.schema import Schema
+from tfdist.data.sources.memory.stream import is_table
+from tfdist.data.sources.options import Options
 from tfdist.data.sources.protocol import Block, Source
 from tfdist.errors import ConfigError, ConfigTypeError
 
-__all__ = ["Block", "Source", "open_source"]
+__all__ = ["Block", "Options", "Source", "open_source", "paths_of", "splits_of"]
 
 
-def open_source(examples: Any, *, schema: Any = None, label: str | None = None) -> Source:
+def open_source(
+    examples: Any,
+    *,
+    schema: Any = None,
+    label: str | None = None,
+    split: str | None = None,
+    options: Options | None = None,
+) -> Source:
     """Return examples of any kind as a source.
 
     Args:
         examples: a mapping of names to arrays, examples first, or (x, y), or (x, y, weight) of arrays; an iterable of
             mappings of names to values, or a function that returns one; a finite `tf.data.Dataset` of single examples;
-            a path, a URL, a wildcard or a list of them, to CSV, Parquet, HDF5, NumPy or TFRecord files, or to a folder
-            with one folder of pictures per class; a `Source`.
+            a table that Arrow can read (of pyarrow, pandas, polars and others); a path, a URL, a wildcard or a list of
+            them, to CSV, Parquet, HDF5, NumPy or TFRecord files, or to a folder with one folder of pictures per class;
+            a `Source`.
         schema: a `Schema`, or a mapping of names to `Feature`. Default: it follows from the examples. Of tables
             and HDF5 files those columns are read that it names.
         label: the name of the feature by which examples are told apart; it must be there.
+        split: the one to read of a folder that holds several.
+        options: how tables are read. Default: nothing stands for null, and nothing is rounded unless the schema asks.
 
     Raises:
-        ConfigError: there are no examples, or none that can be stored.
+        ConfigError: there are no examples, or none that can be stored; a folder holds several splits.
         ConfigTypeError: the examples are of no kind that is understood.
         MissingDependencyError: pyarrow, h5py or the driver of a URL is needed and not installed.
         StorageError: a file, or a store, cannot be read.
     """
     wanted = schema if schema is None or isinstance(schema, Schema) else Schema(schema)
-    source = _open(examples, wanted)
+    how = replace(Options(), exact=wanted is None) if options is None else options
+    source = _open(examples, wanted, split, how)
     if label is not None and validation.text("label", label) not in source.schema:
         names = ", ".join(map(repr, source.schema))
         raise ConfigError(f"label is {label!r}; it must be one of the features, which are {names}.")
     return source
 
 
-def _open(examples: Any, schema: Schema | None) -> Source:
-    if all(hasattr(examples, name) for name in ("schema", "identity", "blocks", "seekable")):
+def _open(examples: Any, schema: Schema | None, split: str | None, options: Options) -> Source:
+    if all(hasattr(examples, name) for name in ("identity", "blocks", "seekable", "schema")):
         return cast(Source, examples)
-    if _is_path(examples):
+    paths = paths_of(examples)
+    if paths:
         from tfdist.data.sources.paths import open_paths
 
-        return open_paths([examples], schema)
-    if isinstance(examples, (list, tuple)) and examples and all(map(_is_path, examples)):
-        from tfdist.data.sources.paths import open_paths
+        return open_paths(paths, schema, split=split, options=options)
+    if split is not None:
+        raise ConfigError(f"split is {split!r}; it chooses one of a folder's, and examples is no path.")
+    if options.delimiter is not None:
+        raise ConfigError(f"delimiter is {options.delimiter!r}; it is for CSV files, and examples is no path.")
+    if is_table(examples):
+        from tfdist.data.sources.tables.in_memory import open_table
 
-        return open_paths(examples, schema)
+        return open_table(examples, schema, options)
+    if options.of_tables:
+        raise ConfigError("nulls and null_masks are for tables (CSV, Parquet, tables in memory); leave them out.")
     if hasattr(examples, "element_spec"):
-        from tfdist.data.sources.dataset import open_dataset
+        from tfdist.data.sources.memory.dataset import open_dataset
 
         return open_dataset(examples, schema)
     if isinstance(examples, (Mapping, np.ndarray, tuple)):
-        from tfdist.data.sources.arrays import open_arrays
+        from tfdist.data.sources.memory.arrays import open_arrays
 
         return open_arrays(examples, schema)
     if isinstance(examples, Iterable) or callable(examples):
-        from tfdist.data.sources.stream import open_stream
+        from tfdist.data.sources.memory.stream import open_stream
 
         return open_stream(examples, schema)
     raise ConfigTypeError(
         f"examples is {validation.shown(examples)} ({type(examples).__name__}); it must be arrays, an iterable of "
         "mappings, a tf.data.Dataset, or a path. See tfdist.data.write."
     )
+
+
+def paths_of(examples: Any) -> list[str | os.PathLike[str]]:
+    """Return the paths that examples are; none where they are something else."""
+    if _is_path(examples):
+        return [examples]
+    if isinstance(examples, (list, tuple)) and all(map(_is_path, examples)):
+        return list(examples)
+    return []
+
+
+def splits_of(examples: Any) -> list[str]:
+    """Return the splits of a folder, train first; none where examples are something else, or one set of examples.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    paths = paths_of(examples)
+    if len(paths) != 1:
+        return []
+    from tfdist.data.sources import paths as of_paths
+
+    return of_paths.splits_of(paths[0])
 
 
 def _is_path(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.data.schema import TEXT, Schema
+from tfdist.data.format.schema import TEXT, Schema
 from tfdist.data.sources.protocol import Block
 
 BLOCK_BYTES = 4 << 20

@@ -1,7 +1,7 @@
 """Several sources as one, one behind the other.
 
 Example:
-    >>> from tfdist.data.sources.arrays import open_arrays
+    >>> from tfdist.data.sources.memory.arrays import open_arrays
     >>> whole = chained([open_arrays({"x": [1, 2]}), open_arrays({"x": [3]})])
     >>> whole.count, [block["x"].tolist() for block in whole.blocks(1, 3)]
     (3, [[2], [3]])

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.schema import TEXT, Feature, Schema
+from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError, ConfigTypeError
 

@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from tfdist.data import disk_errors
 from tfdist.errors import ConfigError
+from tfdist.storage import disk_errors
 
 _BUFFER = 1 << 20
 _options: ContextVar[Mapping[str, Any]] = ContextVar("what the drivers of URLs take", default={})  # noqa: B039
@@ -187,7 +187,7 @@ def _remote(store: Any, info: dict[str, Any]) -> Entry:
 
 
 def _store(url: str) -> tuple[Any, str]:
-    from tfdist.data.drivers import driver  # fsspec takes a while to load
+    from tfdist.storage.drivers import driver  # fsspec takes a while to load
 
     return driver(url, _options.get(), of="source")
 
@@ -196,7 +196,7 @@ def _store(url: str) -> tuple[Any, str]:
 def _reading(path: str) -> Iterator[None]:
     """Turn errors of a disk, and those of a driver, into `StorageError`."""
     if is_url(path):
-        from tfdist.data import drivers
+        from tfdist.storage import drivers
 
         with drivers.explained(path, "read", of="source"):
             yield

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.schema import DTYPES, TEXT, Feature, Schema
+from tfdist.data.format.schema import DTYPES, TEXT, Feature, Schema
 from tfdist.data.sources import files
 from tfdist.data.sources.blocks import bytes_per_example, examples_per_block
 from tfdist.data.sources.columns import column
@@ -63,6 +63,7 @@ def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
         if not isinstance(inside, h5py.Group):
             raise ConfigError(f"{group!r} in {where} is a dataset; name the group that it is in.")
         found = {name: item for name, item in inside.items() if isinstance(item, h5py.Dataset)}
+        _check_links(inside, path, schema)
         wanted = found if schema is None else {name: found[name] for name in schema if name in found}
         if missing := [name for name in schema or () if name not in found]:
             raise ConfigError(f"{path} has no dataset {missing[0]!r}; it has {_listed(inside)}.")
@@ -132,6 +133,20 @@ def _feature(name: str, item: Any, path: str) -> Feature:
             "or one list of any length per example. Convert it, or pass a schema without it."
         )
     return Feature(dtype.name, shape)
+
+
+def _check_links(group: Any, path: str, schema: Schema | None) -> None:
+    """Refuse links that lead nowhere: what they stand for would be missing without a word."""
+    h5py = _h5py()
+    for name in group if schema is None else [name for name in schema if name in group]:
+        link = group.get(name, getlink=True)
+        if isinstance(link, h5py.HardLink) or group.get(name) is not None:
+            continue
+        target = f"{link.filename}:{link.path}" if isinstance(link, h5py.ExternalLink) else link.path
+        raise ConfigError(
+            f"{name!r} in {path} is a link to {target}, where nothing is. Put the file there, or pass a schema without "
+            f"{name!r}."
+        )
 
 
 def _listed(group: Any) -> str:

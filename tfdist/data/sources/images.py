@@ -3,18 +3,23 @@
     photos/cat/1.jpg        label 0
     photos/dog/a.png        label 1
 
+Where a schema says the names of the classes, folders are matched to them by their names: those of photos/test to the
+classes of photos/train, whatever is missing there.
+
 Examples stand in the order of classes, then of file names; whoever reads them shuffles. Hidden files are left out.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.schema import TEXT, Feature, Schema
+from tfdist.data.format.pictures import format_of
+from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources import files
 from tfdist.data.sources.blocks import BLOCK_BYTES
 from tfdist.data.sources.columns import column
@@ -25,33 +30,23 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp")
 _MOST_FILES = 256  # of a block
 
 
-def format_of(content: bytes) -> str:
-    """Return which picture format the bytes begin like, empty for none.
-
-    Example:
-        >>> format_of(bytes([0xFF, 0xD8, 0xFF, 0xE0])), format_of(b"text")
-        ('JPEG', '')
-    """
-    if content.startswith(b"\xff\xd8\xff"):
-        return "JPEG"
-    if content.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "PNG"
-    if content.startswith((b"GIF87a", b"GIF89a")):
-        return "GIF"
-    if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
-        return "WebP"
-    return "BMP" if content.startswith(b"BM") and len(content) > 26 else ""
+def classes_of(folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the classes in all of some folders of pictures, sorted."""
+    return tuple(sorted({entry.name for folder in folders for entry in files.entries(folder) if entry.is_folder}))
 
 
-def open_images(folder: str, schema: Schema | None = None) -> "Images":
+def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] = ()) -> "Images":
     """Return a folder of pictures as a source with the features "image" and "label".
 
     Args:
         folder: a local path, or a URL for fsspec, of a folder with one folder per class.
-        schema: those two, if more is to be said of them than follows from the folder.
+        schema: those two, if more is to be said of them than follows from the folder. The names of its label are the
+            classes.
+        names: the classes where there is no schema. Default: the folders' names.
 
     Raises:
-        ConfigError: there are no such folders, a file is empty or no picture by its name, or a folder has folders.
+        ConfigError: there are no such folders, a file is empty or no picture by its name, or a folder has folders; a
+            folder is called like none of the classes.
     """
     root = files.entries(folder)
     classes = [entry for entry in root if entry.is_folder]
@@ -62,21 +57,43 @@ def open_images(folder: str, schema: Schema | None = None) -> "Images":
         )
     if not classes:
         raise ConfigError(f"{folder} has no folders; it must have one per class, with that class's pictures in it.")
+    if schema is not None and schema.keys() != {"image", "label"}:
+        raise ConfigError(
+            f"the schema has {', '.join(map(repr, schema))}; a folder of pictures has 'image' and 'label'."
+        )
+    said = (schema["label"].names if schema else ()) or tuple(names) or tuple(entry.name for entry in classes)
+    numbers = _numbers(classes, said, folder)
     found: list[files.Entry] = []
     labels: list[int] = []
-    for number, entry in enumerate(classes):
+    for entry in classes:
         pictures = _pictures(entry, folder)
         found += pictures
-        labels += [number] * len(pictures)
+        labels += [numbers[entry.name]] * len(pictures)
     if not found:
         raise ConfigError(f"{folder} has no pictures in {_some(classes)}; at least one is needed.")
-    names = tuple(entry.name for entry in classes)
-    features = {"image": Feature(TEXT, is_image=True), "label": Feature("int64", names=names)}
-    if schema is not None and schema.keys() != features.keys():
-        raise ConfigError(
-            f"the schema has {', '.join(map(repr, schema))}; a folder of pictures has {', '.join(map(repr, features))}."
-        )
-    return Images(folder, schema or Schema(features), found, labels, names)
+    features = {"image": Feature(TEXT, is_image=True), "label": Feature("int64", names=said)}
+    if schema is not None:
+        features = {**schema, "label": replace(schema["label"], names=said)}
+    if features["image"].dtype == TEXT:  # pictures they are, whether the schema says so or not
+        features["image"] = replace(features["image"], is_image=True)
+    return Images(folder, Schema(features), found, labels, said)
+
+
+def _numbers(classes: Sequence[files.Entry], said: Sequence[str], folder: str) -> dict[str, int]:
+    """The number of each folder's class."""
+    numbers = {name: number for number, name in enumerate(said)}
+    if len(numbers) < len(said):
+        twice = next(name for name in said if list(said).count(name) > 1)
+        raise ConfigError(f"the schema has the class {twice!r} twice; every class must have one number.")
+    for entry in classes:
+        if entry.name not in numbers:
+            listed = ", ".join(said[:10]) + (", ..." if len(said) > 10 else "")
+            raise ConfigError(
+                f"{folder} has the class {entry.name!r}, which is none of the {len(said)} known ones ({listed}). "
+                "Folders are matched to classes by their names: rename it, take it out, or write the examples to learn "
+                "from, with this class among them, first."
+            )
+    return numbers
 
 
 class Images:
@@ -114,6 +131,10 @@ class Images:
             last = at + max(1, int(np.searchsorted(sizes, BLOCK_BYTES)))
             yield self._block(at, min(last, end))
             at = min(last, end)
+
+    def path_of(self, number: int) -> str:
+        """Return the path of a picture by its number, for messages."""
+        return self._paths[number]
 
     def _block(self, first: int, last: int) -> Block:
         contents = files.read_all(self._paths[first:last])

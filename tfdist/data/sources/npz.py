@@ -16,17 +16,20 @@ Example:
 import contextlib
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.schema import Schema
-from tfdist.data.sources import files
-from tfdist.data.sources.arrays import Arrays, open_arrays
+from tfdist.data.format.schema import Schema
+from tfdist.data.sources import compressed, files
+from tfdist.data.sources.memory.arrays import Arrays, open_arrays
 from tfdist.data.sources.protocol import Block
-from tfdist.errors import ConfigError, CorruptDataError, StorageError
+from tfdist.errors import ConfigError, CorruptDataError, TfdistError
+
+_CURE = "Save its arrays as .npy files, which are not read into memory as a whole."
 
 
 def open_npz(path: str, schema: Schema | None = None) -> "Archive":
@@ -87,6 +90,17 @@ def _load(paths: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def _member(archive: Any, name: str, path: str) -> Any:
+    """Return an array of an archive, which may unpack to more than there is room for."""
+    for info in archive.zip.infolist():
+        if info.filename in (name, f"{name}.npy"):
+            compressed.require_room(f"array {name!r} of {path}", info.file_size, _CURE)
+    try:
+        return archive[name]
+    except MemoryError as error:
+        raise compressed.no_room(f"array {name!r} of {path}", _CURE) from error
+
+
 def _read(path: str) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         try:
@@ -95,12 +109,14 @@ def _read(path: str) -> dict[str, Any]:
             loaded = np.load(handle, mmap_mode="r" if is_mapped else None, allow_pickle=False)
             if isinstance(loaded, np.lib.npyio.NpzFile):
                 stack.enter_context(loaded)
-                return {name: loaded[name] for name in loaded.files}
+                return {name: _member(loaded, name, path) for name in loaded.files}
         except FileNotFoundError as error:
             raise ConfigError(f"source is {path!r}; there is no such file.") from error
-        except StorageError:
+        except TfdistError:
             raise
-        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        except MemoryError as error:
+            raise compressed.no_room(path, _CURE) from error
+        except (ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             if "Object arrays" in str(error) or "Python objects" in str(error):
                 raise ConfigError(
                     f"{path} holds an array of objects, which is a pickle and could run anything; none is read. Save "

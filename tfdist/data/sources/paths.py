@@ -1,18 +1,24 @@
-"""Which kind of source a path is: by the endings of files, and by what a folder holds.
+"""Which kind of source a path is: by the endings of files, their first bytes, and by what a folder holds.
 
 Example:
     >>> kind_of("train.csv.gz"), kind_of("a.tfrecord-00000-of-00016"), kind_of("README.md")
     ('csv', 'tfrecords', '')
 """
 
+import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from tfdist.data.schema import Schema
+from tfdist.data.format import splits
+from tfdist.data.format.schema import Schema
 from tfdist.data.sources import files, images
 from tfdist.data.sources.chain import chained
+from tfdist.data.sources.options import NONE, Options
 from tfdist.data.sources.protocol import Source
+from tfdist.data.sources.tables import partitions
+from tfdist.data.sources.tables.partitions import Keys
 from tfdist.errors import ConfigError
 
 _ENDINGS = {
@@ -21,13 +27,16 @@ _ENDINGS = {
     "hdf5": r"\.(h5|hdf5|hdf|he5)(:/.*)?",
     "npz": r"\.npz",
     "npy": r"\.npy",
-    "tfrecords": r"\.tfrec(ord)?s?(-\d+-of-\d+)?(\.gz)?",
+    "tfrecords": r"\.tfrec(ord)?s?(-\d+-of-\d+)?(\.gz|\.zlib|\.z)?",
 }
 UNDERSTOOD = (
     "CSV (.csv, .tsv, also .gz), Parquet (.parquet, .pq), HDF5 (.h5, .hdf5; file.h5:/group), NumPy (.npz, .npy), "
-    "TFRecord (.tfrecord, .tfrecords, also .gz), and folders with one folder of pictures per class"
+    "TFRecord (.tfrecord, or any name: the first bytes tell, of GZIP and ZLIB, too), and folders with one folder of "
+    "pictures per class"
 )
 IMAGES = "images"
+TFRECORDS = "tfrecords"
+_TABLES = ("csv", "parquet")
 
 
 def kind_of(path: str) -> str:
@@ -36,51 +45,142 @@ def kind_of(path: str) -> str:
     return found[0] if found else ""
 
 
-def open_paths(paths: Sequence[str | os.PathLike[str]], schema: Schema | None = None) -> Source:
+class Found(NamedTuple):
+    """A file, or a folder of pictures: its kind, its path, and what its folders' names say of its examples."""
+
+    kind: str
+    path: str
+    keys: Keys = ()
+
+
+def open_paths(
+    paths: Sequence[str | os.PathLike[str]],
+    schema: Schema | None = None,
+    *,
+    split: str | None = None,
+    options: Options = NONE,
+) -> Source:
     """Return files, folders and what wildcards match as one source, in the order given; a folder's files by name.
 
     Args:
         paths: local paths, or URLs for fsspec, all of one kind of file.
         schema: what examples must be; else that follows from the first file.
+        split: the one to read of folders that hold several.
+        options: how tables are read.
 
     Raises:
-        ConfigError: there is no such file, or nothing that is understood; kinds are mixed.
+        ConfigError: there is no such file, or nothing that is understood; kinds are mixed, or splits.
     """
-    found: list[tuple[str, str]] = []
+    found: list[Found] = []
     for path in map(files.spelled, paths):
-        found += _expanded(path)
-    kinds = sorted({kind for kind, _ in found})
+        found += _expanded(path, split)
+    kinds = sorted({file.kind for file in found})
     if len(kinds) > 1:
         raise ConfigError(f"source is a mixture of {' and '.join(kinds)}; pass files of one kind.")
-    return _open(kinds[0], [path for _, path in found], schema)
+    return _open(kinds[0], found, schema, options)
 
 
-def _expanded(path: str) -> list[tuple[str, str]]:
-    """What a path stands for, each with its kind."""
+def splits_of(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the splits that a folder holds, train first; nothing where it holds one set of examples."""
+    where = files.spelled(path)
+    if kind_of(where) == "hdf5" or (glob.has_magic(where) and not os.path.exists(where)):
+        return []
+    matches = files.matches(where)
+    return list(_splits(matches[0])) if len(matches) == 1 and files.is_folder(matches[0]) else []
+
+
+def _expanded(path: str, split: str | None) -> list[Found]:
+    """What a path stands for."""
     found = []
     group = re.search(r":/[^/].*$|:/$", path) if kind_of(path) == "hdf5" and not path.endswith(("5", "f")) else None
     stem = path[: group.start()] if group else path
     for match in files.matches(stem):
+        keys = _keys_of(match, stem)
         if files.is_folder(match):
-            found += _inside(match)
-        elif kind := kind_of(match):
-            found.append((kind, match + (group[0] if group else "")))
+            inside = _inside(match, split)
+            found += [file._replace(keys=keys + file.keys) if file.kind in _TABLES else file for file in inside]
+        elif split is not None:
+            raise ConfigError(f"split is {split!r}; it chooses one of a folder's, and {match} is a file. Leave it out.")
+        elif kind := kind_of(match) or _by_content(match):
+            found.append(Found(kind, match + (group[0] if group else ""), keys if kind in _TABLES else ()))
         else:
             raise ConfigError(f"source is {match!r}, whose ending says nothing. Understood are {UNDERSTOOD}.")
     return found
 
 
-def _inside(folder: str) -> list[tuple[str, str]]:
+def _keys_of(match: str, pattern: str) -> Keys:
+    """What the folders say that a wildcard stands for."""
+    magic = [glob.has_magic(part) for part in pattern.split("/")]
+    if match == pattern or not any(magic):
+        return ()
+    plain = magic.index(True)
+    parts = match.split("/")[plain:]
+    folders = parts if files.is_folder(match) else parts[:-1]
+    return tuple(key for key in map(partitions.key_of, folders) if key)
+
+
+def _inside(folder: str, split: str | None) -> list[Found]:
+    """What a folder holds, of the split that is asked for."""
+    several = _splits(folder)
+    if several and split is None:
+        raise ConfigError(
+            f"source is the folder {folder!r}, which holds the splits {', '.join(several)}; choose one: "
+            f"split={next(iter(several))!r} (--split). tfdist.data.write writes all of them, if it is given the "
+            "folder alone."
+        )
+    if split is not None:
+        if split not in several:
+            held = f"the splits {', '.join(several)}" if several else "no splits, but one set of examples"
+            raise ConfigError(f"split is {split!r}; the folder {folder!r} holds {held}.")
+        return several[split]
+    return _plainly(folder)
+
+
+def _splits(folder: str) -> Mapping[str, list[Found]]:
+    """The splits of a folder: one per folder in it, or told by the names of its files; nothing where it is one set."""
     entries = files.entries(folder)
-    by_kind: dict[str, list[str]] = {}
-    for entry in entries:
-        kind = "" if entry.is_folder else kind_of(entry.name)
-        if kind:
-            by_kind.setdefault(kind, []).append(entry.path)
     folders = [entry for entry in entries if entry.is_folder]
-    pictured = any(images.is_picture(file.name) for entry in folders for file in files.entries(entry.path))
-    if pictured or any(images.is_picture(entry.name) for entry in entries):
-        by_kind[IMAGES] = [folder]
+    kinds = _by_kind(entries)
+    parts = [entry.name for entry in folders if splits.is_word(entry.name)]
+    if len(parts) > 1 and (kinds or len(parts) < len(folders)) and not _pictured(folders):
+        other = next(iter(kinds), next((entry.name for entry in folders if entry.name not in parts), ""))
+        raise ConfigError(
+            f"source is the folder {folder!r}, which holds the splits {', '.join(splits.ordered(parts))} and also "
+            f"{other}{' files' * bool(kinds)}; name what is meant: {folder}/{splits.ordered(parts)[0]}, say."
+        )
+    if not kinds and len(folders) > 1 and all(splits.is_word(entry.name) for entry in folders):
+        if _pictured(folders):
+            return {}  # these are classes
+        paths = {entry.name: entry.path for entry in folders}
+        return {name: _plainly(paths[name]) for name in splits.ordered(paths)}
+    if len(kinds) == 1 and "npy" not in kinds and not _pictured(folders):
+        of_tfds = any(entry.name in splits.OF_TFDS for entry in entries)
+        kind, listed = next(iter(kinds.items()))
+        by_word = splits.by_word(listed, of_tfds=of_tfds, where=folder)
+        return {name: [Found(kind, path) for path in found] for name, found in by_word.items()}
+    return {}
+
+
+def _pictured(folders: Sequence[files.Entry]) -> bool:
+    return any(images.is_picture(file.name) for entry in folders for file in files.entries(entry.path))
+
+
+def _plainly(folder: str) -> list[Found]:
+    """What a folder holds that is one set of examples."""
+    entries = files.entries(folder)
+    by_kind = {kind: [Found(kind, path) for path in found] for kind, found in _by_kind(entries).items()}
+    folders = [entry for entry in entries if entry.is_folder]
+    if _pictured(folders) or any(images.is_picture(entry.name) for entry in entries):
+        by_kind[IMAGES] = [Found(IMAGES, folder)]
+    keys = {entry.path: key for entry in folders if (key := partitions.key_of(entry.name))}
+    if keys and IMAGES not in by_kind:
+        if by_kind or len(keys) < len(folders):
+            other = next((entry.name for entry in folders if entry.path not in keys), "files")
+            raise ConfigError(
+                f"source is the folder {folder!r}, which has folders called key=value and {other}; all files must lie "
+                "under the same keys. Name those that are meant."
+            )
+        return [file._replace(keys=(key, *file.keys)) for inner, key in keys.items() for file in _plainly(inner)]
     if not by_kind and (deeper := _deeper(folders)):
         raise ConfigError(f"source is {folder!r}; pictures are one level deeper. Pass a folder of classes: {deeper}.")
     if len(by_kind) != 1:
@@ -91,8 +191,49 @@ def _inside(folder: str) -> list[tuple[str, str]]:
             f"source is the folder {folder!r}, which has {seen}: "
             + (several if by_kind else f"nothing that is understood. Understood are {UNDERSTOOD}.")
         )
-    kind, found = next(iter(by_kind.items()))
-    return [(kind, path) for path in found]
+    return next(iter(by_kind.values()))
+
+
+def _by_kind(entries: Sequence[files.Entry]) -> dict[str, list[str]]:
+    """The files of a folder that are understood, by kind: that of their names, or records by their first bytes."""
+    by_kind: dict[str, list[str]] = {}
+    rest: list[files.Entry] = []
+    for entry in entries:
+        if kind := "" if entry.is_folder else kind_of(entry.name):
+            by_kind.setdefault(kind, []).append(entry.path)
+        elif not entry.is_folder and not images.is_picture(entry.name):
+            rest.append(entry)
+    if not by_kind.keys() - {TFRECORDS} and (found := record_files(rest)):
+        by_kind[TFRECORDS] = sorted(by_kind.get(TFRECORDS, []) + found)
+    return by_kind
+
+
+def record_files(entries: Sequence[files.Entry]) -> list[str]:
+    """Return the paths of the files that begin with a record, compressed or not, sorted.
+
+    Of names that differ by numbers alone the first one is looked at, and stands for the others.
+    """
+    begins = {_alike(files.name_of(path)) for path in first_alike(entries) if _by_content(path)}
+    return sorted(entry.path for entry in entries if entry.size and _alike(entry.name) in begins)
+
+
+def first_alike(entries: Sequence[files.Entry]) -> list[str]:
+    """Return the path of the first file that is not empty of each group of names that differ by numbers alone."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        if entry.size:
+            found.setdefault(_alike(entry.name), entry.path)
+    return list(found.values())
+
+
+def _alike(name: str) -> str:
+    return re.sub(r"\d+", "0", name)
+
+
+def _by_content(path: str) -> str:
+    from tfdist.data.sources.tfrecords.files import kept_as
+
+    return TFRECORDS if kept_as(path) else ""
 
 
 def _deeper(folders: Sequence[files.Entry]) -> str:
@@ -103,52 +244,97 @@ def _deeper(folders: Sequence[files.Entry]) -> str:
     return ""
 
 
-def _open(kind: str, paths: list[str], schema: Schema | None) -> Source:
+def _open(kind: str, found: Sequence[Found], schema: Schema | None, options: Options) -> Source:
+    paths = [file.path for file in found]
+    if kind not in _TABLES:
+        _need_tables(kind, found, options)
+    elif kind != "csv" and options.delimiter is not None:
+        raise ConfigError(f"delimiter is {options.delimiter!r}; it is for CSV files, and these are {kind}.")
     if kind == "tfrecords":
-        from tfdist.data.sources.tfrecords import open_tfrecords
+        from tfdist.data.sources.tfrecords.files import open_tfrecords
 
         return open_tfrecords(paths, schema)
     if kind == "npy":
         from tfdist.data.sources.npz import open_npy
 
         return open_npy(paths, schema)
+    if kind == IMAGES:
+        names = images.classes_of(paths) if len(paths) > 1 and schema is None else ()
+        return chained([images.open_images(path, schema, names) for path in paths])
+    return _open_each(kind, found, schema, options)
+
+
+def _need_tables(kind: str, found: Sequence[Found], options: Options) -> None:
+    if options.of_tables or options.delimiter is not None:
+        raise ConfigError(
+            f"nulls, null_masks and delimiter are for tables (CSV, Parquet, tables in memory); these are {kind}. Leave "
+            "them out."
+        )
+    for file in found:
+        if file.keys:
+            key, value = file.keys[0]
+            raise ConfigError(
+                f"{file.path} lies in the folder {key}={value}, and {kind} files have no columns that it could be one "
+                "of. Pass the files by their names, or rename the folder."
+            )
+
+
+def _open_each(kind: str, found: Sequence[Found], schema: Schema | None, options: Options) -> Source:
+    """Files whose features are columns, one behind the other."""
+    keyed = partitions.schema_of([file.keys for file in found], options)
+    if schema is not None:
+        masks = {f"{name}_is_null" for name in schema}
+        keyed = {name: schema.get(name, feature) for name, feature in keyed.items() if name in schema or name in masks}
+    inner = schema and _without(schema, keyed)
+    of_files = options.without([key for key, _ in found[0].keys])
     opened: list[Source] = []
-    for path in paths:
-        source = _open_one(kind, path, opened[0].schema if opened else schema)
+    for file in found:
+        source = _open_one(kind, file.path, inner, of_files)
+        inner = source.schema if inner is None else inner
+        if file.keys:
+            full = Schema({**source.schema, **keyed})
+            source = partitions.partitioned(source, full, file.keys, options, file.path)
         opened.append(source)
         if schema is None and _columns(source) != _columns(opened[0]):
             odd = sorted(_columns(source) ^ _columns(opened[0]))
             raise ConfigError(
-                f"{path} and {paths[0]} have not the same columns: only one of them has {', '.join(map(repr, odd))}. "
-                "Pass a schema with the columns that are wanted."
+                f"{file.path} and {found[0].path} have not the same columns: only one of them has "
+                f"{', '.join(map(repr, odd))}. Pass a schema with the columns that are wanted."
             )
-    found = chained(opened)
-    if found.count == 0:
+    whole = chained(opened)
+    if whole.count == 0:
+        shown = ", ".join(file.path for file in found[:5])
+        raise ConfigError(f"{shown} ha{'s' if len(found) == 1 else 've'} no rows; at least one is needed.")
+    return whole
+
+
+def _without(schema: Schema, keyed: Mapping[str, object]) -> Schema:
+    rest = {name: feature for name, feature in schema.items() if name not in keyed}
+    if not rest:
         raise ConfigError(
-            f"{', '.join(paths[:5])} ha{'s' if len(paths) == 1 else 've'} no rows; at least one is needed."
+            f"the schema has {', '.join(map(repr, schema))} alone, which the folders' names say; it must have a column "
+            "of the files as well."
         )
-    return found
+    return Schema(rest)
 
 
 def _columns(source: Source) -> set[str]:
     return set(getattr(source, "columns", source.schema))
 
 
-def _open_one(kind: str, path: str, schema: Schema | None) -> Source:
+def _open_one(kind: str, path: str, schema: Schema | None, options: Options) -> Source:
     if kind == "csv":
-        from tfdist.data.sources.csv import open_csv
+        from tfdist.data.sources.tables.csv import open_csv
 
-        return open_csv(path, schema)
+        return open_csv(path, schema, options)
     if kind == "parquet":
-        from tfdist.data.sources.parquet import open_parquet
+        from tfdist.data.sources.tables.parquet import open_parquet
 
-        return open_parquet(path, schema)
+        return open_parquet(path, schema, options)
     if kind == "hdf5":
         from tfdist.data.sources.hdf5 import open_hdf5
 
         return open_hdf5(path, schema)
-    if kind == "npz":
-        from tfdist.data.sources.npz import open_npz
+    from tfdist.data.sources.npz import open_npz
 
-        return open_npz(path, schema)
-    return images.open_images(path, schema)
+    return open_npz(path, schema)

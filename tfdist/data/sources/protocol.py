@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.schema import Schema
+from tfdist.data.format.schema import Schema
 
 #: A block of consecutive examples. Of a feature with a fixed shape: an array, examples first. Of text and bytes, and of
 #: lists of any length: a list with one value (bytes or str, an array) per example.

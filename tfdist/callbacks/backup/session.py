@@ -1,0 +1,360 @@
+"""What `BackupAndRestore` does during one call of `fit`: when to save, what to go on from, when to end."""
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import keras
+
+from tfdist.callbacks.backup import candidates, rescaling, shards, trainings
+from tfdist.callbacks.backup.memory import Memory
+from tfdist.callbacks.backup.position import Input, Place
+from tfdist.callbacks.backup.preemption import PreemptionHandler
+from tfdist.callbacks.backup.shards import Shards
+from tfdist.callbacks.backup.together import Together
+from tfdist.callbacks.backup.train_state import TrainState, scalars
+from tfdist.checkpoint.store import Store
+from tfdist.checkpoint.writer import Writer
+from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras.epochs import Fit
+from tfdist.errors import ConfigError
+from tfdist.monitor import faults
+from tfdist.monitor.phases import Activity, Kind, Phase
+from tfdist.monitor.process import step_clock
+from tfdist.training.multi_worker.workers import Workers
+
+_logger = logging.getLogger("tfdist")
+VERSION = 1
+
+
+class _Taken(NamedTuple):
+    """A state that was taken, and how long that took."""
+
+    number: int
+    arrays: dict[str, Any]
+    state: dict[str, Any]
+    part: dict[str, Any]
+    seconds: float
+
+
+class BackupSession(keras.callbacks.Callback):
+    """Keeps the state of one `fit`; behind all other callbacks in the list.
+
+    Args:
+        model: that trains.
+        fit: the running one.
+        others: its callbacks, without those of tfdist.
+        disk: where backups are written.
+        memory: where the state is held for workers that are started again, or None.
+        save_freq: "epoch", a number of steps, or False.
+        asynchronous: whether training goes on meanwhile.
+        delete: whether the backups go when training has come to its end.
+        learning_rate_rule: what becomes of the learning rate with another global batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: keras.Model,
+        fit: Fit,
+        others: Sequence[keras.callbacks.Callback],
+        disk: Store,
+        memory: Store | None,
+        save_freq: Any,
+        asynchronous: bool,
+        delete: bool,
+        learning_rate_rule: str,
+    ) -> None:
+        super().__init__()
+        self.first = _First(self)
+        self._fit = fit
+        self._workers: Workers = getattr(model.distribute_strategy, "workers", None) or Workers()
+        self._state = TrainState(model, others, is_chief=self._workers.is_chief)
+        self._shards = Shards(model, self._workers)
+        self._together = Together(self._workers, has_parts=self._shards.exist)
+        self._input = Input(fit)
+        self._disk = disk
+        self._is_shared = self._together.share(disk)
+        self._memory = None if memory is None else Memory(memory, self._together)
+        self._writer = Writer(
+            disk, warn=_logger.warning, on_written=_tell_the_agent if self._workers.is_chief else _tell_nobody
+        )
+        self._save_freq = save_freq
+        self._asynchronous = asynchronous
+        self._delete = delete
+        self._rule = learning_rate_rule
+        self._preemption = PreemptionHandler(self._workers)
+        self._epoch = fit.initial_epoch
+        self._steps = 0  # done since the very beginning
+        self._epochs = 0  # ended since then; with the steps, they number the states
+        self._logs: dict[str, float] = {}
+        self._in_validation: Any = None
+        self._at = Place(epoch=fit.initial_epoch, step=0, taken=0, since=0)
+        stores = [("memory", memory)] if memory is not None else []
+        self._found = candidates.newest([*stores, (disk.url, disk)], self._workers, needed=self._shards.needed)
+        if self._found is not None:
+            _require_version(self._found)
+            trainings.require_same(disk.url, self._found.state.get("training"))
+            self._state.prepare_callbacks(self._found.state)
+        self._undo = lambda: None
+        if step_clock().reporter is not None:  # functions that there are already run as what they do cannot be told
+            keras_model.watch_steps(model, _undivided, lambda: step_clock().enter(Phase.PYTHON))
+
+    # Going on
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Put back what was saved."""
+        step_clock().training_begins()
+        step_clock().before_halt = self._save_now
+        self._preemption.begin(self.model)
+        if self._found is None:
+            return
+        faults.at("restore", self._found.state["steps"])
+        state = self._found.state
+        build = functools.partial(keras_epochs.build, self.model, self._fit)
+        counts = state.get(shards.COUNTS)
+        self._state.restore_model(self._found.arrays, build, has_shards=counts is not None)
+        if counts is None:
+            self._shards.tell_of_the_first(source=self._found.source)
+        else:
+            self._shards.restore(counts, self._found.shards, source=self._found.source)
+        self._state.restore_callbacks(state, self._found.arrays)
+        rescaling.apply(
+            self._rule,
+            self.model,
+            before=state["global_batch"],
+            now=self._input.global_batch,
+            tell=self._workers.is_chief,
+        )
+        self._epoch, self._steps, self._epochs = state["epoch"], state["steps"], state["epochs"]
+        stopped = state["stop_training"] and not state["step"]
+        keras_model.set_initial_epoch(self.model, self._fit.epochs if stopped else self._epoch)
+        self.model.stop_training = state["stop_training"]
+        reporter = step_clock().reporter
+        if reporter is not None:
+            reporter.resumed(self._steps, self._found.source)
+        if self._workers.is_chief:
+            is_told = reporter is not None and os.environ.get("TFDIST_RESTARTS", "0") != "0"  # in the agent's report
+            self._tell_where(_logger.info if is_told else _logger.warning)
+
+    def _tell_where(self, tell: Callable[..., None]) -> None:
+        found = self._found
+        assert found is not None
+        if found.state["stop_training"] or found.state["epoch"] >= self._fit.epochs:
+            tell("Nothing is left to train: by the backup (%s), training has come to its end.", found.source)
+        else:
+            step, epoch = found.state["step"], found.state["epoch"] + 1
+            tell("Resuming after step %d of epoch %d (from %s).", step, epoch, found.source)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Enter the epoch where it was left."""
+        self._epoch = epoch
+        found = self._found
+        if found is None:
+            return
+        state = found.state
+        if state["step"]:
+            self._state.restore_metrics(found.arrays)
+        self._input.move_to(state)
+        if state["stop_training"]:
+            self._input.nothing_left()
+            self.model.stop_training = True
+        if state["step"]:
+            self._undo = keras_epochs.logs_where_no_step_ran(
+                self.model, state["logs"], are_metrics=state["logs_are_metrics"]
+            )
+
+    def settle(self) -> None:
+        """Let random numbers go on where they were: the input has been replayed by now."""
+        if self._found is not None:
+            self._state.restore_random(self._found.arrays)
+            self._found = None
+
+    # Saving
+
+    def before_batch(self, step: int) -> None:
+        """Look whether all shall end here; before any other callback has seen the step."""
+        self.settle()
+        self._at = self._input.place(epoch=self._epoch, step=step, ahead=self.model.steps_per_execution)
+        step_clock().begin(Kind.TRAIN)
+        if self._preemption.is_due(self._steps):
+            self._save_now()
+            self._preemption.end()
+        step_clock().pause()  # the other callbacks come now
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save, if it is time to."""
+        before = self._steps
+        self._steps += self.model.steps_per_execution
+        self._undo()
+        self._undo = lambda: None
+        step_clock().end_paused()
+        self._at = self._input.place(epoch=self._epoch, step=batch + 1)
+        self._logs = logs if logs is not None else {}
+        reporter = step_clock().reporter
+        if reporter is not None:
+            reporter.done(self._steps)
+        freq = self._save_freq
+        on_disk = type(freq) is int and before // freq != self._steps // freq
+        if not self._together.takes_part:
+            return
+        in_memory = self._memory is not None and self._memory.is_due(self._number)
+        if on_disk or in_memory:
+            self._submit(self._capture(), on_disk=on_disk)
+
+    def before_validation(self) -> None:
+        """Take the state that a process goes on from which is to end during validation: that sets metrics to zero."""
+        found = self._found  # where no step of the epoch was left
+        self.settle()
+        faults.at("validation", self._steps)
+        if step_clock().reporter is not None or self._preemption.is_watched:
+            self._in_validation = self._capture() if found is None else self._again(found)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save, if it is time to."""
+        self.settle()
+        self._undo()
+        self._undo = lambda: None
+        self._in_validation = None
+        self._epochs += 1
+        self._epoch = epoch + 1
+        self._at = self._input.end_of_epoch(epoch + 1)
+        faults.at("epoch-end", self._steps)
+        if self._together.takes_part and (self._save_freq == "epoch" or self._memory is not None):
+            self._submit(self._capture(), on_disk=self._save_freq == "epoch")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Wait for what is being written; remove what nobody needs any more."""
+        self.settle()  # where nothing was left to train
+        keras_model.set_initial_epoch(self.model, 0)
+        step_clock().before_halt = None
+        self._preemption.stop()
+        if self._memory is not None:
+            self._memory.close(discard=self._workers.is_chief)
+        with step_clock().doing(Activity.SAVING):
+            self._writer.wait()
+            self._writer.close()
+            if self._delete and self._workers.is_chief:
+                self._disk.discard()
+        if self._delete:
+            trainings.is_over(self._disk.url)
+        step_clock().training_ends()
+
+    @property
+    def _number(self) -> int:
+        return self._steps + self._epochs
+
+    def _capture(self) -> _Taken:
+        begun = time.perf_counter()
+        keras_epochs.drain(self.model)
+        part = self._shards.capture()
+        if not self._workers.is_chief:  # what all have the chief saves
+            return _Taken(self._number, {}, {}, part, time.perf_counter() - begun)
+        arrays, state = self._state.capture()
+        state.update(
+            version=VERSION,
+            steps=self._steps,
+            epochs=self._epochs,
+            stop_training=bool(self.model.stop_training),
+            logs=scalars(self._logs),
+            logs_are_metrics=keras_model.logs_are_metrics(self.model),
+            workers=self._workers.count,
+            global_batch=self._input.global_batch,
+            training=trainings.mark(self._disk.url),
+            time=time.time(),
+            **{shards.COUNTS: self._shards.counts()},
+            **self._input.state(self._at),
+        )
+        return _Taken(self._number, arrays, state, part, time.perf_counter() - begun)
+
+    def _submit(self, taken: _Taken, *, on_disk: bool, is_last: bool = False) -> None:
+        """Hand a state over to be saved; where workers have parts of it, all must call it.
+
+        Args:
+            taken: the state.
+            on_disk: whether a backup is due, and not the state in memory alone.
+            is_last: whether it is saved in any case, and waited for.
+        """
+        if self._memory is not None:
+            self._memory.submit(taken.number, taken.arrays, taken.state, taken.part, seconds=taken.seconds)
+        if not on_disk:
+            return
+        with step_clock().doing(Activity.SAVING):
+            if is_last:
+                self._writer.wait()
+            if is_last or self._together.may_submit(self._writer):
+                number, arrays, state, part, _ = taken
+                self._together.submit(self._writer, number, arrays, state, part, is_shared=self._is_shared)
+            if is_last or not self._asynchronous:
+                self._writer.wait()
+
+    def _save_now(self) -> None:
+        """Save as things stand, and wait until it is done: all workers stop here."""
+        if not self._together.takes_part:
+            return
+        self._submit(
+            self._in_validation or (self._capture() if self._found is None else self._again(self._found)),
+            on_disk=True,
+            is_last=True,
+        )
+        if self._memory is not None:
+            self._memory.wait()
+
+    def _again(self, found: candidates.Found) -> _Taken:
+        """Return the state that was found, to go on from once more: nothing has been trained since."""
+        state = {**found.state, shards.COUNTS: self._shards.counts()}  # by now they are those of the present replicas
+        arrays = {name: array for name, array in found.arrays.items() if name not in self._shards.names}
+        return _Taken(state["steps"] + state["epochs"], arrays, state, self._shards.capture(), 0.0)
+
+
+def _require_version(found: candidates.Found) -> None:
+    version = found.state.get("version")
+    if version != VERSION:
+        raise ConfigError(
+            f"the backup in {found.source} has version {version!r}, and this tfdist reads version {VERSION}. Go on "
+            "with the tfdist that wrote it, or begin anew in another backup_dir."
+        )
+
+
+def _undivided(kind: str) -> AbstractContextManager[None]:
+    return step_clock().step(Kind(kind), Phase.UNDIVIDED)
+
+
+def _tell_the_agent(number: int) -> None:
+    reporter = step_clock().reporter
+    if reporter is not None:
+        reporter.saved(number)
+
+
+def _tell_nobody(number: int) -> None:
+    """Do nothing: the chief's save is the whole one."""
+
+
+class _First(keras.callbacks.Callback):
+    """The part of a session that comes before all other callbacks."""
+
+    def __init__(self, session: BackupSession) -> None:
+        super().__init__()
+        self._session = session
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Look whether all shall end here."""
+        self._session.before_batch(batch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Take the state before validation."""
+        self._session.before_validation()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Count the step."""
+        step_clock().begin(Kind.TEST)
+        step_clock().pause()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the step."""
+        step_clock().end_paused()

@@ -1,0 +1,184 @@
+"""Everything that training goes on from: taken in a moment between two steps, and put back.
+
+Tensors are not copied when they are taken: TensorFlow writes into a copy of its own where somebody still holds the
+value. So the training thread pays for holding them, not for writing them.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from tfdist.callbacks.backup.encoding import decode, encode
+from tfdist.callbacks.backup.names import METRIC, VARIABLE, metrics_of, variables_of
+from tfdist.compat import random_states
+from tfdist.compat.keras import callbacks as keras_callbacks
+from tfdist.compat.tensorflow import arrays as tf_arrays
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.errors import ConfigError, ConfigTypeError
+
+_logger = logging.getLogger(__name__)
+
+_RANDOM, _CALLBACK = "random", "callback"
+Arrays = dict[str, Any]
+
+
+class TrainState:
+    """The state of a running `fit`.
+
+    Args:
+        model: that trains.
+        others: its other callbacks.
+        is_chief: whether this worker has the first replica of all.
+    """
+
+    def __init__(
+        self, model: keras.Model, others: Sequence[keras.callbacks.Callback], *, is_chief: bool = True
+    ) -> None:
+        self._model = model
+        self._is_chief = is_chief
+        self._others = list(others)
+        self._names: list[str] = []
+        self._hold: Callable[[], list[NDArray[Any]]] = list
+
+    def capture(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the arrays, and the rest as JSON."""
+        if not self._names:
+            variables = variables_of(self._model).whole
+            self._names = list(variables)
+            self._hold = tf_arrays.holder([tf_strategies.primary(one.value) for one in variables.values()])
+        arrays: Arrays = dict(zip(self._names, self._hold(), strict=True))
+        arrays.update({f"{_RANDOM}/{name}": state for name, state in random_states.capture().items()})
+        callbacks = []
+        for place, (name, state) in enumerate(self._callback_states()):
+            try:
+                callbacks.append({"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")})
+            except ConfigTypeError as error:
+                raise ConfigTypeError(f"The state of the callback {name} cannot be kept: {error}") from error
+        return arrays, {"callbacks": callbacks}
+
+    def _callback_states(self) -> list[tuple[str, Any]]:
+        found = [(_class_of(callback), _state_of(callback)) for callback in self._others]
+        return [(name, state) for name, state in found if state is not None]
+
+    def restore_model(
+        self, arrays: Mapping[str, NDArray[Any]], build: Callable[[], None], *, has_shards: bool = True
+    ) -> None:
+        """Give weights, optimizers, seeds and metrics their values.
+
+        Args:
+            arrays: what `capture` returned.
+            build: builds the model, its metrics and optimizers, which may not have happened.
+            has_shards: whether what every replica has by itself was saved elsewhere. Earlier versions saved that of the
+                first replica here.
+        Raises:
+            ConfigError: the model has other variables than those that were saved.
+        """
+
+        def own() -> dict[str, keras.Variable]:
+            found = variables_of(self._model)
+            return found.whole if has_shards else found.all
+
+        ours = own()
+        saved = [name for kind in (VARIABLE, METRIC) for name in _with_prefix(arrays, kind)]
+        if any(name not in ours for name in saved):
+            known = {*ours, *saved}
+            build()  # also what is never used, and was not saved
+            ours = {name: variable for name, variable in own().items() if name in known}
+        _require_same(ours, arrays)
+        for name, variable in ours.items():
+            self._assign(variable, arrays[name])
+
+    def restore_metrics(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Give the metrics their values again: an epoch that begins sets them to zero."""
+        for name, variable in metrics_of(self._model).items():
+            self._assign(variable, arrays[name])
+
+    def _assign(self, variable: keras.Variable, value: NDArray[Any]) -> None:
+        tensor = tf_arrays.as_dtype(value, variable.dtype)
+        tf_strategies.assign_locally(variable.value, tensor, is_first=self._is_chief)
+
+    def restore_random(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Let random numbers go on where they were."""
+        random_states.restore({name: np.array(arrays[f"{_RANDOM}/{name}"]) for name in _with_prefix(arrays, _RANDOM)})
+
+    def prepare_callbacks(self, state: Mapping[str, Any]) -> None:
+        """Tell the loggers that write files to go on with them, before training begins."""
+        for callback, found in self._matched(state["callbacks"], {}, warn=False):
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                keras_callbacks.go_on_writing(callback, found)
+
+    def restore_callbacks(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Let the other callbacks know what they knew; after their `on_train_begin`, which forgets."""
+        for callback, found in self._matched(state["callbacks"], arrays, warn=True):
+            setter = getattr(callback, "set_state", None)
+            if callable(setter):
+                setter(found)
+            else:
+                keras_callbacks.set_state(callback, found)
+
+    def _matched(
+        self, saved: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]], *, warn: bool
+    ) -> list[tuple[keras.callbacks.Callback, Any]]:
+        """Pair callbacks with what was saved of them: the first of a class with the first, and so on."""
+        left = [(_class_of(callback), callback) for callback in self._others]
+        pairs = []
+        for entry in saved:
+            place = next((i for i, (name, _) in enumerate(left) if name == entry["class"]), None)
+            if place is None:
+                if warn:
+                    _logger.warning("The backup has the state of a callback %s, and fit has none.", entry["class"])
+                continue
+            _, callback = left.pop(place)
+            if warn or isinstance(callback, keras.callbacks.CSVLogger):
+                pairs.append((callback, decode(entry["state"], arrays)))
+        return pairs
+
+
+def _class_of(callback: keras.callbacks.Callback) -> str:
+    return f"{type(callback).__module__}.{type(callback).__qualname__}"
+
+
+def _state_of(callback: keras.callbacks.Callback) -> Any:
+    getter = getattr(callback, "get_state", None)
+    if callable(getter) and callable(getattr(callback, "set_state", None)):
+        return getter()
+    return keras_callbacks.state(callback)
+
+
+def _with_prefix(arrays: Mapping[str, Any], kind: str) -> list[str]:
+    """Return the names of a kind; of random states without the kind."""
+    names = [name for name in arrays if name.startswith(f"{kind}/")]
+    return [name.partition("/")[2] for name in names] if kind == _RANDOM else names
+
+
+def _require_same(ours: Mapping[str, keras.Variable], saved: Mapping[str, NDArray[Any]]) -> None:
+    theirs = [*_with_prefix(saved, VARIABLE), *_with_prefix(saved, METRIC)]
+    missing = sorted(set(ours) - set(theirs))
+    unknown = sorted(set(theirs) - set(ours))
+    shapes = [
+        f"{name} has shape {tuple(ours[name].shape)}, in the backup {saved[name].shape}"
+        for name in ours
+        if name in saved and tuple(ours[name].shape) != tuple(saved[name].shape)
+    ]
+    if missing or unknown or shapes:
+        words = [*shapes[:1]]
+        words += [f"the model has {missing[0]}, the backup has not ({len(missing)} such)"] if missing else []
+        words += [f"the backup has {unknown[0]}, the model has not ({len(unknown)} such)"] if unknown else []
+        raise ConfigError(
+            f"the backup is of another model: {'; '.join(words)}. Train with the model and the optimizer that it was "
+            "made with (build them before fit, if they build themselves in their first step), or begin anew in another "
+            "backup_dir."
+        )
+
+
+def scalars(logs: Any) -> dict[str, float]:
+    """Return the logs of a step as numbers, where they are numbers."""
+    if not isinstance(logs, Mapping):
+        return {}
+    flat = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in logs.items() if not isinstance(value, str)}
+    return {name: float(value) for name, value in flat.items() if value.shape == ()}

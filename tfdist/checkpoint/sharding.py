@@ -1,0 +1,135 @@
+"""State of which every replica or worker has its own, and what becomes of it when their number is another one.
+
+Example:
+    >>> resharded("sum", [np.array([1.0, 2.0]), np.array([3.0, 4.0])], index=2, count=4)
+    array([1. , 1.5])
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+
+_Array = NDArray[Any]
+Rule = Literal["keep", "reset", "sum", "concatenate", "refuse"]
+Axis = Literal["replica", "worker"]
+
+#: What each rule does with another number of shards, for messages.
+DOES: dict[str, str] = {
+    "keep": "each goes on with its own, another one with a copy, and what is left over is dropped",
+    "reset": "set to zero",
+    "sum": "added up, and the sum divided evenly",
+    "concatenate": "joined, and divided anew",
+    "refuse": "refused",
+}
+
+
+class ShardedState:
+    """Variables of which every replica, or every worker, has values of its own, to be kept in backups.
+
+    A model, an optimizer or a strategy that has a method ``sharded_state()``, which returns a list of these, has them
+    saved by `tfdist.callbacks.BackupAndRestore`: every worker writes its own part. With the same number of shards each
+    goes on with what it had, bit for bit. Return the state before its variables exist, too, with none of them.
+
+    Args:
+        name: what it is, in the plural, for messages: "the accumulated gradients".
+        variables: Keras variables, equal in number, dtype and, but for "concatenate", shape everywhere.
+        rule: what another number of shards makes of each variable. "keep": shard i has what shard i modulo n had, of n;
+            "reset": zeros; "sum": all have the same part of the sum over the old shards, so that the sum stays; of
+            integers the first have one more; "concatenate": rows (dim 0) of all shards in order, divided anew as
+            `numpy.array_split` does; "refuse": an error.
+        axis: "replica", or "worker" where the replicas of a worker have the same values.
+
+    Raises:
+        ConfigError: no such rule or axis, or an empty name.
+
+    Example:
+        >>> ShardedState("the error memory", [], rule="sum")
+        ShardedState('the error memory', 0 variables, rule='sum', axis='replica')
+    """
+
+    def __init__(self, name: str, variables: Iterable[Any], *, rule: Rule, axis: Axis = "replica") -> None:
+        self.name = validation.text("name", name)
+        self.variables = tuple(variables)
+        self.rule: str = validation.one_of("rule", rule, get_args(Rule))
+        self.axis: str = validation.one_of("axis", axis, get_args(Axis))
+
+    def __repr__(self) -> str:
+        count = len(self.variables)
+        return f"ShardedState({self.name!r}, {count} variables, rule={self.rule!r}, axis={self.axis!r})"
+
+
+def resharded(rule: str, shards: Sequence[_Array], *, index: int, count: int) -> _Array:
+    """Return what a shard has of what other shards had.
+
+    Args:
+        rule: see `ShardedState`; with as many shards as before each has its own, whatever the rule.
+        shards: what each had, in order; at least one.
+        index: of the new shard.
+        count: of the new shards.
+    Raises:
+        ConfigError: the rule refuses, or the shards do not fit together.
+
+    Example:
+        >>> [resharded("keep", ["a", "b"], index=i, count=3) for i in range(3)]
+        ['a', 'b', 'a']
+        >>> [resharded("concatenate", [np.arange(3), np.arange(3, 5)], index=i, count=3).tolist() for i in range(3)]
+        [[0, 1], [2, 3], [4]]
+        >>> [resharded("sum", [np.array(3), np.array(4)], index=i, count=3).tolist() for i in range(3)]
+        [3, 2, 2]
+    """
+    if len(shards) == count:
+        return shards[index]
+    return _RULES[rule](shards, index, count)
+
+
+def _keep(shards: Sequence[_Array], index: int, count: int) -> _Array:
+    return shards[index % len(shards)]
+
+
+def _reset(shards: Sequence[_Array], index: int, count: int) -> _Array:
+    return np.zeros_like(shards[0])
+
+
+def _sum(shards: Sequence[_Array], index: int, count: int) -> _Array:
+    _require_alike(shards, [shard.shape for shard in shards])
+    dtype = shards[0].dtype
+    if dtype.kind in "iu":
+        share, rest = np.divmod(np.sum(np.stack(shards), axis=0, dtype=dtype), count)
+        return np.asarray(share + (index < rest)).astype(dtype)
+    if dtype.kind == "b":
+        raise ConfigError("bools cannot be added up; choose another rule.")
+    total = np.zeros(shards[0].shape, np.float64)  # also of 16 bits
+    for shard in shards:
+        total += shard.astype(np.float64)
+    return np.asarray(total / count).astype(dtype)
+
+
+def _concatenate(shards: Sequence[_Array], index: int, count: int) -> _Array:
+    if any(not shard.ndim for shard in shards):
+        raise ConfigError("numbers have no rows to be concatenated; choose another rule.")
+    _require_alike(shards, [shard.shape[1:] for shard in shards])
+    return np.array_split(np.concatenate(shards), count)[index]
+
+
+def _refuse(shards: Sequence[_Array], index: int, count: int) -> _Array:
+    raise ConfigError(f"they are of {len(shards)} and cannot be had by {count}; go on with as many as before.")
+
+
+def _require_alike(shards: Sequence[_Array], shapes: Sequence[tuple[int, ...]]) -> None:
+    if len(set(shapes)) > 1 or len({shard.dtype for shard in shards}) > 1:
+        found = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
+        raise ConfigError(f"the shards do not fit together: {found}.")
+
+
+_RULES: dict[str, Callable[[Sequence[_Array], int, int], _Array]] = {
+    "keep": _keep,
+    "reset": _reset,
+    "sum": _sum,
+    "concatenate": _concatenate,
+    "refuse": _refuse,
+}

@@ -1,0 +1,374 @@
+"""A damaged directory made sound: the records that are whole are copied, and what is not is named.
+
+Copies have new names, the manifest comes after them, and the files that they take the place of are removed last:
+whenever it ends, the directory is what it was or what it becomes. Into another directory all is copied, and nothing is
+changed.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tfdist import validation
+from tfdist.data.check.decoding import Decoding
+from tfdist.data.check.examining import Examined, Place
+from tfdist.data.check.rebuilding import inferred
+from tfdist.data.check.verifying import Progress, examine_all
+from tfdist.data.format import manifest as manifests
+from tfdist.data.format import records
+from tfdist.data.format.contents import Contents
+from tfdist.data.format.manifest import Manifest, Shard, read_manifest
+from tfdist.data.format.reindex import batches
+from tfdist.data.format.revisions import (
+    index_name,
+    newest,
+    next_revision,
+    of_one_writing,
+    original,
+    revised,
+    shard_name,
+    superseded,
+)
+from tfdist.data.format.scan import Content, walk
+from tfdist.data.format.schema import Schema
+from tfdist.data.sources.files import is_url
+from tfdist.data.writing import journal
+from tfdist.data.writing.encode import Encoded
+from tfdist.data.writing.index_files import described, store_index_of
+from tfdist.data.writing.indexing import files
+from tfdist.data.writing.shard import ShardWriter
+from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.storage.directory import Storage, storage
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What was done.
+
+    Attributes:
+        url: the directory that is sound now.
+        revision: of the manifest now.
+        kept: examples that the directory has now.
+        lost: places of what could not be kept, with the numbers that the examples had.
+        rewritten: shards that were written anew: old name -> new name; empty where nothing of it was left.
+        indexed: indices that were written anew.
+        removed: files that were removed.
+        inferred: what was told from the records because no manifest said it.
+    """
+
+    url: str
+    revision: int
+    kept: int
+    lost: tuple[Place, ...] = ()
+    rewritten: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    indexed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    inferred: tuple[str, ...] = ()
+
+    @property
+    def lost_examples(self) -> int:
+        """Number of examples that are lost, as far as it is known."""
+        return sum(place.examples for place in self.lost)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything was written or removed."""
+        return bool(self.rewritten or self.indexed or self.removed or self.inferred)
+
+    def lines(self) -> Iterator[str]:
+        """Yield what was done for people."""
+        yield from (f"lost: {place}" for place in self.lost)
+        for old, new in self.rewritten.items():
+            if new != old:
+                yield f"{old} is now {new}" if new else f"{old} had nothing that is whole"
+        yield from (f"{name} was written anew" for name in self.indexed)
+        yield from (f"{name} was removed" for name in self.removed)
+        yield from self.inferred
+        yield (
+            f"{self.url} has {self.kept} examples now, revision {self.revision}; {self.lost_examples} are lost."
+            if self.has_changed
+            else f"{self.url} is sound: nothing was changed."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {**dataclasses.asdict(self), "lost_examples": self.lost_examples, "has_changed": self.has_changed}
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def repair(
+    directory: str | os.PathLike[str],
+    into: str | os.PathLike[str] | None = None,
+    *,
+    rebuild_manifest: bool = False,
+    drop_missing: bool = False,
+    decode: bool = False,
+    schema: Schema | None = None,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    follow_symlinks: bool = False,
+) -> Repair:
+    """Copy all that is whole of a damaged directory, and name what is not.
+
+    With ``into`` all that is whole is copied there, and ``directory`` stays as it is, byte for byte. Without, a shard
+    with corrupt records is replaced by a copy without them, and an index that is missing or wrong is made from its
+    shard; what is sound is not touched, and the manifest gets the next revision. Ended at any moment, the directory is
+    the old one or the new one. Examples behind one that is lost have lower numbers afterwards, so states of readers and
+    orders are others.
+
+    Args:
+        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
+        into: a directory that is not there or empty; a path or a URL. Default: ``directory`` itself.
+        rebuild_manifest: whether a manifest that is missing or cannot be trusted is made from the shards. The schema is
+            the one that can still be read in it, if all whole records fit it; else it is told from the records, which
+            do not say what was an array of bytes.
+        drop_missing: whether to go on without shards that are not there.
+        decode: whether pictures are decoded by TensorFlow, and examples with one that cannot be are left out.
+        schema: of the examples, for a manifest that is made anew.
+        progress: called now and then with bytes read and bytes in all.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
+    Returns:
+        What was kept, lost, written and told.
+    Raises:
+        ConfigError: there is no manifest, and ``rebuild_manifest`` is not given; ``into`` holds something.
+        CorruptDataError: the manifest cannot be trusted, a shard is missing, or nothing whole is left.
+
+    Example:
+        >>> import tempfile, pathlib, numpy as np, tfdist
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = tfdist.data.write({"x": np.zeros((3, 2), "float32")}, f"{folder}/old")
+        ...     shard = pathlib.Path(folder, "old", "data-00000.tfrecord")
+        ...     _ = shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+        ...     done = repair(f"{folder}/old", f"{folder}/new")
+        ...     done.kept, [place.example for place in done.lost], tfdist.data.verify(f"{folder}/new").is_sound
+        (2, [2], True)
+    """
+    place = storage(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
+    copy = None
+    if into is not None:
+        copy = storage(into, storage_options=storage_options if is_url(os.fspath(into)) else None)
+    with (copy or place).lock():
+        return repair_storage(
+            place,
+            copy,
+            rebuild_manifest=rebuild_manifest,
+            drop_missing=drop_missing,
+            decode=validation.boolean("decode", decode),
+            schema=schema,
+            progress=progress,
+        )
+
+
+def repair_storage(
+    place: Storage,
+    into: Storage | None = None,
+    *,
+    rebuild_manifest: bool = False,
+    drop_missing: bool = False,
+    decode: bool = False,
+    schema: Schema | None = None,
+    progress: Progress | None = None,
+) -> Repair:
+    """Repair a directory that nobody else writes to; see `repair`."""
+    if into is not None and (taken := into.names()):
+        raise ConfigError(
+            f"{into.url} has {taken[0]} already. Choose a directory that is empty; or, where a repair that was "
+            "interrupted left these files, remove them first."
+        )
+    try:
+        old = read_manifest(place)
+    except (CorruptDataError, ValueError) as error:
+        if not rebuild_manifest:
+            raise type(error)(
+                f"{error} If the shards are there, rebuild_manifest=True (--rebuild-manifest) makes one from them."
+            ) from error
+        if decode:
+            raise ConfigError(
+                "decode looks at a directory that has a manifest. Repair that first, then decode."
+            ) from error
+        return _without_manifest(place, into, schema)
+    with Decoding(old.schema, old.total_bytes) if decode else nullcontext() as decoding:
+        done = examine_all(place, old, decode=decoding, progress=progress)
+        missing = [shard.file for shard, state in zip(old.shards, done, strict=True) if state.is_missing]
+        if missing and not drop_missing:
+            raise CorruptDataError(
+                f"{place.url} has no {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}. Copy them "
+                "into it; or pass drop_missing=True (--drop-missing) to go on without their examples."
+            )
+        work = _Work(place, into, old, next_revision(old.revision, old.files), decoding)
+        for shard, state in zip(old.shards, done, strict=True):
+            work.add(shard, state)
+    return work.commit()
+
+
+def _without_manifest(place: Storage, into: Storage | None, schema: Schema | None) -> Repair:
+    """Repair a directory whose manifest is lost: its shards say what it was."""
+    is_writing = journal.NAME in place.names()
+    shards = newest(of_one_writing(files(place), is_writing=is_writing))
+    found = inferred(place, shards, schema)
+    revision = next_revision(found.revision, shards)
+    none = Manifest(schema=found.schema, layout=found.layout, shards=(), label=found.label)
+    work = _Work(place, into, none, revision, None)
+    for shard, faults in found.faults.items():
+        work.add_unknown(shard, [Place(shard, fault.offset, None, fault.problem, 1) for fault in faults])
+    done = work.commit()
+    return replace(done, inferred=(*found.said, f"revision: {done.revision}"))
+
+
+class _Work:
+    """A directory on its way to its next revision, or its copy.
+
+    Args:
+        place: what is repaired.
+        into: where its copy is made; None: nowhere, it is repaired itself.
+        old: its manifest, without shards where it is lost.
+        revision: the next one.
+        decode: says what is wrong with pictures.
+    """
+
+    def __init__(
+        self, place: Storage, into: Storage | None, old: Manifest, revision: int, decode: Decoding | None
+    ) -> None:
+        self._place, self._target, self._is_copy = place, into or place, into is not None
+        self._old, self._decode = old, decode
+        self._revision = 1 if self._is_copy else revision
+        self._shards: list[Shard] = []
+        self._lost: list[Place] = []
+        self._rewritten: dict[str, str] = {}
+        self._indexed: list[str] = []
+
+    def add(self, shard: Shard, state: Examined) -> None:
+        """Do what a shard needs, and nothing that a reader of the old manifest could see."""
+        self._lost += [place for place in state.places if place.examples]
+        if state.is_missing:
+            self._rewritten[shard.file] = ""
+        elif state.is_damaged or self._is_copy:
+            self._copy(shard.file)
+        elif not (state.is_described and state.is_indexed):
+            self._describe(shard.file, shard, is_described=state.is_described)
+        else:
+            self._shards.append(shard)
+
+    def add_unknown(self, file: str, faults: list[Place]) -> None:
+        """Do what a shard needs that no manifest describes."""
+        self._lost += faults
+        if faults or self._is_copy:
+            self._copy(file)
+        else:
+            self._describe(file, None, is_described=False)
+
+    def _copy(self, file: str) -> None:
+        name = shard_name(len(self._shards)) if self._is_copy else revised(file, self._revision)
+        old = self._old
+        found = copied(self._place, file, self._target, name, old.schema, old.layout, decode=self._decode)
+        self._rewritten[file] = found.file if found else ""
+        self._shards += [found] if found else []
+
+    def _describe(self, file: str, known: Shard | None, *, is_described: bool) -> None:
+        """Describe a shard whose records are whole, and write its index."""
+        found, rows = described(self._place, file, self._old.schema, self._old.layout)
+        if known is not None and is_described:
+            found = known
+        if rows is not None:
+            index = store_index_of(self._place, file, rows, known.index if known else None, self._revision)
+            self._indexed.append(index.file)
+            found = replace(found, index=index)
+        self._shards.append(found)
+
+    def commit(self) -> Repair:
+        """Make the new revision the directory's, and remove what only the old one had."""
+        new = replace(self._old, shards=tuple(self._shards), revision=self._revision)
+        if not new.examples and (self._old.examples or not self._old.shards):
+            raise CorruptDataError(
+                f"{self._place.url} has no example that is whole, so there is nothing to keep. Nothing was changed; "
+                "copy its files again, or write it again."
+            )
+        if new.shards == self._old.shards and not self._is_copy:
+            new = self._old
+        else:
+            self._put(new)
+        removed = [] if self._is_copy else self._leftovers(new)
+        for name in removed:
+            self._target.remove(name)
+        return Repair(
+            url=self._target.url,
+            revision=new.revision,
+            kept=new.examples,
+            lost=tuple(self._lost),
+            rewritten=self._rewritten,
+            indexed=tuple(self._indexed),
+            removed=tuple(removed),
+        )
+
+    def _put(self, manifest: Manifest) -> None:
+        data = manifest.to_bytes()
+        Manifest.from_bytes(data)  # what cannot be read must not take the place of what can
+        with self._target.create(manifests.NAME) as file:
+            file.write(data)
+
+    def _leftovers(self, new: Manifest) -> list[str]:
+        """Return the files that an earlier repair left which was killed, or which only the old revision had."""
+        names, used = self._target.names(), new.files
+        before = self._old.files | {name for file in self._rewritten for name in (file, index_name(file))}
+        families = {original(name)[0] for name in used | before}
+        replaced = {original(name)[0] for name in used if original(name)[0] != name}
+        old_ones = superseded(names, used)
+
+        def is_ours(name: str) -> bool:
+            first = original(name)[0]
+            return name in before or name in replaced or name in old_ones or (first != name and first in families)
+
+        return [name for name in names if name not in used and is_ours(name)]
+
+
+class _NothingLeftError(Exception):
+    """No record is left, so no file is to appear."""
+
+
+def copied(
+    place: Storage,
+    shard: str,
+    into: Storage,
+    name: str,
+    schema: Schema,
+    layout: str,
+    *,
+    decode: Callable[[Sequence[bytes]], list[str]] | None = None,
+) -> Shard | None:
+    """Copy the records of a shard that are whole, and examples of the schema; return None if there is none.
+
+    Args:
+        place: the directory.
+        shard: the file to read.
+        into: where to.
+        name: the file to write.
+        schema: of the examples.
+        layout: of the directory.
+        decode: says what is wrong with each of some pictures; None: they are not looked at.
+    """
+    contents = Contents(schema, layout, decode=decode)
+    try:
+        with ShardWriter(into, name, layout) as writer:
+            for batch in batches(walk(Content(place, shard))):
+                payloads = [found.payload for found in batch if found.payload is not None]
+                rows = contents.of(payloads)
+                kept = np.array([row for row in range(len(payloads)) if row not in rows.problems], np.int64)
+                if len(kept):
+                    framed = [records.frame(payloads[row]) for row in kept.tolist()]
+                    columns = {name: values[kept] for name, values in rows.columns.items()}
+                    writer.add(Encoded(b"".join(framed), np.cumsum([len(frame) for frame in framed]), columns))
+            if not writer.examples:
+                raise _NothingLeftError
+    except _NothingLeftError:
+        return None
+    assert writer.shard is not None
+    return writer.shard

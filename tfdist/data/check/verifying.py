@@ -1,0 +1,223 @@
+"""A directory of examples, looked at byte by byte: everything that is wrong with it, and where."""
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist import validation
+from tfdist.data.check.binding import require_manifest
+from tfdist.data.check.decoding import Decoding
+from tfdist.data.check.examining import Examined, Place, examine
+from tfdist.data.format import manifest as manifests
+from tfdist.data.format.manifest import Manifest, read_manifest
+from tfdist.data.writing.external import place_of
+from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.storage.directory import Storage
+
+#: Called with the bytes that were read, and how many there are.
+Progress = Callable[[int, int], None]
+
+_LISTED = 5
+_MOST_LOCAL, _MOST_REMOTE = 4, 8  # shards at once
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is wrong with a directory; nothing, if ``places`` is empty.
+
+    Attributes:
+        url: the directory.
+        revision: of its manifest; None if that cannot be trusted.
+        examples: how many the manifest says.
+        sound: how many can be read.
+        shards: how many files the manifest names.
+        bytes: of these, as the manifest says.
+        contents: whether records were taken apart, beside their checksums.
+        places: what is wrong, in the order of the shards.
+        decoded: whether pictures were decoded, too.
+    """
+
+    url: str
+    revision: int | None
+    examples: int
+    sound: int
+    shards: int
+    bytes: int
+    contents: bool
+    places: tuple[Place, ...]
+    decoded: bool = False
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.places
+
+    def require_sound(self) -> "Report":
+        """Return the report, if nothing is wrong.
+
+        Raises:
+            CorruptDataError: something is; the message lists the first places and the cure.
+        """
+        if self.is_sound:
+            return self
+        more = f"; and {len(self.places) - _LISTED} more places" if len(self.places) > _LISTED else ""
+        raise CorruptDataError(
+            f"{self.url} is corrupt: {'; '.join(map(str, self.places[:_LISTED]))}{more}. {self.cure}"
+        )
+
+    @property
+    def cure(self) -> str:
+        """What to do about it; empty if there is nothing to do."""
+        if self.is_sound:
+            return ""
+        flag = " --rebuild-manifest" if self.revision is None else " --decode" if self.decoded else ""
+        return f"Copy the files again, or run `tfdist data repair {self.url}{flag}`: it keeps all that is whole."
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report for people."""
+        yield from map(str, self.places)
+        if self.revision is not None:
+            what = "decoded" if self.decoded else "taken apart" if self.contents else "looked at by checksum"
+            yield (
+                f"{self.sound} of {self.examples} examples in {self.shards} shards are sound; all were {what}."
+                if not self.is_sound
+                else f"All {self.examples} examples in {self.shards} shards are sound; all were {what}."
+            )
+        if not self.is_sound:
+            yield self.cure
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        return {**dataclasses.asdict(self), "is_sound": self.is_sound, "cure": self.cure}
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def verify(
+    directory: str | os.PathLike[str],
+    *,
+    contents: bool = True,
+    decode: bool = False,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    follow_symlinks: bool = False,
+) -> Report:
+    """Look at every byte of a directory: sizes, checksums of files and of records, indices, and what each record holds.
+
+    Several bad records of a shard are all found. Shards are read once, in pieces of 8 MiB, some at a time.
+
+    Args:
+        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
+        contents: whether each record is taken apart as well; False looks at checksums, which takes a tenth of the time
+            where records have to be parsed.
+        decode: whether pictures are decoded by TensorFlow, in processes of their own: a record may be as it was written
+            and have a picture that was broken before. It takes as long as training takes to decode them.
+        progress: called now and then with the bytes that were read, and how many there are.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
+    Returns:
+        The report; a manifest that cannot be trusted is one of the places in it.
+    Raises:
+        ConfigError: there is no manifest; pictures are to be decoded and there can be none.
+        StorageError: a file cannot be read, for a reason that is not corruption.
+        DataChangedError: the directory was written anew or repaired meanwhile.
+
+    Example:
+        >>> import tempfile, pathlib, numpy as np, tfdist
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = tfdist.data.write({"x": np.zeros((3, 2), "float32")}, folder)
+        ...     shard = pathlib.Path(folder, "data-00000.tfrecord")
+        ...     _ = shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+        ...     [(place.example, place.problem) for place in verify(folder).places]
+        [(2, 'a payload whose checksum does not fit')]
+    """
+    if validation.boolean("decode", decode) and not contents:
+        raise ConfigError("decode takes records apart, and contents is False (--quick). Leave one of them out.")
+    place = place_of(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
+    try:
+        found = read_manifest(place)
+    except CorruptDataError as error:
+        said = str(error).removeprefix(f"{manifests.NAME} ").rstrip(".")
+        return Report(place.url, None, 0, 0, 0, 0, contents, (Place(manifests.NAME, None, None, said),))
+    with Decoding(found.schema, found.total_bytes) if decode else nullcontext() as decoding:
+        return verify_manifest(place, found, contents=contents, decode=decoding, progress=progress)
+
+
+def verify_manifest(
+    place: Storage,
+    found: Manifest,
+    *,
+    contents: bool = True,
+    decode: Decoding | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Compare a directory with a manifest; see `verify`."""
+    done = examine_all(place, found, contents=contents, decode=decode, progress=progress)
+    if any(shard.places for shard in done):  # it is corrupt, or another one by now
+        require_manifest(place, found)
+    return Report(
+        url=place.url,
+        revision=found.revision,
+        examples=found.examples,
+        sound=sum(shard.sound for shard in done),
+        shards=len(found.shards),
+        bytes=found.total_bytes,
+        contents=contents,
+        places=tuple(bad for shard in done for bad in shard.places),
+        decoded=decode is not None,
+    )
+
+
+def examine_all(
+    place: Storage,
+    found: Manifest,
+    *,
+    contents: bool = True,
+    decode: Decoding | None = None,
+    progress: Progress | None = None,
+) -> list[Examined]:
+    """Return what each shard of a manifest turned out to be.
+
+    Several are read at once: checksums and requests leave the interpreter to others.
+    """
+    firsts = [0]
+    for shard in found.shards:
+        firsts.append(firsts[-1] + shard.examples)
+    seen = _Seen(found.total_bytes, progress)
+    most = _MOST_REMOTE if place.local is None else min(_MOST_LOCAL, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(max(1, min(most, len(found.shards))), "tfdist-verify") as pool:
+        tasks = [
+            pool.submit(
+                examine, place, found, number, first=firsts[number], contents=contents, decode=decode, seen=seen.add
+            )
+            for number in range(len(found.shards))
+        ]
+        try:
+            return [task.result() for task in tasks]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+class _Seen:
+    """Adds up what threads have read."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total = total
+        self._progress = progress
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """Add bytes; the one who called for them hears of it."""
+        if self._progress is not None:
+            with self._lock:
+                self._bytes += count
+                self._progress(min(self._bytes, self._total), self._total)

@@ -1,0 +1,393 @@
+"""tf.train.Example on the wire, without TensorFlow: every value at a place that is known, where a schema allows it.
+
+Features stand in the order of their names. A single integer is a varint that is padded to the bytes which its dtype may
+need: any protocol buffer reader takes it, and all records of a fixed schema get the same length and the same bytes
+except for the values (`Template`), so that NumPy writes and reads thousands at once.
+
+Example:
+    >>> from tfdist.data.format.schema import Feature, Schema
+    >>> template = Template(Schema({"x": Feature("float32", (2,)), "y": Feature("int64")}))
+    >>> rows = template.encode({"x": np.ones((3, 2), np.float32), "y": np.array([7, -1, 0])}, 3)
+    >>> template.decode(rows)["y"].tolist()
+    [7, -1, 0]
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.schema import Feature, Schema
+from tfdist.errors import CorruptDataError
+
+_KINDS = {1: "bytes", 2: "float", 3: "int64"}
+_FIELD = {"bytes": 1, "raw": 1, "float": 2, "int64": 3}
+_WIDTH = {"bool": 1, "uint8": 2, "uint16": 3, "uint32": 5}  # of a varint; negative values take 10, whatever the dtype
+_LONGEST_VARINT = 10
+_NO_LIST: tuple[str, list[Any]] = ("", [])
+
+
+def width_of(dtype: str) -> int:
+    """Return the bytes that a single integer of this dtype takes."""
+    return _WIDTH.get(dtype, _LONGEST_VARINT)
+
+
+def varint(value: int) -> bytes:
+    """Return the shortest varint of an integer that is not negative."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def varints(values: Any) -> bytes:
+    """Return the shortest varints of integers, one after the other; negative ones as 64-bit two's complement."""
+    unsigned = np.asarray(values).astype(np.int64).view(np.uint64).reshape(-1)
+    groups = (unsigned[:, None] >> (np.uint64(7) * np.arange(_LONGEST_VARINT, dtype=np.uint64))).astype(np.uint8) & 0x7F
+    used = np.maximum(_LONGEST_VARINT - np.argmax(groups[:, ::-1] != 0, axis=1), 1)
+    used[~groups.any(axis=1)] = 1
+    place = np.arange(_LONGEST_VARINT)
+    groups |= np.where(place < used[:, None] - 1, 0x80, 0).astype(np.uint8)
+    return groups[place < used[:, None]].tobytes()
+
+
+def delimited(field: int, content: bytes) -> bytes:
+    """Return a field with its length: a message, bytes or packed values."""
+    return bytes([field << 3 | 2]) + varint(len(content)) + content
+
+
+def entry(name: str, feature: Feature, content: bytes) -> bytes:
+    """Return one feature of an example.
+
+    Args:
+        name: its name.
+        feature: what it is.
+        content: the content of its list: packed values, or fields of bytes.
+    """
+    listed = delimited(_FIELD[feature.encoding], content)
+    return delimited(1, delimited(1, name.encode()) + delimited(2, listed))
+
+
+def text_prefix(name: str, size: int) -> bytes:
+    """Return what stands before the bytes of a feature that is one text of ``size`` bytes; they end its entry."""
+    field = b"\x0a" + varint(size)
+    listed = b"\x0a" + varint(len(field) + size) + field
+    value = b"\x12" + varint(len(listed) + size) + listed
+    key = delimited(1, name.encode())
+    return b"\x0a" + varint(len(key) + len(value) + size) + key + value
+
+
+def content_of(feature: Feature, value: Any) -> bytes:
+    """Return the content of a feature's list for one value (bytes, text or an array that fits the feature)."""
+    if feature.encoding == "bytes":
+        items = [value] if feature.shape == () else np.asarray(value, dtype=object).reshape(-1).tolist()
+        return b"".join(delimited(1, as_bytes(item)) for item in items)
+    array = np.ascontiguousarray(value, dtype=np.dtype(feature.dtype).newbyteorder("<"))
+    if feature.encoding == "raw":
+        return delimited(1, array.tobytes())
+    packed = array.tobytes() if feature.encoding == "float" else _integers(feature, array)
+    return delimited(1, packed) if packed else b""
+
+
+def _integers(feature: Feature, array: Any) -> bytes:
+    if feature.shape == ():
+        return _padded(np.reshape(array, (1,)), width_of(feature.dtype)).tobytes()
+    return varints(array) if array.size else b""
+
+
+def as_bytes(value: Any) -> bytes:
+    """Return bytes as they are, and text as UTF-8."""
+    if isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _padded(values: NDArray[Any], width: int) -> NDArray[np.uint8]:
+    """Return varints of ``width`` bytes, uint8 ``[n, width]``."""
+    unsigned = values.astype(np.int64).view(np.uint64).reshape(-1)
+    groups = np.full((len(unsigned), width), 0x80, np.uint8)
+    groups[:, -1] = 0
+    used = -(-int(unsigned.max(initial=0)).bit_length() // 7)  # most labels have one group that is not padding
+    for place in range(used):
+        groups[:, place] |= (unsigned >> np.uint64(7 * place)).astype(np.uint8) & np.uint8(0x7F)
+    return groups
+
+
+def _unpadded(groups: NDArray[np.uint8]) -> NDArray[np.int64]:
+    values = np.zeros(len(groups), np.uint64)
+    for place in range(groups.shape[1]):
+        values |= (groups[:, place] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
+    return values.view(np.int64)
+
+
+class Template:
+    """The record of a schema in which every value has its place.
+
+    Args:
+        schema: fixed features only.
+
+    Attributes:
+        length: bytes of a payload.
+        entry_bytes: bytes of its features, which end it.
+        slots: name -> (first byte, number of bytes) of its values.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        assert schema.is_fixed
+        self.schema = schema
+        entries = b""
+        places: dict[str, tuple[int, int]] = {}
+        for name, feature in schema.items():
+            content = content_of(feature, np.zeros([dim or 0 for dim in feature.shape], feature.dtype))
+            entries += entry(name, feature, content)
+            size = _slot_bytes(feature)
+            places[name] = (len(entries) - size, size)  # the values end the entry
+        message = delimited(1, entries)
+        shift = len(message) - len(entries)
+        self.slots = {name: (begin + shift, size) for name, (begin, size) in places.items()}
+        self.length = len(message)
+        self.entry_bytes = len(entries)
+        self._row = np.frombuffer(message, np.uint8)
+        self._constant = np.full(self.length, 0xFF, np.uint8)  # the bits that are the same in all records
+        for name, (begin, size) in self.slots.items():
+            is_varint = schema[name].encoding == "int64"  # its bytes say that another follows, up to the last
+            self._constant[begin : begin + size] = 0x80 if is_varint else 0
+
+    def encode(self, columns: Mapping[str, Any], count: int) -> NDArray[np.uint8]:
+        """Return the payloads of ``count`` examples, uint8 ``[count, length]``, from arrays that fit the schema."""
+        rows = np.empty((count, self.length), np.uint8)
+        rows[:] = self._row
+        for name, feature in self.schema.items():
+            begin, size = self.slots[name]
+            values = np.ascontiguousarray(columns[name], dtype=np.dtype(feature.dtype).newbyteorder("<"))
+            if feature.encoding == "int64":
+                rows[:, begin : begin + size] = _padded(values, size)
+            elif size:
+                rows[:, begin : begin + size] = values.reshape(count, -1).view(np.uint8).reshape(count, size)
+        return rows
+
+    def decode(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """Return the columns of payloads, uint8 ``[count, length]``."""
+        return {name: self.column(name, rows) for name in self.schema}
+
+    def column(self, name: str, rows: NDArray[np.uint8]) -> NDArray[Any]:
+        """Return one feature of payloads."""
+        feature, (begin, size) = self.schema[name], self.slots[name]
+        part = rows[:, begin : begin + size]
+        shape = (len(rows), *(dim or 0 for dim in feature.shape))
+        if feature.encoding == "int64":
+            return _unpadded(part).astype(feature.dtype)
+        stored = np.dtype(feature.dtype).newbyteorder("<")
+        return np.ascontiguousarray(part).view(np.uint8).reshape(-1).view(stored).reshape(shape).astype(feature.dtype)
+
+    def fits(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Return which payloads are examples of this schema: everything but the values is as it must be."""
+        if rows.shape[1] != self.length:
+            return np.zeros(len(rows), bool)
+        return ~np.any((rows ^ self._row) & self._constant, axis=1)
+
+
+def template_bytes(schema: Schema) -> int:
+    """Return the length of a fixed schema's payload, without making it: a stranger's schema may ask for any.
+
+    Example:
+        >>> schema = Schema({"x": Feature("float32", (2,)), "y": Feature("int64")})
+        >>> template_bytes(schema) == Template(schema).length
+        True
+    """
+    return _delimited_bytes(sum(_entry_bytes(name, feature) for name, feature in schema.items()))
+
+
+def _entry_bytes(name: str, feature: Feature) -> int:
+    content = _slot_bytes(feature)
+    if content or feature.encoding == "raw":
+        content = _delimited_bytes(content)
+    return _delimited_bytes(_delimited_bytes(len(name.encode())) + _delimited_bytes(_delimited_bytes(content)))
+
+
+def _delimited_bytes(size: int) -> int:
+    return 1 + len(varint(size)) + size
+
+
+def _slot_bytes(feature: Feature) -> int:
+    if feature.encoding == "int64":
+        return width_of(feature.dtype)
+    return (feature.size or 0) * np.dtype(feature.dtype).itemsize
+
+
+def parse(payload: bytes) -> dict[str, tuple[str, list[Any]]]:
+    """Return an example's features: name -> (kind, values); kind is bytes, float, int64, or empty for no list.
+
+    Raises:
+        CorruptDataError: the bytes are no tf.train.Example. Nothing beyond them is read.
+
+    Example:
+        >>> parse(delimited(1, entry("a", Feature("int64"), delimited(1, varints([5])))))
+        {'a': ('int64', [5])}
+    """
+    try:
+        found = {}
+        for number, features, _ in _fields(payload, 0, len(payload)):
+            if number == 1:
+                for inner, item, _ in _fields(payload, *features):
+                    if inner == 1:
+                        name, value = _feature(payload, item)
+                        found[name] = value
+        return found
+    except (IndexError, ValueError) as error:
+        raise CorruptDataError(f"a record of {len(payload)} bytes is no tf.train.Example: {error}.") from error
+
+
+def sequences(payload: bytes) -> dict[str, list[tuple[str, list[Any]]]]:
+    """Return the feature lists of a tf.train.SequenceExample: name -> (kind, values) of each step.
+
+    Its context is what `parse` returns. A tf.train.Example has none.
+
+    Raises:
+        CorruptDataError: the bytes are neither.
+    """
+    try:
+        found: dict[str, list[tuple[str, list[Any]]]] = {}
+        for number, lists, _ in _fields(payload, 0, len(payload)):
+            for inner, item, _ in _fields(payload, *lists) if number == 2 else ():
+                parts = {key: span for key, span, _ in _fields(payload, *item)} if inner == 1 else {}
+                name = payload[slice(*parts[1])].decode() if 1 in parts else ""
+                steps = _fields(payload, *parts[2]) if 2 in parts else ()
+                found[name] = [_kind_and_values(payload, span) for key, span, _ in steps if key == 1]
+        return found
+    except (IndexError, ValueError) as error:
+        raise CorruptDataError(f"a record of {len(payload)} bytes is no tf.train.SequenceExample: {error}.") from error
+
+
+def extents(payload: bytes) -> dict[str, tuple[int, int]]:
+    """Return where the bytes of each feature with exactly one value of bytes stand: name -> (first byte, number)."""
+    found = {}
+    for number, features, _ in _fields(payload, 0, len(payload)):
+        for inner, item, _ in _fields(payload, *features) if number == 1 else ():
+            parts = {key: span for key, span, _ in _fields(payload, *item)} if inner == 1 else {}
+            for kind, span, _ in _fields(payload, *parts[2]) if {1, 2} <= set(parts) else ():
+                values = list(_fields(payload, *span)) if kind == 1 else []
+                if len(values) == 1:
+                    begin, end = values[0][1]
+                    found[payload[slice(*parts[1])].decode()] = (begin, end - begin)
+    return found
+
+
+def _feature(payload: bytes, item: tuple[int, int]) -> tuple[str, tuple[str, list[Any]]]:
+    name, value = "", _NO_LIST
+    for number, span, _ in _fields(payload, *item):
+        if number == 1:
+            name = payload[slice(*span)].decode()
+        elif number == 2:
+            value = _kind_and_values(payload, span)
+    return name, value
+
+
+def _kind_and_values(payload: bytes, span: tuple[int, int]) -> tuple[str, list[Any]]:
+    value = _NO_LIST
+    for kind, listed, _ in _fields(payload, *span):
+        if kind in _KINDS:
+            value = (_KINDS[kind], list(_values(payload, _KINDS[kind], listed)))
+    return value
+
+
+def _values(payload: bytes, kind: str, span: tuple[int, int]) -> Iterator[Any]:
+    for number, inner, scalar in _fields(payload, *span):
+        if number != 1:
+            continue
+        if kind == "bytes":
+            yield payload[slice(*inner)]
+        elif kind == "float":
+            if (inner[1] - inner[0]) % 4:
+                raise ValueError("a list of floats has a part of one")
+            yield from np.frombuffer(payload[slice(*inner)], "<f4").tolist()
+        elif scalar is not None:
+            yield _signed(scalar)
+        else:
+            begin = inner[0]
+            while begin < inner[1]:
+                value, begin = _read_varint(payload, begin, inner[1])
+                yield _signed(value)
+
+
+def _fields(payload: bytes, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int], int | None]]:
+    """Yield each field of a message: its number, where its content stands, its value if it is a varint."""
+    while begin < end:
+        tag, begin = _read_varint(payload, begin, end)
+        kind, value = tag & 7, None
+        if kind == 2:
+            size, begin = _read_varint(payload, begin, end)
+        elif kind == 0:
+            after = _read_varint(payload, begin, end)
+            value, size = after[0], after[1] - begin
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"byte {begin} has a field of the unknown type {kind}")
+        if size > end - begin:
+            raise ValueError(f"a field at byte {begin} goes beyond its message")
+        yield tag >> 3, (begin, begin + size), value
+        begin += size
+
+
+def _read_varint(payload: bytes, begin: int, end: int) -> tuple[int, int]:
+    value = 0
+    for place in range(min(_LONGEST_VARINT, end - begin)):
+        byte = payload[begin + place]
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return value & (1 << 64) - 1, begin + place + 1
+    raise ValueError(f"byte {begin} begins a number without an end")
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def prefix(size: int) -> bytes:
+    """Return what stands before the entries of an example, which have ``size`` bytes together."""
+    return b"\x0a" + varint(size)
+
+
+def joined(parts: Sequence[bytes]) -> bytes:
+    """Return the example that has these entries."""
+    entries = b"".join(parts)
+    return prefix(len(entries)) + entries
+
+
+def value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]]]) -> Any:
+    """Return the value of a feature in a parsed example: bytes, an array of bytes, or an array of its dtype.
+
+    Raises:
+        CorruptDataError: the example does not have it, or not in this dtype and shape.
+    """
+    kind, items = parsed.get(name, _NO_LIST)
+    wanted = "bytes" if feature.encoding in ("bytes", "raw") else feature.encoding
+    count = 1 if feature.encoding == "raw" else feature.size
+    if (kind or wanted) != wanted or (count is not None and len(items) != count):
+        raise CorruptDataError(
+            f"feature {name!r} has {len(items)} values of {kind or 'nothing'}; it must have "
+            f"{'any number' if count is None else count} of {wanted}."
+        )
+    if feature.encoding == "bytes":
+        if feature.shape == ():
+            return items[0]
+        return np.array([*items, None], dtype=object)[:-1].reshape(feature.shape if count is not None else (-1,))
+    dtype = np.dtype(feature.dtype)
+    shape = tuple(-1 if dim is None else dim for dim in feature.shape)
+    if feature.encoding == "raw":
+        wrong = (
+            len(items[0]) % dtype.itemsize if feature.size is None else len(items[0]) - feature.size * dtype.itemsize
+        )
+        if wrong:
+            raise CorruptDataError(f"feature {name!r} has {len(items[0])} bytes, which are not {feature}.")
+        array = np.frombuffer(items[0], dtype.newbyteorder("<"))
+    else:
+        array = np.array(items, np.float32 if feature.encoding == "float" else np.int64)
+    found = array.astype(dtype)
+    if feature.encoding == "int64" and (found != array).any():
+        raise CorruptDataError(f"feature {name!r} has {array[found != array][0]}, which is no {feature.dtype}.")
+    return found.reshape(shape)

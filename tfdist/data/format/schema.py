@@ -1,0 +1,273 @@
+"""What an example consists of: features with a name, a dtype, a shape, and how they stand in a tf.train.Example.
+
+A feature is stored in one of four encodings:
+
+    float   float_list; float32 alone
+    int64   int64_list; bool and integers. A single value takes a fixed number of bytes: see `example.py`
+    bytes   bytes_list; text and bytes
+    raw     bytes_list with one value, the array's bytes in row-major, little-endian order; any numeric dtype.
+            `tf.io.decode_raw` reads it
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tfdist import validation
+from tfdist.errors import ConfigError, ConfigTypeError
+
+ENCODINGS = ("float", "int64", "bytes", "raw")
+TEXT = "string"
+_INTEGERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "float32", "float64")
+DTYPES = (*_INTEGERS, *_FLOATS, TEXT)
+MOST_FEATURES = 10_000
+MOST_ELEMENTS = 1 << 40
+MOST_DIMENSIONS = 32
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature of an example.
+
+    Args:
+        dtype: a NumPy dtype's name from bool, (u)int8 to (u)int64, float16, float32, float64; or "string" for bytes
+            and text (which is kept as UTF-8).
+        shape: sizes per example. ``(None,)`` is a list of any length.
+        encoding: one of `ENCODINGS`. Default: bytes for "string", float for float32, int64 for one bool or integer
+            and for lists of any length, raw for other arrays.
+        is_image: whether the bytes are an encoded picture (JPEG, PNG, ...).
+        names: what the values of an integer feature stand for, the name of class 0 first.
+        unit: what one of its numbers means, where that is known: "us since 1970-01-01 UTC", "1e-2" (hundredths), or
+            any text. Columns of dates, times and decimals are converted to it, see `tfdist.data.sources.tables.units`.
+
+    Raises:
+        ConfigError: the dtype is unknown, or cannot be stored in this shape or encoding.
+
+    Example:
+        >>> Feature("float32", (40,)).encoding
+        'float'
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+    encoding: str = ""
+    is_image: bool = False
+    names: tuple[str, ...] = field(default=(), repr=False)
+    unit: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        dtype = self.dtype if self.dtype == TEXT else _dtype_name(self.dtype)
+        validation.one_of("dtype", dtype, DTYPES)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "shape", _shape(self.shape))
+        object.__setattr__(self, "encoding", self.encoding or _default_encoding(dtype, self.shape))
+        object.__setattr__(self, "names", tuple(validation.text("names", name) for name in self.names))
+        validation.one_of("encoding", self.encoding, encodings_of(dtype))
+        validation.boolean("is_image", self.is_image)
+        if self.unit:
+            validation.text("unit", self.unit)
+
+    @property
+    def size(self) -> int | None:
+        """Number of values in an example, None where examples differ."""
+        return None if None in self.shape else int(np.prod([dim or 0 for dim in self.shape], dtype=object))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it takes the same bytes in every example."""
+        if self.size is None or self.dtype == TEXT:
+            return False
+        return self.encoding in ("float", "raw") or self.shape == ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        found: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape), "encoding": self.encoding}
+        if self.is_image:
+            found["is_image"] = True
+        if self.names:
+            found["names"] = list(self.names)
+        if self.unit:
+            found["unit"] = self.unit
+        return found
+
+    @classmethod
+    def from_json(cls, name: str, value: Any) -> "Feature":
+        """Return the feature that `to_json` described, checked as a stranger's.
+
+        Args:
+            name: of the feature, for errors.
+            value: what `to_json` returned, or somebody wrote.
+
+        Raises:
+            ConfigError: it is not one.
+        """
+        known = {"dtype", "shape", "encoding", "is_image", "names", "unit"}
+        if not isinstance(value, dict) or not {"dtype", "shape"} <= set(value) <= known:
+            raise ConfigError(f"feature {name!r} is {validation.shown(value)}; it must have dtype and shape.")
+        if not isinstance(value["shape"], list) or not isinstance(value.get("names", []), list):
+            raise ConfigError(f"feature {name!r} is {validation.shown(value)}; its shape and names must be lists.")
+        try:
+            return cls(
+                validation.text("dtype", value["dtype"]),
+                tuple(value["shape"]),
+                validation.text("encoding", value.get("encoding", "bytes")) if "encoding" in value else "",
+                value.get("is_image", False),
+                tuple(value.get("names", [])),
+                validation.text("unit", value["unit"]) if "unit" in value else "",
+            )
+        except ConfigError as error:
+            raise ConfigError(f"feature {name!r}: {error}") from error
+
+
+class Schema(Mapping[str, Feature]):
+    """Features by name; examples store them in the order of their names' UTF-8 bytes, as TensorFlow's writer does.
+
+    Args:
+        features: a `Feature` per name.
+
+    Raises:
+        ConfigError: there is none, or a name is empty.
+
+    Example:
+        >>> schema = Schema({"image": Feature("uint8", (8, 8)), "label": Feature("int64")})
+        >>> schema["image"].encoding, schema["label"].encoding, schema.is_fixed
+        ('raw', 'int64', True)
+    """
+
+    def __init__(self, features: Mapping[str, Feature]) -> None:
+        if not isinstance(features, Mapping):
+            raise ConfigTypeError(f"schema is {validation.shown(features)}; it must map names to tfdist.data.Feature.")
+        if not 1 <= len(features) <= MOST_FEATURES:
+            raise ConfigError(f"schema has {len(features)} features; it must have 1 to {MOST_FEATURES}.")
+        for name, feature in features.items():
+            validation.text("a feature's name", name)
+            if not _is_unicode(name):
+                raise ConfigError(f"a feature's name is {name!a}; it must be text that has a form in UTF-8.")
+            if not isinstance(feature, Feature):
+                raise ConfigTypeError(
+                    f"feature {name!r} is {validation.shown(feature)}; it must be a tfdist.data.Feature."
+                )
+        self._features = {name: features[name] for name in sorted(features, key=str.encode)}
+
+    def __getitem__(self, name: str) -> Feature:
+        return self._features[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __repr__(self) -> str:
+        return f"Schema({self._features!r})"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every example takes the same bytes."""
+        return all(feature.is_fixed for feature in self.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return {name: feature.to_json() for name, feature in self.items()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Schema":
+        """Return the schema that `to_json` described, checked as a stranger's.
+
+        Raises:
+            ConfigError: it is not one.
+        """
+        if not isinstance(value, dict):
+            raise ConfigError(f"schema is {validation.shown(value)}; it must be an object of features.")
+        return cls({name: Feature.from_json(name, feature) for name, feature in value.items()})
+
+
+def infer(example: Mapping[str, Any]) -> Schema:
+    """Return the schema of one example: a mapping of names to values.
+
+    Bytes and text become "string"; a Python int is int64, a Python float float32; lists are arrays; an array keeps its
+    dtype and shape.
+
+    Raises:
+        ConfigError: a value is of no dtype that can be stored.
+
+    Example:
+        >>> infer({"pixels": np.zeros((2, 2), "uint8"), "label": 3, "name": "a"})["label"]
+        Feature(dtype='int64', shape=(), encoding='int64', is_image=False)
+    """
+    return Schema({name: feature_of(name, value) for name, value in example.items()})
+
+
+def feature_of(name: str, value: Any) -> Feature:
+    """Return the feature that one value of an example shows."""
+    if isinstance(value, (bytes, bytearray, memoryview, str)):
+        return Feature(TEXT)
+    array = np.asarray(value)
+    if isinstance(value, float) or (isinstance(value, (list, tuple)) and array.dtype == np.float64):
+        array = array.astype(np.float32)
+    if array.dtype.kind in "SUO" and all(isinstance(item, (bytes, str)) for item in array.flat):
+        return Feature(TEXT, array.shape)
+    if array.dtype.kind == "O" or _dtype_name(array.dtype) not in DTYPES:
+        raise ConfigError(
+            f"feature {name!r} is {validation.shown(value)} ({type(value).__name__}, dtype {array.dtype}); it must be "
+            f"bytes, text, a number, or an array of one of {', '.join(DTYPES[:-1])}."
+        )
+    return Feature(_dtype_name(array.dtype), array.shape)
+
+
+def _dtype_name(dtype: Any) -> str:
+    if isinstance(dtype, str):  # NumPy understands many more, some at length
+        return dtype
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return str(dtype)
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
+        return False
+    return True
+
+
+def _shape(shape: Any) -> tuple[int | None, ...]:
+    if not isinstance(shape, (tuple, list)):
+        raise ConfigTypeError(f"shape is {validation.shown(shape)}; it must be a tuple of integers, such as (8, 8).")
+    checked = tuple(None if dim is None else validation.integer("shape", dim, minimum=0) for dim in shape)
+    if len(checked) > MOST_DIMENSIONS:
+        raise ConfigError(f"shape has {len(checked)} dimensions; it may have {MOST_DIMENSIONS}.")
+    if None in checked and checked != (None,):
+        raise ConfigError(
+            f"shape is {checked}; only a list, (None,), may have any length. Store an array of another size flat, with "
+            "its shape as a feature of its own."
+        )
+    if np.prod([dim or 1 for dim in checked], dtype=object) > MOST_ELEMENTS:
+        raise ConfigError(f"shape is {checked}; an example may have {MOST_ELEMENTS} values.")
+    return checked
+
+
+def _default_encoding(dtype: str, shape: tuple[int | None, ...]) -> str:
+    if dtype == TEXT:
+        return "bytes"
+    if dtype == "float32":
+        return "float"
+    if dtype in _INTEGERS and dtype != "uint64" and (shape == () or None in shape):
+        return "int64"
+    return "raw"
+
+
+def encodings_of(dtype: str) -> list[str]:
+    """Return the ways in which values of a dtype may be stored."""
+    if dtype == TEXT:
+        return ["bytes"]
+    found = ["raw"]
+    if dtype == "float32":
+        found.append("float")
+    if dtype in _INTEGERS and dtype != "uint64":
+        found.append("int64")
+    return found

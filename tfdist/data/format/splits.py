@@ -1,0 +1,98 @@
+"""Splits of a data set that lie in one folder: train, validation and test, told by the names of folders or files.
+
+    photos/train/cat/1.jpg, photos/test/cat/9.jpg         a folder per split
+    data/train-00000-of-00002.parquet, data/test.parquet  a word in the names of files
+    mnist-train.tfrecord-00000-of-00001                   as TensorFlow Datasets names its files
+
+Example:
+    >>> by_word(["train.csv", "test.csv"])
+    {'train': ['train.csv'], 'test': ['test.csv']}
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from tfdist.errors import ConfigError
+
+# word -> its place among splits; the first has the list of classes
+_WORDS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2, "testing": 2}
+#: TensorFlow Datasets keeps one of these beside its files
+OF_TFDS = frozenset({"dataset_info.json", "features.json"})
+_TFDS_FILE = re.compile(r".+-(?P<split>[^-.]+)\.\w+-\d+-of-\d+")
+
+
+def is_word(name: str) -> bool:
+    """Return whether a folder's name is that of a split."""
+    return name.lower() in _WORDS
+
+
+def trains(name: str) -> bool:
+    """Return whether a split is the one that is learnt from."""
+    return _WORDS.get(name.lower()) == 0
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Return the names of splits: train, then validation, test, and others.
+
+    Example:
+        >>> ordered(["test", "unsupervised", "train"])
+        ['train', 'test', 'unsupervised']
+    """
+    return sorted(names, key=lambda name: (_WORDS.get(name.lower(), len(_WORDS)), name))
+
+
+def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the folder") -> dict[str, list[str]]:
+    """Return files by the splits that their names say; nothing where they say no more than one.
+
+    Args:
+        paths: of the files.
+        of_tfds: whether TensorFlow Datasets named them: then a split may have any name.
+        where: they are, for messages.
+
+    Raises:
+        ConfigError: some say a split and some do not.
+    """
+    names = {path: os.path.basename(path) for path in paths}
+    said = {path: _tfds_split(name) if of_tfds else _word(name) for path, name in names.items()}
+    found = {split for split in said.values() if split}
+    if len(found) < 2:
+        return {}
+    if silent := [names[path] for path in paths if not said[path]]:
+        raise ConfigError(
+            f"{where} has files of several splits ({', '.join(ordered(found))}) and {silent[0]}, "
+            "whose name says none. Name the files that are meant."
+        )
+    return {split: [path for path in paths if said[path] == split] for split in ordered(found)}
+
+
+def chosen(several: Mapping[str, list[str]], split: str | None, *, where: str) -> list[str]:
+    """Return the files of a split that somebody chose.
+
+    Args:
+        several: the files of each split; empty where there is one set of examples.
+        split: the one that was chosen, if any was.
+        where: they are, for messages.
+
+    Raises:
+        ConfigError: there is no such split, or none was chosen of several.
+    """
+    if split is None:
+        raise ConfigError(
+            f"{where} has files of several splits ({', '.join(several)}), and a directory is one of them. Choose it: "
+            f"split={next(iter(several))!r} (--split); or `tfdist data write {where} DIRECTORY` writes all."
+        )
+    if split not in several:
+        held = f"the splits {', '.join(several)}" if several else "one set of examples, by their names"
+        raise ConfigError(f"split is {split!r}; the files in {where} are {held}.")
+    return several[split]
+
+
+def _tfds_split(name: str) -> str:
+    found = _TFDS_FILE.fullmatch(name)
+    return found["split"] if found else _word(name)
+
+
+def _word(name: str) -> str:
+    words = {word for word in re.split(r"[-_. ]", name.lower()) if word in _WORDS}
+    return words.pop() if len(words) == 1 else ""

@@ -1,0 +1,240 @@
+"""Examples by their numbers, as columns: checked, and with what becomes of the corrupt ones decided. No TensorFlow."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.check.binding import Binding
+from tfdist.data.format import records
+from tfdist.data.format.layout import EXTENT, FIXED, indexed_values
+from tfdist.data.format.shard_index import texts_of
+from tfdist.data.reading import access
+from tfdist.data.reading.examples import Examples, payload_of
+from tfdist.data.reading.failures import Failures
+from tfdist.errors import CorruptDataError
+from tfdist.storage.directory import Storage
+
+#: the column of whole payloads, which have to be parsed (layout generic); no feature can have this name
+PAYLOAD = ""
+
+_SAMPLE = 32
+
+_logger = logging.getLogger(__name__)
+_Array = NDArray[Any]
+
+
+class Bytes(Protocol):
+    """Bytes of records of several files; `tfdist.data.reading.access` says what each argument is."""
+
+    def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
+        """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""
+
+    def records(
+        self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
+    ) -> tuple[list[bytes], _Array]:
+        """Return a stretch of each payload, and which are sound."""
+
+
+class MappedBytes:
+    """Local files, mapped into memory.
+
+    Args:
+        paths: of the shards.
+        binding: what they must be.
+    """
+
+    def __init__(self, paths: Sequence[str], binding: Binding) -> None:
+        self.paths = list(paths)
+        self._binding = binding
+        self._maps = access.Maps(self.paths)
+
+    def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
+        """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""
+        with self._binding.reading(np.unique(file).tolist()):
+            return access.read_rows(self._maps, file, offset, check, length)
+
+    def records(
+        self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
+    ) -> tuple[list[bytes], _Array]:
+        """Return a stretch of each payload, and which are sound."""
+        with self._binding.reading(np.unique(file).tolist()):
+            return access.read_records(self._maps, file, offset, length, start, size, check)
+
+
+class RemoteBytes:
+    """Files of a store, fetched a batch at a time.
+
+    Args:
+        storage: the directory.
+        names: of the shards.
+        binding: what they must be.
+    """
+
+    def __init__(self, storage: Storage, names: Sequence[str], binding: Binding) -> None:
+        self._storage = storage
+        self._binding = binding
+        self._names = list(names)
+
+    def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
+        """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""
+        found, ok = self._payloads(file, offset, np.full(len(file), length, np.int64), check)
+        rows = np.zeros((len(found), length), np.uint8)
+        for row, payload in zip(rows, found, strict=True):
+            if len(payload) == length:
+                row[:] = np.frombuffer(payload, np.uint8)
+        return rows, ok
+
+    def records(
+        self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
+    ) -> tuple[list[bytes], _Array]:
+        """Return a stretch of each payload, and which are sound."""
+        found, ok = self._payloads(file, offset, length, check)
+        ok &= start.astype(np.int64) + size <= length
+        return [p[int(s) : int(s) + int(n)] for p, s, n in zip(found, start, size, strict=True)], ok
+
+    def _payloads(self, file: _Array, offset: _Array, length: _Array, check: _Array) -> tuple[list[bytes], _Array]:
+        ranges = [
+            (self._names[number], int(begin), int(size) + records.OVERHEAD_BYTES)
+            for number, begin, size in zip(file, offset, length, strict=True)
+        ]
+        with self._binding.reading(np.unique(file).tolist()):
+            data = self._storage.read_ranges(ranges)
+        ok = np.ones(len(data), bool)
+        found = []
+        for place, frame in enumerate(data):
+            payload = payload_of(frame) if check[place] else frame[records.HEADER_BYTES : -4]
+            ok[place] = payload is not None
+            found.append(payload or b"")
+        return found, ok
+
+
+class Fetcher:
+    """Columns of examples by their numbers.
+
+    Args:
+        examples: the directory.
+        source: where its bytes come from.
+        verify: "first" checks each record when it is read first, "always" each time, "never" not at all.
+        skip: whether a corrupt example is replaced by a sound one and gets the weight 0; else it raises.
+    """
+
+    def __init__(self, examples: Examples, source: Bytes, *, verify: str, skip: bool) -> None:
+        self.examples = examples
+        self.source = source
+        self.verify = verify
+        #: what reading raised
+        self.failures = Failures()
+        self.skip = skip
+        # of zeros, which take memory when they are touched
+        self._seen = np.zeros(len(examples), bool) if verify == "first" else np.full(1, verify == "never")
+        self._remembers = verify == "first"
+        self._reported: set[int] = set()
+        self._stand_in: int | None = None
+        self._lock = threading.Lock()
+        self._texts = texts_of(examples.schema, examples.manifest.layout)
+        values = indexed_values(examples.schema, examples.manifest.layout)
+        self.values = values if examples.manifest.layout == EXTENT else []
+
+    @cached_property
+    def sample(self) -> NDArray[np.int64]:
+        """Numbers of a few examples from all over the directory, those of them whose records are sound."""
+        ids = np.unique(np.linspace(0, len(self.examples) - 1, _SAMPLE, dtype=np.int64))
+        return ids[self._read(ids, np.ones(len(ids), bool))[1]]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, in the order in which `__call__` returns them."""
+        layout = self.examples.manifest.layout
+        return [PAYLOAD] if layout not in (FIXED, EXTENT) else list(self.examples.schema)
+
+    def __call__(self, ids: NDArray[np.int64]) -> tuple[dict[str, _Array], NDArray[np.float32]]:
+        """Return the columns of examples, and the weight of each: 0 where another stands for a corrupt one.
+
+        Raises:
+            CorruptDataError: an example is corrupt, and that is not to be skipped; or none is sound.
+        """
+        weight = np.ones(len(ids), np.float32)
+        found, ok = self._read(ids, self._to_check(ids))
+        if not ok.all():
+            self._report(ids[~ok])
+            weight[~ok] = 0.0
+            ids = self._sound(ids, ok)
+            found, _ = self._read(ids, np.zeros(len(ids), bool))
+        if self._remembers:
+            self._seen[ids] = True
+        return found, weight
+
+    def _to_check(self, ids: NDArray[np.int64]) -> _Array:
+        return ~self._seen[ids] if self._remembers else np.full(len(ids), not self._seen[0])
+
+    def _read(self, ids: NDArray[np.int64], check: _Array) -> tuple[dict[str, _Array], _Array]:
+        examples = self.examples
+        file, offset, length = examples.locate(ids)
+        if examples.template is not None:
+            rows, ok = self.source.rows(file, offset, check, examples.template.length)
+            return examples.template.decode(rows), ok
+        if examples.manifest.layout != EXTENT:
+            payloads, ok = self.source.records(file, offset, length, np.zeros_like(length), length, check)
+            return {PAYLOAD: _objects(payloads)}, ok
+        columns, ok = self.values_of(ids), np.ones(len(ids), bool)
+        for name in self._texts:
+            start, size = self.extent(name, ids)
+            # a payload has one checksum, so it is enough to look at it once
+            looks = check if name == self._texts[0] else np.zeros_like(check)
+            found, sound = self.source.records(file, offset, length, start, size, looks)
+            columns[name] = _objects(found)
+            ok &= sound
+        return {name: columns[name] for name in self.names}, ok
+
+    def values_of(self, ids: NDArray[np.int64]) -> dict[str, _Array]:
+        """Return the columns that the index has."""
+        return {name: self.examples.column(f"value:{name}")[ids] for name in self.values}
+
+    def extent(self, name: str, ids: NDArray[np.int64]) -> tuple[_Array, _Array]:
+        """Return where a text stands in its payload, int64: first byte and number."""
+        start, size = (self.examples.column(f"{what}:{name}")[ids].astype(np.int64) for what in ("start", "size"))
+        return start, size
+
+    def _report(self, bad: NDArray[np.int64]) -> None:
+        file, offset, _ = self.examples.locate(bad)
+        words = [self.examples.corrupt(*map(int, found)) for found in zip(bad, file, offset, strict=True)]
+        if not self.skip:
+            more = f" (and {len(words) - 1} more in this batch)" if len(words) > 1 else ""
+            raise CorruptDataError(words[0] + more)
+        with self._lock:
+            for number, word in zip(bad.tolist(), words, strict=True):
+                if number not in self._reported:
+                    self._reported.add(number)
+                    _logger.warning("%s It counts with weight 0.", word.split(" `tfdist")[0])
+
+    def _sound(self, ids: NDArray[np.int64], ok: _Array) -> NDArray[np.int64]:
+        """Return the numbers with a sound example in the place of each corrupt one."""
+        good = int(ids[ok][0]) if ok.any() else self._any_sound(int(ids[0]))
+        return np.where(ok, ids, good)
+
+    def _any_sound(self, near: int) -> int:
+        steps = range(1, len(self.examples))
+        for step in steps if self._stand_in is None else (self._stand_in - near, *steps):
+            candidate = np.array([(near + step) % len(self.examples)])
+            if self._read(candidate, np.ones(1, bool))[1][0]:
+                self._stand_in = int(candidate[0])  # the next batch of a long corrupt stretch need not look for it
+                return self._stand_in
+        raise CorruptDataError(f"no example of {self.examples.storage.url} is sound.")
+
+
+def _objects(values: list[bytes]) -> NDArray[np.object_]:
+    return np.fromiter(values, object, len(values))  # an assignment would look into each
+
+
+def source_of(examples: Examples) -> Bytes:
+    """Return where the bytes of a directory come from."""
+    names = [shard.file for shard in examples.manifest.shards]
+    folder = examples.storage.local
+    if folder is None:
+        return RemoteBytes(examples.storage, names, examples.binding)
+    return MappedBytes([str(folder / name) for name in names], examples.binding)

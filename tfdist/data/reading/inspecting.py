@@ -1,0 +1,176 @@
+"""What a directory of examples holds, told from its manifest and its indices."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.layout import FIXED
+from tfdist.data.format.records import OVERHEAD_BYTES
+from tfdist.data.reading.examples import Examples, open_directory
+from tfdist.errors import ConfigError, MissingDependencyError
+
+_BARS = 12
+_MOST_LABELS = 10_000  # more are no classes
+
+
+@dataclass(frozen=True)
+class Bar:
+    """How many examples have a size from ``start`` to below ``stop``, in bytes."""
+
+    start: int
+    stop: int
+    examples: int
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a directory holds.
+
+    Attributes:
+        url: the directory.
+        layout: how examples are read: fixed, extent or generic.
+        revision: 1 as written; each repair, and each overwriting, makes the next.
+        digest: differs when the examples do.
+        examples: how many.
+        bytes: of all shards.
+        index_bytes: of all indices.
+        shards: file, examples and bytes of each.
+        balance: bytes of the largest shard, as a multiple of the mean.
+        schema: dtype, shape and encoding of each feature.
+        label: the feature that is learnt.
+        sizes: how many examples have which size; the last bar includes its end.
+        labels: value (or name, where it has one) -> examples; None where the label is no integer, or has very many.
+    """
+
+    url: str
+    layout: str
+    revision: int
+    digest: str
+    examples: int
+    bytes: int
+    index_bytes: int
+    shards: tuple[Mapping[str, Any], ...]
+    balance: float
+    schema: Mapping[str, Mapping[str, Any]]
+    label: str | None
+    sizes: tuple[Bar, ...]
+    labels: Mapping[str, int] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return asdict(self)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw sizes, shards and labels into a picture, whose name says its format.
+
+        Raises:
+            MissingDependencyError: Matplotlib is missing.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"A picture needs Matplotlib ({error}). Install it: pip install 'tfdist[demo]'"
+            ) from error
+        shards = [shard["bytes"] / 1e6 for shard in self.shards]
+        figure = Figure(figsize=(12, 4), layout="constrained")
+        sizes, balance, classes = figure.subplots(1, 3)
+        sizes.stairs([bar.examples for bar in self.sizes], [*(b.start for b in self.sizes), self.sizes[-1].stop or 1])
+        sizes.set(title="sizes", xlabel="bytes of an example", ylabel="examples")
+        balance.bar(range(len(shards)), shards)
+        balance.set(title=f"shards (largest {self.balance:.2f} times the mean)", xlabel="shard", ylabel="MB")
+        if self.labels:
+            classes.bar(list(self.labels), list(self.labels.values()))
+            classes.tick_params(axis="x", rotation=90)
+        classes.set(title=f"label {self.label}" if self.labels else "no label that is an integer", ylabel="examples")
+        try:
+            figure.savefig(Path(path))
+        except ValueError as error:
+            raise ConfigError(f"the picture is {os.fspath(path)!r}: {error}. Let its name end with .png.") from error
+
+
+def info(
+    directory: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    follow_symlinks: bool = False,
+) -> Info:
+    """Return what a directory holds.
+
+    Args:
+        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
+    Raises:
+        ConfigError: there is no manifest.
+        CorruptDataError: manifest, index or the size of a shard cannot be trusted.
+
+    Example:
+        >>> import tempfile, numpy as np, tfdist
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = tfdist.data.write({"x": np.zeros((3, 2), "float32"), "label": np.array([1, 0, 1])}, folder)
+        ...     found = info(folder)
+        ...     found.layout, found.examples, dict(found.labels)
+        ('fixed', 3, {'0': 1, '1': 2})
+    """
+    examples = open_directory(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
+    manifest = examples.manifest
+    sizes = [shard.bytes for shard in manifest.shards]
+    mean = sum(sizes) / max(1, len(sizes))
+    return Info(
+        url=examples.storage.url,
+        layout=manifest.layout,
+        revision=manifest.revision,
+        digest=manifest.digest,
+        examples=len(examples),
+        bytes=manifest.total_bytes,
+        index_bytes=sum(shard.index.bytes for shard in manifest.shards if shard.index),
+        shards=tuple({"file": s.file, "examples": s.examples, "bytes": s.bytes} for s in manifest.shards),
+        balance=max(sizes, default=0) / mean if mean else 1.0,
+        schema={name: feature.to_json() for name, feature in manifest.schema.items()},
+        label=manifest.label,
+        sizes=_histogram(examples),
+        labels=_labels(examples),
+    )
+
+
+def _histogram(examples: Examples) -> tuple[Bar, ...]:
+    shards = [shard for shard in examples.manifest.shards if shard.examples]
+    if not shards:
+        return (Bar(0, 0, 0),)
+    low, high = min(shard.smallest for shard in shards), max(shard.largest for shard in shards)
+    if examples.manifest.layout == FIXED or low == high:
+        return (Bar(low, high, len(examples)),)
+    edges = np.unique(np.linspace(low, high, min(_BARS, high - low) + 1).astype(np.int64))
+    counts = np.zeros(len(edges) - 1, np.int64)
+    for number in range(len(examples.manifest.shards)):
+        counts += np.histogram(np.diff(examples.index(number).offsets) - OVERHEAD_BYTES, edges)[0]
+    return tuple(Bar(*map(int, bar)) for bar in zip(edges[:-1], edges[1:], counts, strict=True))
+
+
+def _labels(examples: Examples) -> dict[str, int] | None:
+    label = examples.manifest.label
+    if label is None:
+        return None
+    feature = examples.schema[label]
+    if feature.encoding != "int64" or feature.shape != ():
+        return None
+    values, counts = _counted(examples.integers(label))
+    if len(values) > _MOST_LABELS:
+        return None
+    names = feature.names if len(set(feature.names)) == len(feature.names) else ()
+    return {
+        names[value] if 0 <= value < len(names) else str(value): count
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True)
+    }
+
+
+def _counted(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    found = np.unique(values, return_counts=True)
+    return found[0].astype(np.int64), found[1]

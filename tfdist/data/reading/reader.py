@@ -1,0 +1,186 @@
+"""A directory of examples as a `tf.data.Dataset` for `fit`."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfdist import native, validation
+from tfdist.data.order import orders, sharding
+from tfdist.data.reading import pipeline as pipelines
+from tfdist.data.reading.dataset import Reading, position_of
+from tfdist.data.reading.example_cache import DecodedCache
+from tfdist.data.reading.examples import Examples, open_directory
+from tfdist.data.reading.fetch import Fetcher, source_of
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.storage.blocks import BlockCache
+
+_BLOCK_BYTES = 2 << 20  # read in one go, from a disk that spins or from a store
+_WINDOW = 64  # blocks that are mixed
+_REMOTE_CACHE_BYTES = 1 << 30
+
+Function = Callable[..., dict[str, Any]]
+
+
+def read(
+    directory: str | os.PathLike[str],
+    *,
+    global_batch_size: int,
+    seed: int = 0,
+    order: str | Mapping[int, float] = "full",
+    tail: str | None = None,
+    label: str | None = None,
+    inputs: Sequence[str] | str = (),
+    weight: str | None = None,
+    decode: Function | None = None,
+    augment: Function | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    on_corrupt: str = "raise",
+    verify: str = "first",
+    device: str | None = None,
+    state: Mapping[str, Any] | None = None,
+    remote_cache: BlockCache | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    follow_symlinks: bool = False,
+    ops: bool | None = None,
+) -> Reading:
+    """Read a directory of examples: shuffled globally, each once per epoch, the same on any number of workers.
+
+    Which examples make a batch follows from (seed, epoch, position) alone. Under a tfdist strategy each worker reads
+    its slice of every global batch; anywhere else the dataset yields whole global batches, as any other does.
+
+    Args:
+        directory: what `tfdist.data.write` made; a path or an fsspec URL. Or TFRecord files of others: a folder of
+            them, one, or several by a wildcard, compressed by GZIP or ZLIB or not. Their schema is told from all
+            records when they are read first, and shown by a line in the log; see `tfdist.data.index`.
+        global_batch_size: examples of a batch, over all replicas.
+        seed: of the order, and of augmentation.
+        order: "full" permutes all examples, in each epoch anew; "block" permutes blocks of neighbours and mixes the
+            examples of 64 blocks, for stores and for disks that spin; "none" keeps the order of writing; "balanced"
+            gives each class of ``label`` the same share; a mapping of labels to weights gives them theirs. With the
+            last two an epoch has as many examples as there are, some more than once.
+        tail: what becomes of a last batch with fewer examples: "pad" fills it up with examples of weight 0, so that all
+            batches have one shape; "drop" leaves it out; "keep" gives it as it is. Default: "pad" where there is a
+            label, "keep" where nothing has a weight.
+        label: the feature that is learnt. Default: the one that the directory names; without any, batches are x alone.
+        inputs: the features that are x, as a dict unless it is one. Default: all but label and weight.
+        weight: the feature that is the sample weight.
+        decode: a function of an example's features (a dict of tensors) that returns its features, always the same,
+            such as a decoded and resized picture.
+        augment: a function of an example's features and of a seed (int32 ``[2]``, for `tf.image.stateless_*` and
+            `tf.random.stateless_*`) that returns its features. The seed follows from (seed, epoch, example), so results
+            do not depend on workers.
+        cache: keeps what ``decode`` made, in "memory" or in a folder on a local disk.
+        on_corrupt: "raise"; or "skip" a corrupt example, with a line in the log: another stands for it with weight 0,
+            so that the number of steps stays; or "verify" every record before anything is read. An example for which
+            ``decode`` or ``augment`` is an error is corrupt, too.
+        verify: whether checksums are checked "first", when a record is read first, "always", or "never".
+        device: prefetch batches into the memory of this device ("/gpu:0"). Under a tfdist strategy it does nothing.
+        state: where to go on: what `Reading.state` returned.
+        remote_cache: keeps blocks of remote files. Default: 1 GiB in memory.
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
+        ops: whether the compiled reader is used; default: where it can be compiled and TFDIST_NATIVE is not 0.
+    Returns:
+        A dataset of (x, y, weight); without weight where nothing can have the weight 0 and none is named; x alone where
+        there is no label.
+    Raises:
+        ConfigError: an argument cannot be used; there is no such directory or feature.
+        CorruptDataError: manifest or index cannot be trusted, or a shard is not the one that the manifest describes. A
+            corrupt record, and an example that cannot be decoded, show while they are read, in iterations and in `fit`,
+            by the same error.
+        DataChangedError: in iterations and in `fit`: the directory was written anew or repaired since it was opened.
+
+    Example:
+        >>> import tempfile, numpy as np, tfdist
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = tfdist.data.write({"x": np.zeros((10, 4), "float32"), "label": np.arange(10)}, folder)
+        ...     train = tfdist.data.read(folder, global_batch_size=4, seed=17)
+        ...     [weight.numpy().tolist() for x, y, weight in train]
+        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]]
+    """
+    global_batch_size = validation.integer(
+        "global_batch_size", global_batch_size, minimum=1, hint="Pass the examples of a step over all replicas: 64."
+    )
+    seed = validation.integer("seed", seed)
+    if tail is not None:
+        validation.one_of("tail", tail, sharding.TAILS)
+    validation.one_of("on_corrupt", on_corrupt, ("raise", "skip", "verify"))
+    validation.one_of("verify", verify, ("first", "always", "never"))
+    for name, function in (("decode", decode), ("augment", augment)):
+        if function is not None and not callable(function):
+            raise ConfigTypeError(f"{name} is {validation.shown(function)}; it must be a function, or None.")
+    examples = open_directory(
+        directory,
+        storage_options=storage_options,
+        cache=remote_cache or BlockCache(limit_bytes=_REMOTE_CACHE_BYTES),
+        follow_symlinks=follow_symlinks,
+    )
+    if examples.storage.local is not None:  # of a store when they are read first
+        examples.binding.require(range(len(examples.manifest.shards)))
+    label = examples.manifest.label if label is None else label
+    tail = tail or ("keep" if label is None else "pad")
+    chosen = _order(examples, order, label)
+    names = [inputs] if isinstance(inputs, str) else list(inputs)
+    if decode is None and augment is None:
+        _require_features(examples, {"label": [label], "inputs": names, "weight": [weight]})
+    if label is None and (tail == "pad" or on_corrupt == "skip"):
+        what = "tail='pad'" if tail == "pad" else "on_corrupt='skip'"
+        raise ConfigError(
+            f"{what} gives some examples the weight 0, and without a label there is no weight. Name the label, or pass "
+            + ("tail='keep' or 'drop'." if tail == "pad" else "on_corrupt='raise'.")
+        )
+    if on_corrupt == "verify":
+        from tfdist.data.check.verifying import verify_manifest
+
+        verify_manifest(examples.storage, examples.manifest).require_sound()
+    if tail == "drop" and chosen.examples < global_batch_size:
+        raise ConfigError(
+            f"global_batch_size is {global_batch_size} and there are {chosen.examples} examples, so tail='drop' leaves "
+            "nothing. Pass a smaller batch, or another tail."
+        )
+    pipeline = pipelines.Pipeline(
+        examples=examples,
+        fetcher=Fetcher(examples, source_of(examples), verify=verify, skip=on_corrupt == "skip"),
+        order=chosen,
+        seed=seed,
+        global_batch_size=global_batch_size,
+        tail=tail,
+        decode=decode,
+        augment=augment,
+        cache=None if cache is None else DecodedCache(cache, len(examples)),
+        finish=pipelines.fit_form(label, names, weight),
+        weighs=label is not None and (tail == "pad" or on_corrupt == "skip"),
+        native=None if ops is False or cache is not None or examples.storage.local is None else native.records(),
+    )
+    return Reading(pipeline, position_of(pipeline, None if state is None else dict(state)), device)
+
+
+def _order(examples: Examples, order: Any, label: str | None) -> orders.Order:
+    count = len(examples)
+    if isinstance(order, Mapping):
+        return orders.Weighted(examples.integers(_needed(label)), dict(order))
+    validation.one_of("order", order, ("full", "block", "none", "balanced"), hint="Or a mapping of labels to weights.")
+    if order == "balanced":
+        return orders.Weighted(examples.integers(_needed(label)))
+    if order == "full":
+        return orders.Full(count)
+    if order == "none":
+        return orders.Sequential(count)
+    mean = max(1, examples.manifest.total_bytes // count)
+    return orders.Block(count, max(1, min(count, _BLOCK_BYTES // mean)), _WINDOW)
+
+
+def _needed(label: str | None) -> str:
+    if label is None:
+        raise ConfigError("order goes by the label, and the directory names none. Pass label='the feature'.")
+    return label
+
+
+def _require_features(examples: Examples, named: Mapping[str, Sequence[str | None]]) -> None:
+    for argument, names in named.items():
+        for name in names:
+            if name is not None and name not in examples.schema:
+                raise ConfigError(
+                    f"{argument} names the feature {name!r}; the examples have {', '.join(map(repr, examples.schema))}."
+                )

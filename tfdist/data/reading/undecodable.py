@@ -1,0 +1,144 @@
+"""Examples that cannot be decoded: a batch that fails is looked at example by example, to name those that are at fault.
+
+A graph cannot catch an error, a dataset can: a batch is a dataset of one element, behind which a second one stands that
+is made without these examples. It is asked for only where the first is an error.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from tfdist.data.format.pictures import cause_of
+from tfdist.data.reading import features
+from tfdist.data.reading.fetch import PAYLOAD, Fetcher
+from tfdist.errors import CorruptDataError
+
+_MOST_TRIED = 1000  # examples that cannot be decoded before it is said that none can
+
+_logger = logging.getLogger(__name__)
+_Ids = NDArray[np.int64]
+_Seeds = NDArray[np.int32]
+_one_by_one = tf.autograph.experimental.do_not_convert
+
+
+def either(first: Callable[..., Any], second: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return what a function makes of tensors; where that is an error, what another one does.
+
+    Args:
+        first: of the arguments.
+        second: of the same, with a result of the same structure.
+        arguments: tensors.
+    """
+    given = tf.data.Dataset.from_tensors(arguments)
+    tried = given.map(_one_by_one(first)).ignore_errors()
+    return tried.concatenate(given.map(_one_by_one(second))).take(1).get_single_element()
+
+
+class Search:
+    """Finds the examples of a batch that cannot be decoded, and what stands for them.
+
+    Args:
+        fetcher: reads examples.
+        decode: an example's features -> its features, or None.
+        augment: (an example's features, seed) -> its features, or None.
+        skip: whether another example stands, with weight 0, for one that cannot be decoded; else it raises.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, decode: Callable[..., Any] | None, augment: Callable[..., Any] | None, *, skip: bool
+    ) -> None:
+        self._fetcher = fetcher
+        self._examples = fetcher.examples
+        self._decode = decode
+        self._augment = augment
+        self._skip = skip
+        self._reported: set[int] = set()
+        self._stand_in: int | None = None
+
+    def __call__(self, ids: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return numbers and seeds of the examples to read instead, and float32 1 where they are those asked for.
+
+        Raises:
+            CorruptDataError: an example cannot be decoded and that is not to be skipped, or a thousand cannot.
+        """
+        found = tf.numpy_function(
+            self._fetcher.failures.noted(self._found), [ids, seeds], [tf.int64, tf.int32, tf.float32]
+        )
+        for value, like in zip(found, (ids, seeds, ids), strict=True):
+            value.set_shape(like.shape)
+        return tuple(found)
+
+    def _found(self, ids: _Ids, seeds: _Seeds) -> tuple[_Ids, _Seeds, NDArray[np.float32]]:
+        problems = [self._problem(*row) for row in zip(ids.tolist(), seeds, strict=True)]
+        bad = np.array([bool(problem) for problem in problems])
+        if not bad.any():  # each on its own can: the batch fails again, for a reason that is not an example's
+            return ids, seeds, np.ones(len(ids), np.float32)
+        self._report({number: problem for number, problem in zip(ids.tolist(), problems, strict=True) if problem})
+        good = np.flatnonzero(~bad)
+        ids, seeds = ids.copy(), seeds.copy()
+        if len(good):
+            ids[bad], seeds[bad] = ids[good[0]], seeds[good[0]]
+        else:
+            ids[:], seeds[:] = self._any_good(int(ids[0]), seeds[0]), seeds[0]
+        return ids, seeds, (~bad).astype(np.float32)
+
+    def _problem(self, number: int, seed: Any) -> str:
+        """Return why an example cannot be decoded; empty where it can.
+
+        Operations are run one by one in this thread: a graph would wait for threads that wait for this one.
+        """
+        read, _ = self._fetcher(np.array([number]))  # says itself what is corrupt
+        doing = "tf.io.parse_example"
+        try:
+            with tf.device("/cpu:0"):
+                columns = {name: tf.constant(values) for name, values in read.items()}
+                found = features.parsed(self._examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
+                row = {name: value[0] for name, value in found.items()}
+                if self._decode is not None:
+                    doing = "decode"
+                    row = self._decode(row)
+                if self._augment is not None:
+                    doing = "augment"
+                    self._augment(row, tf.constant(seed))
+        except Exception as error:  # noqa: BLE001 - a function of the user's may raise anything
+            return f"{doing} raised {type(error).__name__}: {cause_of(error)}"
+        return ""
+
+    def _report(self, problems: dict[int, str]) -> None:
+        said = {number: self._said(number, problem) for number, problem in problems.items()}
+        if not self._skip:
+            more = f" (and {len(said) - 1} more in this batch)" if len(said) > 1 else ""
+            url = self._examples.storage.url
+            raise CorruptDataError(
+                f"{next(iter(said.values()))}{more}. `tfdist data verify --decode {url}` finds all pictures that "
+                "cannot be decoded, `tfdist data repair --decode` takes them out; on_corrupt='skip' reads on without "
+                "them."
+            )
+        for number, word in said.items():
+            if number not in self._reported:
+                self._reported.add(number)
+                _logger.warning("%s. It counts with weight 0.", word)
+
+    def _said(self, number: int, problem: str) -> str:
+        shard, offset, _ = self._examples.locate(np.array([number]))
+        file = self._examples.manifest.shards[int(shard[0])].file
+        return f"example {number} cannot be decoded: {file}, byte {int(offset[0])}: {problem}"
+
+    def _any_good(self, near: int, seed: Any) -> int:
+        count = len(self._examples)
+        steps = range(1, min(count, _MOST_TRIED))
+        problem = ""
+        for step in steps if self._stand_in is None else (self._stand_in - near, *steps):
+            number = (near + step) % count
+            problem = self._problem(number, seed)
+            if not problem:
+                self._stand_in = number
+                return number
+        raise CorruptDataError(
+            f"no example of {self._examples.storage.url} can be decoded, of {len(steps) + 1} that were tried; of the "
+            f"last, {problem}."
+        )

@@ -1,0 +1,170 @@
+"""A source whose pictures are decoded on their way: one that cannot be is named before anything is trained on it."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tfdist.data.format.pictures import WORTH_A_PROCESS, Look, look_at, pictures_of
+from tfdist.data.pool import InOrder
+from tfdist.data.sources.blocks import length
+from tfdist.data.sources.protocol import Block, Source
+from tfdist.errors import ConfigError, CorruptDataError
+
+_LISTED = 20
+
+
+@contextmanager
+def checked(
+    sources: Iterable[Source], *, convert: bool = False, processes: int | None = None
+) -> Iterator[list[Source]]:
+    """Have each picture of some sources decoded, for a block; those that have none stay what they are.
+
+    Args:
+        sources: where pictures come from, in the order in which they are read.
+        convert: whether BMP and WebP become PNG; else they are refused.
+        processes: how many decode; None: as many as help.
+    """
+    given = list(sources)
+    pool = InOrder(processes or max(map(_processes, given), default=1))
+    found: list[Source] = []
+    following: Checked | None = None
+    for source in reversed(given):
+        if any(feature.is_image for feature in source.schema.values()):
+            source = following = Checked(source, pool, convert=convert, following=following)
+        found.insert(0, source)
+    ended_well = False
+    try:
+        yield found
+        ended_well = True
+    finally:
+        pool.close(at_once=not ended_well)
+
+
+class Checked:
+    """A source of which each picture is decoded.
+
+    Decoding happens in processes of its own. Where the source is sent to another process, it happens there.
+
+    Args:
+        source: where pictures come from.
+        pool: where they are decoded.
+        convert: whether BMP and WebP become PNG; else they are refused.
+        following: what is read behind it, whose pictures an error lists, too.
+    """
+
+    def __init__(
+        self, source: Source, pool: InOrder, *, convert: bool = False, following: "Checked | None" = None
+    ) -> None:
+        self._source = source
+        self._convert = convert
+        self._pool: InOrder | None = pool
+        self._following = following
+        self._first = 0
+        self.schema, self.count, self.sizes = source.schema, source.count, source.sizes
+        self.seekable, self.identifies = source.seekable, source.identifies
+        self.identity = {**source.identity, "pictures": "converted" if convert else "checked"}
+        self._names = [name for name, feature in source.schema.items() if feature.is_image]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None, "_following": None}
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "part" or not hasattr(self._source, "part"):  # not every source can be cut
+            raise AttributeError(name)
+        return self._part
+
+    def _part(self, start: int, stop: int) -> "Checked":
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__, _source=self._source.part(start, stop), _first=start)  # type: ignore[attr-defined]
+        return found
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the examples from ``start`` to ``stop``.
+
+        Raises:
+            CorruptDataError: a picture cannot be decoded; the message lists all from there to the end of the source.
+            ConfigError: there are pictures of a format that is not kept.
+        """
+        looked = self._looked(self._source.blocks(start, stop))
+        for block, looks in looked:
+            bad = self._bad(start, looks)
+            start += length(block)
+            if bad:
+                raise self._error(bad + self._rest(looked, start, stop))
+            yield self._converted(block, looks)
+
+    def _looked(self, blocks: Iterator[Block]) -> Iterator[tuple[Block, dict[str, list[list[Look]]]]]:
+        """Yield blocks, and what each picture of each example of each feature turned out to be."""
+        names = self._names
+        tasks = ((block, {name: pictures_of(self.schema[name], block[name]) for name in names}) for block in blocks)
+        if self._pool is None:
+            return ((block, _look_at_all(rows, self._convert)) for block, rows in tasks)
+        return self._pool.each(_look_at_all, ((block, (rows, self._convert)) for block, rows in tasks))
+
+    def _bad(self, start: int, looks: dict[str, list[list[Look]]]) -> list[tuple[str, Look]]:
+        return [
+            (self._where(start + place, name), look)
+            for name, rows in looks.items()
+            for place, row in enumerate(rows)
+            for look in row
+            if look.problem
+        ]
+
+    def _where(self, number: int, name: str) -> str:
+        path_of = getattr(self._source, "path_of", None)
+        return f"{name!r} of example {self._first + number}" if path_of is None else str(path_of(number))
+
+    def _rest(self, looked: Any, at: int, stop: int | None) -> list[tuple[str, Look]]:
+        """Return all others that are bad, so that nobody has to write once for each."""
+        bad: list[tuple[str, Look]] = []
+        for block, looks in looked:
+            bad += self._bad(at, looks)
+            at += length(block)
+        if self.seekable and stop is not None and (self.count or 0) > stop:
+            for block, looks in self._looked(self._source.blocks(stop, None)):
+                bad += self._bad(stop, looks)
+                stop += length(block)
+        following = self._following
+        while following is not None:
+            at = 0
+            for block, looks in following._looked(following._source.blocks(0, None)):
+                bad += following._bad(at, looks)
+                at += length(block)
+            following = following._following
+        return bad
+
+    def _error(self, bad: list[tuple[str, Look]]) -> Exception:
+        listed = "; ".join(f"{where} {look.problem}" for where, look in bad[:_LISTED])
+        more = f"; and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
+        count = f"{len(bad)} pictures cannot be kept: " if len(bad) > 1 else ""
+        cures = []
+        if any(look.is_broken for _, look in bad):
+            cures.append("Take out what is broken, or replace it.")
+        if any(not look.is_broken for _, look in bad):
+            cures.append("convert_images=True (--convert-images) stores other formats as PNG.")
+        cures.append("check_images=False (--no-check-images) writes all as they are, for a decoder of your own.")
+        kind = CorruptDataError if any(look.is_broken for _, look in bad) else ConfigError
+        return kind(f"{count}{listed}{more}. {' '.join(cures)}")
+
+    def _converted(self, block: Block, looks: dict[str, list[list[Look]]]) -> Block:
+        if not any(look.content for rows in looks.values() for row in rows for look in row):
+            return block
+        found = dict(block)
+        for name, rows in looks.items():
+            pictures = pictures_of(self.schema[name], block[name])
+            new = [
+                [look.content or picture for look, picture in zip(looked, row, strict=True)]
+                for looked, row in zip(rows, pictures, strict=True)
+            ]
+            found[name] = [row[0] for row in new] if self.schema[name].shape == () else new
+        return found
+
+
+def _look_at_all(rows: dict[str, list[list[bytes]]], convert: bool) -> dict[str, list[list[Look]]]:
+    return {name: [look_at(row, convert=convert) for row in examples] for name, examples in rows.items()}
+
+
+def _processes(source: Source) -> int:
+    total = int(source.sizes.sum()) if source.sizes is not None else 0
+    return max(1, min(len(os.sched_getaffinity(0)), total // WORTH_A_PROCESS))

@@ -1,0 +1,1 @@
+"""Sources in this process: arrays, streams of examples, `tf.data`."""

@@ -1,0 +1,185 @@
+"""Examples one by one: a generator, an iterable, a list, or a function that returns an iterator.
+
+Example:
+    >>> source = open_stream({"x": float(i), "label": i} for i in range(5))
+    >>> source.schema["x"].dtype, [block["label"].tolist() for block in source.blocks(1, 4)]
+    ('float32', [[1, 2, 3]])
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.data.format.schema import Schema, infer
+from tfdist.data.sources.blocks import BLOCK_BYTES, BLOCK_EXAMPLES, bytes_per_example, examples_per_block, weight
+from tfdist.data.sources.columns import block, named
+from tfdist.data.sources.protocol import Block
+from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
+
+_NOTHING = object()
+
+
+def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed":
+    """Return examples that come one by one as a source; the first is read now.
+
+    Args:
+        examples: an iterable of mappings of names to values (or of (x, y) or (x, y, weight)), or a function without
+            arguments that returns one. A list can be read from anywhere, several times.
+        schema: what each must be; else what the first one shows.
+
+    Raises:
+        ConfigError: there is no example, or the first has no names.
+    """
+    if isinstance(examples, Sequence) and not isinstance(examples, (str, bytes)):
+        if not examples:
+            raise ConfigError("the list of examples is empty; at least one is needed.")
+        return Listed(schema or _schema(examples[0]), examples)
+    if not callable(examples) and iter(examples) is examples:
+        make, iterator = None, iter(examples)
+    else:
+        make = examples if callable(examples) else lambda: examples
+        iterator = _iterator(make)
+    first = next(iterator, _NOTHING)
+    if first is _NOTHING:
+        raise ConfigError(
+            "the stream of examples ended before the first one; at least one is needed. A generator that was read "
+            "before is empty: pass the function that makes it."
+        )
+    return Stream(schema or _schema(first), chain([first], iterator), make)
+
+
+class Stream:
+    """Examples that are read from their beginning: an iterator once, what gives a new iterator again and again.
+
+    Args:
+        schema: what each example must be.
+        begun: the first reading.
+        make: gives what another reading iterates over; None if there is none.
+    """
+
+    seekable = False
+    identifies = False
+    sizes: NDArray[np.int64] | None = None
+    count: int | None = None
+
+    def __init__(self, schema: Schema, begun: Iterator[Any], make: Callable[[], Iterable[Any]] | None) -> None:
+        self.schema, self._make = schema, make
+        self._begun: Iterator[Any] | None = begun
+        self.identity: dict[str, Any] = {"kind": "stream"}
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the examples from ``start`` to ``stop``; those before are read and dropped."""
+        iterator = self._next_reading()
+        rows, is_fixed, index = _rows(self.schema), self.schema.is_fixed, 0
+        for _ in range(start):
+            if next(iterator, _NOTHING) is _NOTHING:
+                return
+            index += 1
+        held: list[Any] = []
+        held_bytes = 0
+        for example in iterator if stop is None or index < stop else ():
+            held.append(example)
+            held_bytes += 0 if is_fixed else weight_of(example)
+            is_last = stop is not None and index + len(held) >= stop
+            if is_last or len(held) >= rows or held_bytes >= BLOCK_BYTES:
+                yield block(self.schema, held, index)
+                index, held, held_bytes = index + len(held), [], 0
+            if is_last:
+                return
+        if held:
+            yield block(self.schema, held, index)
+
+    def _next_reading(self) -> Iterator[Any]:
+        if self._begun is not None:
+            iterator, self._begun = self._begun, None
+            return iterator
+        if self._make is None:
+            raise UnsupportedError(
+                "these examples were read already, and an iterator gives them once. Pass a list, or the function that "
+                "makes the iterator."
+            )
+        return _iterator(self._make)
+
+
+class Listed:
+    """Examples in a list: they can be read from anywhere."""
+
+    seekable = True
+    identifies = False
+    sizes: NDArray[np.int64] | None = None
+
+    def __init__(self, schema: Schema, examples: Sequence[Any]) -> None:
+        self.schema, self._examples = schema, examples
+        self.count: int | None = len(examples)
+        if not schema.is_fixed:
+            self.sizes = np.fromiter(map(weight_of, examples), np.int64, len(examples))
+        self.identity: dict[str, Any] = {"kind": "list", "count": len(examples)}
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the examples from ``start`` to ``stop``."""
+        end = min(len(self._examples), len(self._examples) if stop is None else stop)
+        step = _rows(self.schema)
+        for first in range(start, end, step):
+            yield block(self.schema, self._examples[first : min(first + step, end)], first)
+
+
+def is_table(value: Any) -> bool:
+    """Return whether a value is a table: columns by their names, by one of the protocols that libraries share.
+
+    A column alone offers Arrow's stream as well, and is none.
+
+    Example:
+        >>> import pyarrow
+        >>> is_table(pyarrow.table({"x": [1]})), is_table(pyarrow.chunked_array([[1]])), is_table({"x": [1]})
+        (True, False, False)
+    """
+    if isinstance(value, type):
+        return False
+    if hasattr(value, "__dataframe__"):
+        return True
+    offers = hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
+    return offers and any(hasattr(value, name) for name in ("columns", "column_names", "schema"))
+
+
+def weight_of(example: Any) -> int:
+    """Return about how many bytes an example takes, 0 for what is none."""
+    try:
+        return sum(map(weight, named(example).values()))
+    except ConfigError:
+        return 0
+
+
+def _rows(schema: Schema) -> int:
+    return examples_per_block(bytes_per_example(schema), BLOCK_EXAMPLES)
+
+
+def _iterator(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    made = make()
+    try:
+        return iter(made)
+    except TypeError:
+        raise ConfigTypeError(
+            f"the function returned {validation.shown(made)}; it must return an iterator of examples."
+        ) from None
+
+
+def _schema(first: Any) -> Schema:
+    if isinstance(first, (str, bytes)):
+        raise ConfigTypeError(
+            f"the first example is {validation.shown(first)}; it must be a mapping of names to values. (Iterating over "
+            "a table gives the names of its columns: pass the table itself.)"
+        )
+    if is_table(first):
+        raise ConfigTypeError(
+            f"the first example is a {type(first).__module__}.{type(first).__name__}, which has many; pass one table "
+            "(pyarrow.Table.from_batches makes one of several), or its rows as mappings of names to values."
+        )
+    example = named(first)
+    try:
+        return infer(example)
+    except ConfigError as error:
+        raise type(error)(f"Example 0: {error}") from error

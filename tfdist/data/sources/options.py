@@ -1,0 +1,90 @@
+"""How sources are read: what their names and their first values do not say, and a caller has to.
+
+Example:
+    >>> Options(nulls={"age": -1}, delimiter=";").delimiter
+    ';'
+"""
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tfdist import validation
+from tfdist.data.format.schema import TEXT, Feature
+from tfdist.errors import ConfigError, ConfigTypeError
+
+EVERY = "*"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller of `tfdist.data.write` says of tables.
+
+    Args:
+        nulls: column -> the value that stands where it has none; ``"*"`` for all columns without a value of their own.
+        null_masks: columns of which a feature NAME_is_null says where they have no value.
+        delimiter: what separates the columns of a CSV file; None: what its name and its first line say.
+        exact: whether the schema was told from examples, so that nothing may be rounded to fit into it.
+
+    Raises:
+        ConfigError: a delimiter of several characters, or one that cannot separate anything.
+        ConfigTypeError: no mapping, or no list of names.
+    """
+
+    nulls: Mapping[str, Any] = field(default_factory=dict)
+    null_masks: Sequence[str] = ()
+    delimiter: str | None = None
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.nulls, Mapping):
+            raise ConfigTypeError(
+                f"nulls is {validation.shown(self.nulls)}; it must map columns to the values that stand for null: "
+                '{"age": -1}.'
+            )
+        if isinstance(self.null_masks, str) or not isinstance(self.null_masks, Sequence):
+            raise ConfigTypeError(f"null_masks is {validation.shown(self.null_masks)}; it must be a list of columns.")
+        for name in (*self.nulls, *self.null_masks):
+            validation.text("a column's name", name)
+        if self.delimiter is not None:
+            delimiter = validation.text("delimiter", self.delimiter) if self.delimiter != "\t" else "\t"
+            if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
+                raise ConfigError(
+                    f"delimiter is {self.delimiter!r}; it must be one ASCII character that is no quote and no end of a "
+                    "line."
+                )
+
+    @property
+    def of_tables(self) -> bool:
+        """Whether they say something that is true of tables alone."""
+        return bool(self.nulls or self.null_masks)
+
+    def without(self, columns: Container[str]) -> "Options":
+        """Return them for a part of the columns."""
+        nulls = {name: value for name, value in self.nulls.items() if name not in columns}
+        return replace(self, nulls=nulls, null_masks=[name for name in self.null_masks if name not in columns])
+
+
+NONE = Options()
+
+
+def spelled(feature: Feature, value: Any) -> Any:
+    """Return a value that may be text, as on a command line or in a folder's name, as what a feature holds.
+
+    What is no number stays text, for `column` to refuse.
+
+    Example:
+        >>> spelled(Feature("int64"), "-1"), spelled(Feature("float32"), "nan"), spelled(Feature("string"), "-1")
+        (-1, nan, '-1')
+    """
+    if feature.dtype == TEXT or not isinstance(value, str):
+        return value
+    try:
+        if feature.shape:
+            return json.loads(value)
+        if feature.dtype == "bool" and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        return float(value) if feature.dtype.startswith("float") else int(value)
+    except ValueError:
+        return value

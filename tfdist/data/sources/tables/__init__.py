@@ -1,0 +1,1 @@
+"""Tables as sources: CSV, Parquet, and tables in memory, all through Arrow."""

@@ -1,0 +1,222 @@
+"""CSV files through pyarrow: column types from the first block of the file, every later row checked against them.
+
+Example:
+    >>> import tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "a.csv")
+    ...     _ = path.write_text("x,name\\n1,a\\n2,b\\n")
+    ...     source = open_csv(str(path))
+    ...     print([(block["x"].tolist(), block["name"]) for block in source.blocks(0, None)])
+    [([1, 2], [b'a', b'b'])]
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.sources import compressed, files
+from tfdist.data.sources.blocks import BLOCK_BYTES, cut
+from tfdist.data.sources.options import NONE, Options
+from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.tables import csv_types, table, units
+from tfdist.errors import ConfigError
+
+# as pyarrow has them, without those that spell a float: "nan" is a value
+_NULLS = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "null", "n/a"]
+_TOLD = f"Types follow from the first {BLOCK_BYTES >> 20} MiB of the file"
+
+
+def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -> "Csv":
+    """Return a CSV file (TSV where its name says so) with its columns' names in the first line as a source.
+
+    Whole numbers become int64 or uint64, others float32 where it holds all their digits and float64 where not, true
+    and false bool, dates and times int64 of a stated unit, everything else text: see `csv_types.py`.
+
+    Args:
+        path: a local path, or a URL for fsspec; ``.gz`` is decompressed.
+        schema: the columns to read, and what they must be; else all of them.
+        options: the delimiter, and what stands for null.
+
+    Raises:
+        ConfigError: there is no row, a column is missing, or no type can be told.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    pyarrow = table.arrow()
+    with _opened(path, None, options.delimiter) as reader:
+        columns = _names(reader, path)
+        types = reader.schema
+        if not any(batch.num_rows for batch in _batches(reader, path)):
+            raise ConfigError(f"{path} has a header and no rows; at least one is needed.")
+    _check_delimiter(columns, path, options)
+    found = schema
+    if found is None:
+        table.same_columns(Schema({name: Feature(TEXT) for name in columns}), columns, path)
+        texts = _texts(path, [name for name in columns if csv_types.is_number(types.field(name).type)], options)
+        found = Schema({name: _feature(name, types.field(name).type, texts.get(name), path) for name in columns})
+    # the types that are read, not those that pyarrow has for the text
+    read = [(name, _type(found[name]) if name in found else pyarrow.string()) for name in columns]
+    return Csv(path, table.columns_of(pyarrow.schema(read), found, path, options), columns, options)
+
+
+def _names(reader: Any, path: str) -> list[str]:
+    try:
+        return list(reader.schema.names)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the first line of {path}, with the names of the columns, is no UTF-8: {error}. Save the file as UTF-8: "
+            "`iconv -f latin1 -t utf-8 FILE > ANOTHER`, if it is in Latin-1."
+        ) from error
+
+
+class Csv:
+    """The rows of one file, read from its beginning.
+
+    Attributes:
+        columns: all that the file has.
+    """
+
+    seekable = False
+    sizes: NDArray[np.int64] | None = None
+    count: int | None = None
+
+    def __init__(self, path: str, found: table.Columns, columns: list[str], options: Options) -> None:
+        self.schema, self.columns, self._path, self._found = found.schema, columns, path, found
+        self._delimiter = options.delimiter
+        narrow = [name for name in found.paths if self.schema[name].dtype == "float32"]
+        self._narrow = narrow if options.exact else []
+        self.identity: dict[str, Any] = {**files.identity("csv", [path]), **found.identity}
+        if options.delimiter is not None:
+            self.identity["delimiter"] = options.delimiter
+        self.identifies = files.are_stamped(self.identity)
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the rows from ``start`` to ``stop``; those before are read and dropped."""
+        return cut(self._read(), start, stop)
+
+    def _read(self) -> Iterator[Block]:
+        at = 0
+        kinds = {name: _type(self.schema[name]) for name in self._found.paths}
+        with _opened(self._path, kinds, self._delimiter) as reader:
+            for batch in _batches(reader, self._path):
+                if batch.num_rows:
+                    for name in self._narrow:
+                        self._check_narrow(name, batch.column(name), at)
+                    yield self._found.block(batch, at)
+                at += batch.num_rows
+
+    def _check_narrow(self, name: str, array: Any, start: int) -> None:
+        """Refuse digits that a type which was told from earlier rows would lose."""
+        values = array.to_numpy(zero_copy_only=False)  # NaN where it is null
+        fits = csv_types.fits_float32(values)
+        if not fits.all():
+            row = int(np.argmin(fits))
+            raise ConfigError(
+                f"Example {start + row} of {self._path}: column {name!r} is {float(values[row])!r}, of which float32 "
+                f"loses digits. {_TOLD}; pass a schema with float64 for this column, or with float32 to round it."
+            )
+
+
+def _check_delimiter(names: list[str], path: str, options: Options) -> None:
+    """Refuse a file whose columns were not told apart."""
+    if options.delimiter is None and len(names) == 1 and (other := re.search(r"[;\t|,]", names[0])):
+        raise ConfigError(
+            f"{path} has one column, {names[0]!r}; it looks as if {other[0]!r} separated several. Pass "
+            f"delimiter={other[0]!r} (--delimiter), or the one that is right."
+        )
+
+
+def _feature(name: str, kind: Any, texts: Any, path: str) -> Feature:
+    if table.arrow().types.is_null(kind):
+        raise ConfigError(
+            f"column {name!r} of {path} is empty in the first {BLOCK_BYTES >> 20} MiB, so nothing tells its type. Fill "
+            "it, or pass a schema without it."
+        )
+    return table.feature_of_type(name, kind, path) if texts is None else csv_types.number(kind, texts)
+
+
+def _texts(path: str, names: list[str], options: Options) -> dict[str, Any]:
+    """The first values of some columns as they are spelled."""
+    if not names:
+        return {}
+    found: dict[str, Any] = {}
+    with _opened(path, dict.fromkeys(names, table.arrow().string()), options.delimiter, texts_null=True) as reader:
+        for batch in _batches(reader, path):
+            if batch.num_rows:
+                return {name: batch.column(name) for name in names}
+    return found
+
+
+def _type(feature: Feature) -> Any:
+    """The type that pyarrow reads, of which nothing is lost; `column` makes the feature's dtype of it."""
+    pyarrow = table.arrow()
+    if feature.shape:
+        raise ConfigError(
+            f"the schema has a feature of shape {feature.shape}; a column of a CSV file has single values."
+        )
+    if feature.dtype == TEXT:
+        return pyarrow.binary()
+    if (counted := units.type_of(feature.unit)) is not None:
+        return counted
+    kind = np.dtype(feature.dtype).kind
+    wide = {"f": pyarrow.float64(), "b": pyarrow.bool_(), "i": pyarrow.int64(), "u": pyarrow.uint64()}
+    return wide[kind]
+
+
+def _batches(reader: Any, path: str) -> Iterator[Any]:
+    while True:
+        try:
+            yield reader.read_next_batch()
+        except StopIteration:
+            return
+        except table.arrow().ArrowInvalid as error:
+            raise ConfigError(_said(str(error), path, reader.schema.names)) from error
+
+
+def _said(message: str, path: str, names: list[str]) -> str:
+    """What pyarrow says, by example and column; its rows count the header and begin at 1."""
+    row = re.search(r"Row #(\d+)", message)
+    column = re.search(r"column #(\d+)", message)
+    where = f"Example {int(row[1]) - 2} of {path}" if row else path
+    if column:
+        where += f": column {names[int(column[1])]!r}"
+    return (
+        f"{where}: {re.sub(r'^.*?(Row #[0-9]+: |error: )', '', message)}. {_TOLD}; correct the row, or pass a schema "
+        "with a type that fits all rows (float32, string)."
+    )
+
+
+@contextlib.contextmanager
+def _opened(
+    path: str, kinds: dict[str, Any] | None, delimiter: str | None, *, texts_null: bool = False
+) -> Iterator[Any]:
+    pyarrow = table.arrow()
+    from pyarrow import csv
+
+    plain = path.removesuffix(".gz")
+    with contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(files.opened(path))
+        if plain != path:
+            file = stack.enter_context(compressed.unpacked(path, file))
+        options = csv.ConvertOptions(null_values=_NULLS, column_types=kinds, strings_can_be_null=texts_null)
+        if kinds:
+            options.include_columns = list(kinds)
+        try:
+            reader = csv.open_csv(
+                file,
+                read_options=csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
+                parse_options=csv.ParseOptions(
+                    delimiter=delimiter or ("\t" if plain.lower().endswith(".tsv") else ","), newlines_in_values=True
+                ),
+                convert_options=options,
+            )
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowKeyError) as error:
+            message = str(error)
+            if "Empty CSV" in message:
+                raise ConfigError(f"{path} is empty; it must have a line with its columns' names, and rows.") from error
+            raise ConfigError(_said(message, path, list(kinds or ()))) from error
+        yield stack.enter_context(reader)

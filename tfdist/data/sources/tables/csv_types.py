@@ -1,0 +1,96 @@
+"""What the columns of a CSV file are, told from the text of their first values so that none of them loses a digit.
+
+-3, 17                              int64, or uint64 where one is larger than that
+007, 0x1f, more digits than uint64  text
+1.5, 2e-3                           float32 where that holds all digits of all values, else float64
+1.5 among whole numbers too large   text
+2020-01-01, 2020-01-01 10:30:00     int64, counted as `tfdist.data.sources.tables.units` says
+true, false                         bool
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.schema import TEXT, Feature
+from tfdist.data.sources.tables import table
+
+_WHOLE = r"^\s*[+-]?[0-9]+\s*$"
+_PADDED = r"^\s*[+-]?0[0-9xX]"  # "007", "0x1f": a number would lose what stands in front
+_SHORT = 6  # digits that every float32 holds
+_POWERS = np.array([float(f"1e{place}") for place in range(23)])  # those that a float64 is
+_EXACT = 1 << 53  # whole numbers that every float64 holds
+
+
+def is_number(kind: Any) -> bool:
+    """Return whether pyarrow took the text of a column for numbers, so that its text has to be looked at."""
+    types = table.arrow().types
+    return bool(types.is_integer(kind) or types.is_floating(kind))
+
+
+def number(kind: Any, texts: Any) -> Feature:
+    """Return the feature that a column of numbers is.
+
+    Args:
+        kind: the type that pyarrow has for it.
+        texts: the text of its first values, an array of Arrow; null where it has none.
+
+    Example:
+        >>> import pyarrow
+        >>> number(pyarrow.float64(), pyarrow.array(["1.5", "0.1"])).dtype
+        'float32'
+        >>> number(pyarrow.float64(), pyarrow.array(["18446744073709551615"])).dtype
+        'uint64'
+        >>> number(pyarrow.float64(), pyarrow.array(["1700000000.125"])).dtype
+        'float64'
+    """
+    import pyarrow.compute as compute
+
+    texts = texts.drop_null()
+    if compute.any(compute.match_substring_regex(texts, _PADDED)).as_py():
+        return Feature(TEXT)
+    if table.arrow().types.is_integer(kind):
+        return Feature("int64")
+    is_whole = compute.match_substring_regex(texts, _WHOLE)
+    whole = [int(text) for text in set(texts.filter(is_whole).to_pylist())]
+    if compute.all(is_whole).as_py():
+        low, high = min(whole), max(whole)
+        if low >= -(1 << 63) and high < 1 << 63:
+            return Feature("int64")
+        return Feature("uint64" if low >= 0 and high < 1 << 64 else TEXT)
+    if any(abs(value) > _EXACT and float(value) != value for value in whole):
+        return Feature(TEXT)
+    values = compute.cast(compute.utf8_trim_whitespace(texts), table.arrow().float64()).to_numpy(zero_copy_only=False)
+    return Feature("float32" if fits_float32(values).all() else "float64")
+
+
+def fits_float32(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which values keep all their digits as float32: written out with as many, they read the same.
+
+    Example:
+        >>> fits_float32(np.array([0.1, 16777217.0, 3.14159274, 1e300, np.nan])).tolist()
+        [True, False, True, False, True]
+    """
+    with np.errstate(all="ignore"):
+        narrow = values.astype(np.float32)
+        good = (narrow == values) | np.isnan(values)
+        size = np.where(good, 1.0, np.abs(values))
+        # most values have few digits: a whole number below 2**53 times or by an exact power of ten, so rounded once
+        places = _SHORT - 1 - np.floor(np.log10(size))
+        inside = np.abs(places) < len(_POWERS)
+        power = _POWERS[np.where(inside, np.abs(places), 0).astype(int)]
+        whole = np.rint(np.where(places > 0, size * power, size / power))
+        short = inside & (np.where(places > 0, whole / power, whole * power) == size)
+    normal = np.finfo(np.float32)
+    good |= short & (size >= float(normal.tiny)) & (size <= float(normal.max))
+    rest = np.flatnonzero(~good)
+    good[rest] = narrow[rest].astype(str).astype(np.float64) == values[rest]
+    rest = np.flatnonzero(~good & np.isfinite(narrow))
+    good[rest] = [_reads_the_same(*pair) for pair in zip(narrow[rest].tolist(), values[rest].tolist(), strict=True)]
+    return good
+
+
+def _reads_the_same(narrow: float, value: float) -> bool:
+    digits = len(repr(value).partition("e")[0].replace(".", "").lstrip("-0").rstrip("0"))
+    return float(f"{narrow:.{digits}g}") == value

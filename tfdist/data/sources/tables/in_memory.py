@@ -1,0 +1,97 @@
+"""Tables in memory that Arrow can read: of pyarrow, pandas, polars, DuckDB and others, by the protocols they share.
+
+Example:
+    >>> import pyarrow
+    >>> source = open_table(pyarrow.table({"x": [1, 2, 3]}))
+    >>> source.count, [block["x"].tolist() for block in source.blocks(1, 3)]
+    (3, [[2, 3]])
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.schema import Schema
+from tfdist.data.sources.blocks import examples_per_block
+from tfdist.data.sources.options import NONE, Options
+from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.tables import table
+from tfdist.errors import ConfigError
+
+_WHERE = "the table"
+_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls one without a name
+
+
+def open_table(examples: Any, schema: Schema | None = None, options: Options = NONE) -> "Table":
+    """Return a table as a source: its columns are features, its rows examples.
+
+    An index of pandas is a column where it has a name. Names of columns that are no text become text.
+
+    Args:
+        examples: what has ``__arrow_c_stream__``, ``__arrow_c_array__`` or ``__dataframe__``.
+        schema: the columns to read, and what they must be; else all of them.
+        options: what stands for null.
+
+    Raises:
+        ConfigError: it has no rows; a column is missing, or of a type that cannot be stored.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    found = _arrow_table(examples)
+    found = found.drop_columns([name for name in found.column_names if _INDEX.fullmatch(name)])
+    if not found.num_columns or not found.num_rows:
+        raise ConfigError(
+            f"{_WHERE} has {found.num_rows} rows and {found.num_columns} columns; at least one of both is needed."
+        )
+    return Table(found, table.columns_of(found.schema, schema, _WHERE, options))
+
+
+class Table:
+    """The rows of a table in memory, a `Source` that can be pickled together with it.
+
+    Attributes:
+        columns: all that the table has.
+    """
+
+    seekable = True
+    identifies = False
+    sizes: NDArray[np.int64] | None = None
+
+    def __init__(self, rows: Any, found: table.Columns) -> None:
+        self._rows, self._found, self.schema = rows, found, found.schema
+        self.columns: list[str] = list(rows.column_names)
+        self.count: int | None = rows.num_rows
+        self._step = examples_per_block(rows.nbytes // rows.num_rows)
+        self.identity: dict[str, Any] = {
+            "kind": "table",
+            "count": rows.num_rows,
+            "columns": {name: str(kind) for name, kind in zip(rows.schema.names, rows.schema.types, strict=True)},
+            **found.identity,
+        }
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the rows from ``start`` to ``stop``."""
+        end = min(self.count or 0, self.count or 0 if stop is None else stop)
+        rows = self._rows.select(self._found.read).slice(start, max(0, end - start))
+        at = start
+        for batch in rows.to_batches(max_chunksize=self._step):
+            if batch.num_rows:
+                yield self._found.block(batch, at)
+            at += batch.num_rows
+
+
+def _arrow_table(examples: Any) -> Any:
+    arrow = table.arrow()
+    try:
+        if hasattr(examples, "__arrow_c_stream__") or hasattr(examples, "__arrow_c_array__"):
+            return arrow.table(examples)
+        from pyarrow import interchange
+
+        return interchange.from_dataframe(examples)
+    except (arrow.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise ConfigError(
+            f"examples is a {type(examples).__module__}.{type(examples).__name__} that Arrow cannot read: {error} "
+            "Convert the column, or pass a mapping of names to arrays."
+        ) from error

@@ -1,0 +1,103 @@
+"""Parquet files through pyarrow: the row groups that are needed, a few thousand rows at a time.
+
+Example:
+    >>> import pyarrow as pa, pyarrow.parquet, tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = str(pathlib.Path(folder, "a.parquet"))
+    ...     pa.parquet.write_table(pa.table({"x": [1.0, 2.0, 3.0]}), path)
+    ...     source = open_parquet(path)
+    ...     print(source.count, [block["x"].tolist() for block in source.blocks(1, 3)])
+    3 [[2.0, 3.0]]
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.schema import Schema
+from tfdist.data.sources import files
+from tfdist.data.sources.blocks import cut, examples_per_block
+from tfdist.data.sources.options import NONE, Options
+from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.tables import table
+from tfdist.errors import ConfigError, CorruptDataError
+
+_BUFFER_BYTES = 1 << 20  # of a column, so that a large row group is not read whole
+_LEAST_ROWS = 64
+
+
+def open_parquet(path: str, schema: Schema | None = None, options: Options = NONE) -> "Parquet":
+    """Return a Parquet file as a source.
+
+    Args:
+        path: a local path, or a URL for fsspec.
+        schema: the columns to read, and what they must be; else all of them.
+        options: what stands for null.
+
+    Raises:
+        ConfigError: a column is missing, or of a type that cannot be stored.
+        CorruptDataError: it is no Parquet file.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    with _opened(path) as file:
+        types = file.schema_arrow
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        rows = [group.num_rows for group in groups]
+        most = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    if not types.names:
+        raise ConfigError(f"{path} has no columns.")
+    found = table.columns_of(types, schema, path, options)
+    return Parquet(path, found, list(types.names), rows, max(_LEAST_ROWS, examples_per_block(most)))
+
+
+class Parquet:
+    """The rows of one file; pickled by its path.
+
+    Attributes:
+        columns: all that the file has.
+    """
+
+    seekable = True
+    sizes: NDArray[np.int64] | None = None
+
+    def __init__(self, path: str, found: table.Columns, columns: list[str], rows: list[int], step: int) -> None:
+        self.schema, self.columns, self._path, self._step = found.schema, columns, path, step
+        self._found = found
+        self._ends = list(itertools.accumulate(rows))
+        self.count: int | None = sum(rows)
+        self.identity: dict[str, Any] = {**files.identity("parquet", [path]), **found.identity}
+        self.identifies = files.are_stamped(self.identity)
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the rows from ``start`` to ``stop``; row groups without any of them are not read."""
+        stop = min(self.count or 0, self.count or 0 if stop is None else stop)
+        begins = [0, *self._ends]
+        groups = [i for i, end in enumerate(self._ends) if begins[i] < stop and end > start and end > begins[i]]
+        if start >= stop or not groups:
+            return
+        first = begins[groups[0]]
+        with _opened(self._path) as file:
+            yield from cut(self._read(file, groups, first), start - first, stop - first)
+
+    def _read(self, file: Any, groups: list[int], at: int) -> Iterator[Block]:
+        for batch in file.iter_batches(self._step, row_groups=groups, columns=self._found.read, use_threads=False):
+            yield self._found.block(batch, at)
+            at += batch.num_rows
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    arrow = table.arrow()
+    from pyarrow import parquet
+
+    with contextlib.ExitStack() as stack:
+        try:
+            handle = stack.enter_context(files.opened(path)) if files.is_url(path) else path
+            file = parquet.ParquetFile(handle, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        except arrow.ArrowInvalid as error:
+            raise CorruptDataError(f"{path} is no Parquet file, or was cut off: {error}") from error
+        yield stack.enter_context(file)

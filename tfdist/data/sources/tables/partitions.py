@@ -1,0 +1,139 @@
+"""Folders called key=value, as Hive names them: the keys are columns, and all files below a folder have its value.
+
+    sales/year=2024/country=de/part-0.parquet       year 2024, country "de"
+
+Example:
+    >>> key_of("year=2024"), key_of("name=a%2Fb"), key_of("part-0")
+    (('year', '2024'), ('name', 'a/b'), None)
+"""
+
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.sources.blocks import length
+from tfdist.data.sources.columns import column
+from tfdist.data.sources.options import EVERY, Options, spelled
+from tfdist.data.sources.protocol import Block, Source
+from tfdist.errors import ConfigError
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
+
+#: key and value, as the folders spell them
+Keys = tuple[tuple[str, str], ...]
+
+
+def key_of(folder: str) -> tuple[str, str] | None:
+    """Return the key and the value that a folder's name says, None where it says none."""
+    key, equals, value = folder.partition("=")
+    return (urllib.parse.unquote(key), urllib.parse.unquote(value)) if key and equals else None
+
+
+def schema_of(partitions: Sequence[Keys], options: Options) -> dict[str, Feature]:
+    """Return the features that the keys of all files are: int64 where all values are whole numbers, else text.
+
+    Raises:
+        ConfigError: files have other keys, or one has a key twice.
+    """
+    first = [key for key, _ in partitions[0]]
+    for keys in partitions:
+        names = [key for key, _ in keys]
+        if names != first or len(set(names)) < len(names):
+            raise ConfigError(
+                f"the folders of one file say {_shown(partitions[0])} and those of another {_shown(keys)}; all files "
+                "must lie under the same keys. Name those that are meant."
+            )
+    found = {}
+    for place, key in enumerate(first):
+        values = {keys[place][1] for keys in partitions} - {_NULL}
+        feature = Feature("int64" if all(map(_INTEGER.fullmatch, values)) and values else TEXT)
+        found[key] = feature
+        if key in options.null_masks:
+            found[f"{key}_is_null"] = Feature("bool")
+    return found
+
+
+def constants(keys: Keys, schema: Schema, options: Options, where: str) -> dict[str, Any]:
+    """Return the value of each key's feature for the examples of one file, those that the schema has.
+
+    Raises:
+        ConfigError: it has none and nothing stands for it, or does not fit.
+    """
+    found: dict[str, Any] = {}
+    for key, value in keys:
+        is_null = value == _NULL
+        if key in schema:
+            found[key] = _value(key, schema[key], value, options, where)
+        if key in options.null_masks and f"{key}_is_null" in schema:
+            found[f"{key}_is_null"] = is_null
+    return found
+
+
+def _value(key: str, feature: Feature, value: str, options: Options, where: str) -> Any:
+    given: Any = value
+    if value == _NULL:
+        if key not in options.null_masks and not {key, EVERY} & options.nulls.keys():
+            raise ConfigError(
+                f"the folder {key}={_NULL} of {where} says that {key!r} is null; say what stands for it: "
+                f"nulls={{{key!r}: ...}} (--null {key}=...)."
+            )
+        zero = b"" if feature.dtype == TEXT else 0
+        given = options.nulls.get(key, options.nulls.get(EVERY, zero))
+    return column(key, feature, [spelled(feature, given)], 0, f" of {where}")[0]
+
+
+class Partitioned:
+    """A file's examples, with the values that its folders say."""
+
+    def __init__(self, source: Source, schema: Schema, values: Mapping[str, Any], keys: Keys) -> None:
+        self._source, self.schema, self._values = source, schema, dict(values)
+        self.columns = [*getattr(source, "columns", source.schema), *values]
+        self.count, self.seekable = source.count, source.seekable
+        self.sizes: NDArray[np.int64] | None = source.sizes
+        self.identity: dict[str, Any] = {**source.identity, "keys": [list(key) for key in keys]}
+        self.identifies = source.identifies
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the examples from ``start`` to ``stop``."""
+        for block in self._source.blocks(start, stop):
+            count = length(block)
+            yield {
+                name: _repeated(self._values[name], feature, count) if name in self._values else block[name]
+                for name, feature in self.schema.items()
+            }
+
+
+def partitioned(source: Source, schema: Schema, keys: Keys, options: Options, where: str) -> Source:
+    """Return a file's examples with the values of its folders' keys.
+
+    Args:
+        source: the file, opened without the keys.
+        schema: of all.
+        keys: of its folders.
+        options: what stands for null.
+        where: the file, for messages.
+
+    Raises:
+        ConfigError: the file has a column of that name as well.
+    """
+    twice = [key for key, _ in keys if key in getattr(source, "columns", ())]
+    if twice:
+        raise ConfigError(
+            f"{where} has the column {twice[0]!r}, which its folder says as well. Pass the files by "
+            "their names, without a wildcard, or rename the folder."
+        )
+    return Partitioned(source, schema, constants(keys, schema, options, where), keys)
+
+
+def _repeated(value: Any, feature: Feature, count: int) -> Any:
+    return [value] * count if feature.dtype == TEXT else np.full(count, value, feature.dtype)
+
+
+def _shown(keys: Iterable[tuple[str, str]]) -> str:
+    return "/".join(f"{key}={value}" for key, value in keys) or "nothing"

@@ -1,0 +1,419 @@
+"""Columns of Arrow, as CSV, Parquet and tables in memory give them -> features and columns of a block.
+
+Example:
+    >>> import pyarrow
+    >>> feature_of_type("x", pyarrow.list_(pyarrow.float32(), 3), "a table").shape
+    (3,)
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.sources.columns import column
+from tfdist.data.sources.options import EVERY, Options, spelled
+from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.tables import units
+from tfdist.errors import ConfigError, MissingDependencyError
+
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names; others are NumPy's
+
+
+def arrow() -> Any:
+    """Return the module pyarrow.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"CSV, Parquet and tables in memory need pyarrow, which cannot be imported ({error}). Run: python -m pip "
+            "install 'tfdist[formats]'"
+        ) from error
+    return pyarrow
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of a table become features.
+
+    Attributes:
+        schema: the features, with those that say where others are null.
+        paths: feature -> the column, and the fields of structs in it, that it is.
+        fills: feature -> what stands where it is null.
+        masks: feature that says where another is null -> that other.
+        where: whose columns they are, for messages.
+    """
+
+    schema: Schema
+    paths: Mapping[str, tuple[str, ...]]
+    fills: Mapping[str, Any]
+    masks: Mapping[str, str]
+    where: str
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON that differs when something else stands for null; nothing where nothing does."""
+        fills = {name: repr(value) for name, value in self.fills.items()}
+        return {"nulls": fills, "null_masks": sorted(self.masks)} if fills else {}
+
+    @property
+    def read(self) -> list[str]:
+        """The columns that have to be read."""
+        return list(dict.fromkeys(path[0] for path in self.paths.values()))
+
+    def block(self, batch: Any, start: int) -> Block:
+        """Return a `pyarrow.RecordBatch` as a block.
+
+        Args:
+            batch: has the columns `read`.
+            start: index of its first row, for messages.
+
+        Raises:
+            ConfigError: a value is null and nothing stands for it, or does not fit; the message has its row.
+        """
+        arrays = {name: self.array(batch, name) for name in self.paths}
+        found: Block = {}
+        for name, feature in self.schema.items():
+            if name in self.masks:
+                found[name] = _nulls_of(arrays[self.masks[name]])
+            else:
+                found[name] = self._column(name, feature, arrays[name], start)
+        return found
+
+    def array(self, batch: Any, name: str) -> Any:
+        """Return the values of a feature as they stand in a record batch."""
+        first, *fields = self.paths[name]
+        array = batch.column(first)
+        for field in fields:
+            kind = array.type
+            array = array.flatten()[kind.get_field_index(field)]  # null where the struct is
+        return array
+
+    def _column(self, name: str, feature: Feature, array: Any, start: int) -> Any:
+        array = _unwrapped(array)
+        nulls = _nulls_of(array) if array.null_count else None
+        if nulls is None:
+            return self._whole(name, feature, array, start)
+        if name not in self.fills:
+            _refuse_null(name, start + int(np.argmax(nulls)), self.where, "null")
+        filled = column(name, feature, [self.fills[name]], start)
+        if nulls.all():
+            return np.repeat(filled, len(nulls), axis=0) if isinstance(filled, np.ndarray) else filled * len(nulls)
+        # a row without a value borrows that of a row before it, so that all rows keep their numbers
+        rows = np.where(nulls, -1, np.arange(len(nulls)))
+        rows = np.maximum.accumulate(rows)
+        rows[rows < 0] = np.argmin(nulls)
+        whole = self._whole(name, feature, array.take(arrow().array(rows)), start)
+        if isinstance(whole, np.ndarray):
+            whole = whole if whole.flags.writeable else whole.copy()
+            whole[nulls] = filled[0]
+        else:
+            for row in np.flatnonzero(nulls).tolist():
+                whole[row] = filled[0]
+        return whole
+
+    def _whole(self, name: str, feature: Feature, array: Any, start: int) -> Any:
+        try:
+            values = _values(feature, array)
+        except _InnerNullError as error:
+            _refuse_null(name, start + error.place, self.where, "a list with a null")
+        except units.MisfitError as error:
+            raise ConfigError(
+                f"Example {start + error.place} of {self.where}: column {name!r} is "
+                f"{_shown(array, error.place)}, {error.why}. Pass a schema with a unit that all values have "
+                f"({units.unit_of(_innermost(array.type)) or 'none'}, say), or with string."
+            ) from error
+        return column(name, feature, values, start, f" of {self.where}")
+
+
+def columns_of(table: Any, schema: Schema | None, where: str, options: Options) -> Columns:
+    """Return how the columns of a table become features.
+
+    Args:
+        table: the `pyarrow.Schema`; the fields of structs become columns of their own, "struct.field".
+        schema: the columns that are wanted, and what they must be; None: all of them.
+        where: whose they are, for messages.
+        options: what stands for null.
+
+    Raises:
+        ConfigError: a column is missing, there twice, or of a type that cannot be stored.
+    """
+    flat = [
+        found for name, kind in zip(table.names, table.types, strict=True) for found in _flattened((name,), kind, where)
+    ]
+    names = [".".join(path) for path, _ in flat]
+    kinds = {".".join(path): kind for path, kind in flat}
+    masked = {f"{name}_is_null": name for name in options.null_masks}
+    if schema is not None:
+        masks = {mask: name for mask, name in masked.items() if name in schema}
+        wanted = Schema({name: feature for name, feature in schema.items() if name not in masks})
+    else:
+        masks, wanted = masked, schema_of(kinds, where)
+    same_columns(wanted, names, where)
+    wanted = Schema({name: _with_unit(feature, kinds[name]) for name, feature in wanted.items()})
+    _check_nulls(options, wanted, names, where)
+    if clash := masks.keys() & kinds.keys():
+        raise ConfigError(f"{where} has the column {min(clash)!r}, which null_masks would make; rename it.")
+    fills = _fills(options, wanted)
+    fills |= {name: _nothing(wanted[name]) for name in masks.values() if name not in fills}
+    full = Schema({**wanted, **{mask: Feature("bool") for mask in masks}})
+    paths = {".".join(path): path for path, _ in flat if ".".join(path) in wanted}
+    return Columns(full, paths, fills, masks, where)
+
+
+def schema_of(types: Mapping[str, Any], where: str) -> Schema:
+    """Return the schema of a table without structs: an Arrow type per column.
+
+    Raises:
+        ConfigError: a type cannot be stored.
+    """
+    return Schema({name: feature_of_type(name, kind, where) for name, kind in types.items()})
+
+
+def feature_of_type(name: str, kind: Any, where: str) -> Feature:
+    """Return the feature that a column of this Arrow type is.
+
+    Raises:
+        ConfigError: it cannot be stored.
+    """
+    types = arrow().types
+    inner, shape = _plain(kind), list[int | None](_tail(kind))
+    for _ in shape:
+        inner = _plain(inner.value_type)
+    if not shape and (types.is_list(inner) or types.is_large_list(inner)):
+        shape.append(None)
+        inner = _plain(inner.value_type)
+    if _is_text(inner) or (types.is_decimal(inner) and inner.precision > units.DIGITS):
+        return Feature(TEXT, tuple(shape))
+    if types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner):
+        return Feature(_FLOATS.get(str(inner), str(inner)), tuple(shape))
+    if units.is_counted(inner) and not types.is_interval(inner):
+        return Feature("int64", tuple(shape), unit=units.unit_of(inner))
+    if types.is_null(inner):
+        raise ConfigError(
+            f"column {name!r} of {where} has no value in any row, so nothing tells its type. Pass a schema without it."
+        )
+    raise ConfigError(
+        f"column {name!r} of {where} is {kind}; it must be bool, a number, a date, a time, text, bytes, or a list of "
+        "these. Convert it, or pass a schema without it."
+    )
+
+
+def same_columns(schema: Schema, names: Sequence[str], where: str) -> None:
+    """Check that a table has every column of the schema, and no name twice.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    twice = sorted({name for name in names if names.count(name) > 1})
+    missing = [name for name in schema if name not in names]
+    if twice:
+        raise ConfigError(f"{where} has the column {twice[0]!r} {names.count(twice[0])} times; give each its own name.")
+    if missing:
+        raise ConfigError(
+            f"{where} has no column {missing[0]!r}; it has {', '.join(map(repr, names))}. All files of a source, and "
+            "its schema, must have the same columns."
+        )
+
+
+def _flattened(path: tuple[str, ...], kind: Any, where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not arrow().types.is_struct(kind):
+        yield path, kind
+        return
+    if not kind.num_fields:
+        raise ConfigError(f"column {'.'.join(path)!r} of {where} is a struct without fields; take it out.")
+    for field in kind:
+        yield from _flattened((*path, field.name), field.type, where)
+
+
+def _with_unit(feature: Feature, kind: Any) -> Feature:
+    """A feature whose unit is the column's, where nobody asked for another one."""
+    inner = _innermost(kind)
+    if feature.unit or feature.dtype == TEXT or not units.is_counted(inner):
+        return feature
+    if arrow().types.is_decimal(inner) and np.dtype(feature.dtype).kind == "f":
+        return feature
+    return replace(feature, unit=units.unit_of(inner))
+
+
+def _check_nulls(options: Options, wanted: Schema, names: Sequence[str], where: str) -> None:
+    for argument, given in (("nulls", options.nulls), ("null_masks", options.null_masks)):
+        if unknown := [name for name in given if name not in names and name != EVERY]:
+            raise ConfigError(
+                f"{argument} names the column {unknown[0]!r}; {where} has {', '.join(map(repr, wanted))}."
+            )
+    if EVERY in options.null_masks:
+        raise ConfigError("null_masks must name its columns one by one.")
+
+
+def _fills(options: Options, wanted: Schema) -> dict[str, Any]:
+    """What stands where a column is null; what is said of all columns, for those that can hold it."""
+    found: dict[str, Any] = {}
+    for name, feature in wanted.items():
+        if not {name, EVERY} & options.nulls.keys():
+            continue
+        value = spelled(feature, options.nulls.get(name, options.nulls.get(EVERY)))
+        try:
+            column(name, feature, [value])
+        except ConfigError as error:
+            if name in options.nulls:
+                raise ConfigError(f"nulls: {error}") from error
+        else:
+            found[name] = value
+    return found
+
+
+def _nothing(feature: Feature) -> Any:
+    """What stands where a feature is null and another one says so."""
+    if feature.dtype == TEXT:
+        return b"" if feature.shape == () else np.full([dim or 0 for dim in feature.shape], b"", object)
+    return np.zeros([dim or 0 for dim in feature.shape], feature.dtype)[()]
+
+
+def _plain(kind: Any) -> Any:
+    """The type of the values: without a dictionary or an extension around it."""
+    found = kind
+    while True:
+        if arrow().types.is_dictionary(found):
+            found = found.value_type
+        elif isinstance(found, arrow().BaseExtensionType):
+            found = found.storage_type
+        else:
+            return found
+
+
+def _innermost(kind: Any) -> Any:
+    types, inner = arrow().types, _plain(kind)
+    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+        inner = _plain(inner.value_type)
+    return inner
+
+
+def _is_text(kind: Any) -> bool:
+    types = arrow().types
+    checks = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    views = [getattr(types, name) for name in ("is_string_view", "is_binary_view") if hasattr(types, name)]
+    return any(check(kind) for check in (*checks, *views, types.is_fixed_size_binary))
+
+
+class _InnerNullError(Exception):
+    """A list has a null in it."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+
+def _unwrapped(array: Any) -> Any:
+    """An array of values, without a dictionary or an extension around it; a dictionary may hold a null itself."""
+    while arrow().types.is_dictionary(array.type) or isinstance(array.type, arrow().BaseExtensionType):
+        if arrow().types.is_dictionary(array.type):
+            values = _without_views(array.dictionary)
+            array = arrow().DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
+        else:
+            array = array.storage
+    return _without_views(array)
+
+
+def _without_views(array: Any) -> Any:
+    """An array whose texts are no views, which few of Arrow's functions take; polars has them."""
+    plain = _plain_texts(array.type)
+    return array if plain == array.type else array.cast(plain)
+
+
+def _plain_texts(kind: Any) -> Any:
+    pyarrow, types = arrow(), arrow().types
+    if hasattr(types, "is_string_view") and (types.is_string_view(kind) or types.is_binary_view(kind)):
+        return pyarrow.large_string() if types.is_string_view(kind) else pyarrow.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        inner = _plain_texts(kind.value_type)
+        make = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
+        return kind if inner == kind.value_type else make(inner)
+    if types.is_fixed_size_list(kind):
+        inner = _plain_texts(kind.value_type)
+        return kind if inner == kind.value_type else pyarrow.list_(inner, kind.list_size)
+    return kind
+
+
+def _values(feature: Feature, array: Any) -> Any:
+    """The rows of an array without nulls as `column` takes them."""
+    types = arrow().types
+    array = _unwrapped(array)
+    if types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
+        return _lists(feature, array)
+    if units.is_counted(array.type):
+        if feature.dtype == TEXT:
+            return array.cast(arrow().string()).to_pylist()
+        if types.is_decimal(array.type) and np.dtype(feature.dtype).kind == "f" and not feature.unit:
+            return array.cast(arrow().float64()).to_numpy(zero_copy_only=False)
+        return units.counted(array, feature.unit)
+    if _is_text(array.type):
+        is_string = types.is_string(array.type) or types.is_large_string(array.type)
+        return (array.cast(arrow().large_binary()) if is_string else array).to_pylist()
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _lists(feature: Feature, array: Any) -> Any:
+    types = arrow().types
+    is_fixed = types.is_fixed_size_list(array.type)
+    inner = _unwrapped(array.flatten())
+    if is_fixed:
+        ends = np.arange(1, len(array) + 1) * array.type.list_size
+    else:
+        ends = np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+    try:
+        if inner.null_count:
+            raise _InnerNullError(int(np.argmax(_nulls_of(inner))))
+        flat = _array(_values(feature, inner))
+    except _InnerNullError as error:
+        raise _InnerNullError(int(np.searchsorted(ends, error.place, side="right"))) from error
+    except units.MisfitError as error:
+        raise units.MisfitError(int(np.searchsorted(ends, error.place, side="right")), error.why) from error
+    if is_fixed:
+        return flat.reshape(len(array), array.type.list_size, *_tail(inner.type))
+    return [flat[begin:end] for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+
+
+def _nulls_of(array: Any) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = _unwrapped(array).is_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _shown(array: Any, row: int) -> str:
+    # not as Python's value, which nanoseconds have none of
+    return " ".join(array.slice(row, 1).to_string().split()).removeprefix("[ ").removesuffix(" ]")
+
+
+def _array(values: Any) -> NDArray[Any]:
+    if isinstance(values, np.ndarray):
+        return values
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
+
+
+def _tail(kind: Any) -> tuple[int, ...]:
+    inner, shape = _plain(kind), []
+    while arrow().types.is_fixed_size_list(inner):
+        shape.append(int(inner.list_size))
+        inner = _plain(inner.value_type)
+    return tuple(shape)
+
+
+def _refuse_null(name: str, row: int, where: str, what: str) -> NoReturn:
+    way = (
+        f"Fill it: nulls={{{name!r}: ...}} (--null {name}=...), and null_masks=[{name!r}] (--null-mask "
+        f"{name}) keeps where it was; or leave these rows out."
+        if what == "null"
+        else "Fill it, or leave these rows out."
+    )
+    raise ConfigError(
+        f"Example {row} of {where}: column {name!r} is {what}; every example has a value for every feature. {way}"
+    )

@@ -1,0 +1,149 @@
+"""Dates, times and decimals of Arrow as integers of a stated unit, exactly or not at all.
+
+    date                  days since 1970-01-01
+    timestamp             s, ms, us or ns since 1970-01-01; with a time zone "... since 1970-01-01 UTC"
+    time of day           s, ms, us or ns since midnight
+    duration              s, ms, us or ns
+    decimal, 18 digits    1e-2 where two digits follow the point; longer ones are text
+
+Example:
+    >>> import pyarrow
+    >>> unit_of(pyarrow.timestamp("ms", "Europe/Berlin")), unit_of(pyarrow.decimal128(9, 2)), unit_of(pyarrow.int8())
+    ('ms since 1970-01-01 UTC', '1e-2', '')
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_EPOCH = " since 1970-01-01"
+_MIDNIGHT = " since midnight"
+_UTC = " UTC"
+_NANOSECONDS = {"days": 86_400_000_000_000, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+_TIME = re.compile(rf"(?P<step>days|s|ms|us|ns)(?P<since>{_EPOCH}( UTC)?|{_MIDNIGHT})?")
+_SCALE = re.compile(r"1e(?P<exponent>-?\d{1,2})")
+_DAY = 86_400_000  # milliseconds, in which one of Arrow's types has its days
+DIGITS = 18  # any such number is an int64
+
+
+class MisfitError(Exception):
+    """A value cannot be had in a unit: its place, and why."""
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(why)
+        self.place, self.why = place, why
+
+
+def _arrow() -> Any:
+    import pyarrow
+
+    return pyarrow
+
+
+def is_counted(kind: Any) -> bool:
+    """Return whether values of an Arrow type are counted in a unit: dates, times, durations, decimals."""
+    types = _arrow().types
+    return bool(types.is_temporal(kind) or types.is_decimal(kind))
+
+
+def unit_of(kind: Any) -> str:
+    """Return the unit in which values of an Arrow type are counted, empty where there is none."""
+    types = _arrow().types
+    if types.is_date(kind):
+        return "days" + _EPOCH
+    if types.is_timestamp(kind):
+        return kind.unit + _EPOCH + (_UTC if kind.tz else "")
+    if types.is_time(kind):
+        return str(kind.unit) + _MIDNIGHT
+    if types.is_duration(kind):
+        return str(kind.unit)
+    return f"1e{-kind.scale}" if types.is_decimal(kind) and kind.scale else ""
+
+
+def type_of(unit: str) -> Any:
+    """Return the Arrow type in which text is read that is to be counted in a unit; None where any number may be.
+
+    Example:
+        >>> str(type_of("s since 1970-01-01 UTC")), type_of("kilograms")
+        ('timestamp[s, tz=UTC]', None)
+    """
+    pyarrow = _arrow()
+    if scale := _SCALE.fullmatch(unit):
+        exponent = int(scale["exponent"])
+        return pyarrow.decimal128(DIGITS, -exponent) if -DIGITS <= exponent < 0 else None
+    found = _TIME.fullmatch(unit)
+    if found is None or found["since"] is None:
+        return None
+    if found["since"] == _MIDNIGHT:
+        step = found["step"]
+        return {"s": pyarrow.time32, "ms": pyarrow.time32}.get(step, pyarrow.time64)(step) if step != "days" else None
+    if found["step"] == "days":
+        return None if found["since"].endswith(_UTC) else pyarrow.date32()
+    return pyarrow.timestamp(found["step"], "UTC" if found["since"].endswith(_UTC) else None)
+
+
+def counted(array: Any, unit: str) -> Any:
+    """Return the values of an Arrow array without nulls, counted in a unit: integers of NumPy or, where long, Python's.
+
+    Args:
+        array: dates, times, durations or decimals.
+        unit: the one that is asked for; empty for that of the array's type.
+
+    Raises:
+        MisfitError: a value is no whole number of it, or more than an int64 has room for; or the two have nothing in
+            common.
+    """
+    own = unit_of(array.type)
+    values = _numbers(array)
+    wanted = unit or own
+    up, down = _factors(own, wanted)
+    if isinstance(values, list):  # Python's, so that none is too large on the way
+        if odd := [place for place, value in enumerate(values) if value % down]:
+            raise MisfitError(odd[0], f"no whole number of {wanted or 'ones'}")
+        return [value * up // down for value in values]
+    if down > 1 and (values % down).any():
+        raise MisfitError(int(np.argmax(values % down != 0)), f"no whole number of {wanted or 'ones'}")
+    most = ((1 << 63) - 1) // up
+    beyond = (values > most) | (values < -most)
+    if beyond.any():
+        raise MisfitError(int(np.argmax(beyond)), f"which an int64 has no room for in {wanted or 'ones'}")
+    return values * np.int64(up) // np.int64(down)
+
+
+def _factors(own: str, wanted: str) -> tuple[int, int]:
+    """What a count is multiplied with, and divided by."""
+    if own == wanted:
+        return 1, 1
+    ours, theirs = (_SCALE.fullmatch(unit or "1e0") for unit in (own, wanted))
+    if ours and theirs:
+        power = int(ours["exponent"]) - int(theirs["exponent"])
+        return (10**power, 1) if power >= 0 else (1, 10**-power)
+    mine, other = _TIME.fullmatch(own), _TIME.fullmatch(wanted)
+    if not mine or not other or mine["since"] != other["since"]:
+        raise MisfitError(0, f"counted in {own or 'ones'}, which are never {wanted}")
+    a, b = _NANOSECONDS[mine["step"]], _NANOSECONDS[other["step"]]
+    return (a // b, 1) if a >= b else (1, b // a)
+
+
+def _numbers(array: Any) -> NDArray[np.int64] | list[int]:
+    """The counts in the unit of the array's own type."""
+    pyarrow, types = _arrow(), _arrow().types
+    kind = array.type
+    if not len(array):
+        return np.empty(0, np.int64)
+    if types.is_decimal(kind):
+        if kind.precision > DIGITS:
+            return [int(value.scaleb(kind.scale)) for value in array.to_pylist()]
+        width = kind.byte_width
+        held = np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, array.offset * width)
+        low = np.ascontiguousarray(held.reshape(-1, width)[:, : min(width, 8)])
+        return low.view(f"<i{min(width, 8)}").reshape(-1).astype(np.int64)
+    wide = pyarrow.int32() if kind.bit_width == 32 else pyarrow.int64()
+    found: NDArray[np.int64] = array.view(wide).to_numpy(zero_copy_only=False).astype(np.int64)
+    if not types.is_date64(kind):
+        return found
+    if (odd := found % _DAY != 0).any():
+        raise MisfitError(int(np.argmax(odd)), "no whole number of days")
+    return found // _DAY

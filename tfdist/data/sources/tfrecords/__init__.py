@@ -1,0 +1,1 @@
+"""TFRecord files as sources, and what their examples consist of."""

@@ -1,0 +1,147 @@
+"""What examples consist of, told from examples that nobody described: their kinds, and how many values they have."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+
+from tfdist.data.format import example
+from tfdist.data.format.pictures import KEPT, format_of
+from tfdist.data.format.scan import Content, walk
+from tfdist.data.format.schema import MOST_FEATURES, TEXT, Feature, Schema, encodings_of
+from tfdist.data.sources.tfrecords.sequences import Parsed
+from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.storage.directory import Storage
+
+_DTYPES = {"bytes": TEXT, "float": "float32", "int64": "int64"}
+_PICTURES = (*KEPT, "WebP")  # which nothing else begins like
+
+
+def looked_at(place: Storage, shards: list[str], *, most: int | None = None, context_alone: bool = False) -> "Seen":
+    """Return what the whole records of shards show.
+
+    Args:
+        place: the directory.
+        shards: its files.
+        most: look at so many records of the first shard that has any, None: at all of all.
+        context_alone: whether the feature lists of tf.train.SequenceExample are left out; else they are refused.
+    Raises:
+        ConfigError: records do not agree what a feature is; they are tf.train.SequenceExample.
+    """
+    seen = Seen()
+    for shard in shards:
+        for found in islice(walk(Content(place, shard)), most):
+            if found.payload is not None:
+                try:
+                    parsed, lists = example.parse(found.payload), example.sequences(found.payload)
+                except CorruptDataError:
+                    continue
+                if lists and not context_alone:
+                    raise ConfigError(
+                        f"{shard} has a tf.train.SequenceExample, whose feature list {min(lists)!r} no reader of "
+                        "tf.train.Example sees. `tfdist data write SOURCE DIRECTORY` makes features of its lists; pass "
+                        "a schema of the context alone (`tfdist data index --schema`) to go without them."
+                    )
+                seen.add(parsed, shard)
+        if most is not None and seen.count:
+            break
+    return seen
+
+
+def as_kept(feature: Feature, kind: str) -> Feature:
+    """Return a feature that says an array's dtype and shape as records keep it: as the bytes of one, or as a list.
+
+    Args:
+        feature: what somebody said it is; arrays of bytes are what tfdist writes unless told otherwise.
+        kind: of the list that records have; empty for none.
+
+    Example:
+        >>> as_kept(Feature("int64", (3,)), "int64").encoding, as_kept(Feature("int64", (3,)), "bytes").encoding
+        ('int64', 'raw')
+    """
+    if feature.encoding == "raw" and kind in encodings_of(feature.dtype):
+        return replace(feature, encoding=kind)
+    return feature
+
+
+class Seen:
+    """Kinds and numbers of values of each feature so far.
+
+    A feature with one value in each record is a single value; with as many in each, an array; else, or where some
+    records do not have it, a list of any length. One that has no value in any record is left out. What was an array of
+    bytes is told as bytes: records do not say it. Bytes that all begin like pictures are pictures.
+
+    Example:
+        >>> seen = Seen()
+        >>> ids = Feature("int64", (3,), "int64")
+        >>> payload = example.joined([example.entry("ids", ids, example.content_of(ids, [7, 8, 9]))])
+        >>> seen.add(example.parse(payload), "a.tfrecord")
+        >>> seen.schema("a.tfrecord")["ids"] == ids
+        True
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kinds: dict[str, str] = {}
+        self._sizes: dict[str, set[int]] = {}
+        self._present: dict[str, int] = {}
+        self._no_pictures: set[str] = set()
+        self._lists: set[str] = set()
+
+    def add(self, parsed: Parsed, file: str, lists: Iterable[str] = ()) -> None:
+        """Look at a record.
+
+        Args:
+            parsed: its features, as `tfdist.data.format.example.parse` returns them.
+            file: where it is, for messages.
+            lists: those that are lists of any length, however many values they have.
+        Raises:
+            ConfigError: a feature has another kind than in records before, or there are too many.
+        """
+        self._lists.update(lists)
+        self.count += 1
+        for name, (kind, values) in parsed.items():
+            known = self._kinds.setdefault(name, kind) or kind
+            if kind and kind != known:
+                raise ConfigError(
+                    f"feature {name!r} has {known} in some records and {kind} in a record of {file}. Every record "
+                    "must have the same features; write those of one kind into a directory of their own."
+                )
+            self._kinds[name] = known
+            sizes = self._sizes.setdefault(name, set())
+            if len(sizes) < 2:
+                sizes.add(len(values))
+            self._present[name] = self._present.get(name, 0) + 1
+            if known == "bytes" and name not in self._no_pictures and not _are_pictures(values):
+                self._no_pictures.add(name)
+        if len(self._kinds) > MOST_FEATURES:
+            raise ConfigError(f"the records of {file} have more than {MOST_FEATURES} features; they are no examples.")
+
+    def as_kept(self, schema: Schema) -> Schema:
+        """Return a schema that somebody wrote down, as the records keep it; see `as_kept`."""
+        return Schema({name: as_kept(feature, self._kinds.get(name, "")) for name, feature in schema.items()})
+
+    def schema(self, where: str) -> Schema:
+        """Return what all records have in common.
+
+        Args:
+            where: they are, for messages.
+        Raises:
+            ConfigError: there is no record, or none has a value.
+        """
+        if not self.count:
+            raise ConfigError(f"{where} has no record that is a tf.train.Example; at least one is needed.")
+        features = {name: self._feature(name, kind) for name, kind in self._kinds.items() if kind}
+        if not features:
+            raise ConfigError(f"the records of {where} have no features; they must be tf.train.Example.")
+        return Schema(features)
+
+    def _feature(self, name: str, kind: str) -> Feature:
+        sizes = self._sizes[name] | (set() if self._present[name] == self.count else {0})
+        size = max(sizes) if len(sizes) == 1 and name not in self._lists else 0
+        shape = () if size == 1 else (size or None,)
+        is_image = kind == "bytes" and name not in self._no_pictures and sizes != {0}
+        return Feature(_DTYPES[kind], shape, kind, is_image=is_image)
+
+
+def _are_pictures(values: list[bytes]) -> bool:
+    return all(format_of(value) in _PICTURES for value in values)

@@ -1,0 +1,67 @@
+"""Records of tf.train.SequenceExample as features: the context as it is, a feature list as a list of its steps' values.
+
+A schema's lists have one dimension, so every step must have one value. Where each has as many, a schema may ask for
+them: flat with the shape (None,), or as an array of the shape (steps, values).
+
+Example:
+    >>> parsed(example.joined([example.entry("x", Feature("int64"), b"")])).keys()
+    dict_keys(['x'])
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.data.format import example
+from tfdist.data.format.schema import Feature
+from tfdist.errors import ConfigError
+
+Parsed = dict[str, tuple[str, list[Any]]]
+
+
+def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None) -> Parsed:
+    """Return the features of an example or a sequence, as `example.parse` does.
+
+    Args:
+        payload: a tf.train.Example or a tf.train.SequenceExample.
+        schema: what is asked for; None: what one dimension holds.
+
+    Raises:
+        ConfigError: a step has more or fewer values than a list can hold; a name stands for two things.
+        CorruptDataError: the bytes are neither.
+    """
+    found = example.parse(payload)
+    for name, steps in example.sequences(payload).items():
+        if name in found:
+            raise ConfigError(f"{name!r} is in the context of the sequence and one of its feature lists; rename one.")
+        kinds = {kind for kind, _ in steps if kind}
+        if len(kinds) > 1:
+            raise ConfigError(f"the feature list {name!r} has steps of {' and of '.join(sorted(kinds))}.")
+        _check(name, [len(values) for _, values in steps], schema.get(name) if schema else None)
+        found[name] = (kinds.pop() if kinds else "", [value for _, values in steps for value in values])
+    return found
+
+
+def _check(name: str, sizes: list[int], feature: Feature | None) -> None:
+    alike = set(sizes)
+    if alike <= {1}:
+        return
+    if len(alike) > 1 or not feature:
+        way = (
+            "Pass a schema that names it: the shape (None,) has the values of all steps one after the other, (steps, "
+            "values) an array."
+            if len(alike) == 1
+            else "Where a step ends would be lost: write its values and their numbers as two features."
+        )
+        raise ConfigError(
+            f"the feature list {name!r} has steps of {_listed(sorted(alike))} values, and a list has one per step. "
+            + way
+        )
+    if feature.shape not in ((None,), (len(sizes), sizes[0])):
+        raise ConfigError(
+            f"the feature list {name!r} has {len(sizes)} steps of {sizes[0]} values; the schema has the shape "
+            f"{feature.shape}."
+        )
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes[:5])) + (", ..." if len(sizes) > 5 else "")

@@ -1,0 +1,1 @@
+"""From sources to a directory of shards with indices and a manifest."""

@@ -1,0 +1,139 @@
+"""TFRecord files that are there already become a directory that is read as if tfdist had written it."""
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from tfdist import validation
+from tfdist.data.format import manifest as manifests
+from tfdist.data.format import splits
+from tfdist.data.format.compression import GZIP, HEAD_BYTES, ZLIB, kind_of
+from tfdist.data.format.manifest import Manifest, read_manifest
+from tfdist.data.format.revisions import index_name, of_one_writing
+from tfdist.data.format.schema import Schema
+from tfdist.data.writing import external, journal
+from tfdist.data.writing.index_files import put_index
+from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.storage.directory import Storage, storage
+from tfdist.storage.filenames import plain_name
+
+_OUR_INDEX = re.compile(rb'\A.{8}\{.*"offset"', re.DOTALL)
+
+
+def index(
+    directory: str | os.PathLike[str],
+    *,
+    schema: Schema | None = None,
+    label: str | None = None,
+    exists: str = "raise",
+    split: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    follow_symlinks: bool = False,
+) -> Manifest:
+    """Take TFRecord files of tf.train.Example as they are: only an index for each and a manifest are written.
+
+    Every record is looked at. The files are read in the order of their names, as shards. Where pictures or texts have
+    one value per example and the rest is small, they are read without parsing; otherwise batches are parsed.
+
+    Index and manifest stand beside the files; in the user's cache where the folder cannot be written, and where
+    ``directory`` is a wildcard or a file. Files that are compressed are written into the cache as plain records.
+    Whoever opens the same ``directory`` finds them there.
+
+    Args:
+        directory: where the files are; a path or an fsspec URL, of a folder, or of files in one by a wildcard.
+        schema: what each example consists of. Default: what all examples show; arrays that are stored as bytes cannot
+            be told from text.
+        label: the feature that is learnt. Default: "label" if there is one.
+        exists: what to do with a directory that has a manifest: "raise", or "overwrite" it (not the examples).
+        split: the one to take where the names of the files say several: "train".
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
+    Returns:
+        The manifest.
+    Raises:
+        ConfigError: there are no TFRecord files; they have names that cannot be kept; they are of several splits;
+            examples differ in their features, or are tf.train.SequenceExample.
+        CorruptDataError: a record is corrupt, or does not fit the schema.
+
+    Example:
+        >>> import tempfile, tfdist, os, numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = tfdist.data.write({"name": ["a", "b"], "label": np.arange(2)}, folder)
+        ...     os.remove(f"{folder}/manifest.json"), os.remove(f"{folder}/data-00000.index")
+        ...     manifest = index(folder)
+        ...     manifest.layout, sorted(manifest.schema), manifest.label
+        (None, None)
+        ('extent', ['label', 'name'], 'label')
+    """
+    validation.one_of("exists", exists, ("raise", "overwrite"))
+    place = storage(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
+    asked = external.Asked(directory, split, storage_options, follow_symlinks=follow_symlinks)
+    if external.has_to_be_elsewhere(place, asked):
+        return read_manifest(external.indexed_elsewhere(asked, schema=schema, label=label))
+    with place.lock():
+        is_there, old = manifests.NAME in place.names(), None
+        if is_there and exists != "overwrite":
+            raise ConfigError(
+                f"{place.url} has a {manifests.NAME} already. `tfdist data verify` compares it with the files, and "
+                "`tfdist data repair` brings it in line; exists='overwrite' (--overwrite) indexes all anew."
+            )
+        if is_there:
+            with suppress(CorruptDataError):
+                old = read_manifest(place)
+        shards = of_one_writing(files(place, split), is_writing=journal.NAME in place.names())
+        _check_free(place, shards, own=exists == "overwrite")
+        return put_index(place, shards, schema=schema, label=label, old=old)
+
+
+def files(place: Storage, split: str | None = None) -> list[str]:
+    """Return the TFRecord files of a directory, or those of one split, in the order of their names.
+
+    Those are files whose names say so, and files that begin with a record.
+
+    Raises:
+        ConfigError: there is none; one is compressed, or has a name that cannot be kept; there are several splits.
+    """
+    external.need_names(place)
+    ours = {manifests.NAME, journal.NAME}
+    names = [name for name in place.names() if name not in ours and not name.endswith(".index")]
+    kinds = {name: kind_of(place.read(name, 0, min(place.size(name), HEAD_BYTES))) for name in names}
+    found = [name for name in names if kinds[name] or external.NAMED.search(name)]
+    found = _of_split(place, found, split, of_tfds=not splits.OF_TFDS.isdisjoint(names))
+    for name in found:
+        if kinds[name] in (GZIP, ZLIB):
+            raise ConfigError(
+                f"{name} is compressed, so no record of it can be found without those before. Write it anew: `tfdist "
+                f"data write '{place.url}/*' DIRECTORY`; `tfdist.data.read` does so in the user's cache."
+            )
+    found = [name for name in found if place.size(name)]
+    if not found:
+        raise ConfigError(
+            f"{place.url} has {len(names)} files, and no TFRecord file with records among them. `tfdist data write "
+            "SOURCE DIRECTORY` makes some of other formats."
+        )
+    return found
+
+
+def _of_split(place: Storage, found: list[str], split: str | None, *, of_tfds: bool) -> list[str]:
+    several = splits.by_word(found, of_tfds=of_tfds, where=place.url)
+    return found if split is None and not several else splits.chosen(several, split, where=place.url)
+
+
+def _check_free(place: Storage, shards: list[str], *, own: bool) -> None:
+    """Refuse to write an index over a file that is none."""
+    taken, wanted = set(place.names()), [index_name(shard) for shard in shards]
+    for shard, name in zip(shards, wanted, strict=True):
+        plain_name(name)
+        if wanted.count(name) > 1 or name in shards:
+            raise ConfigError(f"the index of {shard} is called {name}, and so is another file's. Rename one of them.")
+        if name in taken and not _is_index(place, name):
+            raise ConfigError(
+                f"{place.url} has {name}, which tfdist did not write, and the index of {shard} is called so. Rename it."
+            )
+
+
+def _is_index(place: Storage, name: str) -> bool:
+    return bool(_OUR_INDEX.match(place.read(name, 0, min(place.size(name), 1 << 16))))

@@ -1,0 +1,86 @@
+"""Which shards of a directory that is being written are finished, so that an interrupted run resumes after them.
+
+A file of JSON lines: what is being written, then each shard that is whole. It is removed when the manifest is there.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from tfdist.data.format.manifest import IndexFile, Shard
+from tfdist.errors import TfdistError
+from tfdist.storage.directory import Storage
+
+NAME = "writing.jsonl"
+
+
+class Journal:
+    """The finished shards of one job.
+
+    Args:
+        storage: the directory.
+        job: JSON that tells this job from others: other examples, another schema, other shards.
+
+    Attributes:
+        shards: number of a shard -> what is known of it, and its first example.
+        is_new: whether there is no journal of this job yet.
+        revision: of the manifest that will name the shards.
+    """
+
+    def __init__(self, storage: Storage, job: dict[str, Any]) -> None:
+        self._storage = storage
+        self._digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
+        self.shards: dict[int, Shard] = {}
+        self.is_new = True
+        self.revision = 1
+        if NAME in storage.names():
+            self._read(storage.read(NAME))
+
+    def _read(self, data: bytes) -> None:
+        lines = []
+        for line in data.split(b"\n"):
+            try:
+                lines.append(json.loads(line))
+            except ValueError:  # the end of a line that was being written
+                continue
+        if not lines or not isinstance(lines[0], dict) or lines[0].get("job") != self._digest:
+            return
+        self.is_new = False
+        self.revision = lines[0]["revision"]
+        for line in lines[1:]:
+            index = line["shard"].pop("index")
+            ends = line["shard"].pop("ends")
+            shard = Shard(
+                **line["shard"],
+                index=None if index is None else IndexFile(**index),
+                ends=None if ends is None else (ends[0], ends[1]),
+            )
+            if self._is_there(shard):
+                self.shards[line["number"]] = shard
+
+    def _is_there(self, shard: Shard) -> bool:
+        files = {shard.file: shard.bytes} | ({shard.index.file: shard.index.bytes} if shard.index else {})
+        try:
+            return all(self._storage.size(name) == size for name, size in files.items())
+        except (FileNotFoundError, TfdistError):
+            return False
+
+    def begin(self, revision: int) -> None:
+        """Forget earlier jobs; write the shards of a revision."""
+        self.end()
+        self.shards = {}
+        self._append({"job": self._digest, "revision": revision})
+        self.is_new, self.revision = False, revision
+
+    def add(self, number: int, shard: Shard) -> None:
+        """Note that a shard is whole."""
+        self.shards[number] = shard
+        self._append({"number": number, "shard": dataclasses.asdict(shard)})
+
+    def end(self) -> None:
+        """Remove the journal."""
+        self._storage.remove(NAME)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._storage.append(NAME, json.dumps(line).encode() + b"\n")

@@ -1,0 +1,105 @@
+"""One shard on its way to a storage: records as they come, then the index, both whole or not at all."""
+
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.layout import FIXED
+from tfdist.data.format.manifest import IndexFile, Shard
+from tfdist.data.format.records import OVERHEAD_BYTES
+from tfdist.data.format.revisions import index_name
+from tfdist.data.format.shard_index import Index
+from tfdist.data.writing.encode import Encoded
+from tfdist.storage.directory import Storage
+
+
+class ShardWriter:
+    """Writes one shard in a ``with`` block; nothing is visible when the block ends by an error.
+
+    Args:
+        storage: where to.
+        name: of the shard's file.
+        layout: of the directory.
+    """
+
+    def __init__(self, storage: Storage, name: str, layout: str) -> None:
+        self._storage = storage
+        self._name = name
+        self._layout = layout
+        self._ends: list[NDArray[np.int64]] = []
+        self._columns: list[Any] = []
+        self._crc = 0
+        self._footers: list[bytes] = []
+        self.bytes = 0
+        self.examples = 0
+        self.shard: Shard | None = None
+
+    def __enter__(self) -> "ShardWriter":
+        self._stack = contextlib.ExitStack()
+        self._file = self._stack.enter_context(self._storage.create(self._name))
+        return self
+
+    def add(self, encoded: Encoded) -> None:
+        """Append records."""
+        data = encoded.data if isinstance(encoded.data, bytes) else bytes(encoded.data)
+        self._file.write(data)
+        self._crc = google_crc32c.extend(self._crc, data)
+        if len(encoded.ends):
+            first = int(encoded.ends[0])
+            self._footers = [*self._footers[:1], data[first - 4 : first], data[-4:]]
+        self._ends.append(encoded.ends + self.bytes)
+        self._columns.append(encoded.columns)
+        self.bytes += len(data)
+        self.examples += len(encoded.ends)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if error is None:
+            self.shard = self._described()
+
+    def _described(self) -> Shard:
+        offsets = np.concatenate([np.zeros(1, np.int64), *self._ends])
+        lengths = np.diff(offsets) - OVERHEAD_BYTES
+        index = None
+        if self._layout != FIXED:
+            names = self._columns[0] if self._columns else {}
+            columns = {name: np.concatenate([found[name] for found in self._columns]) for name in names}
+            index = store_index(self._storage, self._name, Index(offsets, columns))
+        return Shard(
+            file=self._name,
+            examples=self.examples,
+            bytes=self.bytes,
+            crc32c=self._crc,
+            smallest=int(lengths.min()) if len(lengths) else 0,
+            largest=int(lengths.max()) if len(lengths) else 0,
+            index=index,
+            ends=ends_of(self._footers),
+        )
+
+
+def ends_of(footers: Sequence[bytes]) -> tuple[int, int] | None:
+    """Return the checksums of a shard's first and last payload from what stands behind these.
+
+    Example:
+        >>> ends_of([bytes(4), b"\\1" + bytes(3)])
+        (0, 1)
+    """
+    if not footers:
+        return None
+    first, last = (int.from_bytes(footer, "little") for footer in (footers[0], footers[-1]))
+    return first, last
+
+
+def store_index(storage: Storage, shard: str, index: Index, *, name: str = "") -> IndexFile:
+    """Write the index of a shard, under its own name or another, and return what a manifest says of it."""
+    data, name = index.to_bytes(), name or index_name(shard)
+    with storage.create(name) as file:
+        file.write(data)
+    return IndexFile(file=name, bytes=len(data), crc32c=google_crc32c.value(data))

@@ -1,0 +1,170 @@
+"""Several splits written at once: one list of classes and one schema, those of train, and a directory for each."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfdist.data.format import manifest as manifests
+from tfdist.data.format import splits
+from tfdist.data.format.manifest import Manifest, read_manifest
+from tfdist.data.format.schema import Schema
+from tfdist.data.sources import Options, Source, files, images, open_source, paths_of, splits_of
+from tfdist.data.writing.journal import Journal
+from tfdist.errors import ConfigError, StorageError
+from tfdist.storage.directory import Storage
+
+_log = logging.getLogger(__name__)
+
+#: Called with the examples that are written, how many there are (None where that is not known yet), and their bytes.
+Progress = Callable[[int, int | None, int], None]
+
+
+def opened(
+    examples: Any, names: Sequence[str], *, schema: Any, label: str | None, options: Options
+) -> dict[str, Source]:
+    """Return the splits of a folder as sources of one schema.
+
+    Args:
+        examples: the folder.
+        names: of its splits, train first.
+        schema: what examples must be; None: what those of train are.
+        label: the feature that is learnt.
+        options: how tables are read.
+
+    Raises:
+        ConfigError: no split is called train and there is no schema; a split has something that train has not, such as
+            a class.
+    """
+    if schema is None and not splits.trains(names[0]):
+        raise ConfigError(
+            f"{os.fspath(paths_of(examples)[0])} holds the splits {', '.join(names)} and none called train, "
+            "whose classes the others would have. Pass the schema (--schema) of the examples that are learnt from."
+        )
+    found: dict[str, Source] = {}
+    for name in names:
+        found[name] = open_source(examples, schema=schema, label=label, split=name, options=options)
+        schema = found[name].schema if schema is None else schema
+    return found
+
+
+def schema_of_train(examples: Any, split: str, *, label: str | None, options: Options) -> Schema | None:
+    """Return the schema that a split has when it is written without the others: that of train beside it.
+
+    Args:
+        examples: the folder.
+        split: the one that is written.
+        label: the feature that is learnt.
+        options: how tables are read.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    train = [name for name in splits_of(examples) if splits.trains(name)]
+    if not train or split == train[0]:
+        return None
+    return open_source(examples, label=label, split=train[0], options=options).schema
+
+
+def warn_of_numbers(examples: Any, source: Source) -> None:
+    """Say that a folder such as photos/test numbers its classes in another way than photos/train beside it."""
+    names = source.schema["label"].names if "label" in source.schema else ()
+    paths = paths_of(examples)
+    if len(paths) != 1 or not names:
+        return
+    folder = files.spelled(paths[0]).rstrip("/")
+    if not splits.is_word(files.name_of(folder)) or splits.trains(files.name_of(folder)):
+        return
+    with contextlib.suppress(StorageError):  # the folder above may be nobody's to look at
+        beside = [entry for entry in files.entries(os.path.dirname(folder) or ".") if splits.trains(entry.name)]
+        known = images.classes_of([entry.path for entry in beside if entry.is_folder])
+        if known and known != names:
+            _log.warning(
+                "%s has the classes %s, and %s beside it %s: a class has other numbers there. Pass the schema "
+                "(--schema) of what was written of it, or the folder of both to write them together.",
+                folder,
+                ", ".join(names[:5]) + ", ..." * (len(names) > 5),
+                beside[0].name,
+                ", ".join(known[:5]) + ", ..." * (len(known) > 5),
+            )
+
+
+def below(directory: str | os.PathLike[str], name: str) -> str:
+    """Return the directory of a split.
+
+    Example:
+        >>> below("s3://bucket/photos/", "train")
+        's3://bucket/photos/train'
+    """
+    return f"{os.fspath(directory).rstrip('/')}/{name}"
+
+
+def write_each(
+    place: Storage,
+    places: Mapping[str, Storage],
+    runs: Mapping[str, Callable[[], Manifest]],
+    *,
+    job: dict[str, Any],
+    schema: Schema,
+    exists: str,
+) -> dict[str, Manifest]:
+    """Write splits one after the other; an interrupted run goes on with those that are not finished.
+
+    Args:
+        place: the directory of all.
+        places: of each.
+        runs: what writes each.
+        job: JSON that tells this job from others.
+        schema: of all splits.
+        exists: "raise", "keep" or "overwrite".
+
+    Raises:
+        ConfigError: a split's directory holds examples, or kept ones have another schema; the directory of all holds
+            examples itself.
+    """
+    if manifests.NAME in place.names():
+        raise ConfigError(
+            f"{place.url} holds one set of examples, and splits would stand below it. Choose another directory, or "
+            "remove what is there."
+        )
+    with place.lock():
+        journal = Journal(place, {**job, "exists": exists})
+        goes_on = not journal.is_new and exists != "overwrite"
+        finished = {name: read_manifest(at) for name, at in places.items() if manifests.NAME in at.names()}
+        if exists == "overwrite":
+            finished = {}
+        elif finished and exists == "raise" and not goes_on:
+            raise ConfigError(
+                f"{places[next(iter(finished))].url} holds examples already. Choose another directory, or pass "
+                "exists='overwrite' (--overwrite) to replace all splits, or exists='keep' (--keep) to leave these."
+            )
+        if goes_on or len(finished) < len(places):
+            for name, manifest in finished.items():
+                if manifest.schema.to_json() != schema.to_json():
+                    raise ConfigError(
+                        f"{places[name].url} holds examples of another schema than those that are to stand beside it. "
+                        "Pass exists='overwrite' (--overwrite) to write all splits anew."
+                    )
+            if not goes_on:
+                journal.begin(1)
+        done = {name: finished[name] if name in finished else run() for name, run in runs.items()}
+        journal.end()
+    return done
+
+
+def summed(progress: Progress | None, sources: Mapping[str, Source]) -> dict[str, Progress | None]:
+    """Return for each split what reports how far all of them are."""
+    counts = [source.count for source in sources.values()]
+    total = None if None in counts else sum(count or 0 for count in counts)
+    last = dict.fromkeys(sources, (0, 0))
+
+    def of(name: str) -> Progress:
+        def report(examples: int, _: int | None, written: int) -> None:
+            assert progress is not None
+            last[name] = (examples, written)
+            progress(sum(e for e, _ in last.values()), total, sum(b for _, b in last.values()))
+
+        return report
+
+    return {name: None if progress is None else of(name) for name in sources}

@@ -1,0 +1,170 @@
+"""Where data lies: one protocol for a local folder and for any store that fsspec reaches.
+
+A storage is one flat directory. It has files with plain names (`tfdist.storage.filenames`), made whole or not at all.
+
+Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     place = storage(folder)
+    ...     with place.lock(), place.create("greeting.txt") as file:
+    ...         _ = file.write(b"hello world")
+    ...     place.names(), place.read_ranges([("greeting.txt", 6, 5), ("greeting.txt", 0, 5)])
+    (['greeting.txt'], [b'world', b'hello'])
+"""
+
+import os
+import re
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from tfdist import validation
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.storage.blocks import BlockCache
+from tfdist.storage.local import LOCK_SECONDS, LocalStorage
+
+__all__ = ["LocalStorage", "Storage", "storage"]
+
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
+_BROKEN_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/[^/]")
+
+
+class Storage(Protocol):
+    """A flat directory of files.
+
+    Every method takes plain names alone, and raises ConfigError for others; what the system or a service refuses is
+    raised as StorageError, with the file's name and what to do.
+
+    Attributes:
+        url: the directory as its user knows it.
+        local: the folder, where it is one.
+        fetched: when bytes of a file came last, as `time.monotonic` has it; infinite where nobody knows.
+    """
+
+    @property
+    def url(self) -> str:
+        """The directory as its user knows it."""
+
+    @property
+    def local(self) -> Path | None:
+        """The folder, where it is one."""
+
+    @property
+    def fetched(self) -> float:
+        """When bytes of a file came last."""
+
+    def names(self) -> list[str]:
+        """Return the plain names of the files, sorted; none where there is no directory."""
+
+    def size(self, name: str) -> int:
+        """Return the size of a file in bytes.
+
+        Raises:
+            MissingFileError: there is none; also a FileNotFoundError.
+        """
+
+    def state(self, name: str) -> Any:
+        """Return what differs when a file does, as it is now.
+
+        Raises:
+            MissingFileError: there is none.
+        """
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Return ``length`` bytes from ``start``, or all that follow.
+
+        Raises:
+            MissingFileError: there is no such file.
+            ShortReadError: the file ends before that.
+        """
+
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Return the bytes of each (name, start, length), in the order of ``ranges``, with few requests.
+
+        Raises:
+            MissingFileError: a file is not there.
+            ShortReadError: a file ends before that.
+        """
+
+    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Write a file in a block: visible, whole and durable when the block ends well; never otherwise."""
+
+    def append(self, name: str, line: bytes) -> None:
+        """Add a line to a file that may not exist, durably; a newline is added where ``line`` has none at its end."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file; nothing happens where there is none."""
+
+    def lock(
+        self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
+    ) -> AbstractContextManager[None]:
+        """Be the only writer for a block, where the storage can see to it; an object store cannot.
+
+        Raises:
+            DeadlineError: another writer had it all the time.
+        """
+
+
+def storage(
+    directory: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    cache: BlockCache | None = None,
+    follow_symlinks: bool = False,
+) -> Storage:
+    """Return the storage of a directory; it need not exist, and nothing is read or written yet.
+
+    Args:
+        directory: a path (``~`` is the home directory), ``file://`` URL, or any URL of fsspec: ``s3://bucket/digits``,
+            ``gs://``, ``hdfs://``, ``memory://``, ...
+        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
+        cache: keeps blocks of remote files; local ones need none.
+        follow_symlinks: whether files of a local directory may be symbolic links to files elsewhere.
+    Raises:
+        ConfigError: no such kind of URL, or the URL is malformed.
+        MissingDependencyError: the driver's package is missing; the message has the pip command.
+
+    Example:
+        >>> storage("/data/digits").local, storage("memory://digits").local
+        (PosixPath('/data/digits'), None)
+    """
+    text = _text(directory)
+    found = _URL.match(text)
+    if found is None or found["scheme"].lower() == "file":
+        if storage_options:
+            raise ConfigError(f"storage_options are for remote stores; {text!r} is a local directory. Leave them out.")
+        return LocalStorage(
+            text if found is None else _path_of(text),
+            url=text,
+            follow_symlinks=validation.boolean("follow_symlinks", follow_symlinks),
+        )
+    from tfdist.storage.remote import FsspecStorage  # fsspec takes a while to load
+
+    return FsspecStorage(text, storage_options=storage_options, cache=cache)
+
+
+def _text(directory: Any) -> str:
+    if not isinstance(directory, (str, os.PathLike)) or not isinstance(os.fspath(directory), str):
+        raise ConfigTypeError(
+            f"directory is {validation.shown(directory)}; it must be a path or a URL, as str or Path."
+        )
+    text = validation.text("directory", os.fspath(directory))
+    if "\0" in text:
+        raise ConfigError(f"directory is {validation.shown(text)}; a path has no null character.")
+    broken = _BROKEN_URL.match(text)
+    if broken and not os.path.lexists(f"{broken['scheme']}:"):
+        raise ConfigError(
+            f"directory is {text!r}; a URL has two slashes after its colon (a Path takes one away). Pass it as str: "
+            f"{text.replace(':/', '://', 1)!r}."
+        )
+    return text
+
+
+def _path_of(url: str) -> str:
+    """The path that a file URL means; characters may be escaped in it, as `Path.as_uri` does."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
+        raise ConfigError(f"directory is {url!r}; a file URL is file:///path, with % before ? and # escaped.")
+    return urllib.parse.unquote(parts.path)
