@@ -13,9 +13,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
+
+# Never removed: a process may hold a lock by its file, and a running job is found by its socket.
+IN_USE = ("jobs", "locks")
+# Has a folder for each build that runs, and what builds have left that were ended in the middle: only that is removed.
+WORK = "work"
 
 _LOOK_SECONDS = 0.2
 _STALE_SECONDS = 24 * 3600.0
@@ -68,16 +74,79 @@ def put(source: Path, place: Path, *, work: Path) -> Path:
     return place
 
 
-def remove_stale(place: Path) -> None:
-    """Remove what was left in a folder of temporary folders a day ago or more, for instance by a loss of power."""
+def stale(place: Path) -> list[Path]:
+    """Return what was left in a folder of temporary folders a day ago or more, for instance by a loss of power."""
+    found = []
     for entry in place.iterdir():
+        with contextlib.suppress(OSError):  # another process may remove it at this moment
+            if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
+                found.append(entry)
+    return found
+
+
+def remove_stale(place: Path) -> None:
+    """Remove what was left in a folder of temporary folders a day ago or more."""
+    for entry in stale(place):
         with contextlib.suppress(OSError):
-            if time.time() - entry.stat().st_mtime <= _STALE_SECONDS:
-                continue
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A folder of the cache: its name, and the number and the bytes of the files in it."""
+
+    name: str
+    files: int
+    size: int
+
+
+def kept(root: Path) -> list[Kept]:
+    """Return what the cache keeps, by folder, as far as `clean` removes it; what is in use is left out.
+
+    Example:
+        >>> kept(Path("/nowhere"))
+        []
+    """
+    found = []
+    for place in sorted(path for path in root.glob("*") if path.is_dir() and path.name not in IN_USE):
+        sizes = [size for path in (stale(place) if place.name == WORK else [place]) for size in _sizes(path)]
+        if sizes:
+            found.append(Kept(name=place.name, files=len(sizes), size=sum(sizes)))
+    return found
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    """Yield the bytes of a file, or of each file in a folder; of none that is removed at this moment."""
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        with contextlib.suppress(FileNotFoundError):
+            if file.is_file():
+                yield file.lstat().st_size
+
+
+def clean(root: Path, names: tuple[str, ...]) -> None:
+    """Remove these folders of the cache. What is in them is made anew when it is needed.
+
+    A process that has opened a file keeps it; one that is making something keeps its temporary files.
+
+    Raises:
+        ConfigError: a folder cannot be removed.
+    """
+    for name in names:
+        assert name not in IN_USE
+        try:
+            if name == WORK:
+                remove_stale(root / name)
+            else:
+                shutil.rmtree(root / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(
+                f"{root / name} cannot be removed ({_reason(error)}). Remove it as the user who owns it."
+            ) from error
 
 
 def _reason(error: OSError) -> str:

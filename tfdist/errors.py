@@ -43,6 +43,10 @@ class CorruptDataError(TfdistError, ValueError):
     """Data that is read does not have its checksum, or is not what its description says; the message says where."""
 
 
+class DataChangedError(TfdistError, RuntimeError):
+    """A directory of examples is not the one that a reader opened: it was written anew, repaired or removed."""
+
+
 class ServerLostError(TfdistError, ConnectionError):
     """A parameter server has gone, and the variables that it kept with it."""
 

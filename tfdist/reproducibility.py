@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.collectives import horovod_job
-from tfdist.compat import tf_beginning
+from tfdist.compat import initialized
 from tfdist.errors import ConfigError
 
 __all__ = ["reproducible"]
@@ -57,7 +57,7 @@ def reproducible(seed: int) -> None:
     follows from their number alone.
     """
     validation.integer("seed", seed, minimum=0, maximum=_LARGEST_SEED)
-    made = tf_beginning.what_was_made()
+    made = initialized.what_was_made()
     if made is not None:
         raise ConfigError(
             f"tfdist.reproducible({seed}) comes too late: {made}, with seeds that nobody has set. Call it before "

@@ -12,6 +12,7 @@ Example:
     tfdist.errors.ConfigTypeError: workers is True (bool); it must be an integer.
 """
 
+import difflib
 import math
 import operator
 from collections.abc import Iterable
@@ -151,11 +152,22 @@ def text(name: str, value: Any, *, hint: str = "") -> str:
     return value
 
 
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return a question that names what was probably meant, with a space before it; "" where nothing is near.
+
+    Example:
+        >>> nearest("mirored", ["mirrored", "ring"]), nearest("x", ["mirrored", "ring"])
+        (" Did you mean 'mirrored'?", '')
+    """
+    found = difflib.get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
 def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> Any:
     """Return ``value`` if it equals one of ``allowed``, compared together with its type (True is not 1).
 
     Raises:
-        ConfigError: any other value; the message lists what is allowed.
+        ConfigError: any other value; the message lists what is allowed, and what may have been meant.
 
     Example:
         >>> one_of("tail", "pad", ("pad", "drop"))
@@ -163,6 +175,8 @@ def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> 
     """
     choices = list(allowed)
     if not any(type(value) is type(choice) and value == choice for choice in choices):
+        meant = nearest(value, [choice for choice in choices if isinstance(choice, str)]).strip()
+        hint = " ".join(text for text in (meant, hint) if text)
         raise ConfigError(_message(name, value, "one of " + ", ".join(repr(choice) for choice in choices), hint))
     return value
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tfdist.build.cause import Cause, find_cause
 from tfdist.build.program import ProgramError, Runner
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
-from tfdist.launch.resources import guarded
+from tfdist.launch.process.resources import guarded
 
 
 @contextlib.contextmanager

@@ -8,20 +8,30 @@ import click
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tfdist.build import Options, Outcome, gpu, install, mpi
-from tfdist.cli.interrupts import unwinding
-from tfdist.cli.progress import Watch
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.group import Group
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.progress import Watch
 from tfdist.native import library, target
 
 _STEP_PERCENT = 10  # of the compilation, for a line where there is no terminal
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def command() -> None:
     """Build native parts for the TensorFlow that is installed, and keep them."""
 
 
 @command.command(
+    cls=Command,
     short_help="Install Horovod, built for the TensorFlow of this Python environment.",
+    examples={
+        "tfdist build horovod": "minutes the first time, seconds from the cache",
+        "tfdist build horovod --gpu": "with NCCL, for drivers of CUDA 13 (580 and later)",
+        "tfdist build horovod --mpi": "with MPI, for mpirun",
+        "tfdist build horovod --no-install": "fill the cache, for instance while an image is made",
+    },
+    page="horovod",
     epilog="Exit code: 0 when Horovod works, 1 when it was not built, 2 when the request makes no sense.",
 )
 @click.option("--gpu", "with_gpu", is_flag=True, help="Build NCCL in; CUDA's compiler and NCCL come as wheels.")
@@ -66,13 +76,6 @@ def horovod(
     its own; this environment gets the finished wheel and what it needs at run time. Then a child process imports it and
     reduces a tensor.
 
-    \b
-    tfdist build horovod                 minutes the first time, seconds from the cache, nothing when it is installed
-    tfdist build horovod --gpu           with NCCL, for drivers of CUDA 13 (580 and later)
-    tfdist build horovod --mpi           with MPI, for mpirun
-    tfdist build horovod --no-install    fill the cache, for instance while an image is made
-    tfdist build horovod --force         build anew
-
     It needs a C++ compiler (g++) and make on PATH, and the package index; neither root nor packages of the system.
 
     The wheel is kept per versions of Horovod, TensorFlow, Python, C library and options in TFDIST_CACHE_DIR, else
@@ -100,24 +103,33 @@ def horovod(
     click.echo(described(outcome, seconds=time.monotonic() - started))
 
 
-@command.command(epilog="Exit code: 0 when they are kept, 1 when they were not compiled, 2 when they cannot be kept.")
+@command.command(
+    cls=Command,
+    examples={"tfdist build ops": "seconds, nothing when they are kept", "tfdist build ops --force": "anew"},
+    epilog="Exit code: 0 when they are kept, 1 when they were not compiled, 2 when they cannot be kept.",
+    page="data",
+)
 @click.option("--force", is_flag=True, help="Compile anew, whatever is kept.")
 def ops(force: bool) -> None:
     """Compile tfdist's own TensorFlow ops, and say where they are kept.
 
-    They read records of TFRecord files (`tfdist.data.read`). Whoever reads first compiles them, so this is for places
-    where nothing can be compiled later, for instance while an image is made. It takes seconds and a C++ compiler (g++).
-    Where they are missing, or TFDIST_NATIVE is 0, NumPy reads the same.
+    They read records of TFRecord files (`tfdist.data.read`), and reduce tensors of workers of one host in shared
+    memory. Whoever needs them first compiles them, so this is for places where nothing can be compiled later, for
+    instance while an image is made. It takes seconds and a C++ compiler (g++). Where those of records are missing, or
+    TFDIST_NATIVE is 0, NumPy reads the same.
 
     They are kept per versions of TensorFlow, C library and sources in TFDIST_CACHE_DIR, else $XDG_CACHE_HOME/tfdist,
     else ~/.cache/tfdist.
     """
     here = target.observe()
-    started = time.monotonic()
-    with unwinding():
-        built = library.build(here, os.environ, force=force, on_start=lambda sentence: click.echo(sentence, err=True))
-    took = f"were compiled in {time.monotonic() - started:.0f} s" if built.was == "built" else "are compiled"
-    click.echo(f"The ops for TensorFlow {here.version} {took}.\nThe library: {built.path}")
+    for of in library.LIBRARIES:
+        started = time.monotonic()
+        with unwinding():
+            built = library.build(
+                of, here, os.environ, force=force, on_start=lambda sentence: click.echo(sentence, err=True)
+            )
+        took = f"were compiled in {time.monotonic() - started:.0f} s" if built.was == "built" else "are compiled"
+        click.echo(f"The ops of {of.name} for TensorFlow {here.version} {took}.\nThe library: {built.path}")
 
 
 def described(outcome: Outcome, *, seconds: float) -> str:

@@ -12,64 +12,22 @@ from typing import Any
 
 import click
 
+from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.errors import ConfigError
-from tfdist.launch import faults
-from tfdist.launch.choice import server_count
-
-_KINDS = "\n".join(f"  {kind:<10} {text}" for kind, text in faults.KINDS.items())
-
-HELP = f"""Run a job with faults on purpose, and see how it recovers.
-
-COMMAND is what you would type: `tfdist run` with its options and your script. The job runs as it always does, with your
-data and your model, and between its lines things go wrong: a worker is killed, stands still, or hangs. At the end a
-table says for each fault how long it took until it was found, until all workers stepped again, and how many steps were
-repeated.
-
-\b
-Usage:
-  tfdist chaos -- tfdist run -n 2 train.py                     one SIGKILL, about 20 steps after the start
-  tfdist chaos --faults kill,stop,hang --count 5 --every 50 -- tfdist run -n 2 train.py
-                                                               five, each about 50 steps after the last recovery
-  tfdist chaos --seed 7 ... -- tfdist run ...                  others; the same seed gives the same faults
-  tfdist chaos --plan faults.json -- tfdist run ...            exactly these
-
-\b
-Kinds of faults:
-{_KINDS}
-
-\b
-A plan is a JSON list. "worker" says to whom, "at" where (one of {", ".join(faults.POINTS[:5])},
-{", ".join(faults.POINTS[5:])}), "step" at which step since the workers were started, "restart" in which start of
-them (0 is the first; null: in every):
-  [{{"kind": "kill", "worker": 1, "at": "step", "step": 20}},
-   {{"kind": "stop", "worker": 0, "at": "save-middle", "restart": 1}}]
-Of a job with parameter servers the chief alone runs the script; "task" says instead of "worker" to whom: "chief", or
-"worker 1" or "ps 0", which get the signal of "kill", "stop" or "term" when the chief comes to that point.
-Without "step" it happens when the point is first reached: "disk-full" and "corrupt", when they are made up, meet the
-first backups, whatever --every is. "memory": true has a save meet it that the job keeps in memory for its restarts.
-
-\b
-What the job needs:
-  --max-restarts       as many as there are faults; added where COMMAND has none
-  BackupAndRestore     a script that fits with tfdist.callbacks.BackupAndRestore goes on where it was; another begins
-                       anew, and may never end
-  --min-workers        for "term", which takes a worker away for good (with parameter servers it is replaced)
-
-\b
-Exit code:
-  0      the job ended with 0, after whatever happened
-  2      the request was wrong (nothing was started)
-  other  that of the job
-"""
+from tfdist.launch.plan.choice import server_count
+from tfdist.monitor import faults
 
 
 @click.command(
-    help=HELP,
-    context_settings={
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 130,
+    cls=Command,
+    context_settings=PASSES_ARGUMENTS,
+    examples={
+        "tfdist chaos -- tfdist run -n 2 train.py": "a worker is killed",
+        "tfdist chaos --faults kill,stop --count 5 -- tfdist run -n 2 train.py": "five faults",
+        "tfdist chaos --plan faults.json -- tfdist run -n 2 train.py": "exactly these",
     },
+    epilog="Exit code: 0 when the job ended with 0, 2 when the request was wrong, else that of the job.",
+    page="fault-tolerance",
 )
 @click.option("--faults", "kinds", default="kill", show_default=True, metavar="KIND,...", help="To choose from.")
 @click.option("--count", type=int, default=1, show_default=True, metavar="C", help="How many faults.")
@@ -90,9 +48,18 @@ def command(
     plan_file: Path | None,
     job: tuple[str, ...],
 ) -> None:
-    """Run a job with faults on purpose."""
-    from tfdist.testing import chaos
-    from tfdist.testing.faults import FaultPlan
+    """Run a job with faults on purpose, and see how it recovers.
+
+    COMMAND is what you would type: `tfdist run` with its options and your script. The job runs with your data and your
+    model, and its workers are killed, stopped or hang; it is given as many --max-restarts as there are faults. A table
+    at the end says how long it took until each was found, until all workers stepped again, and how many steps were
+    repeated. A script that fits with tfdist.callbacks.BackupAndRestore goes on where it was; another begins anew.
+
+    Kinds of faults: kill, stop (SIGSTOP), hang, slow, exception, exit, term (SIGTERM to one worker), disk-full,
+    corrupt.
+    """
+    from tfdist.monitor import fault_verdicts
+    from tfdist.monitor.fault_plan import FaultPlan
 
     arguments = arguments_of_run(job)
     workers, servers, has_restarts = _asked_for(arguments)
@@ -109,8 +76,8 @@ def command(
             {**os.environ, **plan.to_environment(), faults.LOG: str(log)},
         )
         texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in (log, events)]
-    found = chaos.verdicts(plan, *map(chaos.lines, texts))
-    click.echo(f"\n{chaos.table(found)}")
+    found = fault_verdicts.verdicts(plan, *map(fault_verdicts.lines, texts))
+    click.echo(f"\n{fault_verdicts.table(found)}")
     happened = sum(one.step is not None for one in found)
     click.echo(f"{happened} of {len(found)} faults happened; the job ended with {code}.")
     context.exit(code)

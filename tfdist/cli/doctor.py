@@ -8,14 +8,25 @@ from rich.console import Console
 from rich.text import Text
 
 from tfdist import doctor
+from tfdist.cli.common.command import Command
 from tfdist.doctor import Finding, Level
 
 _STYLE = {Level.OK: "green", Level.NOTE: "blue", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 _WIDTH_OF_CHECK = 14
 
 
-@click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/doctor.md describes it).")
+@click.command(
+    "doctor",
+    cls=Command,
+    examples={
+        "tfdist doctor": "a line for each check",
+        "tfdist doctor --json": "the same for programs",
+        "tfdist doctor --timeout-seconds 300": "where TensorFlow loads slowly",
+    },
+    epilog="Exit code: 0 when there is no problem, 1 when there is one.",
+    page="doctor",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document (tfdist docs doctor).")
 @click.option(
     "--timeout-seconds",
     type=click.FloatRange(min=1),
@@ -27,7 +38,6 @@ def command(as_json: bool, timeout_seconds: float) -> None:
     """Say what this machine has, what works, what is missing, and the command that cures it.
 
     Levels: ok; note (worth knowing); warning (works slowly, partly or not always); problem (training fails or hangs).
-    The exit code is 1 when there is a problem.
     """
     findings = doctor.examine(doctor.standard_checks(timeout_seconds=timeout_seconds))
     if as_json:

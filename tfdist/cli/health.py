@@ -4,28 +4,21 @@ import time
 
 import click
 
-from tfdist.launch import health
+from tfdist.cli.common.command import Command
+from tfdist.launch.agent import health
 from tfdist.validation import number
 
-HELP = """Say whether the jobs of `tfdist run` on this machine go on: the health check of the container images.
 
-Every worker that trains through tfdist says what it does on a page in memory. One that has done the same thing for
-longer than --stall-seconds is named. It takes a fraction of a second, and loads no TensorFlow.
-
-\b
-Usage:
-  tfdist health                          on this machine
-  docker exec NAME tfdist health         in a container
-  HEALTHCHECK CMD ["tfdist", "health"]   in a Dockerfile; in Kubernetes an exec probe
-
-\b
-Exit code:
-  0  every worker goes on, or no job of this user runs here
-  1  a worker stands still
-"""
-
-
-@click.command(help=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 130})
+@click.command(
+    cls=Command,
+    examples={
+        "tfdist health": "on this machine",
+        "docker exec NAME tfdist health": "in a container",
+        'HEALTHCHECK CMD ["tfdist", "health"]': "in a Dockerfile; in Kubernetes an exec probe",
+    },
+    epilog="Exit code: 0 when every worker goes on, or no job of this user runs here; 1 when one stands still.",
+    page="run",
+)
 @click.option(
     "--stall-seconds",
     type=float,
@@ -35,7 +28,11 @@ Exit code:
     help="How long a worker may do the same thing: a step, compiling, saving, a callback.",
 )
 def command(*, stall_seconds: float) -> None:
-    """Say whether the jobs on this machine go on."""
+    """Say whether the jobs of `tfdist run` on this machine go on: the health check of the container images.
+
+    Every worker that trains through tfdist says what it does in a table in memory. One that has done the same thing for
+    longer than --stall-seconds is named. It takes a fraction of a second, and loads no TensorFlow.
+    """
     number("--stall-seconds", stall_seconds, above=0)
     pages = health.observe()
     found = health.complaints(pages, now=time.monotonic(), stall_seconds=stall_seconds)

@@ -1,14 +1,15 @@
 """The command ``tfdist``: a table of subcommands, each of which loads its own file when it is called."""
 
-import importlib
 from typing import Any
 
 import click
 
 import tfdist
+from tfdist.cli.common.command import write_examples
+from tfdist.cli.common.group import LazyGroup
 from tfdist.errors import ConfigError, TfdistError
 
-# name -> what the overview says; the command is `command` in tfdist/cli/<name>.py
+# name -> what the overview says; the command is `command` in tfdist/cli/<name>.py, or in the sub-package <name>
 COMMANDS = {
     "run": "Start a script on N local workers; end all when one fails, or start them again.",
     "resize": "Change the number of workers of a job that runs.",
@@ -20,33 +21,24 @@ COMMANDS = {
     "data": "Write examples as TFRecord files that are read shuffled, divided and resumed exactly.",
     "tune": "Find the largest batch that fits, and the one that pays.",
     "bench": "Measure speed beside the peers.",
+    "recipes": "List training scripts that run as they are, and copy one to start from.",
+    "docs": "Show a page of documentation.",
+    "cache": "Say what is kept between runs, and remove it.",
+}
+EXAMPLES = {
+    "tfdist doctor": "is this machine ready?",
+    "tfdist recipes copy digits": "a script to begin with",
+    "tfdist run -n 2 digits/train.py": "two workers run it",
+    "tfdist run --help": "its options; the rest: tfdist docs run",
 }
 
 
-class LazyGroup(click.Group):
-    """A click group that imports a subcommand when it is called; the overview imports none.
+class _Main(LazyGroup):
+    """All subcommands, and how they end when they fail."""
 
-    Example:
-        >>> LazyGroup("tfdist").list_commands(click.Context(main))[0]
-        'run'
-    """
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, in the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of this name, or None when there is none."""
-        if cmd_name not in COMMANDS:
-            return None
-        command = importlib.import_module(f"tfdist.cli.{cmd_name}").command
-        assert isinstance(command, click.Command), f"tfdist.cli.{cmd_name}.command is no click command"
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the overview from the table, so that it costs no import."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write where to begin."""
+        write_examples(formatter, EXAMPLES)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; an error of tfdist ends as its message, with exit code 2 when the request was wrong.
@@ -65,7 +57,12 @@ class _Refused(click.ClickException):
     exit_code = 2
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Main,
+    package="tfdist.cli",
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(tfdist.__version__, prog_name="tfdist", message="%(prog)s %(version)s")
 def main() -> None:
     """Keras training, right on every TensorFlow distribution strategy."""

@@ -9,12 +9,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdist.bench import machine
-from tfdist.bench.message import as_bytes
-from tfdist.cli.interrupts import unwinding
+from tfdist.cli.common import completion
+from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
+from tfdist.cli.common.files import json_option, plot_option
+from tfdist.cli.common.group import Group
+from tfdist.cli.common.interrupts import unwinding
 from tfdist.errors import ConfigError
-from tfdist.launch.choice import check_strategy
-from tfdist.launch.config import LaunchConfig, require_script
+from tfdist.launch.plan.choice import check_strategy
+from tfdist.launch.plan.config import LaunchConfig, require_script
+from tfdist.measurement import machine
+from tfdist.measurement.pictures import require_matplotlib
+from tfdist.measurement.sizes import as_bytes
 from tfdist.tune.search import Outcome
 from tfdist.tune.trial import Job, Trial
 from tfdist.tune.tuning import Report, tune
@@ -23,19 +28,38 @@ _WIDTH_IN_FILES = 160
 _STYLES = {Outcome.FITS: "green", Outcome.TOO_LARGE: "yellow", Outcome.SHORT: "dim", Outcome.FAILED: "red"}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Find what a script should be run with on this machine."""
 
 
 @command.command(
     "batch",
-    context_settings={"allow_interspersed_args": False, "max_content_width": 110},
+    cls=Command,
+    context_settings=PASSES_ARGUMENTS,
+    groups={
+        "What runs": ("strategy", "workers", "replicas_per_worker", "is_module", "argument"),
+        "Which batches are tried": ("start", "most", "precision", "memory_limit", "timeout_seconds"),
+        "What is measured, and where it goes": ("warm_up", "steps", "plot", "json_path"),
+    },
+    examples={
+        "tfdist tune batch train.py": "asks tfdist.tune.batch_size()",
+        "tfdist tune batch --argument=--batch-size train.py --epochs 5": "has an argument for it",
+        "tfdist tune batch --strategy mirrored --plot batches.png train.py": "",
+    },
+    epilog="Exit code: 0 when a batch fits, 1 when none does or the script fails, 2 when the request makes no sense.",
+    page="large-batch",
 )
-@click.option("--strategy", metavar="NAME", envvar="TFDIST_STRATEGY", help="As for `tfdist run`.")
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    envvar="TFDIST_STRATEGY",
+    shell_complete=completion.strategies,
+    help="As for `tfdist run`.",
+)
 @click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="As for `tfdist run`.")
 @click.option("--replicas-per-worker", type=click.IntRange(1), help="As for `tfdist run`.")
-@click.option("--argument", metavar="NAME", help="Argument of SCRIPT that takes the batch, such as --batch-size.")
+@click.option("--argument", metavar="NAME", help="Argument of SCRIPT that takes it, such as --batch-size.")
 @click.option("--start", type=click.IntRange(1), default=8, show_default=True, help="The first batch.")
 @click.option("--max", "most", type=click.IntRange(1), default=65536, show_default=True, help="The largest to try.")
 @click.option("--warm-up", type=click.IntRange(1), default=3, show_default=True, help="Steps before the clock starts.")
@@ -45,14 +69,14 @@ def command() -> None:
     type=click.FloatRange(0),
     default=0.1,
     show_default=True,
-    help="How far above the largest batch that fits one that does not may lie; 0: the next number.",
+    help="How near the border is found, as a part of the batch; 0: exactly.",
 )
 @click.option("--memory-limit", metavar="SIZE", help="What each process may allocate in main memory, such as 4G.")
 @click.option(
     "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Longest time for a batch."
 )
-@click.option("--plot", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, as a PNG.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for standard output.")
+@plot_option
+@json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -76,34 +100,14 @@ def batch(
 ) -> None:
     """Find the largest batch that fits, and the fastest.
 
-    SCRIPT is your training script, as it is. It learns the batch in one of two ways:
+    SCRIPT is your training script, as it is. It learns the batch of one replica from tfdist.tune.batch_size(32), which
+    returns 32 except under this command, or by an argument of its own (--argument), which is put behind its others.
 
-    \b
-    tfdist.tune.batch_size(32)     in the script, for the batch of one replica:
-                                     batch = tfdist.tune.batch_size(32) * strategy.num_replicas_in_sync
-                                     model.fit(x, y, batch_size=batch)
-                                   It returns 32, except under this command
-    --argument=--batch-size        the script has an argument for it, which is put behind its others
+    Each batch is tried by `tfdist run` in processes of its own, which end after the warm-up and the measured steps. The
+    batch is doubled until memory runs out, and the border is bisected; then the gaps around the fastest are.
 
-    \b
-    tfdist tune batch train.py
-    tfdist tune batch --argument=--batch-size train.py --epochs 5
-    tfdist tune batch --strategy mirrored --plot batches.png train.py
-    tfdist tune batch --strategy ring -n 2 --max 512 --json - train.py
-    tfdist tune batch -m package.train
-
-    Each batch is tried by `tfdist run` in processes of its own, which end after the warm-up and the measured steps of
-    training; any `fit` in a scope of tfdist is seen, and needs no change. The batch is doubled until memory runs out,
-    and the border is bisected; then the gaps around the fastest are. A batch is too large when TensorFlow says that
-    memory ran out (ResourceExhaustedError), Python or C++ do, or the kernel kills a process, twice. It stops where the
-    data have no more examples for a step.
-
-    "Examples/s" is over all replicas: the median over five blocks of steps, with the input and the callbacks between
-    steps, and without what lies between epochs. "Memory" is the largest process, and on GPUs what TensorFlow allocated.
-    Where examples per second rise no more, a larger batch gains nothing from the machine, and its fewer steps must pay
-    for it: docs/large-batch.md, tfdist.callbacks.GradientNoiseScale.
-
-    Exit code: 0 when a batch fits, 1 when none does or the script fails, 2 when the request makes no sense.
+    "Examples/s" is over all replicas, the median over five blocks of steps. "Memory" is that of the largest process,
+    and on GPUs what TensorFlow allocated.
     """
     target = LaunchConfig(
         target=script,
@@ -114,8 +118,6 @@ def batch(
     )
     _require_sense(target, start, most)
     if plot is not None:
-        from tfdist.bench.picture import require_matplotlib
-
         require_matplotlib()
     options = {
         "-n": workers,

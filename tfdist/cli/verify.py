@@ -1,7 +1,7 @@
 """`tfdist verify`: the equivalence matrix on this machine."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -11,8 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.table import Table
 
 from tfdist import verify
-from tfdist.cli.interrupts import unwinding
-from tfdist.cli.progress import Watch
+from tfdist.cli.common import completion
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.files import json_option
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.progress import Watch
 from tfdist.errors import MissingDependencyError
 from tfdist.strategies import registry
 from tfdist.verify.column import Column
@@ -24,20 +27,47 @@ _DETAIL_LINES = 6
 
 
 @click.command(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    cls=Command,
+    examples={
+        "tfdist verify --strategy mirrored-2": "one column; all take an hour",
+        "tfdist verify --baseline --feature 'clip*'": "what tfdist repairs in clipping",
+        "tfdist verify --strategy mirrored --feature even": "one cell per number of replicas",
+        "tfdist verify --pairs --strategy mirrored-2": "every two choices together",
+    },
+    page="matrix",
     epilog="Exit code: 0 when every cell of tfdist is green, 1 when one is not, 2 when the request makes no sense.",
 )
-@click.option("--feature", "features", multiple=True, metavar="NAME", help="Only this feature, group or glob.")
-@click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Only this strategy, column or glob.")
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.features,
+    help="Only this feature, group or glob.",
+)
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.columns,
+    help="Only this strategy, column or glob.",
+)
+@click.option("--pairs", "in_pairs", is_flag=True, help="Run rows in which every two choices meet, not the matrix.")
 @click.option("--baseline", is_flag=True, help="Run plain Keras and TensorFlow too, beside tfdist: what is repaired.")
 @click.option("--list", "only_list", is_flag=True, help="Show the features and columns, run nothing.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for standard output.")
+@json_option
 @click.option("--markdown", is_flag=True, help="Print the table as it goes into a README.")
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Columns that run at once.")
-@click.option("--timeout-seconds", type=click.FloatRange(min=0, min_open=True), help="Longest time for a cell.")
+@click.option(
+    "--timeout-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Longest time for a cell, and for a start, which has two minutes at least.",
+)
 def command(
     features: Sequence[str],
     strategies: Sequence[str],
+    in_pairs: bool,
     baseline: bool,
     only_list: bool,
     json_path: str | None,
@@ -52,6 +82,10 @@ def command(
     1e-5 (float32). Strategies run on this machine's CPU, in processes of their own. --feature and --strategy may be
     given several times.
 
+    The matrix has a row for each feature. With --pairs the rows are combinations of optimizer, what is around it
+    (clipping, accumulation, ...), model, loop, input, loss and metrics: so chosen that every two of these choices meet
+    in a row, and so few that they take minutes. A row is named by its choices; --feature takes globs of them.
+
     \b
     3e-08            green: the numbers of one device
     WRONG 1.7e-02    other numbers
@@ -59,14 +93,9 @@ def command(
     HANG, CRASH      no answer in time; the process died
     refused          tfdist says clearly that it does not do this
     -                makes no sense under this strategy
-
-    \b
-    tfdist verify                                      everything, an hour on two cores
-    tfdist verify --strategy mirrored-2                one column, some minutes
-    tfdist verify --baseline --feature 'clip*'         what tfdist repairs in clipping
-    tfdist verify --strategy mirrored --feature even   one cell per number of replicas
     """
-    rows, columns = verify.feature.select(features), verify.column.select(strategies)
+    rows = verify.feature.select(features, _pairs() if in_pairs else None)
+    columns = verify.column.select(strategies)
     if only_list:
         _print_list(rows, columns)
         return
@@ -86,6 +115,12 @@ def command(
         _print_report(report, rows)
     if not report.is_green:
         sys.exit(1)
+
+
+def _pairs() -> Mapping[str, Feature]:
+    from tfdist.verify import pairs  # makes its rows when it is loaded
+
+    return pairs.features()
 
 
 def _runnable(columns: Sequence[Column], *, named: bool) -> tuple[Column, ...]:

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from tfdist.build.installed import find_installed
-from tfdist.doctor import (
-    cgroup,
+from tfdist.doctor import cgroup, framework
+from tfdist.doctor.checks import (
     clock,
     cluster_environment,
     devices,
-    framework,
     horovod,
     native,
     network,
@@ -82,6 +81,7 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
         Check("requirements", lambda: versions.judge_requirements(needs(), packages())),
         Check("tensorflow", lambda: versions.judge_tensorflow(asked(), packages())),
         Check("keras", lambda: versions.judge_keras(asked(), packages(), environ)),
+        Check("versions", lambda: versions.judge_pair(asked(), packages())),
         Check("keras-backend", lambda: versions.judge_keras_backend(environ, versions.keras_config(environ))),
         Check("numpy", lambda: versions.judge_numpy(packages())),
         Check("tensorflow-io", lambda: versions.judge_tensorflow_io(packages())),

@@ -6,6 +6,6 @@ Example:
     ('WorkerPool', 1)
 """
 
-from tfdist.testing.faults import Fault, FaultPlan
+from tfdist.monitor.fault_plan import Fault, FaultPlan
 
 __all__ = ["Fault", "FaultPlan"]

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import cache
-from tfdist.data import manifest, writer
+from tfdist.data.format import manifest
+from tfdist.data.writing import writer
 from tfdist.errors import MissingDependencyError
 
 PARTS = ("train", "validation", "test")

@@ -8,6 +8,7 @@ Example:
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdist import cluster as clusters
 from tfdist.errors import MissingDependencyError
 
 _TRAINING, _VALIDATION = "#1f5f9e", "#d1602b"
@@ -89,6 +92,46 @@ class Summary:
             "workers": f"{self.workers}, {self.replicas} replica{'s' if self.replicas > 1 else ''} in all",
         }
         return [f"{name:<19}  {value}" for name, value in rows.items()]
+
+
+def conclude(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    test: Any,
+    *,
+    history: Mapping[str, Sequence[float]],
+    clock: EpochClock,
+    folder: Path,
+) -> Summary:
+    """Evaluate a recipe's model on all workers; on the chief also print the summary and write its files.
+
+    Args:
+        model: compiled with one metric, the accuracy.
+        strategy: what distributed the training.
+        test: what `evaluate` takes.
+        history: as `leave` takes it.
+        clock: a callback of the training.
+        folder: where `leave` writes.
+    Returns:
+        The summary, the same on every worker but for the speed, which each measures itself.
+    """
+    loss, accuracy = model.evaluate(test, verbose=0)
+    cluster = clusters.from_environment()
+    summary = Summary(
+        strategy=type(strategy).__name__,
+        accuracy=accuracy,
+        loss=loss,
+        steps=int(model.optimizer.iterations.numpy()),
+        workers=cluster.num_workers,
+        replicas=strategy.num_replicas_in_sync,
+        examples_per_second=clock.examples_per_second,
+    )
+    if cluster.is_chief:
+        files = leave(summary, history, folder)
+        lines = ["", *summary.lines(), *(f"wrote                {file}" for file in files)]
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+    return summary
 
 
 def leave(summary: Summary, history: Mapping[str, Sequence[float]], folder: Path) -> list[Path]:

@@ -1,10 +1,14 @@
 """A search for a batch as a picture."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from tfdist.measurement.pictures import plain, require_matplotlib
 from tfdist.tune.tuning import Report
 
-__all__ = ["draw"]
+__all__ = ["apart", "draw"]
+
+_APART = 1.25  # of two batches that both have a number at the axis
 
 
 def draw(report: Report, path: Path) -> None:
@@ -13,8 +17,6 @@ def draw(report: Report, path: Path) -> None:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    from tfdist.bench.picture import plain, require_matplotlib
-
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -29,11 +31,16 @@ def draw(report: Report, path: Path) -> None:
             axes.plot([one.batch], [one.speed], "o", color=colour, ms=11, label=f"{text}: {one.batch:,}")
     beyond = [one.batch for one in report.trials if fitting and one.batch > fitting[-1].batch]
     if beyond:
-        axes.axvline(min(beyond), color="#d1602b", linestyle="--", label=f"does not go: {min(beyond):,}")
+        why = next(one.outcome.value for one in report.trials if one.batch == min(beyond))
+        axes.axvline(min(beyond), color="#d1602b", linestyle="--", label=f"{why}: {min(beyond):,}")
     axes.set_xscale("log", base=2)
-    axes.set_xticks([one.batch for one in fitting], [f"{one.batch:,}" for one in fitting], rotation=45)
-    axes.minorticks_off()
+    batches = [one.batch for one in fitting]
+    ticks = apart(batches, keep=[one.batch for one in chosen.values()])
+    axes.set_xticks(ticks, [f"{batch:,}" for batch in ticks], rotation=45)
+    axes.set_xticks(batches, minor=True)
+    axes.tick_params(which="minor", labelbottom=False)
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("batch")
     axes.set_ylabel("examples per second")
     axes.set_title("Which batch pays", loc="left", fontweight="bold")
@@ -46,3 +53,18 @@ def draw(report: Report, path: Path) -> None:
     axes.legend(frameon=False)
     plain(axes)
     figure.savefig(path, format="png")
+
+
+def apart(batches: Sequence[int], *, keep: Sequence[int]) -> list[int]:
+    """Return the batches that have a number at the axis: those to keep, and others that are far enough from them.
+
+    Example:
+        >>> apart([8, 16, 30, 32, 33], keep=[33])
+        [8, 16, 33]
+    """
+    shown = sorted(dict.fromkeys(batch for batch in batches if batch in keep))
+    shown = [one for place, one in enumerate(shown) if place == 0 or one >= _APART * shown[place - 1]]
+    for batch in batches:
+        if all(max(batch, one) >= _APART * min(batch, one) for one in shown):
+            shown.append(batch)
+    return sorted(shown)

@@ -14,7 +14,7 @@ class Outcome(StrEnum):
 
     FITS = "fits"
     TOO_LARGE = "out of memory"
-    SHORT = "too few data"  # the data do not fill it: nothing larger can be tried
+    SHORT = "too few data"  # they do not fill it, or not often enough: nothing larger can be tried
     FAILED = "failed"  # for another reason
 
 

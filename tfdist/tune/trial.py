@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.launch.stopwatch import Measurement, Request, read
+from tfdist.monitor.stopwatch import Measurement, Request, read
 from tfdist.tune.given import VARIABLE
 from tfdist.tune.search import Outcome, Tried
 
@@ -111,12 +111,11 @@ def judged(batch: int, code: int | None, output: str, found: Sequence[Measuremen
     line = next((line.strip() for line in output.splitlines() if _NO_MEMORY.search(line)), None)
     if code not in (0, None) and line is not None:
         return Trial(batch=batch, outcome=Outcome.TOO_LARGE, text=line[:_LINE_LENGTH])
-    if code == 0 and chief.steps:
+    if code == 0 and chief.steps:  # it was not memory that ended it: a larger batch has fewer steps still
         wanted = job.warm_up + job.steps
-        text = (
-            f"the script trained {chief.steps} steps, and {wanted} are measured: let it train longer, or --steps fewer"
-        )
-    elif code == 0:
+        text = f"the script trained {chief.steps} steps, and {wanted} are needed: let it train longer, or --steps fewer"
+        return Trial(batch=batch, outcome=Outcome.SHORT, text=text)
+    if code == 0:
         text = "the script ended without a step of training in a scope of tfdist; only those are seen"
     else:
         how = f"not done after {job.timeout_seconds:g} s" if code is None else f"ended with code {code}"

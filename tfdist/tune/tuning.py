@@ -50,15 +50,18 @@ class Report:
         """
         if not self.fitting:
             smallest = min(self.trials, key=lambda one: one.batch)
-            return [f"no batch fits: {smallest.batch} is the smallest that was tried. {smallest.text}"]
+            none = "no batch was measured" if smallest.outcome is Outcome.SHORT else "no batch fits"
+            return [f"{none}: {smallest.batch} is the smallest that was tried. {smallest.text}"]
         chosen = self.chosen
         largest, fastest, nearly = chosen["largest"], chosen["fastest"], chosen["nearly"]
         above = [one for one in self.trials if one.batch > largest.batch]
         border = min(above, key=lambda one: one.batch) if above else None
         why = "nothing larger was tried" if border is None else f"{border.batch:,}: {border.text.splitlines()[0]}"
+        short = border is not None and border.outcome is Outcome.SHORT
+        most = "largest that could be measured, and memory did not run out" if short else "largest that fits"
         part = f"{nearly.speed / fastest.speed:.0%} of that"
         return [
-            f"largest that fits: {_named(largest)}; {why}",
+            f"{most}: {_named(largest)}; {why}",
             f"most examples per second: {_named(fastest)}, with {fastest.speed:,.0f}",
             f"smallest within {1 - NEAR:.0%} of it: {_named(nearly)}, with {nearly.speed:,.0f}, {part}: take this one",
         ]

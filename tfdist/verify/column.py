@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tfdist.errors import ConfigError
 from tfdist.strategies import registry
-from tfdist.validation import integer
+from tfdist.validation import integer, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,12 @@ COLUMNS = (
     Column(name="mirrored-3", strategy="mirrored", replicas_per_worker=3),
     Column(name="multi-worker-2x1", strategy="multi-worker", workers=2),
     Column(name="multi-worker-2x2", strategy="multi-worker", workers=2, replicas_per_worker=2),
+    Column(
+        name="multi-worker-native-2",
+        strategy="multi-worker",
+        workers=2,
+        variables=(("TFDIST_COLLECTIVES", "native"),),
+    ),
     Column(name="ring-2", strategy="ring", workers=2),
     Column(name="ring-3", strategy="ring", workers=3),
     Column(name="ring-2x2", strategy="ring", workers=2, replicas_per_worker=2),
@@ -77,8 +83,9 @@ def select(patterns: Iterable[str]) -> tuple[Column, ...]:
     names = [column.name for column in COLUMNS]
     for pattern in patterns:
         if not any(_matches(column, pattern) for column in COLUMNS):
+            meant = nearest(pattern, [*names, *registry.names()])
             raise ConfigError(
-                f"no column is named {pattern!r}; choose a strategy ({', '.join(registry.names())}), a column "
+                f"no column is named {pattern!r}.{meant} Choose a strategy ({', '.join(registry.names())}), a column "
                 f"({', '.join(names)}) or a glob such as 'multi-worker-*'."
             )
     return tuple(c for c in COLUMNS if not patterns or any(_matches(c, pattern) for pattern in patterns))

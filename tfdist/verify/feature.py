@@ -1,7 +1,7 @@
 """The rows of the matrix: features of Keras, each a function that trains a small model and returns its numbers.
 
-A feature is a function in a file of `tfdist.verify.features`, marked by `feature`. It runs unchanged on one device and
-under every strategy; the matrix compares what it returns. Features import no TensorFlow at module level
+A feature is a function in a file below `tfdist.verify.features`, marked by `feature`. It runs unchanged on one device
+and under every strategy; the matrix compares what it returns. Features import no TensorFlow at module level
 (`tfdist.verify.lazy` has Keras and TensorFlow), so that listing them costs nothing.
 
 Example:
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ConfigError
+from tfdist.validation import nearest
 from tfdist.verify.column import Column
 
 if TYPE_CHECKING:
@@ -172,8 +173,9 @@ def select(patterns: Iterable[str], available: Mapping[str, Feature] | None = No
     every = tuple((features() if available is None else available).values())
     for pattern in patterns:
         if not any(_matches(entry, pattern) for entry in every):
+            meant = nearest(pattern, [entry.name for entry in every])
             raise ConfigError(
-                f"no feature is named {pattern!r}; give a name, a glob or a group "
+                f"no feature is named {pattern!r}.{meant} Give a name, a glob or a group "
                 f"({', '.join(dict.fromkeys(e.group for e in every))}). `tfdist verify --list` shows all."
             )
     return tuple(e for e in every if not patterns or any(_matches(e, pattern) for pattern in patterns))

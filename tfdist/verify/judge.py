@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.testing.pool import Reply
+from tfdist.launch.pool.pool import Reply
 from tfdist.verify.comparison import compare
 from tfdist.verify.feature import Feature
 from tfdist.verify.report import Status

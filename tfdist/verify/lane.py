@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster import ports
-from tfdist.testing.environment import worker_environments
-from tfdist.testing.pool import Reply, WorkerPool
+from tfdist.launch.pool.environment import worker_environments
+from tfdist.launch.pool.pool import Reply, WorkerPool
 from tfdist.verify import judge
 from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
@@ -28,7 +28,8 @@ class Lane:
         directory: for outcomes and for what features write; exists.
         column: the strategy and its size; None for one device without a strategy.
         baseline: whether the strategy is TensorFlow's own.
-        deadline_seconds: longest time for a cell; None takes each feature's own.
+        deadline_seconds: longest time for a cell, and for a start if it is longer than that has; None takes each
+            feature's own.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class Lane:
     def _ready(self, entry: Feature) -> Verdict | None:
         """Start the processes if there are none; a lane that could not start once does not try for every cell."""
         if self._cannot_start is None and not self._pool.running:
-            replies = self._pool.call(f"{_CELL}:prepare", self._mode, timeout_seconds=_START_SECONDS)
+            seconds = max(_START_SECONDS, self._deadline_seconds or 0.0)
+            replies = self._pool.call(f"{_CELL}:prepare", self._mode, timeout_seconds=seconds)
             self._cannot_start = judge.failure(entry, replies)
             if self._cannot_start is None:
                 self.versions = replies[0].value

@@ -43,7 +43,8 @@ def run(
         columns: see `tfdist.verify.column.select`.
         baseline: run plain Keras and TensorFlow's own strategies as well.
         jobs: how many columns run at the same time; one device counts as a column.
-        deadline_seconds: longest time for a cell; None takes each feature's own.
+        deadline_seconds: longest time for a cell, and for its processes to start, which have two minutes at least; None
+            takes each feature's own.
         on_cell: called with each cell when it is there, from several threads.
     Returns:
         The report, with a cell for every feature, column and, with ``baseline``, kind.

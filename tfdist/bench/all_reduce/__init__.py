@@ -1,0 +1,1 @@
+"""All-reduces of single tensors and of a model's gradients: every engine, in turns."""

@@ -1,0 +1,55 @@
+"""Sizes of what an all-reduce carries, and the bandwidths that nccl-tests print for it."""
+
+from tfdist.errors import ConfigError
+from tfdist.measurement.sizes import shown
+
+__all__ = ["bus_bandwidth", "calls", "sizes"]
+
+_ELEMENT_BYTES = 4
+_BYTES_PER_MEASUREMENT = 64 << 20
+_MOST_CALLS, _FEWEST_CALLS = 50, 1
+
+
+def sizes(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
+    """Return sizes in bytes from the smallest to the largest, each ``factor`` times the one before.
+
+    Raises:
+        ConfigError: the smallest is no multiple of a float32's 4 bytes, or above the largest.
+
+    Example:
+        >>> sizes(4096, 262144, 8)
+        (4096, 32768, 262144)
+    """
+    if smallest % _ELEMENT_BYTES:
+        raise ConfigError(f"the smallest size is {smallest} bytes; it must be a multiple of 4, the bytes of a float32.")
+    if smallest > largest:
+        raise ConfigError(
+            f"the smallest size is {shown(smallest)}, above the largest, {shown(largest)}; exchange them."
+        )
+    found = [smallest]
+    while found[-1] * factor <= largest:
+        found.append(found[-1] * factor)
+    return tuple(found)
+
+
+def calls(number_of_bytes: int) -> int:
+    """Return how many all-reduces of this size one measurement takes: many short ones, few long ones.
+
+    Example:
+        >>> calls(4096), calls(4 << 20), calls(256 << 20)
+        (50, 16, 1)
+    """
+    return max(_FEWEST_CALLS, min(_MOST_CALLS, _BYTES_PER_MEASUREMENT // number_of_bytes))
+
+
+def bus_bandwidth(number_of_bytes: int, seconds: float, workers: int) -> float:
+    """Return the bytes per second that each link carries in a perfect all-reduce of that duration.
+
+    A worker has to send 2 S (n - 1) / n bytes, whatever the algorithm, so this can be compared with what the wire
+    does; the algorithm's bandwidth is S / t. With two workers both are equal.
+
+    Example:
+        >>> bus_bandwidth(1000, 1.0, 4)
+        1500.0
+    """
+    return number_of_bytes / seconds * 2 * (workers - 1) / workers

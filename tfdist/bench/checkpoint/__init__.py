@@ -1,0 +1,1 @@
+"""What a backup costs training, beside Keras' callback."""

@@ -1,0 +1,1 @@
+"""Writing, reading and resuming data, beside TensorFlow's own tools and grain."""

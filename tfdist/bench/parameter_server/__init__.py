@@ -1,0 +1,1 @@
+"""Parameter servers: workers of which one is slow, and a large table in parts."""

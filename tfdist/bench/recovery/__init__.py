@@ -1,0 +1,1 @@
+"""How long after the death of a worker all train again, beside Horovod elastic."""

@@ -1,0 +1,162 @@
+"""Lanes of a benchmark: worker processes that run in turns with those of other lanes."""
+
+import contextlib
+import functools
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import IO, Any
+
+from tfdist.bench.workers.links import DEVICE, Network
+from tfdist.cluster import ports
+from tfdist.cluster.values import split_address
+from tfdist.collectives.store import StoreServer
+from tfdist.errors import MissingDependencyError, TfdistError
+from tfdist.launch.pool.environment import worker_environments
+from tfdist.launch.pool.pool import WorkerPool, started
+
+__all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Lane", "turn"]
+
+#: how long a call, and therefore a turn of another lane, may take
+LONGEST_SECONDS = 1800.0
+
+#: lanes whose processes are not told of a strategy of tfdist's
+NOT_STRATEGIES = ("tensorflow", "horovod", "native", "chief", "tcp", "memcpy")
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class Lane:
+    """Worker processes that are started by the first call and ended on leaving the ``with`` block.
+
+    Args:
+        name: a registered strategy, for workers as `tfdist run` starts them; or a peer: "tensorflow", or "horovod" for
+            workers as `horovodrun` starts them; or "chief", for a process that starts tasks of its own; or another of
+            `NOT_STRATEGIES`.
+        workers: number of processes.
+        replicas_per_worker: replicas in each.
+        environment: variables for each, beside those that tell it who it is.
+        network: where the workers are; None: on this host.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        workers: int,
+        replicas_per_worker: int = 1,
+        environment: Mapping[str, str] = _NONE,
+        network: Network | None = None,
+    ) -> None:
+        self.name = name
+        self._network = network
+        self._environment = environment
+        self._workers = workers
+        self._replicas_per_worker = replicas_per_worker
+        self._pool = WorkerPool(self._environments, functools.partial(_start_in, network) if network else None)
+        self._stores = contextlib.ExitStack()
+        self._started = False
+
+    @property
+    def spins(self) -> bool:
+        """Whether the workers use the processor also with nothing to do, as Horovod does a thousand times a second."""
+        return self.name in ("horovod", "ring")
+
+    def _environments(self) -> list[dict[str, str]]:
+        environments = worker_environments(
+            os.environ,
+            strategy=None if self.name in NOT_STRATEGIES else self.name,
+            ports=ports.free_ports(self._workers),
+            replicas_per_worker=self._replicas_per_worker,
+            hosts=self._network.hosts if self._network else None,
+        )
+        if self.name == "horovod":
+            here = self._network.gateway if self._network else "127.0.0.1"
+            store = self._stores.enter_context(contextlib.closing(StoreServer(here, 0)))
+            for rank, environment in enumerate(environments):
+                environment.update(_horovodrun(rank, self._workers, store.address))
+                if self._network:
+                    environment.update(_horovodrun_on(self._network.hosts[rank], rank, self._workers))
+        return [{**environment, **self._environment} for environment in environments]
+
+    def __enter__(self) -> "Lane":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
+        self._stores.close()
+
+    def call(self, target: str, **arguments: Any) -> list[Any]:
+        """Run ``module:function`` on every worker and return what each returned.
+
+        Raises:
+            MissingDependencyError: a worker lacks a package.
+            TfdistError: a worker failed; the message has its traceback.
+        """
+        if not self._started:
+            # a worker that is held does not see that this process is gone; the kernel does
+            self._started = True
+            self.call("tfdist.launch.process.worker:end_with_parent", parent=os.getpid())
+        replies = self._pool.call(target, arguments, timeout_seconds=LONGEST_SECONDS)
+        for reply in sorted(replies, key=lambda reply: reply.seconds):
+            if MissingDependencyError.__name__ in reply.types:
+                raise MissingDependencyError(reply.message)
+            if reply.status != "returned":
+                raise TfdistError(f"{self.name}: worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}")
+        return [reply.value for reply in replies]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the workers from using the processor in the ``with`` block."""
+        with self._pool.paused():
+            yield
+
+
+@contextlib.contextmanager
+def turn(lane: Lane, lanes: Iterable[Lane]) -> Iterator[Lane]:
+    """Let a lane run alone: those of the others that use the processor although they have nothing to do are held."""
+    with contextlib.ExitStack() as stack:
+        for other in lanes:
+            if other.spins and other is not lane:
+                stack.enter_context(other.held())
+        yield lane
+
+
+def _horovodrun(rank: int, size: int, store: str) -> dict[str, str]:
+    """Return the variables that `horovodrun` gives a rank on this host, with a timeout that outlasts others' turns."""
+    host, port = split_address("the store's address", store)
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(rank),
+        "HOROVOD_LOCAL_SIZE": str(size),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(LONGEST_SECONDS)),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+
+
+def _horovodrun_on(host: str, rank: int, size: int) -> dict[str, str]:
+    """Return the variables that `horovodrun` sets differently for a rank that is alone on its host."""
+    return {
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": str(rank),
+        "HOROVOD_CROSS_SIZE": str(size),
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_GLOO_IFACE": DEVICE,
+    }
+
+
+def _start_in(
+    network: Network, environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes]
+) -> "subprocess.Popen[bytes]":
+    inside = network.inside(int(environment["TFDIST_WORKER_INDEX"]))
+    return started(environment, requests, replies, log, inside=inside)

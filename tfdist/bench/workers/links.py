@@ -1,0 +1,231 @@
+"""A slow network on one machine: workers in network namespaces of their own, behind links of a chosen rate and delay.
+
+The namespaces are named after the process that made them, which removes them when it ends; where it was killed, the
+next one does.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist import validation
+from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
+
+__all__ = ["RATES", "Link", "Network", "commands", "network", "stale"]
+
+#: bits per second, by the name that `tc` has for them
+RATES = {"100mbit": 100e6, "1gbit": 1e9, "10gbit": 10e9}
+DEVICE = "eth0"
+
+_PREFIX = "tfdist-link"
+_FILES = Path("/etc/netns")  # `ip netns exec` shows a namespace's files there in the place of those in /etc
+_SMALLEST_BURST = 64 << 10  # the largest packet that the kernel hands to a device in one go
+_BURST_SECONDS = 0.001
+_COMMAND_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What each worker is connected by, in both directions.
+
+    Attributes:
+        rate: one of `RATES`.
+        delay_ms: that each packet is late, in milliseconds; a round trip takes twice as long.
+    """
+
+    rate: str
+    delay_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        validation.one_of("rate", self.rate, tuple(RATES))
+        validation.number("delay_ms", self.delay_ms, minimum=0)
+
+    def __str__(self) -> str:
+        return f"{self.rate} with {self.delay_ms:g} ms of delay" if self.delay_ms else self.rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Where the workers of a benchmark are.
+
+    Attributes:
+        name: that its namespaces begin with.
+        subnet: the first three numbers of its addresses.
+        workers: number of them.
+    """
+
+    name: str
+    subnet: str
+    workers: int
+
+    @property
+    def gateway(self) -> str:
+        """The address at which workers reach the process that has started them."""
+        return f"{self.subnet}.254"
+
+    @property
+    def hosts(self) -> list[str]:
+        """The workers' addresses."""
+        return [f"{self.subnet}.{worker + 1}" for worker in range(self.workers)]
+
+    def namespace(self, worker: int) -> str:
+        """Return the name of a worker's namespace."""
+        return f"{self.name}-{worker}"
+
+    @property
+    def hub(self) -> str:
+        """The namespace in which the links meet."""
+        return f"{self.name}-hub"
+
+    def namespaces(self) -> list[str]:
+        """Return the names of all namespaces."""
+        return [*(self.namespace(worker) for worker in range(self.workers)), self.hub]
+
+    def inside(self, worker: int) -> list[str]:
+        """Return what a command begins with that runs where a worker is."""
+        return ["ip", "netns", "exec", self.namespace(worker)]
+
+
+def commands(network: Network, link: Link, *, outside: str) -> Iterator[list[str]]:
+    """Yield the commands that make a network, in order.
+
+    Args:
+        network: its names and addresses.
+        link: between each worker and the hub; both ends are limited, so a worker cannot receive more than it may send.
+        outside: name of the device by which this process reaches the workers; nothing limits it.
+
+    Example:
+        >>> made = commands(Network(name="n", subnet="10.1.1", workers=2), Link(rate="1gbit"), outside="d")
+        >>> [" ".join(command) for command in made][-1]
+        'tc -n n-hub qdisc add dev port1 root handle 1: tbf rate 1gbit burst 125000 latency 50ms'
+    """
+    hub = network.hub
+    for name in network.namespaces():
+        yield ["ip", "netns", "add", name]
+        yield ["ip", "-n", name, "link", "set", "lo", "up"]
+    yield ["ip", "-n", hub, "link", "add", "bridge0", "type", "bridge"]
+    yield ["ip", "-n", hub, "link", "set", "bridge0", "up"]
+    yield ["ip", "link", "add", outside, "type", "veth", "peer", "name", "outside", "netns", hub]
+    yield ["ip", "-n", hub, "link", "set", "outside", "master", "bridge0", "up"]
+    yield ["ip", "addr", "add", f"{network.gateway}/24", "dev", outside]
+    yield ["ip", "link", "set", outside, "up"]
+    for worker in range(network.workers):
+        name, port = network.namespace(worker), f"port{worker}"
+        yield ["ip", "-n", name, "link", "add", DEVICE, "type", "veth", "peer", "name", port, "netns", hub]
+        yield ["ip", "-n", hub, "link", "set", port, "master", "bridge0", "up"]
+        yield ["ip", "-n", name, "addr", "add", f"{network.hosts[worker]}/24", "dev", DEVICE]
+        yield ["ip", "-n", name, "link", "set", DEVICE, "up"]
+        yield from _limits(link, name, DEVICE, link.delay_ms)
+        yield from _limits(link, hub, port, 0.0)
+
+
+def _limits(link: Link, namespace: str, device: str, delay_ms: float) -> Iterator[list[str]]:
+    add = ["tc", "-n", namespace, "qdisc", "add", "dev", device]
+    burst = max(_SMALLEST_BURST, round(RATES[link.rate] / 8 * _BURST_SECONDS))
+    latency = f"{50 + 2 * delay_ms:g}ms"
+    yield [*add, "root", "handle", "1:", "tbf", "rate", link.rate, "burst", str(burst), "latency", latency]
+    if delay_ms:
+        yield [*add, "parent", "1:", "handle", "2:", "netem", "delay", f"{delay_ms:g}ms", "limit", "100000"]
+
+
+@contextlib.contextmanager
+def network(link: Link, workers: int) -> Iterator[Network]:
+    """Make a network for so many workers, and remove it at the end of the ``with`` block.
+
+    Raises:
+        ConfigError: this user may not make one.
+        MissingDependencyError: `ip` or `tc` is missing, or the kernel lacks what delays packets.
+    """
+    _require_rights()
+    for name in stale(_namespaces(), _begun):
+        _delete([name])
+    pid = os.getpid()
+    made = Network(name=f"{_PREFIX}-{pid}-{_begun(pid)}", subnet=f"10.213.{pid % 254}", workers=workers)
+    try:
+        for command in commands(made, link, outside=f"tfdist{pid}"):
+            _run(command)
+        for worker, host in enumerate(made.hosts):
+            _name(made.namespace(worker), host)
+        yield made
+    finally:
+        _delete(made.namespaces())
+
+
+def stale(names: Iterable[str], begun: Callable[[int], str]) -> list[str]:
+    """Return the namespaces whose makers are gone.
+
+    Args:
+        names: of namespaces, also others'.
+        begun: returns when a process began, in ticks since the machine did; empty where there is no such process.
+
+    Example:
+        >>> stale(["tfdist-link-7-100-hub", "tfdist-link-8-100-0", "mine"], {7: "100", 8: "900"}.__getitem__)
+        ['tfdist-link-8-100-0']
+    """
+    found = ((name, re.match(rf"{_PREFIX}-(\d+)-(\d+)-", name)) for name in names)
+    return [name for name, match in found if match and begun(int(match[1])) != match[2]]
+
+
+def _begun(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _require_rights() -> None:
+    missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"{' and '.join(missing)} is not on PATH, which makes the links. Install it: apt-get install iproute2"
+        )
+    if os.geteuid() != 0:
+        raise ConfigError(
+            f"--link makes network namespaces, which root alone may; this is user {os.geteuid()}. "
+            "Run it as root, such as: sudo env PATH=$PATH tfdist bench all-reduce --link 1gbit"
+        )
+
+
+def _namespaces() -> list[str]:
+    return [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()]
+
+
+def _name(namespace: str, host: str) -> None:
+    """Let this machine's name mean a worker's address there: Horovod listens where its machine's name leads."""
+    folder = _FILES / namespace
+    folder.mkdir(parents=True, exist_ok=True)
+    hosts = f"127.0.0.1 localhost\n{host} {socket.gethostname()}\n"
+    (folder / "hosts").write_text(hosts, encoding="utf-8")
+
+
+def _delete(names: Sequence[str]) -> None:
+    for name in names:
+        with contextlib.suppress(TfdistError):  # it was not made, or another benchmark has just removed it
+            _run(["ip", "netns", "del", name])
+        shutil.rmtree(_FILES / name, ignore_errors=True)
+
+
+def _run(command: Sequence[str]) -> str:
+    # in a session of its own: Ctrl-C is for this process, which then removes what it has made
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False, start_new_session=True
+    )
+    if done.returncode == 0:
+        return done.stdout
+    said = " ".join(done.stderr.split())
+    if "netem" in command:
+        raise MissingDependencyError(
+            f"the kernel cannot delay packets ({said}). Load what does, as root: modprobe sch_netem; or leave out "
+            "--delay."
+        )
+    raise ConfigError(
+        f"{' '.join(command)} failed: {said}. In a container, network namespaces need --cap-add=NET_ADMIN "
+        "--cap-add=SYS_ADMIN."
+    )

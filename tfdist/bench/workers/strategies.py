@@ -1,0 +1,46 @@
+"""What distributes in a lane's workers: a strategy of tfdist's, or a peer; one in a process."""
+
+import functools
+import os
+from typing import Any
+
+import tensorflow as tf
+
+import tfdist.strategies
+from tfdist.bench.workers.lanes import LONGEST_SECONDS
+from tfdist.collectives import horovod_job
+from tfdist.strategies import registry
+
+__all__ = ["horovod", "of_tensorflow", "of_tfdist"]
+
+
+@functools.cache
+def of_tfdist(name: str) -> tf.distribute.Strategy:
+    """Return tfdist's strategy of this name for the workers that the environment tells of."""
+    if name == "ring":  # its workers are held while other lanes run, and must not be taken for lost
+        return tfdist.strategies.create(name, lost_after_seconds=LONGEST_SECONDS)
+    return tfdist.strategies.from_environment({**os.environ, "TFDIST_STRATEGY": name})
+
+
+@functools.cache
+def of_tensorflow(name: str) -> tf.distribute.Strategy:
+    """Return TensorFlow's strategy that stands beside tfdist's of this name."""
+    if registry.get(name).processes == "workers":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    replicas = int(os.environ["TFDIST_REPLICAS_PER_WORKER"])
+    if not tf.config.list_physical_devices("GPU"):
+        tfdist.strategies.use_logical_cpus(replicas)
+        return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    return tf.distribute.MirroredStrategy([f"GPU:{index}" for index in range(replicas)])
+
+
+@functools.cache
+def horovod() -> Any:
+    """Return `horovod.tensorflow`, started as its users start it.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    hvd = horovod_job.import_horovod()
+    hvd.init()
+    return hvd

@@ -1,0 +1,73 @@
+"""`tfdist cache`: what is kept between runs, and how to remove it."""
+
+import os
+
+import click
+
+from tfdist import cache, validation
+from tfdist.cli.common import completion
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.group import Group
+
+_WHAT = {
+    "digits": "the data of the recipes",
+    "logs": "logs of builds that failed",
+    "ops": "compiled ops of tfdist: seconds to compile again",
+    "tfrecords": "indexes of TFRecord files of others, and what compressed ones hold",
+    "wheels": "wheels of Horovod: minutes to build again",
+    "work": "what builds have left that were ended in the middle",
+}
+
+
+def _names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return completion.beginning([one.name for one in cache.kept(cache.folder(os.environ))], incomplete)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Say what tfdist keeps between runs, and remove it.
+
+    The folder is TFDIST_CACHE_DIR, else tfdist in XDG_CACHE_HOME, else ~/.cache/tfdist. Everything in it is made anew
+    when it is needed; no backup of a training and no data of yours is there.
+    """
+
+
+@command.command("list", cls=Command, examples={"tfdist cache list": ""})
+def list_kept() -> None:
+    """Say what is kept, and how large it is."""
+    root = cache.folder(os.environ)
+    kept = cache.kept(root)
+    click.echo(f"{root}{'' if kept else ' keeps nothing.'}")
+    for one in kept:
+        click.echo(f"  {one.name:<10} {one.size / 1e6:>10,.1f} MB {one.files:>7,} files   {_WHAT.get(one.name, '')}")
+
+
+@command.command(
+    "clean",
+    cls=Command,
+    examples={
+        "tfdist cache clean --dry-run": "what would be removed",
+        "tfdist cache clean ops wheels": "these",
+        "tfdist cache clean": "all",
+    },
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_names)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+def clean(names: tuple[str, ...], dry_run: bool) -> None:
+    """Remove what is kept.
+
+    All of it, or the folders NAME that `tfdist cache list` shows. A build that runs loses nothing.
+
+    Jobs that run keep what they have loaded. One that reads TFRecord files of others ends with an error where their
+    index in the cache ("tfrecords") is removed, and makes it again at its next start.
+    """
+    root = cache.folder(os.environ)
+    kept = {one.name: one for one in cache.kept(root)}
+    for name in names:
+        validation.one_of("NAME", name, sorted({*kept, *_WHAT}))
+    chosen = tuple(name for name in kept if name in names or not names)
+    if not dry_run:
+        cache.clean(root, chosen)
+    size = sum(kept[name].size for name in chosen)
+    what = "would be removed" if dry_run else "removed"
+    click.echo(f"{what}: {', '.join(chosen) or 'nothing'} ({size / 1e6:,.1f} MB in {root})")

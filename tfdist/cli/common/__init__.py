@@ -1,0 +1,1 @@
+"""What several subcommands share: groups of commands, options, progress, signals, completion."""

@@ -1,0 +1,23 @@
+"""`tfdist data`: one file per subcommand: parse, call `tfdist.data`, show how far it is, print what was done."""
+
+import click
+
+from tfdist.cli.common.group import LazyGroup
+
+COMMANDS = {
+    "write": "Write examples as TFRecord shards, with an index and a manifest.",
+    "index": "Index the TFRecord files in DIRECTORY as they are.",
+    "info": "Say what DIRECTORY holds: examples, sizes, shards, schema, labels.",
+    "verify": "Check every byte of DIRECTORY, and list what is corrupt.",
+    "repair": "Copy all that is whole of DIRECTORY, and list what is not.",
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    package="tfdist.cli.data",
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+def command() -> None:
+    """Write examples as TFRecord files that are read shuffled, divided and resumed exactly; find and repair damage."""

@@ -1,0 +1,39 @@
+"""`tfdist docs`: the pages of documentation, in the terminal."""
+
+import sys
+
+import click
+from rich.console import Console
+from rich.markdown import Markdown
+
+from tfdist import resources, validation
+from tfdist.cli.common import completion
+from tfdist.cli.common.command import Command
+
+
+@click.command(
+    cls=Command,
+    examples={
+        "tfdist docs": "the pages",
+        "tfdist docs data": "one of them",
+        "tfdist docs large-batch > large-batch.md": "elsewhere than on a terminal: as it was written",
+    },
+)
+@click.argument("page", required=False, shell_complete=completion.pages)
+@click.option("--path", "show_path", is_flag=True, help="Print where the page is, or the folder of all.")
+def command(page: str | None, show_path: bool) -> None:
+    """Show a page of documentation; without PAGE, say which there are."""
+    pages = resources.pages()
+    if page is not None:
+        validation.one_of("PAGE", page, pages)
+    if show_path:
+        click.echo(resources.root() / "docs" if page is None else pages[page])
+    elif page is None:
+        for name, path in pages.items():
+            click.echo(f"{name:<24} {resources.title(path)}")
+    elif sys.stdout.isatty():
+        console = Console()
+        with console.pager(styles=True):
+            console.print(Markdown(pages[page].read_text(encoding="utf-8")))
+    else:
+        click.echo(pages[page].read_text(encoding="utf-8"), nl=False)

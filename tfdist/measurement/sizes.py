@@ -1,0 +1,38 @@
+"""Numbers of bytes as people write them."""
+
+import re
+
+from tfdist.errors import ConfigError
+
+__all__ = ["as_bytes", "shown"]
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def as_bytes(text: str) -> int:
+    """Return the bytes that a size such as 4096, 4K, 256M, 4MB or 4MiB means; K, M and G are powers of 1024.
+
+    Raises:
+        ConfigError: that is no size.
+
+    Example:
+        >>> as_bytes("4K"), as_bytes("256MiB")
+        (4096, 268435456)
+    """
+    found = re.fullmatch(r"\s*(\d+)\s*([KMG]?)(?:I?B)?\s*", text, re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise ConfigError(f"a size is {text!r}; it must be a number of bytes above 0, such as 4096, 4K or 256M.")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def shown(number: int) -> str:
+    """Return bytes as `as_bytes` reads them, in the largest unit that divides them.
+
+    Example:
+        >>> shown(4096), shown(1500), shown(256 << 20)
+        ('4K', '1500', '256M')
+    """
+    for unit in ("G", "M", "K"):
+        if number % _UNITS[unit] == 0:
+            return f"{number // _UNITS[unit]}{unit}"
+    return str(number)

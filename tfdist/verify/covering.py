@@ -1,0 +1,116 @@
+"""Few rows in which every two choices meet: a covering array of strength two. A pure function.
+
+Most faults that no single feature shows come from two that meet: D. R. Kuhn, D. R. Wallace and A. M. Gallo, "Software
+fault interactions and implications for software testing", 2004. All combinations of seven choices are hundreds of
+thousands; all pairs fit into little more rows than the two largest choices have pairs.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tfdist.errors import ConfigError
+
+Choice = tuple[str, str]  # what is chosen, and its value
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """Two choices that are not made together.
+
+    Attributes:
+        one: such as ``("loop", "run_eagerly")``.
+        other: of another factor.
+        reason: why not.
+    """
+
+    one: Choice
+    other: Choice
+    reason: str
+
+
+def rows(factors: Mapping[str, Sequence[str]], excluded: Iterable[Excluded] = ()) -> list[Row]:
+    """Return rows in which every two values of different factors occur together, unless they are excluded.
+
+    The same arguments give the same rows. Each row begins with the first pair that is still missing; the other factors
+    get, one after the other, the value that brings the most missing pairs.
+
+    Args:
+        factors: the values of each.
+        excluded: pairs that no row has.
+    Raises:
+        ConfigError: an excluded pair does not exist, or a pair cannot occur because of all that is excluded.
+
+    Example:
+        >>> rows({"size": ["small", "large"], "colour": ["red", "blue"]})[0]
+        {'size': 'small', 'colour': 'red'}
+        >>> len(rows({name: "abc" for name in ("one", "two", "three", "four")}))      # of 81
+        10
+    """
+    choices = {(factor, value) for factor, values in factors.items() for value in values}
+    barred = _barred(excluded, choices)
+    missing = {pair: None for pair in pairs(factors) if frozenset(pair) not in barred}  # a set with an order
+    made: list[Row] = []
+    while missing:
+        first = next(iter(missing))
+        row = _filled(dict(first), factors, missing, barred)
+        if row is None:
+            words = " with ".join("=".join(choice) for choice in first)
+            raise ConfigError(f"no row can have {words}, because of all that is excluded. Exclude that pair too.")
+        for pair in _pairs_in(row, factors):
+            missing.pop(pair, None)
+        made.append({factor: row[factor] for factor in factors})
+    return made
+
+
+def pairs(factors: Mapping[str, Sequence[str]]) -> list[tuple[Choice, Choice]]:
+    """Return every two values of different factors.
+
+    Example:
+        >>> pairs({"size": ["small"], "colour": ["red", "blue"]})
+        [(('size', 'small'), ('colour', 'red')), (('size', 'small'), ('colour', 'blue'))]
+    """
+    return [
+        ((one, a), (other, b))
+        for one, other in itertools.combinations(factors, 2)
+        for a, b in itertools.product(factors[one], factors[other])
+    ]
+
+
+def _barred(excluded: Iterable[Excluded], choices: set[Choice]) -> set[frozenset[Choice]]:
+    barred = set()
+    for entry in excluded:
+        unknown = [choice for choice in (entry.one, entry.other) if choice not in choices]
+        if unknown:
+            raise ConfigError(f"{unknown[0]} is excluded together with another choice, and is none.")
+        barred.add(frozenset((entry.one, entry.other)))
+    return barred
+
+
+def _filled(
+    row: Row,
+    factors: Mapping[str, Sequence[str]],
+    missing: Mapping[tuple[Choice, Choice], None],
+    barred: set[frozenset[Choice]],
+) -> Row | None:
+    """Return a row with a value for every factor, or None where there is no way."""
+    left = [factor for factor in factors if factor not in row]
+    if not left:
+        return row
+    factor = left[0]
+
+    def gain(value: str) -> int:
+        return sum(pair in missing for pair in _pairs_in({**row, factor: value}, factors))
+
+    allowed = [v for v in factors[factor] if not any(frozenset(((factor, v), one)) in barred for one in row.items())]
+    for value in sorted(allowed, key=gain, reverse=True):  # stable: of equals the first
+        found = _filled({**row, factor: value}, factors, missing, barred)
+        if found is not None:
+            return found
+    return None
+
+
+def _pairs_in(row: Row, factors: Mapping[str, Sequence[str]]) -> list[tuple[Choice, Choice]]:
+    chosen = [(factor, row[factor]) for factor in factors if factor in row]
+    return list(itertools.combinations(chosen, 2))

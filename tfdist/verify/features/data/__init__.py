@@ -1,0 +1,1 @@
+"""What a model is trained on: batches, inputs, and what differs between workers."""

@@ -1,0 +1,1 @@
+"""What a model consists of: layers, lookups in tables, losses and metrics."""

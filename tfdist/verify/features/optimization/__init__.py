@@ -1,0 +1,1 @@
+"""What stands between a gradient and a weight."""

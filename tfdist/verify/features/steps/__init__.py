@@ -1,0 +1,1 @@
+"""Steps of training: Keras' own and the user's."""

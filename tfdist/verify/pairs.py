@@ -1,0 +1,374 @@
+"""Rows beside the matrix in which every two choices meet: of optimizer, what is around it, model, loop, input and loss.
+
+The matrix has a row for each feature. What goes wrong only where two meet is found here: `FACTORS` are the choices, the
+rows are made by `tfdist.verify.covering`, and each trains a small model as any feature does. `tfdist verify --pairs`
+runs them. A new choice is a function and its entry in a table; two that do not go together are in `EXCLUDED`.
+
+Example:
+    >>> from tfdist.verify import pairs
+    >>> [len(covering.pairs(pairs.FACTORS)), len(pairs.ROWS) < 100]
+    [820, True]
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import tfdist.callbacks
+import tfdist.optimizers
+from tfdist.verify import covering
+from tfdist.verify.context import Context
+from tfdist.verify.covering import Excluded
+from tfdist.verify.feature import Feature, Outcome, feature, registered
+from tfdist.verify.lazy import keras, tf
+from tfdist.verify.tasks import BATCH, PARTIAL, history, logs, regression, state
+
+_LENGTH, _WORDS, _WIDTH = 6, 9, 4
+
+Row = Mapping[str, str]
+
+
+# Models: inputs (batch, 6) of numbers or words, one output.
+
+
+def _dense() -> list[Any]:
+    return [keras.layers.Dense(8, activation="tanh")]
+
+
+def _words() -> list[Any]:
+    return [_Lookups()(), keras.layers.GlobalAveragePooling1D()]
+
+
+def _shared_table() -> list[Any]:
+    return [_Lookups(shared=True)(), keras.layers.Flatten()]
+
+
+def _masked() -> list[Any]:
+    return [keras.layers.Embedding(_WORDS, _WIDTH, mask_zero=True), keras.layers.LSTM(5)]
+
+
+def _normalized() -> list[Any]:
+    # A bias would have no gradient but what sums are rounded by, of which Adam makes whole steps.
+    normalization = keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
+    return [keras.layers.Dense(8, use_bias=False), normalization]
+
+
+def _convolution() -> list[Any]:
+    grown = keras.layers.Reshape((_LENGTH, 1))
+    return [
+        grown,
+        keras.layers.Conv1D(4, 3, activation="tanh"),
+        keras.layers.Flatten(),
+        keras.layers.UnitNormalization(),
+    ]
+
+
+def _regularized() -> list[Any]:
+    options = {"kernel_regularizer": "l2", "activity_regularizer": "l2", "kernel_constraint": "max_norm"}
+    return [keras.layers.Dense(8, activation="tanh", **options)]
+
+
+def _frozen() -> list[Any]:
+    return [keras.layers.Dense(8, activation="tanh", trainable=False), keras.layers.Dense(8, activation="tanh")]
+
+
+class _Lookups:
+    """Makes a layer that looks up words and their positions."""
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self._shared = shared
+
+    def __call__(self) -> Any:
+        shared = self._shared
+
+        class Lookups(keras.layers.Layer):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = keras.layers.Embedding(_WORDS, _WIDTH)
+                self.places = self.table if shared else keras.layers.Embedding(_LENGTH, _WIDTH)
+
+            def build(self, shape: Any) -> None:
+                self.table.build(shape)
+                self.places.build(shape)
+
+            def call(self, words: Any) -> Any:
+                return self.table(words) + self.places(keras.ops.arange(keras.ops.shape(words)[-1]))
+
+            def compute_output_shape(self, shape: Any) -> Any:
+                return (*shape, _WIDTH)
+
+        return Lookups()
+
+
+_MODELS: dict[str, Callable[[], list[Any]]] = {
+    "dense": _dense,
+    "words": _words,
+    "shared_table": _shared_table,
+    "masked": _masked,
+    "normalized": _normalized,
+    "convolution": _convolution,
+    "regularized": _regularized,
+    "frozen": _frozen,
+}
+_OF_WORDS = ("words", "shared_table", "masked")
+
+# Optimizers, given options that all of Keras' take.
+
+
+def _several(**options: Any) -> Any:
+    optimizers = keras.optimizers
+    adam = optimizers.Adam(0.02, **options)
+    # one optimizer for tables and biases, and one for the rest
+    return optimizers.MultiOptimizer(optimizers.OptimizerMap(_sgd(**options), {".*(embeddings|bias|beta)": adam}))
+
+
+def _sgd(**options: Any) -> Any:
+    return keras.optimizers.SGD(**{"learning_rate": 0.1, **options})
+
+
+_OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "sgd": _sgd,
+    "nesterov": lambda **options: _sgd(**{"momentum": 0.9, "nesterov": True, **options}),
+    "adam": lambda **options: keras.optimizers.Adam(**{"learning_rate": 0.02, **options}),
+    "rmsprop": lambda **options: keras.optimizers.RMSprop(**{"learning_rate": 0.01, **options}),
+    "adafactor": lambda **options: keras.optimizers.Adafactor(**{"learning_rate": 0.02, **options}),
+    "lamb": lambda **options: keras.optimizers.Lamb(**{"learning_rate": 0.02, **options}),
+    "several": _several,
+}
+
+
+def _scheduled(make: Callable[..., Any]) -> Any:
+    return make(learning_rate=keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.7))
+
+
+# What is between the gradients and the optimizer, given what makes the optimizer.
+_AROUND: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "nothing": lambda make: make(),
+    "clipnorm": lambda make: make(clipnorm=0.1),
+    "global_clipnorm": lambda make: make(global_clipnorm=0.1),
+    "accumulation": lambda make: make(gradient_accumulation_steps=2),
+    "average": lambda make: make(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2, weight_decay=0.01),
+    "schedule": _scheduled,
+    "loss_scale": lambda make: keras.optimizers.LossScaleOptimizer(make(), initial_scale=2.0**10),
+    "distributed": lambda make: tfdist.optimizers.DistributedOptimizer(make(), accumulate_steps=2, clipvalue=0.05),
+}
+
+# Losses; targets are between 0 and 1.
+_LOSSES: dict[str, Callable[[], Any]] = {
+    "mse": lambda: "mse",
+    "sum": lambda: keras.losses.MeanSquaredError(reduction="sum"),
+    "by_weight": lambda: keras.losses.Huber(reduction="mean_with_sample_weight"),
+    "logits": lambda: keras.losses.BinaryCrossentropy(from_logits=True),
+    "function": lambda: lambda y, predicted: keras.ops.mean(keras.ops.abs(y - predicted) ** 1.5, axis=-1),
+}
+
+_METRICS: dict[str, Callable[[], dict[str, Any]]] = {
+    "none": dict,
+    "metrics": lambda: {"metrics": ["mae", keras.metrics.RootMeanSquaredError()]},
+    "weighted_metrics": lambda: {"weighted_metrics": ["mae"], "metrics": [keras.metrics.AUC(from_logits=True)]},
+}
+
+
+# Inputs: batches of (x, y) or (x, y, weights), given arrays.
+
+
+def _in_batches(*arrays: Any) -> Iterator[Any]:
+    for begin in range(0, len(arrays[0]), BATCH):
+        yield tuple(array[begin : begin + BATCH] for array in arrays)
+
+
+def _dataset(*arrays: Any) -> Any:
+    return tf.data.Dataset.from_tensor_slices(arrays)
+
+
+def _weights(rows: int) -> np.ndarray:
+    return (0.25 + np.arange(rows) % 4).astype("float32")
+
+
+def _py_dataset(*arrays: Any) -> Any:
+    batches = list(_in_batches(*arrays))
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return len(batches)
+
+        def __getitem__(self, index: int) -> Any:
+            return batches[index]
+
+    return Batches()
+
+
+def _uneven(*arrays: Any) -> Any:
+    """Return a function that yields batches of 5, 12, 1, 11 and 12 examples for ever."""
+    ends = np.cumsum([5, 12, 1, 11, 12]).tolist()
+
+    def batches() -> Iterator[Any]:
+        while True:
+            for begin, end in zip([0, *ends], ends, strict=False):
+                yield tuple(array[begin:end] for array in arrays)
+
+    return batches()
+
+
+_INPUTS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+    "arrays": lambda x, y: (x, y),
+    "weights": lambda x, y: (x, y, _weights(len(x))),
+    "dataset": lambda x, y: _dataset(x, y).batch(BATCH),
+    "fixed_batches": lambda x, y: _dataset(x, y, _weights(len(x))).batch(BATCH, drop_remainder=True),
+    "py_dataset": _py_dataset,
+    "uneven_batches": _uneven,
+}
+
+
+# Loops: a compiled model, and data; each returns what it trained to.
+
+_FIT = {"epochs": 2, "shuffle": False, "verbose": 0}
+
+
+def _fit(model: Any, data: Any, **options: Any) -> Outcome:
+    callbacks = [tfdist.callbacks.LossScaleLogger()]  # fit has it by itself in a tfdist scope
+    given = dict(zip(("x", "y", "sample_weight"), data, strict=False)) if isinstance(data, tuple) else {"x": data}
+    size = {"batch_size": BATCH} if isinstance(data, tuple) else {}
+    if isinstance(data, Iterator):
+        size = {"steps_per_epoch": 5}
+    return history(model.fit(**given, **size, **{**_FIT, "callbacks": callbacks, **options}))
+
+
+def _two_fits(model: Any, data: Any) -> Outcome:
+    first = _fit(model, data, epochs=1)
+    second = _fit(model, data, epochs=1)
+    return {**first, **{f"again {name}": value for name, value in second.items()}}
+
+
+def _validated(model: Any, data: Any) -> Outcome:
+    rows, (x, y) = 11, regression(11)
+    x = _as_words(x) if model.inputs[0].dtype == "int32" else x
+    return _fit(model, data, validation_data=(x, _targets(y), _weights(rows)), validation_batch_size=BATCH)
+
+
+def _batch_by_batch(model: Any, data: Any) -> Outcome:
+    outcome: dict[str, Any] = {}
+    batches = _in_batches(*data) if isinstance(data, tuple) else data
+    for number, batch in enumerate(itertools.islice(batches, 4)):
+        outcome |= logs(model.train_on_batch(*batch, return_dict=True), f"batch {number}")
+    return outcome
+
+
+_LOOPS: dict[str, Callable[[Any, Any], Outcome]] = {
+    "fit": _fit,
+    "steps_per_execution": _fit,
+    "run_eagerly": _fit,
+    "own_step": _fit,
+    "validation": _validated,
+    "two_fits": _two_fits,
+    "train_on_batch": _batch_by_batch,
+}
+
+
+def _own(model: Any) -> Any:
+    """Return the model with a train_step of a user's own."""
+
+    class Own(keras.Model):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weights)
+                scaled = self.optimizer.scale_loss(loss)
+            self.optimizer.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
+            return {**self.compute_metrics(x, y, predicted, weights), "own loss": loss}
+
+    return Own(model.inputs, model.outputs)
+
+
+FACTORS: dict[str, tuple[str, ...]] = {
+    "optimizer": tuple(_OPTIMIZERS),
+    "around": tuple(_AROUND),
+    "model": tuple(_MODELS),
+    "loop": tuple(_LOOPS),
+    "input": tuple(_INPUTS),
+    "loss": tuple(_LOSSES),
+    "metrics": tuple(_METRICS),
+}
+
+EXCLUDED: tuple[Excluded, ...] = (
+    *(
+        Excluded(
+            ("loop", "run_eagerly"),
+            ("model", model),
+            "without a graph nobody sees that positions are every replica's: docs/design.md, Rows of a gradient",
+        )
+        for model in ("words", "shared_table")
+    ),
+    Excluded(
+        ("loop", "two_fits"),
+        ("input", "uneven_batches"),
+        "Keras reads ahead of a generator, on one device too: where the second fit begins is a matter of time",
+    ),
+    Excluded(
+        ("model", "normalized"),
+        ("input", "uneven_batches"),
+        "the first targets are equal, so a shift has a gradient of roundings alone, of which Adam makes whole steps in "
+        "float32; in float64 its steps agree to 1e-12, and those of SGD to 2e-15",
+    ),
+    Excluded(
+        ("optimizer", "several"),
+        ("around", "schedule"),
+        "each optimizer of a MultiOptimizer would count the same steps: the rows with one optimizer show it",
+    ),
+)
+
+
+def _as_words(x: np.ndarray) -> np.ndarray:
+    return (np.abs(x) * 5).astype("int32") % _WORDS
+
+
+def _targets(y: np.ndarray) -> np.ndarray:
+    return (y > 0.1).astype("float32")
+
+
+def _trained(ctx: Context, row: Row) -> Outcome:
+    words = row["model"] in _OF_WORDS
+    with ctx.scope():
+        entry = keras.Input((_LENGTH,), dtype="int32" if words else "float32")
+        model = keras.Sequential([entry, *_MODELS[row["model"]](), keras.layers.Dense(1)])
+        model = _own(model) if row["loop"] == "own_step" else model
+        model.compile(
+            _AROUND[row["around"]](_OPTIMIZERS[row["optimizer"]]),
+            _LOSSES[row["loss"]](),
+            loss_weights=0.1 if row["loss"] == "sum" else None,
+            **_METRICS[row["metrics"]](),
+            run_eagerly=row["loop"] == "run_eagerly",
+            steps_per_execution=3 if row["loop"] == "steps_per_execution" else 1,
+        )
+    x, y = regression(PARTIAL)
+    data = _INPUTS[row["input"]](_as_words(x) if words else x, _targets(y))
+    return {**_LOOPS[row["loop"]](model, data), **state(ctx, model)}
+
+
+def _feature(row: Row) -> Feature:
+    def train(ctx: Context) -> Outcome:
+        return _trained(ctx, row)
+
+    train.__name__ = "-".join(row.values())
+    train.__doc__ = ", ".join(f"{factor} {value}" for factor, value in row.items())
+    feature()(train)
+    return registered(train.__name__)
+
+
+ROWS: tuple[Row, ...] = tuple(covering.rows(FACTORS, EXCLUDED))
+
+_FEATURES = {entry.name: entry for entry in map(_feature, ROWS)}
+
+
+def features() -> dict[str, Feature]:
+    """Return a row for each combination, by name: its choices, joined by hyphens. Loads no TensorFlow.
+
+    Example:
+        >>> entry = next(iter(features().values()))
+        >>> entry.group, entry.name.split("-")[:3]
+        ('pairs', ['sgd', 'nothing', 'dense'])
+    """
+    return dict(_FEATURES)
