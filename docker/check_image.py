@@ -31,7 +31,7 @@ ELASTIC = ("tfdist", "run", "--strategy", "multi-worker", "-n", "2", "--max-rest
 SIGNAL_WORKERS = """
 import psutil, signal, sys
 for process in psutil.process_iter():
-    if any(word.endswith("launch/worker.py") for word in process.cmdline()):
+    if any(word.endswith("launch/process/worker.py") for word in process.cmdline()):
         process.send_signal(signal.Signals[sys.argv[1]])
 """
 
@@ -125,9 +125,13 @@ def a_small_shared_memory_is_named_with_the_flag(store: Store) -> str:
 def stopping_saves_and_the_next_container_goes_on(store: Store) -> str:
     with volume(store) as backup:
         options = ("--epochs", "100000", "--output", "/backup/run")
-        first = steps_until(store, backup, (*ELASTIC, *events(1), "strategies/elastic/train.py", *options))
+        first = steps_until(
+            store, backup, (*ELASTIC, *events(1), "strategies/multi_worker_mirrored/train.py", *options)
+        )
         saved = any((backup / "run" / "backup").iterdir())
-        second = steps_until(store, backup, (*ELASTIC, *events(2), "strategies/elastic/train.py", *options))
+        second = steps_until(
+            store, backup, (*ELASTIC, *events(2), "strategies/multi_worker_mirrored/train.py", *options)
+        )
     require(saved, "no backup was left")
     require(first == 0 and second > 0, f"resumed from steps {first} and {second}")
     return f"SIGTERM to process 1: exit code {SAVED}, and the next container began at step {second}"
@@ -136,7 +140,7 @@ def stopping_saves_and_the_next_container_goes_on(store: Store) -> str:
 def the_health_check_sees_a_worker_that_stands_still(store: Store) -> str:
     health = ("tfdist", "health", "--stall-seconds", "3")
     with volume(store) as backup:
-        plain = ("tfdist", "run", "--strategy", "mirrored", *events(1), "strategies/elastic/train.py")
+        plain = ("tfdist", "run", "--strategy", "mirrored", *events(1), "strategies/multi_worker_mirrored/train.py")
         with store.container(
             IMAGE, (*plain, "--epochs", "100000", "--output", "/backup/run"), volumes=at(backup)
         ) as box:

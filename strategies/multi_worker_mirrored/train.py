@@ -1,6 +1,9 @@
-"""Train the digits classifier on several workers, each with a copy of the model.
+"""Train on several workers that may die, come and go: the result is that of a run without any of it.
 
-tfdist run --strategy multi-worker -n 2 strategies/multi_worker_mirrored/train.py
+tfdist run --strategy multi-worker -n 2 --max-restarts 3 strategies/multi_worker_mirrored/train.py
+tfdist run --strategy multi-worker -n 2 --min-workers 1 --max-workers 3 strategies/multi_worker_mirrored/train.py
+
+On several hosts Slurm, Kubernetes or MPI start `python train.py --output FOLDER` on each; all of them see FOLDER.
 """
 
 import argparse
@@ -9,13 +12,13 @@ from pathlib import Path
 import keras
 
 import tfdist
+from tfdist.callbacks import BackupAndRestore
 from tfdist.testing import digits, report
 
 
 def main() -> None:
     options = parse()
     strategy = tfdist.strategies.from_environment()
-    cluster = tfdist.cluster.from_environment()
     keras.utils.set_random_seed(digits.SEED)
     data, batch = digits.write_digits(), options.batch_size  # three folders of TFRecords, written once
     train = tfdist.data.read(data / "train", global_batch_size=batch, seed=digits.SEED, tail="keep")
@@ -29,39 +32,28 @@ def main() -> None:
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
     clock = report.EpochClock(len(train.examples))
+    backup = BackupAndRestore(options.output / "backup", save_freq=options.save_freq)  # also in memory, every few steps
     history = model.fit(
         train,
         shuffle=False,  # done already: every epoch has an order of its own
         epochs=options.epochs,
         validation_data=validation,
-        callbacks=[clock],
+        callbacks=[clock, backup],
         verbose=2,
-    )
-    loss, accuracy = model.evaluate(test, verbose=0)
-
-    if cluster.is_chief:
-        summary = report.Summary(
-            strategy=type(strategy).__name__,
-            accuracy=accuracy,
-            loss=loss,
-            steps=int(optimizer.iterations.numpy()),
-            workers=cluster.num_workers,
-            replicas=strategy.num_replicas_in_sync,
-            examples_per_second=clock.examples_per_second,
-        )
-        files = report.leave(summary, history.history, options.output)
-        print("", *summary.lines(), *(f"wrote                {file}" for file in files), sep="\n", flush=True)
+    ).history
+    report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
+    parser.add_argument("--save-freq", type=int, default=50, help="steps between backups on disk; default: %(default)s")
     parser.add_argument(
         "--output",
         type=Path,
         default=Path("runs", Path(__file__).parent.name),
-        help="folder for the loss curves and the summary; default: %(default)s",
+        help="folder for backups, loss curves and the summary; default: %(default)s",
     )
     return parser.parse_args()
 

@@ -1,6 +1,12 @@
-"""Train the digits classifier on several workers, whose reductions are Horovod's ring.
+"""Train where the network limits a step: fewer bytes for each example, by one or several of three ways.
 
-tfdist run --strategy ring -n 2 strategies/ring_all_reduce/train.py
+tfdist run --strategy ring -n 2 strategies/ring_all_reduce/train.py --wire-dtype bfloat16
+tfdist run --strategy ring -n 2 strategies/ring_all_reduce/train.py --accumulate-steps 4
+tfdist run --strategy ring -n 2 strategies/ring_all_reduce/train.py --batch-size 512 --reduction adasum
+
+A wire dtype of 16 bits halves the bytes of a reduction. With k accumulated steps there is a reduction for k batches.
+Adasum is for batches so large that their mean gradient takes too few steps: it adds what is orthogonal in the workers'
+gradients. The card has what each of them reached here.
 """
 
 import argparse
@@ -9,13 +15,13 @@ from pathlib import Path
 import keras
 
 import tfdist
+from tfdist.optimizers import DistributedOptimizer
 from tfdist.testing import digits, report
 
 
 def main() -> None:
     options = parse()
     strategy = tfdist.strategies.from_environment()
-    cluster = tfdist.cluster.from_environment()
     keras.utils.set_random_seed(digits.SEED)
     data, batch = digits.write_digits(), options.batch_size  # three folders of TFRecords, written once
     train = tfdist.data.read(data / "train", global_batch_size=batch, seed=digits.SEED, tail="keep")
@@ -24,8 +30,15 @@ def main() -> None:
 
     with strategy.scope():
         model = digits.build_model()
-        learning_rate = keras.optimizers.schedules.CosineDecay(2e-3, decay_steps=options.epochs * train.steps_per_epoch)
-        optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.05, global_clipnorm=1.0)
+        updates = options.epochs * train.steps_per_epoch // options.accumulate_steps
+        learning_rate = keras.optimizers.schedules.CosineDecay(options.learning_rate, decay_steps=max(1, updates))
+        optimizer = DistributedOptimizer(
+            keras.optimizers.AdamW(learning_rate, weight_decay=0.05),
+            accumulate_steps=options.accumulate_steps,
+            wire_dtype=options.wire_dtype,
+            reduction=options.reduction,
+            global_clipnorm=1.0,
+        )
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
     clock = report.EpochClock(len(train.examples))
@@ -36,27 +49,25 @@ def main() -> None:
         validation_data=validation,
         callbacks=[clock],
         verbose=2,
-    )
-    loss, accuracy = model.evaluate(test, verbose=0)
+    ).history
+    summary = report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
 
-    if cluster.is_chief:
-        summary = report.Summary(
-            strategy=type(strategy).__name__,
-            accuracy=accuracy,
-            loss=loss,
-            steps=int(optimizer.iterations.numpy()),
-            workers=cluster.num_workers,
-            replicas=strategy.num_replicas_in_sync,
-            examples_per_second=clock.examples_per_second,
-        )
-        files = report.leave(summary, history.history, options.output)
-        print("", *summary.lines(), *(f"wrote                {file}" for file in files), sep="\n", flush=True)
+    if tfdist.cluster.from_environment().is_chief:
+        members, width = strategy.num_replicas_in_sync, 2 if options.wire_dtype else 4
+        sent = 2 * (members - 1) / members * width * model.count_params()  # the gradients, not metrics and agreement
+        print(f"sent by a worker     {sent * summary.steps / 1e6:,.1f} MB in {summary.steps:,} updates", flush=True)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="the highest; default: %(default)s")
+    parser.add_argument("--accumulate-steps", type=int, default=1, metavar="K", help="batches in an update; default: 1")
+    parser.add_argument(
+        "--wire-dtype", choices=("float16", "bfloat16"), help="of gradients on their way; default: float32"
+    )
+    parser.add_argument("--reduction", choices=("mean", "adasum"), default="mean", help="default: %(default)s")
     parser.add_argument(
         "--output",
         type=Path,

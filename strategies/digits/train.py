@@ -1,6 +1,11 @@
-"""Train the digits classifier on workers that may die, come and go: the result is that of a run without any of it.
+"""Train the digits classifier under any strategy: what starts the script chooses it.
 
-tfdist run --strategy multi-worker -n 2 --max-restarts 3 --min-workers 1 --max-workers 3 strategies/elastic/train.py
+python strategies/digits/train.py                                             # all devices of this process
+tfdist run --replicas-per-worker 1 strategies/digits/train.py                 # one device
+tfdist run --strategy mirrored --replicas-per-worker 2 strategies/digits/train.py
+tfdist run --strategy multi-worker -n 2 strategies/digits/train.py
+tfdist run --strategy ring -n 2 strategies/digits/train.py
+tfdist run --strategy parameter-server -n 2 --parameter-servers 2 strategies/digits/train.py
 """
 
 import argparse
@@ -9,14 +14,12 @@ from pathlib import Path
 import keras
 
 import tfdist
-from tfdist.callbacks import BackupAndRestore
 from tfdist.testing import digits, report
 
 
 def main() -> None:
     options = parse()
     strategy = tfdist.strategies.from_environment()
-    cluster = tfdist.cluster.from_environment()
     keras.utils.set_random_seed(digits.SEED)
     data, batch = digits.write_digits(), options.batch_size  # three folders of TFRecords, written once
     train = tfdist.data.read(data / "train", global_batch_size=batch, seed=digits.SEED, tail="keep")
@@ -35,23 +38,10 @@ def main() -> None:
         shuffle=False,  # done already: every epoch has an order of its own
         epochs=options.epochs,
         validation_data=validation,
-        callbacks=[clock, BackupAndRestore(options.output / "backup", save_freq=50)],
+        callbacks=[clock],
         verbose=2,
-    )
-    loss, accuracy = model.evaluate(test, verbose=0)
-
-    if cluster.is_chief:
-        summary = report.Summary(
-            strategy=type(strategy).__name__,
-            accuracy=accuracy,
-            loss=loss,
-            steps=int(optimizer.iterations.numpy()),
-            workers=cluster.num_workers,
-            replicas=strategy.num_replicas_in_sync,
-            examples_per_second=clock.examples_per_second,
-        )
-        files = report.leave(summary, history.history, options.output)
-        print("", *summary.lines(), *(f"wrote                {file}" for file in files), sep="\n", flush=True)
+    ).history
+    report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
 
 
 def parse() -> argparse.Namespace:
