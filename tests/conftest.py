@@ -25,12 +25,21 @@ pytest_plugins = ["pytester"]
 UNIT = Path(__file__).parent / "unit"
 # what takes longest comes first, so that no process is left with it when the others have nothing to do any more
 LONGEST = (
-    "test_matrix.py",
-    "test_run_recovers.py",
-    "test_recipes.py",
-    "test_bench.py",
     "test_backup_and_restore.py",
+    "test_matrix.py",
+    "test_training_mirrored.py",
+    "test_notebooks.py",
     "test_training_parameter_server.py",
+    "test_matrix_workers.py",
+    "test_recipes.py",
+    "test_run_recovers.py",
+    "test_training_multi_worker.py",
+    "test_matrix_numbers.py",
+    "test_collectives.py",
+    "test_training_ring.py",
+    "test_data_strategies.py",
+    "test_build.py",
+    "test_bench.py",
     "test_verify.py",
 )
 MARK = "PYTEST_LEAK_GUARD"
@@ -163,9 +172,10 @@ def _end_processes(before: Snapshot) -> list[str]:
 
 def _processes_of_ours(before: Snapshot) -> list[psutil.Process]:
     """New processes that descend from this one, without those that belong to a process that was there before."""
-    me, found = os.getpid(), []
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
-    for pid in set(psutil.pids()) - before.pids:
+    me, found, new = os.getpid(), [], set(psutil.pids()) - before.pids
+    # to look for children takes longer than most unit tests
+    children = {child.pid for child in psutil.Process().children(recursive=True)} if new else set()
+    for pid in new:
         try:
             process = psutil.Process(pid)
             ours = pid in children or process.environ().get(MARK) == os.environ[MARK]

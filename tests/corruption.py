@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 import tfdist
-from tfdist.data.examples import Examples
-from tfdist.data.manifest import Manifest
-from tfdist.data.records import OVERHEAD_BYTES
-from tfdist.data.schema import Feature, Schema
-from tfdist.data.storage import Storage
+from tfdist.data.format.manifest import Manifest
+from tfdist.data.format.records import OVERHEAD_BYTES
+from tfdist.data.format.schema import Feature, Schema
+from tfdist.data.reading.examples import Examples
+from tfdist.storage.directory import Storage
 
 EXAMPLES = 10
 LAYOUTS = ("fixed", "extent", "generic")

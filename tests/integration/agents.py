@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+from tests.integration.forks import Fork, Forks
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 60
@@ -56,6 +58,14 @@ def agent(*arguments: object, shared: Path, **options: object) -> Iterator["subp
         if process.poll() is None:
             process.kill()
         process.communicate(timeout=DEADLINE_SECONDS)
+    wait_until(lambda: not list((shared.parent / "tmp").iterdir()), "temporary files are left")
+
+
+@contextmanager
+def forked_agent(forking: Forks, *arguments: object, shared: Path, env: Mapping[str, str]) -> Iterator[Fork]:
+    """Run the agent as `agent` does, in a fork whose workers are forks as well."""
+    with forking.start("tfdist", "run", *map(str, arguments), **env) as process:
+        yield process
     wait_until(lambda: not list((shared.parent / "tmp").iterdir()), "temporary files are left")
 
 

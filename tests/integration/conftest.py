@@ -1,12 +1,25 @@
-"""Fixtures of the tests of `tfdist run`."""
+"""Fixtures of the tests of `tfdist run` and of fault tolerance."""
 
+import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.agents import PRELUDE
+from tests.integration.forks import Forks, forks
+
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """What forks processes that have TensorFlow already, one for all tests of this process."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
+    with forks(tmp_path_factory.mktemp("forks"), {**kept, **QUIET, **THREADS}) as found:
+        yield found
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
+from tests.integration.light import python_path
+
 ROOT = Path(__file__).parents[2]
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -95,7 +97,7 @@ def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
     """
     for name in ("work", "tmp", "jupyter"):
         (folder / name).mkdir()
-    places = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "IPYTHONDIR": str(folder / "jupyter")}
+    places = {"PYTHONPATH": python_path(ROOT), "TMPDIR": str(folder / "tmp"), "IPYTHONDIR": str(folder / "jupyter")}
     places |= {"JUPYTER_RUNTIME_DIR": str(folder / "jupyter"), "JUPYTER_CONFIG_DIR": str(folder / "jupyter")}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_CURRENT", "TFDIST_"))}
     manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(folder / "tmp" / "k"))

@@ -3,6 +3,7 @@
 Its state is the list of the steps that were done; the end shows each of them once, or what was lost or repeated.
 """
 
+import functools
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -10,17 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.integration.agents import agent, environment, told, wait_until
+from tests.integration.agents import agent, environment, forked_agent, told, wait_until
+from tests.integration.forks import Fork, Forks
 
 STEPPER = '''
 import json, socket
-from tfdist.launch.progress import HALTED, Phase, Reporter
+from tfdist.monitor.phases import Activity, Kind
+from tfdist.monitor.process import step_clock
 
 START = int(os.environ.get("TFDIST_RESTARTS", 0))
 ADDRESSES = [address.split(":") for address in os.environ["TFDIST_WORKERS"].split(",")]
 STATE = pathlib.Path(os.environ.get("TFDIST_MEMORY_DIR", SHARED), "state.json")
 STATE.parent.mkdir(exist_ok=True)
-reporter = Reporter.from_environment()
+clock = step_clock()
+reporter = clock.reporter
 
 def leave(number, frame):
     if not reporter.leaves():
@@ -53,7 +57,7 @@ def meet(peers):
 
 def save(steps):
     if ME == 0:
-        with reporter.inside(Phase.SAVING):
+        with clock.doing(Activity.SAVING):
             temporary = STATE.with_suffix(".new")
             temporary.write_text(json.dumps(steps))
             temporary.rename(STATE)
@@ -67,22 +71,24 @@ def train(count, before=lambda tick: None, inside=lambda tick: None):
     reporter.resumed(len(steps), "memory")
     tell(f"pid {START} {ME}", str(os.getpid()))
     tick = 0
+
+    def halt():
+        save(steps)
+        tell(f"halted {START} {ME}", str(len(steps)))
+
+    clock.before_halt = halt
     while len(steps) < count:
         before(tick)
-        if reporter.begins(tick):
-            save(steps)
-            tell(f"halted {START} {ME}", str(len(steps)))
-            sys.exit(HALTED)
-        reporter.phase(Phase.STEPPING)
+        clock.begin(Kind.TRAIN)
         inside(tick)
         meet(peers)
         steps.append(len(steps))
         reporter.done(len(steps))
-        reporter.ends(tick)
+        clock.end()
         save(steps)
         tick += 1
         time.sleep(0.002)
-    reporter.phase(Phase.ENDED)
+    clock.training_ends()
     tell(f"done {ME}", json.dumps(steps))
 '''
 
@@ -115,12 +121,15 @@ def fault(kind: str, worker: int, step: int, restart: int = 0, **more: Any) -> d
 
 
 @contextmanager
-def job(*arguments: object, shared: Path, faults: Sequence[dict[str, Any]] = ()) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a job with an event file; whatever happens in the block, it is gone afterwards."""
-    with agent("--event-file", shared / "events", *arguments, **options(shared, faults)) as process:
+def job(
+    *arguments: object, shared: Path, faults: Sequence[dict[str, Any]] = (), forking: Forks | None = None
+) -> Iterator["subprocess.Popen[bytes] | Fork"]:
+    """Run a job with an event file, in forks where there are some; whatever happens in the block, it ends with it."""
+    run = agent if forking is None else functools.partial(forked_agent, forking)
+    with run("--event-file", shared / "events", *arguments, **options(shared, faults)) as process:
         yield process
     job_id = happened(shared)[0]["job"]
-    wait_until(lambda: not list(Path("/dev/shm").glob(f"tfdist-{job_id}*")), "memory is left")
+    wait_until(lambda: not list(Path("/dev/shm").glob(f"tfdist-job-{job_id}*")), "memory is left")
     wait_until(lambda: not list((shared / "cache").glob("jobs/*.sock")), "a socket is left")
 
 

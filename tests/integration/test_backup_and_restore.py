@@ -1,19 +1,17 @@
 """Training that is killed and goes on is training that was never killed: bit for bit, wherever it was killed."""
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.forks import Forks, forks
+from tests.integration.forks import Forks
 
 SCRIPT = str(Path(__file__).parent / "cases" / "resumable.py")
 CASES = str(Path(__file__).parent / "cases" / "backup_cases.py")
+REPLICA_CASES = str(Path(__file__).parent / "cases" / "replica_cases.py")
 STEPS, VALIDATIONS = 3, 1  # ticks of an epoch: three batches, and one of the validation
-TICKS = 2 * (STEPS + VALIDATIONS)
 KILLED = -9
 
 ENDED = 143
@@ -23,15 +21,6 @@ SCOPES = {
     "none": {},
     "mirrored": {"TFDIST_STRATEGY": "mirrored", "TFDIST_REPLICAS_PER_WORKER": "2", "ASYNCHRONOUS": "1"},
 }
-POINTS = ("tracing", "save-begin", "save-middle", "save-commit", "validation", "epoch-end")
-
-
-@pytest.fixture(scope="module")
-def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_") and name != "TF_CONFIG"}
-    folder = tmp_path_factory.mktemp("forks")
-    with forks(folder, {**kept, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}) as found:
-        yield found
 
 
 class Training:
@@ -62,13 +51,42 @@ def kill(tick: int | None, at: str = "step") -> dict[str, Any]:
     return {"kind": "kill", "at": at, "step": tick}
 
 
+# Without a scope a backup is whole before training goes on: each start with a `kill(1)` does one tick, together all.
+# Who is asked to end while a function is traced ends behind the step; only then there surely is a backup to restore.
+TERM, RESTORE = {"kind": "term", "at": "tracing"}, kill(None, "restore")
+EVERYWHERE = [
+    *(kill(1), kill(None, "save-begin"), kill(1), kill(None, "save-middle"), kill(1), kill(None, "save-commit")),
+    *(kill(1), kill(None, "tracing"), kill(1), kill(1), RESTORE, kill(None, "validation"), kill(None, "epoch-end")),
+]
+POINTS = ("tracing", "save-begin", "save-middle", "save-commit", "validation", "epoch-end")
+AT_EVERY_POINT = [kill(6), kill(1), *(kill(None, point) for point in POINTS), TERM, RESTORE]
+IN_EPOCHS = [kill(6), kill(1), kill(None, "save-middle"), kill(None, "validation"), kill(None, "epoch-end"), TERM]
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("scope", SCOPES)
-def test_killed_at_any_step_and_resumed_equals_never_killed(forking: Forks, tmp_path: Path, scope: str) -> None:
-    training = Training(forking, tmp_path, scope, "tfdist", "1")
+@pytest.mark.parametrize(
+    ("scope", "save_freq", "faults"),
+    [("none", "1", EVERYWHERE), ("mirrored", "3", AT_EVERY_POINT), ("none", "epoch", IN_EPOCHS)],
+    ids=["at every step and point", "while a backup is written", "with a backup per epoch"],
+)
+def test_killed_again_and_again_it_equals_never_killed(
+    forking: Forks, tmp_path: Path, scope: str, save_freq: str, faults: list[dict[str, Any]]
+) -> None:
+    training = Training(forking, tmp_path, scope, "tfdist", save_freq)
     expected = training.to_the_end("never")
     assert len(expected["history"]["loss"]) == 2
-    for tick in range(1, TICKS):
+    for number, fault in enumerate(faults):
+        code = ENDED if fault["kind"] == "term" else KILLED
+        assert training.run("faults", fault) == code, (number, fault, forking.output[-3000:])
+    assert training.to_the_end("faults") == expected
+    assert training.backups_left == []
+
+
+@pytest.mark.timeout(400)
+def test_killed_while_a_backup_is_written_it_goes_on_from_one_that_is_whole(forking: Forks, tmp_path: Path) -> None:
+    training = Training(forking, tmp_path, "mirrored", "tfdist", "1")
+    expected = training.to_the_end("never")
+    for tick in (1, STEPS, STEPS + VALIDATIONS + 2):  # in an epoch, before its validation, in the next epoch
         assert training.run(f"at {tick}", kill(tick)) == KILLED, forking.output[-3000:]
         assert training.to_the_end(f"at {tick}") == expected, tick
     assert training.backups_left == []
@@ -84,22 +102,6 @@ def test_any_input_is_entered_where_it_was_left(forking: Forks, tmp_path: Path, 
     for tick in (1, 2, 2):  # in an epoch; where that went on, in its validation; in the next epoch
         assert training.run("killed", kill(tick)) == KILLED, forking.output[-3000:]
     assert training.to_the_end("killed") == expected
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("save_freq", ["epoch", "3"])
-def test_killed_twice_in_one_epoch_and_then_at_every_other_point(
-    forking: Forks, tmp_path: Path, scope: str, save_freq: str
-) -> None:
-    training = Training(forking, tmp_path, scope, "tfdist", save_freq)
-    expected = training.to_the_end("never")
-    for fault in (kill(6), kill(1), *(kill(None, point) for point in POINTS)):
-        assert training.run("faults", fault) == KILLED, (fault, forking.output[-3000:])
-    # who is asked to end while a function is traced ends behind the step; only then there surely is a backup
-    assert training.run("faults", {"kind": "term", "at": "tracing"}) == ENDED, forking.output[-3000:]
-    assert training.run("faults", kill(None, "restore")) == KILLED, forking.output[-3000:]
-    assert training.to_the_end("faults") == expected
 
 
 @pytest.mark.timeout(120)
@@ -118,9 +120,9 @@ def test_killed_twice_in_one_epoch_and_then_at_every_other_point(
         "own_train_step",
         "mixed_precision",
         "distributed_optimizer",
-        "accumulating_replicas",
         "another_batch",
         "several_steps_per_execution",
+        "another_steps_per_execution",
         "in_an_evaluation",
         "in_an_object_store",
         "what_other_callbacks_know",
@@ -129,3 +131,9 @@ def test_killed_twice_in_one_epoch_and_then_at_every_other_point(
 )
 def test_what_users_do_with_it(forking: Forks, tmp_path: Path, case: str) -> None:
     assert forking.run(CASES, case, str(tmp_path)) == 0, forking.output[-3000:]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", ["accumulating_replicas", "another_number_of_replicas"])
+def test_what_every_replica_has_by_itself(forking: Forks, tmp_path: Path, case: str) -> None:
+    assert forking.run(REPLICA_CASES, case, str(tmp_path)) == 0, forking.output[-3000:]

@@ -1,28 +1,18 @@
 """Backups of a script that calls `fit` several times, and what `BackupAndRestore` says to its user."""
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.forks import Forks, forks
+from tests.integration.forks import Forks
 
 CASES = Path(__file__).parent / "cases"
 TWO, WORDS = str(CASES / "two_fits.py"), str(CASES / "backup_words.py")
 ENDED = 9  # the code of a script that ends in its training
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_") and name != "TF_CONFIG"}
-    folder = tmp_path_factory.mktemp("forks")
-    with forks(folder, {**kept, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}) as found:
-        yield found
 
 
 def test_every_fit_goes_on_from_its_own_backup_and_says_so(forking: Forks, tmp_path: Path) -> None:
@@ -40,7 +30,7 @@ def test_every_fit_goes_on_from_its_own_backup_and_says_so(forking: Forks, tmp_p
     assert run("pretraining", "training", "ends") == ENDED, forking.output[-3000:]
     assert to_the_end("pretraining", "training") == expected
     assert f"by the backup ({tmp_path / 'pretraining'}), training has come to its end" in forking.output
-    assert f"Training goes on behind step 0 of epoch 2 (from {tmp_path / 'training'})" in forking.output
+    assert f"Resuming after step 0 of epoch 2 (from {tmp_path / 'training'})" in forking.output
     assert not (tmp_path / "training").exists()
 
     # in one: an error, and the backup stays; what it advises leads on

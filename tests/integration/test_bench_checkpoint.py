@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.light import python_path
-from tfdist.bench.checkpoint import WAYS
+from tfdist.bench.checkpoint.ways import WAYS
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.bench import data
-from tfdist.bench.data_rows import TARGETS, Setup
+from tfdist.bench.data import benchmark as data
+from tfdist.bench.data.rows import TARGETS, Setup
 
 
 @pytest.mark.timeout(240)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agents import environment
+from tests.integration.agents import ROOT, environment
+from tests.integration.light import python_path
 
 DEADLINE_SECONDS = 200
 RESUMABLE = Path(__file__).parent / "cases" / "resumable.py"
@@ -16,16 +17,15 @@ pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 20)
 
 # the steps of a training, without TensorFlow
 TRAIN = """
-    from tfdist.launch.progress import Phase, Reporter
-    reporter = Reporter.from_environment()
-    reporter.phase(Phase.STEPPING)
+    from tfdist.monitor.phases import Kind, Phase
+    from tfdist.monitor.process import step_clock
+    step_clock().enter(Phase.EXECUTE)
     start = os.environ["TFDIST_RESTARTS"]
     tell(f"start {start} worker {ME}")
     wait_for(lambda: len(list(SHARED.glob(f"start {start} worker *"))) == 2)
     for tick in range(12):
-        reporter.begins(tick)
-        time.sleep(0.01)
-        reporter.ends(tick)
+        with step_clock().step(Kind.TRAIN, Phase.EXECUTE):
+            time.sleep(0.01)
 """
 
 
@@ -74,6 +74,7 @@ def test_a_training_on_the_ring_is_killed_and_then_its_backup_meets_a_full_disk(
         *(shared, "--plan", str(path), "--", "tfdist", "run", "--strategy", "ring", "-n", "2", *training),
         TF_CPP_MIN_LOG_LEVEL="2",
         CUDA_VISIBLE_DEVICES="",
+        PYTHONPATH=python_path(ROOT),
     )
     assert code == 0, err
     kill, full, last = out[out.index("fault ") :].splitlines()[1:]

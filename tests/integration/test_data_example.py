@@ -65,8 +65,8 @@ def test_what_the_page_says_of_data(tmp_path: Path) -> None:
         name, *arguments = shlex.split(line, comments=True)
         assert name == "tfdist"
         said[" ".join(arguments)] = run([*tfdist, *arguments], tmp_path)
-    assert "75 examples" in said["data write photos/train data/train"]
-    assert "21 examples" in said["data write photos/test data/test"]
+    assert "data/train has 75 examples" in said["data write photos data"]
+    assert "data/test has 21 examples" in said["data write photos data"]
     assert "bananas" in said["data info data/train"]
 
     (tmp_path / "train.py").write_text(code + "print('state', state)\nprint('steps', train.steps_per_epoch)\n")

@@ -210,7 +210,7 @@ def test_an_iteration_that_is_broken_off_begins_again(folders: dict[str, str]) -
 
 def test_what_a_user_adds_is_tuned_and_what_is_ours_is_not(folders: dict[str, str]) -> None:
     train = data.read(folders["fixed-local"], global_batch_size=4)
-    assert train._untuned.options().autotune.enabled is False
+    assert train._iterated.options().autotune.enabled is False
     assert train.share(0, 1, 1).options().autotune.enabled is False
     assert train.map(lambda *batch: batch).options().autotune.enabled is None
     other = data.read(folders["fixed-local"], global_batch_size=4)
@@ -374,4 +374,5 @@ def test_a_directory_without_examples_is_told(tmp_path: Path) -> None:
 def test_padding_without_a_label_is_told(tmp_path: Path) -> None:
     data.write({"x": FLOATS}, tmp_path)
     with pytest.raises(ConfigError, match="tail='keep' or 'drop'"):
-        data.read(tmp_path, global_batch_size=10)
+        data.read(tmp_path, global_batch_size=10, tail="pad")
+    assert data.read(tmp_path, global_batch_size=10).rows is None  # which keeps the tail

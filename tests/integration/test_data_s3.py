@@ -14,8 +14,8 @@ from tests.s3_service import s3_service
 from tfdist import data
 from tfdist.cluster.ports import free_ports
 from tfdist.data import pool
-from tfdist.data.blocks import BlockCache
 from tfdist.errors import MissingFileError, StorageError, TfdistError
+from tfdist.storage.blocks import BlockCache
 
 pytestmark = pytest.mark.quick
 

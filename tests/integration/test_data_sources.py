@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import data
-from tfdist.data.schema import Feature
+from tfdist.data.format.schema import Feature
 from tfdist.data.sources import open_source
 from tfdist.errors import ConfigError
 

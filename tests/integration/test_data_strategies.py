@@ -4,6 +4,8 @@ All cases of a kind run in one call: what takes time is to start processes.
 """
 
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,14 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.corruption import flip
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
 from tfdist import data
 from tfdist.cluster import ports
-from tfdist.testing.environment import worker_environments
-from tfdist.testing.pool import WorkerPool
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 260
 CASES = Path(__file__).parent / "cases"
 POOLS = {"mirrored": 1, "multi-worker": 2, "ring": 3, None: 1}  # processes; the last one's strategy starts its own
+DIGITS = ("mirrored", "ring")  # those that write the digits, which are scikit-learn's
 SIZES = (41, 37)  # with batches of 12, the last one has 5 examples, or 1: less than there are workers
 ALL = PADDED, DROPPED, KEPT = ("41", "pad"), ("41", "drop"), ("37", "keep")
 TRAINED = {
@@ -37,8 +42,8 @@ pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 40)
 class Pools:
     """Worker processes, started with this file's first test and kept for all."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._pools = {kind: stack.enter_context(_pool(kind)) for kind in POOLS}
+    def __init__(self, stack: ExitStack, forking: Forks) -> None:
+        self._pools = {kind: stack.enter_context(_pool(kind, forking)) for kind in POOLS}
         for pool in self._pools.values():
             pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
 
@@ -53,21 +58,22 @@ class Pools:
         return [reply.value for reply in answers]
 
 
-def _pool(kind: str | None) -> WorkerPool:
-    return WorkerPool(lambda: _environments(kind))
+def _pool(kind: str | None, forking: Forks) -> WorkerPool:
+    return WorkerPool(lambda: _environments(kind), start=None if kind in DIGITS else forking.worker)
 
 
 def _environments(kind: str | None) -> list[dict[str, str]]:
     replicas = 3 if kind == "mirrored" else 1
     free = ports.free_ports(POOLS[kind])
     made = worker_environments(os.environ, strategy=kind, ports=free, replicas_per_worker=replicas)
-    return [environment | {"PYTHONPATH": str(CASES)} for environment in made]
+    path = str(CASES) if kind in DIGITS else python_path(CASES)
+    return [environment | {"PYTHONPATH": path} for environment in made]
 
 
 @pytest.fixture(scope="module")
-def call() -> Iterator[Pools]:
+def call(forking: Forks) -> Iterator[Pools]:
     with ExitStack() as stack:
-        yield Pools(stack)
+        yield Pools(stack, forking)
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +163,19 @@ def test_workers_that_write_the_same_at_once_write_it_once(call: Pools, tmp_path
     }
     assert place.parent == folder
     assert [written] == call("mirrored", "written", folder=str(folder))
+
+
+@pytest.mark.parametrize("strategy", ["one", "mirrored-2", "parameter-server"])
+def test_the_error_of_reading_is_what_iterations_and_fit_raise(
+    strategy: str, call: Pools, folders: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("damaged", "changed"):
+        shutil.copytree(folders["37"], tmp_path / name)
+    flip(tmp_path / "damaged" / "data-00001.tfrecord", 40)
+    (seen,) = call(strategy, "failing", damaged=str(tmp_path / "damaged"), changed=str(tmp_path / "changed"))
+    changed = seen.pop("changed")
+    assert changed[0] == "DataChangedError", changed
+    assert "was written anew, repaired or removed while it was read: its revision is 2" in changed[1]
+    for way, (kind, said) in seen.items():
+        assert kind == "CorruptDataError", way
+        assert re.fullmatch(r"example 12 is corrupt: data-00001.tfrecord, byte 0\. `tfdist data verify .*", said), way

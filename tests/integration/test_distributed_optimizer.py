@@ -9,10 +9,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.integration.cases.error_feedback import ErrorFeedback
 from tfdist.callbacks import LossScaleLogger
-from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.optimizers import LARS, DistributedOptimizer, meeting
-from tfdist.training import step
+from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
+from tfdist.optimizers import LARS, DistributedOptimizer
+from tfdist.training.parameter_servers import remote
+from tfdist.training.reduction import adasum
+from tfdist.training.replica import step
 
 pytestmark = pytest.mark.quick
 
@@ -216,6 +219,11 @@ def test_it_is_saved_with_a_model_in_the_middle_of_an_accumulation(tmp_path: Any
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
+def test_workers_of_parameter_servers_remember_nothing() -> None:
+    with pytest.raises(UnsupportedError, match=r"'error_feedback' remembers the error memory .* train under another"):
+        remote.adapt_optimizer(ErrorFeedback("sgd"), tf.distribute.get_strategy())
+
+
 def numpy_adasum(gradients: list[Floats]) -> Floats:
     """The recursion of Maleki et al. 2020, equation for two, over halves of a power of two."""
     if len(gradients) == 1:
@@ -231,16 +239,16 @@ def test_adasum_is_that_of_its_paper(workers: int) -> None:
     draw = np.random.default_rng(workers)
     gradients = [draw.normal(size=(4, 3)) for _ in range(workers)]
     gradients[-1] *= draw.integers(2)  # a replica without examples has nothing
-    ours = meeting.combined([tf.constant(one) for one in gradients]).numpy()
+    ours = adasum.combined([tf.constant(one) for one in gradients]).numpy()
     np.testing.assert_allclose(ours, numpy_adasum(gradients), rtol=1e-12)
 
 
 def test_adasum_of_a_number_that_is_no_power_of_two() -> None:
     """Equal gradients give that gradient and orthogonal ones their sum, for any number."""
     for workers in range(1, 8):
-        equal = meeting.combined([tf.constant([3.0, -4.0])] * workers).numpy()
+        equal = adasum.combined([tf.constant([3.0, -4.0])] * workers).numpy()
         np.testing.assert_allclose(equal, [3.0, -4.0], rtol=1e-6)
-        apart = meeting.combined(list(tf.eye(workers))).numpy()
+        apart = adasum.combined(list(tf.eye(workers))).numpy()
         np.testing.assert_allclose(apart, np.ones(workers), rtol=1e-6)
 
 
@@ -260,8 +268,42 @@ def test_adasum_of_a_number_that_is_no_power_of_two() -> None:
         (lambda: DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())), ConfigError),
         (lambda: DistributedOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=2)), ConfigError),
         (lambda: DistributedOptimizer(keras.optimizers.SGD(loss_scale_factor=2.0)), ConfigError),
+        (lambda: DistributedOptimizer("sgd", not_decayed=["bias"]), ConfigError),
+        (lambda: DistributedOptimizer("adamw", not_decayed="bias"), ConfigTypeError),
+        (lambda: DistributedOptimizer("adamw", not_decayed=["("]), ConfigError),
+        (lambda: DistributedOptimizer(LARS(), not_decayed=["bias"]), UnsupportedError),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         make()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_what_is_not_decayed_stays_so_in_a_saved_model(tmp_path: Any, after: bool) -> None:
+    def decayed(optimizer: Any) -> keras.Model:
+        model = linear(optimizer)
+        model.set_weights([np.ones((3, 2)), np.ones(2)])
+        optimizer.build(model.trainable_variables)
+        return model
+
+    optimizer = DistributedOptimizer(
+        keras.optimizers.SGD(0.5, weight_decay=0.5), not_decayed=[] if after else ["bias", "gamma"]
+    )
+    if after:
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    decayed(optimizer).save(tmp_path / "ü.keras")
+    for _ in range(2):  # what is loaded is saved and loaded again
+        model = keras.models.load_model(tmp_path / "ü.keras")
+        model.save(tmp_path / "ü.keras")
+    model.fit(np.zeros((4, 3)), np.ones((4, 2)), verbose=0)  # whose gradients are 0
+    kernel, bias = model.get_weights()
+    assert (bias == 1).all()
+    np.testing.assert_allclose(kernel, 0.75)
+
+
+def test_variables_that_are_not_decayed_are_said_to_be_lost(caplog: Any) -> None:
+    model = linear(DistributedOptimizer(keras.optimizers.SGD(0.5, weight_decay=0.5)))
+    model.optimizer.exclude_from_weight_decay(var_list=[model.layers[0].bias])
+    assert model.optimizer.get_config()["not_decayed"] == []
+    assert "pass names, not_decayed=[...], instead" in caplog.text

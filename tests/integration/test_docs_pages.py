@@ -6,12 +6,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.forks import Forks, forks
+from tests.integration.forks import Forks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -33,16 +32,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, **THREADS, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-@pytest.fixture(scope="module")
-def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """A process that has imported TensorFlow; each program runs in a fork of it."""
-    folder = tmp_path_factory.mktemp("pages")
-    with forks(folder, environment()) as process:
-        yield process
-
-
 @pytest.mark.parametrize("page", ["tf-distribute", "horovod", "accelerate"])
-def test_what_one_moves_to_runs(page: str, light: Forks, tmp_path: Path) -> None:
+def test_what_one_moves_to_runs(page: str, forking: Forks, tmp_path: Path) -> None:
     (diff,) = blocks(f"moving-from-{page}.md", "diff")
     lines = diff.splitlines()
     assert all(line[:1] in ("", " ", "+", "-") for line in lines)
@@ -51,8 +42,8 @@ def test_what_one_moves_to_runs(page: str, light: Forks, tmp_path: Path) -> None
     ast.parse(before)  # it needs packages that are not here
     script = tmp_path / "train.py"
     script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{after}\n")
-    assert light.run(str(script)) == 0, light.output[-3000:]
-    assert "Epoch 2/2" in light.output
+    assert forking.run(str(script)) == 0, forking.output[-3000:]
+    assert "Epoch 2/2" in forking.output
     if "model.save" in after:
         assert (tmp_path / "model.keras").is_file()
 
@@ -61,26 +52,32 @@ GUIDES = [(page, place) for page in ("large-batch.md", "precision.md") for place
 
 
 @pytest.mark.parametrize(("page", "place"), GUIDES)
-def test_what_a_guide_shows_runs(page: str, place: int, light: Forks, tmp_path: Path) -> None:
+def test_what_a_guide_shows_runs(page: str, place: int, forking: Forks, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{blocks(page, 'python')[place]}")
-    assert light.run(str(script)) == 0, light.output[-3000:]
+    assert forking.run(str(script)) == 0, forking.output[-3000:]
 
 
-def test_the_code_of_the_readme_runs(light: Forks, tmp_path: Path) -> None:
-    """Those blocks that need nothing but arrays; docs/data.md and the notebooks have the others as whole programs."""
-    use, *others = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    backup = next(code for code in others if "BackupAndRestore" in code)
-    accumulation = next(code for code in others if "DistributedOptimizer" in code)
-    given = "images, labels = np.random.default_rng(0).normal(size=(300, 8)), np.arange(300) % 10"
-    train = "train = tf.data.Dataset.from_tensor_slices((images, labels)).batch(100)"
-    again = "model.fit(images, np.eye(10)[labels], verbose=0)\nprint('steps', int(model.optimizer.iterations.numpy()))"
-    script = tmp_path / "train.py"
-    begin = f"import os\nos.chdir({str(tmp_path)!r})\nimport numpy as np\nimport tensorflow as tf\n{given}"
-    script.write_text("\n".join([begin, use, train, backup, accumulation, again]))
-    assert light.run(str(script)) == 0, light.output[-3000:]
-    assert light.output.count("Epoch 10/10") == 2
-    assert "steps 2" in light.output  # ten batches, four to an update
+README = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+PASTED = [code for code in README if "tfdist.data.read" not in code]  # test_data_example.py runs that, on pictures
+
+
+@pytest.mark.parametrize("place", range(len(PASTED)))
+def test_a_block_of_the_readme_runs_as_it_is_pasted(place: int, forking: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "pasted.py"
+    steps = "print('updates', int(model.optimizer.iterations.numpy()))"
+    script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{PASTED[place]}\n{steps}\n")
+    assert forking.run(str(script)) == 0, forking.output[-3000:]
+    epochs = int(re.search(r"epochs=(\d+)", PASTED[place])[1])
+    assert f"Epoch {epochs}/{epochs}" in forking.output
+    if "accumulate_steps=4" in PASTED[place]:
+        assert "updates 20" in forking.output
+
+
+def test_every_block_of_the_readme_is_pasted() -> None:
+    assert len(README) == len(PASTED) + 1 >= 4
+    guide = blocks("fault-tolerance.md", "python")[0]
+    assert guide in PASTED
 
 
 def numbers(word: str, output: str) -> list[float]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.integration.test_records import Shard, ops, payloads
-from tfdist.data.records import masked_crc
+from tfdist.data.format.records import masked_crc
 from tfdist.errors import ConfigError
 from tfdist.native import Records, library, records, target
 from tfdist.native import ops as native
@@ -124,7 +124,7 @@ with tempfile.NamedTemporaryFile() as file:
 def test_the_first_use_compiles_and_says_so_once(tmp_path: Path, damage: str) -> None:
     environ = {**os.environ, "TFDIST_CACHE_DIR": str(tmp_path / "cache")}
     if damage:
-        place = library.build(target.observe(), environ).path
+        place = library.build(library.RECORDS, target.observe(), environ).path
         place.write_bytes(library.sealed(damage.encode()))
     done = subprocess.run(
         [sys.executable, "-c", FIRST_USE], env=environ, capture_output=True, text=True, timeout=100, check=False

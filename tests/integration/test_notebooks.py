@@ -11,6 +11,8 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
+from tests.integration.light import workers_path
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = (
@@ -66,7 +68,7 @@ def test_they_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", workers_path(ROOT))
     monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)  # a kernel would take itself for a part of the test
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
@@ -84,6 +86,7 @@ def test_they_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not [p for p in set(psutil.pids()) - before if path.stem in " ".join(_command(p))]
     text = json.dumps(shown)
     assert "Traceback" not in text
+    assert "absl::InitializeLog" not in text, "what TensorFlow writes at every start is noise"
 
 
 def _command(pid: int) -> list[str]:

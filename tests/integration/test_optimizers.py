@@ -1,5 +1,6 @@
 """Optimizers for large batches, against what their papers say, written in NumPy."""
 
+import contextlib
 from typing import Any
 
 import keras
@@ -10,18 +11,19 @@ from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.optimizers import LARS, Warmup, zero_last_gammas
-from tfdist.optimizers.lars import NOT_ADAPTED
 
 STEPS = 5
 RATES = (0.5, 0.5, 2.0)
-NAMES = ("dense_kernel", "dense_bias", "batch_norm_gamma", "embeddings")
-# patterns, and which of these names they leave out
+PATHS = ("norm_free_net/unbiased_dense/kernel", "norm_free_net/unbiased_dense/bias", "beta/gamma", "embeddings")
+# patterns, and the numbers of the paths that they leave out; None also leaves out what has fewer than two dimensions
 EXCLUDED = {
-    NOT_ADAPTED: ("dense_bias", "batch_norm_gamma"),
+    None: (1, 2),
     (): (),
-    ("bias",): ("dense_bias",),
-    ("^dense", "gamma$"): ("dense_kernel", "dense_bias", "batch_norm_gamma"),
-    ("embed.*s",): ("embeddings",),
+    ("bias",): (1,),
+    ("norm", "bed", "/unbiased", "^bias"): (),
+    ("unbiased_.*", "gamma$"): (0, 1, 2),
+    ("norm_free_net/unbiased_dense",): (0, 1),
+    ("embed.*s",): (3,),
 }
 ANY = settings(max_examples=40, deadline=None, database=None)
 
@@ -62,9 +64,14 @@ def lars(
 
 
 def lamb(
-    weights: list[np.ndarray], gradients: list[list[np.ndarray]], rate: float, beta_1: float, beta_2: float
+    weights: list[np.ndarray],
+    gradients: list[list[np.ndarray]],
+    rate: float,
+    beta_1: float,
+    beta_2: float,
+    decay: float,
 ) -> list[np.ndarray]:
-    """You et al. 2020, algorithm 2, with phi(z) = z and without decay, as Keras' `Lamb` is by default; in float64."""
+    """You et al. 2020, algorithm 2, with phi(z) = z, and the decay decoupled, before the update, as Keras does it."""
     weights = [weight.astype(np.float64) for weight in weights]
     first, second = ([np.zeros_like(weight) for weight in weights] for _ in range(2))
     for step, grads in enumerate(gradients, start=1):
@@ -72,6 +79,7 @@ def lamb(
             first[i] = beta_1 * first[i] + (1 - beta_1) * gradient
             second[i] = beta_2 * second[i] + (1 - beta_2) * gradient.astype(np.float64) ** 2
             update = (first[i] / (1 - beta_1**step)) / (np.sqrt(second[i] / (1 - beta_2**step)) + 1e-7)
+            weights[i] = weights[i] - rate * decay * weights[i]
             size, length = np.linalg.norm(weights[i]), np.linalg.norm(update)
             weights[i] = weights[i] - rate * (size / length if size > 0 and length > 0 else 1.0) * update
     return weights
@@ -80,7 +88,7 @@ def lamb(
 @st.composite
 def trainings(draw: st.DrawFn) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
     """Weights of up to four variables, some of them zero, and their gradients in each step, some of them zero too."""
-    shapes = draw(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=len(NAMES)))
+    shapes = draw(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=len(PATHS)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     sizes = [10.0 ** draw(st.integers(-2, 2)) for _ in range(2)]
     weights = [(sizes[0] * rng.normal(size=shape)).astype("float32") for shape in shapes]
@@ -93,10 +101,19 @@ def trainings(draw: st.DrawFn) -> tuple[list[np.ndarray], list[list[np.ndarray]]
     return weights, gradients
 
 
+def variable(value: Any, path: str) -> keras.Variable:
+    """A variable at a path."""
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        return keras.Variable(value, name=name)
+
+
 def applied(
     optimizer: Any, weights: list[np.ndarray], gradients: list[list[np.ndarray]], rates: tuple[float, ...]
 ) -> list[np.ndarray]:
-    variables = [keras.Variable(weight, name=name) for weight, name in zip(weights, NAMES, strict=False)]
+    variables = [variable(weight, path) for weight, path in zip(weights, PATHS, strict=False)]
     for step, grads in enumerate(gradients):
         optimizer.learning_rate.assign(rates[step % len(rates)])
         optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in grads], variables)
@@ -127,7 +144,7 @@ def test_lars_is_that_of_its_paper(
     trust: float,
     nesterov: bool,
     corrected: bool,
-    exclude: tuple[str, ...],
+    exclude: tuple[str, ...] | None,
 ) -> None:
     weights, gradients = training
     optimizer = LARS(
@@ -142,7 +159,10 @@ def test_lars_is_that_of_its_paper(
     expected = lars(
         weights,
         gradients,
-        [name not in EXCLUDED[exclude] for name in NAMES],
+        [
+            place not in EXCLUDED[exclude] and (exclude is not None or weight.ndim > 1)
+            for place, weight in enumerate(weights)
+        ],
         momentum=momentum,
         decay=decay,
         trust=trust,
@@ -152,19 +172,51 @@ def test_lars_is_that_of_its_paper(
     assert_close(applied(optimizer, weights, gradients, RATES), expected, weights, 3e-5)
 
 
+def test_lars_says_once_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="unbiased_dense")], name="norm_free_net")
+    model.compile(LARS(0.1, exclude=["bias", "norm"]), "mse")
+    model.fit(np.ones((8, 3)), np.zeros((8, 2)), epochs=2, batch_size=4, verbose=0)
+    assert [record.message for record in caplog.records if record.name == "tfdist"] == [
+        "LARS adapts 1 of 2 variables; not adapted and not decayed: norm_free_net/unbiased_dense/bias.",
+        "LARS: exclude has 'norm', which matches no whole part of a path and excludes nothing; it is found inside "
+        "norm_free_net/unbiased_dense/kernel. To exclude that, pass '.*norm.*'.",
+    ]
+
+
+def test_lars_leaves_out_biases_and_normalization_whatever_their_layers_are_called() -> None:
+    layers = [
+        keras.layers.Dense(4, name="bias"),
+        keras.layers.BatchNormalization(name="dense"),
+        keras.layers.LayerNormalization(axis=(1, 2), name="kernel"),
+        keras.layers.MultiHeadAttention(2, 2, name="abnormal"),
+    ]
+    x = keras.Input((3, 5))
+    model = keras.Model(x, layers[3](*2 * [layers[2](layers[1](layers[0](x)))]), name="norm_free_net")
+    optimizer = LARS(0.1)
+    optimizer.build(model.trainable_variables)
+    adapted = {
+        one.path for one, is_adapted in zip(model.trainable_variables, optimizer._adapted, strict=True) if is_adapted
+    }
+    assert adapted == {one.path for one in model.trainable_variables if one.name == "kernel"}
+    assert len(adapted) == 5
+
+
 @ANY
 @given(
     training=trainings(),
     rate=st.sampled_from([1e-3, 0.01, 0.1]),
     beta_1=st.sampled_from([0.0, 0.5, 0.9]),
     beta_2=st.sampled_from([0.9, 0.999]),
+    decay=st.sampled_from([None, 0.01, 0.3]),
 )
-def test_keras_lamb_is_that_of_its_paper(training: Any, rate: float, beta_1: float, beta_2: float) -> None:
+def test_keras_lamb_is_that_of_its_paper_with_the_decay_decoupled(
+    training: Any, rate: float, beta_1: float, beta_2: float, decay: float | None
+) -> None:
     weights, gradients = training
-    optimizer = keras.optimizers.Lamb(rate, beta_1=beta_1, beta_2=beta_2)
+    optimizer = keras.optimizers.Lamb(rate, beta_1=beta_1, beta_2=beta_2, weight_decay=decay)
     ours = applied(optimizer, weights, gradients, (rate,))
     # 1 - beta_2 is a thousandth, of which float32 knows four digits
-    assert_close(ours, lamb(weights, gradients, rate, beta_1, beta_2), weights, 2e-4)
+    assert_close(ours, lamb(weights, gradients, rate, beta_1, beta_2, decay or 0.0), weights, 2e-4)
 
 
 def test_the_step_follows_the_size_of_the_weights_and_not_of_the_gradient() -> None:

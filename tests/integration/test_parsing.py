@@ -1,4 +1,4 @@
-"""Records of numbers parsed by NumPy and ops: what they take for certain is what TensorFlow reads, to the bit."""
+"""Records of numbers parsed by the ops: what they take for certain is what TensorFlow reads, to the bit."""
 
 import itertools
 import struct
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.integration.test_records import HUGE, Shard, framed, ops
 from tfdist import data, native
-from tfdist.data import features
-from tfdist.data.alike import Forms, has_forms
-from tfdist.data.example import content_of, delimited, entry, joined, varint, varints
-from tfdist.data.fetch import Fetcher, source_of
-from tfdist.data.schema import Feature, Schema
+from tfdist.data.format.example import content_of, delimited, entry, joined, varint, varints
+from tfdist.data.format.schema import Feature, Schema
+from tfdist.data.reading import columns, features
+from tfdist.data.reading.fetch import Fetcher, MappedBytes, source_of
+from tfdist.errors import CorruptDataError
 from tfdist.native import Records
 
 __all__ = ["ops"]  # a fixture
@@ -31,23 +31,9 @@ Values = dict[str, np.ndarray[Any, Any]]
 
 
 class Parser(Protocol):
-    """One of the two."""
+    """Parses records, or leaves some."""
 
     def __call__(self, schema: Schema, payloads: Sequence[bytes]) -> list[Values | None]: ...
-
-
-def by_forms(schema: Schema, payloads: Sequence[bytes]) -> list[Values | None]:
-    """By NumPy; records of one length together."""
-    forms, found = Forms(schema), [LEFT] * len(payloads)
-    for length in sorted(set(map(len, payloads))):
-        places = [place for place, payload in enumerate(payloads) if len(payload) == length]
-        rows = np.array([np.frombuffer(payloads[place], np.uint8) for place in places]).reshape(len(places), length)
-        columns, parsed = forms(rows)
-        for row, place in enumerate(places):
-            values = {name: column[row] for name, column in columns.items()}
-            assert parsed[row] or not any(value.any() for value in values.values())
-            found[place] = values if parsed[row] else LEFT
-    return found
 
 
 def by_ops(ops: Records, path: Path) -> Parser:
@@ -74,11 +60,9 @@ def asked(shard: Shard) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=["numpy", "native"], scope="module")
-def parser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Parser:
-    if request.param == "numpy":
-        return by_forms
-    return by_ops(request.getfixturevalue("ops"), tmp_path_factory.mktemp("parsing") / "shard")
+@pytest.fixture(scope="module")
+def parser(ops: Records, tmp_path_factory: pytest.TempPathFactory) -> Parser:
+    return by_ops(ops, tmp_path_factory.mktemp("parsing") / "shard")
 
 
 def by_tensorflow(schema: Schema, payload: bytes) -> Values | None:
@@ -138,7 +122,7 @@ ANY = settings(
 @given(found=records())
 def test_what_is_plain_is_parsed_as_tensorflow_does(parser: Parser, found: tuple[Schema, list[bytes]]) -> None:
     schema, payloads = found
-    assert has_forms(schema)
+    assert features.are_numbers(schema)
     parsed = parser(schema, payloads)
     assert len(parsed) == len(payloads)
     for payload, values in zip(payloads, parsed, strict=True):
@@ -230,10 +214,10 @@ def test_padded_numbers_and_any_order_of_features_are_plain(parser: Parser) -> N
 
 
 def test_what_schemas_have_forms() -> None:
-    assert not has_forms(Schema({"x": Feature("float32", (None,)), "y": Y}))
-    assert not has_forms(Schema({"x": Feature("float32", (0,)), "y": Y}))
-    assert not has_forms(Schema({"x": Feature("string"), "y": Y}))
-    assert not has_forms(Schema({"x": Feature("float32", (2**30,))}))
+    assert not features.are_numbers(Schema({"x": Feature("float32", (None,)), "y": Y}))
+    assert not features.are_numbers(Schema({"x": Feature("float32", (0,)), "y": Y}))
+    assert not features.are_numbers(Schema({"x": Feature("string"), "y": Y}))
+    assert not features.are_numbers(Schema({"x": Feature("float32", (2**30,))}))
 
 
 def test_a_corrupt_record_has_no_values(ops: Records, tmp_path: Path) -> None:
@@ -354,21 +338,18 @@ def test_a_corrupt_record_of_another_program_weighs_nothing(tmp_path: Path, is_n
         found = epoch(folder, is_native=is_native, on_corrupt="skip")
         assert [row[2] for row in found].count(0.0) == 1
         assert len({row[1] for row in found if row[2]}) == 199
-    with pytest.raises(tf.errors.OpError, match="is corrupt"):
+    with pytest.raises(CorruptDataError, match="is corrupt"):
         epoch(folder, is_native=is_native)
 
 
-def test_who_is_asked_to_parse(tmp_path: Path) -> None:
-    """The fast ways must be taken where they can, and given up where they are none."""
+def test_who_is_asked_to_parse(tmp_path: Path, ops: Records) -> None:
+    """The fast way must be taken where it can, and given up where it is none."""
     for case in READ:
         examples = data.open(foreign(tmp_path / case, [READ[case](number) for number in range(300)]))
-        fetcher = Fetcher(examples, source_of(examples), verify="first", skip=False)
-        assert (fetcher.forms is None) == (case in ("of many lengths", "none plain"))
-        assert fetcher.is_plain == (case != "none plain")
-        if fetcher.forms is not None:
-            (_, parsed), weight = fetcher.parsed(np.arange(300))
-            assert np.flatnonzero(~parsed).tolist() == ([80] if case == "one that is strange" else [])
-            assert weight.all()
+        source = source_of(examples)
+        assert isinstance(source, MappedBytes)
+        reader = columns.ByOps(Fetcher(examples, source, verify="first", skip=False), ops, source.paths)
+        assert reader.parses == (case != "none plain")
 
 
 @pytest.mark.parametrize("is_native", [False, True])

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfdist import native
-from tfdist.data import access
+from tfdist.data.reading import access
 from tfdist.native import Records
 
 pytestmark = pytest.mark.quick
@@ -338,14 +339,19 @@ def test_several_threads_and_a_file_that_is_replaced_meanwhile(reader: Reader, t
                 return
 
     threads = [threading.Thread(target=read) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for i in range(100):
-        (tmp_path / "new").write_bytes(contents[i % 2])
-        os.replace(tmp_path / "new", shard.path)
-    done.set()
-    for thread in threads:
-        thread.join(30)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(interval / 50)  # threads that read in Python would hardly let this one replace the file
+    try:
+        for thread in threads:
+            thread.start()
+        for i in range(100):
+            (tmp_path / "new").write_bytes(contents[i % 2])
+            os.replace(tmp_path / "new", shard.path)
+        done.set()
+        for thread in threads:
+            thread.join(30)
+    finally:
+        sys.setswitchinterval(interval)
     assert not failures
 
 
@@ -418,3 +424,38 @@ def test_many_files(reader: Reader, tmp_path: Path) -> None:
     parts, ok = reader.records([shard.path for shard in shards], **asked, length=lengths, start=[0] * 300, size=lengths)
     assert all(ok)
     assert parts == [shards[i].records[0] for i in order]
+
+
+def test_of_a_file_in_another_state_no_record_is_ok(ops: Records, tmp_path: Path) -> None:
+    """The ops read files in the state in which they were looked at, and say of others that their records are not ok."""
+
+    def states(*paths: Path) -> list[int]:
+        found = [os.stat(path) for path in paths]
+        return [number for at in found for number in (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns)]
+
+    shards = [Shard(tmp_path / f"{place}.tfrecord", payloads((3, 5), seed=place)) for place in range(2)]
+    paths = [str(shard.path) for shard in shards]
+    vectors = tensors(whole(shards[0])) | {"file": np.array([0, 1], np.int32)}
+    known = states(*(shard.path for shard in shards))
+    parts, ok = ops.read_records(paths, **vectors, state=known)
+    assert ok.numpy().tolist() == [True, True]
+    assert parts.numpy().tolist() == [shards[0].records[0], shards[1].records[1]]
+    content = shards[1].path.read_bytes()
+    shards[1].path.unlink()
+    for again in (False, True):  # it is gone; then it is there again, with another time
+        if again:
+            shards[1].path.write_bytes(content)
+            os.utime(shards[1].path, ns=(0, -5))
+        for read in (
+            lambda: ops.read_records(paths, **vectors, state=known)[1],
+            lambda: ops.read_rows(paths, [0, 1], [0, 19], [True] * 2, 3, state=known)[1],
+            lambda: ops.parse_records(paths, [0, 1], [0, 19], [3, 5], [True] * 2, [("x", "float", 1)], state=known)[1],
+        ):
+            assert not read().numpy()[1]
+        assert ops.read_records(paths, **vectors, state=known)[1].numpy().tolist() == [True, False]
+    now = states(*(shard.path for shard in shards))
+    now = [number & 2**64 - 1 for number in now]
+    state = np.array(now, np.uint64).view(np.int64)
+    assert ops.read_records(paths, **vectors, state=state)[1].numpy().tolist() == [True, True]
+    with pytest.raises(Exception, match="state has 3 values, and there are 2 files"):
+        ops.read_records(paths, **vectors, state=[1, 2, 3])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.light import python_path
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "cases" / "reproducible_jobs.py"
 DEADLINE_SECONDS = 280
@@ -20,7 +22,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TFDIST_", "HOROVOD_")) and k != "TF_CONFIG"}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("jobs"))],
-        env={**kept, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+        env={**kept, "PYTHONPATH": python_path(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=DEADLINE_SECONDS,

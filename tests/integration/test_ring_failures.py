@@ -1,20 +1,17 @@
 """A ring of three processes of which one is killed, stopped, slow or ends: what the others do, and by when."""
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.integration.light import python_path
+from tests.integration.forks import Forks
 from tfdist.cluster import ports
-from tfdist.testing.environment import worker_environments
+from tfdist.testing.pool import worker_environments
 
-DEADLINE_SECONDS = 150
 LOST_AFTER_SECONDS = 12  # and a busy machine answers sooner
 
 # Worker 1 does what it is told after its second epoch; every worker prints what came of it.
@@ -60,38 +57,31 @@ class Ended:
     output: str
 
 
-def run(what: str, folder: Path, *, but_for: tuple[int, ...] = ()) -> list[Ended]:
+def run(forking: Forks, what: str, folder: Path, *, but_for: tuple[int, ...] = ()) -> list[Ended]:
     """Run three workers until all have ended, or all but those who are not expected to."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    environments = worker_environments(os.environ, strategy="ring", ports=ports.free_ports(3), replicas_per_worker=1)
-    command = [sys.executable, str(script), what]
+    environments = worker_environments({}, strategy="ring", ports=ports.free_ports(3), replicas_per_worker=1)
     with contextlib.ExitStack() as stack:
-        started = []
-        for index, environment in enumerate(environments):
-            log = stack.enter_context((folder / f"{index}.txt").open("w+"))
-            light = environment | {"PYTHONPATH": python_path()}
-            process = subprocess.Popen(command, env=light, cwd=folder, stdout=log, stderr=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            started.append((process, log))
-        codes: list[int | None] = [None] * 3
-        for index, (process, _) in enumerate(started):
-            if index not in but_for:
-                codes[index] = process.wait(DEADLINE_SECONDS)
-        return [Ended(code, (folder / f"{index}.txt").read_text()) for index, code in enumerate(codes)]
+        started = [stack.enter_context(forking.start(str(script), what, **one)) for one in environments]
+        codes: list[int | None] = [
+            None if index in but_for else process.wait() for index, process in enumerate(started)
+        ]
+        for index in but_for:
+            started[index].kill()  # who is stopped hears of nothing else
+        return [Ended(code, process.written) for code, process in zip(codes, started, strict=True)]
 
 
-def test_a_killed_worker_is_named_by_all_others(tmp_path: Path) -> None:
-    workers = run("killed", tmp_path)
+def test_a_killed_worker_is_named_by_all_others(forking: Forks, tmp_path: Path) -> None:
+    workers = run(forking, "killed", tmp_path)
     assert [worker.code for worker in workers] == [7, -signal.SIGKILL, 7]
     for worker in (workers[0], workers[2]):
         assert "WorkerLostError: worker" in worker.output
         assert "when the ring broke: worker 1 (127.0.0.1:" in worker.output
 
 
-def test_a_stopped_worker_is_taken_for_lost(tmp_path: Path) -> None:
-    workers = run("stopped", tmp_path, but_for=(1,))
+def test_a_stopped_worker_is_taken_for_lost(forking: Forks, tmp_path: Path) -> None:
+    workers = run(forking, "stopped", tmp_path, but_for=(1,))
     assert [worker.code for worker in workers] == [7, None, 7]
     assert "stops" in workers[1].output
     for worker in (workers[0], workers[2]):
@@ -99,15 +89,15 @@ def test_a_stopped_worker_is_taken_for_lost(tmp_path: Path) -> None:
         assert "has not been heard of for" in worker.output
 
 
-def test_a_slow_worker_is_waited_for(tmp_path: Path) -> None:
-    workers = run("slow", tmp_path)
+def test_a_slow_worker_is_waited_for(forking: Forks, tmp_path: Path) -> None:
+    workers = run(forking, "slow", tmp_path)
     assert [worker.code for worker in workers] == [0, 0, 0], [worker.output[-2000:] for worker in workers]
     assert all("finished 8" in worker.output for worker in workers)
 
 
 @pytest.mark.parametrize(("what", "code"), [("ends", 0), ("raises", 1)])
-def test_a_worker_that_ends_ends_the_others(what: str, code: int, tmp_path: Path) -> None:
-    workers = run(what, tmp_path)
+def test_a_worker_that_ends_ends_the_others(what: str, code: int, forking: Forks, tmp_path: Path) -> None:
+    workers = run(forking, what, tmp_path)
     assert [worker.code for worker in workers] == [7, code, 7]
     for worker in (workers[0], workers[2]):
         assert "worker 1 (127.0.0.1:" in worker.output
@@ -116,7 +106,7 @@ def test_a_worker_that_ends_ends_the_others(what: str, code: int, tmp_path: Path
 
 MISSING = """
 import sys
-sys.modules["horovod"] = None
+sys.modules |= {name: None for name in sys.modules if name.partition(".")[0] == "horovod"} | {"horovod": None}
 import tfdist
 try:
     tfdist.strategies.RingStrategy()
@@ -125,30 +115,26 @@ except ImportError as error:
 """
 
 
-def run_alone(code: str, environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python code in one process of a job."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
+def run_alone(forking: Forks, code: str, environment: Mapping[str, str], folder: Path) -> tuple[int, str, str]:
+    """Run Python code in one process of a job; return how it ended, and what it printed."""
+    (folder / "alone.py").write_text(code)
+    with forking.start(str(folder / "alone.py"), **environment) as process:
+        out, err = process.communicate()
+        return process.wait(), out.decode(), err.decode()
 
 
-def test_without_horovod_one_line_says_how_to_get_it(tmp_path: Path) -> None:
-    (environment,) = worker_environments(os.environ, strategy="ring", ports=ports.free_ports(1), replicas_per_worker=1)
-    done = run_alone(MISSING, environment, tmp_path)
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.strip().splitlines()
+def test_without_horovod_one_line_says_how_to_get_it(forking: Forks, tmp_path: Path) -> None:
+    (environment,) = worker_environments({}, strategy="ring", ports=ports.free_ports(1), replicas_per_worker=1)
+    code, out, err = run_alone(forking, MISSING, environment, tmp_path)
+    assert code == 0, err
+    (line,) = out.strip().splitlines()
     assert line.startswith("MissingDependencyError: Horovod is not installed")
     assert line.endswith("tfdist build horovod")
 
 
-def test_workers_that_do_not_come_are_named(tmp_path: Path) -> None:
-    environment, *_ = worker_environments(os.environ, strategy="ring", ports=ports.free_ports(2), replicas_per_worker=1)
-    done = run_alone("import tfdist; tfdist.strategies.RingStrategy(timeout_seconds=2)", environment, tmp_path)
-    assert done.returncode == 1
-    assert f"DeadlineError: worker 1 ({environment['TFDIST_WORKERS'].split(',')[1]}) has not come" in done.stderr
+def test_workers_that_do_not_come_are_named(forking: Forks, tmp_path: Path) -> None:
+    environment, *_ = worker_environments({}, strategy="ring", ports=ports.free_ports(2), replicas_per_worker=1)
+    alone = "import tfdist; tfdist.strategies.RingStrategy(timeout_seconds=2)"
+    code, _, err = run_alone(forking, alone, environment, tmp_path)
+    assert code == 1
+    assert f"DeadlineError: worker 1 ({environment['TFDIST_WORKERS'].split(',')[1]}) has not come" in err

@@ -144,19 +144,19 @@ def test_a_worker_that_is_stopped_is_replaced(chief, shared):  # type: ignore[no
 
 # the steps of a training, whose state is how many there were
 STEPS = """
-    from tfdist.launch.progress import Phase, Reporter
-    reporter = Reporter.from_environment()
+    from tfdist.monitor.phases import Kind
+    from tfdist.monitor.process import step_clock
+    reporter = step_clock().reporter
     assert reporter.is_chief
     state = SHARED / "state"
     steps = int(state.read_text()) if state.exists() else 0
     if steps:
         reporter.resumed(steps, "state")
     for tick in range(30 - steps):
-        reporter.phase(Phase.STEPPING)
-        reporter.begins(tick)
+        step_clock().begin(Kind.TRAIN)
         if (STARTS, tick) == (1, 3):
             forever()  # without its server, which has been killed at this moment
-        reporter.ends(tick)
+        step_clock().end()
         reporter.done(steps + tick + 1)
         if (steps + tick) % 10 == 9:
             state.write_text(str(steps + tick + 1))

@@ -53,9 +53,9 @@ def test_restarts_from_a_process_that_has_imported_tensorflow(script, shared):  
         wait_until(lambda: not any(map(alive, pids)), "workers are left")
 
 
-def test_a_killed_agent_leaves_no_process_that_waits(script, shared):  # type: ignore[no-untyped-def]
+def test_a_killed_agent_leaves_no_process_that_waits(forking, script, shared):  # type: ignore[no-untyped-def]
     path = script(FOREVER.replace("train(20", "train(10**9"))
-    with job("-n", 2, "--max-restarts", 3, "--hang-seconds", 100, path, shared=shared) as process:
+    with job("-n", 2, "--max-restarts", 3, "--hang-seconds", 100, path, shared=shared, forking=forking) as process:
         wait_for_event(shared, "stepping")
         (shared / "go 0").write_text("x")
         wait_for_event(shared, "stepping", start=1)

@@ -116,6 +116,40 @@ def test_a_single_worker_has_the_terminal(script, shared):  # type: ignore[no-un
     assert text == "True True\r\n"
 
 
+NOISY = r"""
+    sys.stderr.write("WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
+    sys.stderr.write("I0000 00:00:17.5   30103 port.cc:153] oneDNN custom operations are on. You may see\n")
+    sys.stderr.write("a warning of the script's own\n")
+    print("level", os.environ.get("TF_CPP_MIN_LOG_LEVEL"), flush=True)
+    sys.stderr.write("the last words")
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_known_to_be_noise_is_left_out_unless_all_is_asked_for(workers, script, shared):  # type: ignore[no-untyped-def]
+    env = environment(shared)
+    env.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    own, last = "a warning of the script's own", "the last words"
+    for options, level, said in (((), "1", {own, last}), (("--all-logs",), "None", {own, last, "WARNING", "I0000"})):
+        with agent("-n", workers, *options, script(NOISY), shared=shared, env=env) as process:
+            out, err = process.communicate(timeout=DEADLINE_SECONDS)
+        assert process.returncode == 0
+        assert out.decode().count(f"level {level}\n") == workers
+        lines = [re.sub(r"^\[worker \d\] ", "", line) for line in err.decode().splitlines()]
+        assert {line if line in (own, last) else re.split(r"[ :]", line)[0] for line in lines} == said
+        assert len(lines) == workers * len(said)
+
+
+def test_a_single_worker_has_a_terminal_for_its_errors_too(script, shared):  # type: ignore[no-untyped-def]
+    body = "print(os.get_terminal_size(2).columns > 0, file=sys.stderr); sys.stderr.write('\\r50%\\r100%\\n')"
+    text = on_a_terminal(script(NOISY + "\n    " + body), shared=shared)
+    assert "absl" not in text
+    assert "a warning of the script's own" in text
+    assert re.search(r"the last words(True|False)\r\n.*100%\r\n", text, re.DOTALL)
+    everything = on_a_terminal("--all-logs", script(NOISY), shared=shared)
+    assert "absl" in everything
+
+
 def test_a_reader_that_stands_still_does_not_stop_supervision(script, shared):  # type: ignore[no-untyped-def]
     path = script("""
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -6,10 +6,12 @@ No TensorFlow: the workers step together through a socket, and faults happen whe
 import os
 import re
 import signal
+from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, alive, finished, told, wait_until
+from tests.integration.agents import DEADLINE_SECONDS, agent, alive, environment, finished, told, wait_until
 from tests.integration.steppers import STEPPER, done, fault, happened, job, options, wait_for_event
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
@@ -79,10 +81,12 @@ def test_a_worker_that_hangs_before_its_step_is_named(script, shared):  # type: 
     path = script(
         STEPPER + f"train({STEPS}, before=lambda tick: time.sleep(1000) if (ME, tick, START) == (0, 9, 0) else 0)"
     )
-    with job("-n", 2, "--max-restarts", 1, "--hang-seconds", 0.5, path, shared=shared) as process:
+    arguments = ("-n", 2, "--max-restarts", 1, "--hang-seconds", 0.1, "--stall-seconds", 2, path)
+    with job(*arguments, shared=shared) as process:
         code, _, err = ended(process)
     assert (code, happened(shared)[2]["worker"]) == (0, 0)
-    assert "worker 0 hangs: stepping after 9 steps since it was started" in err
+    assert "worker 0 hangs: in the script's own code (a callback, or between two calls) after 9 steps since" in err
+    assert " for 2." in err, "that bound, and not the one of a step"
 
 
 def test_a_worker_that_hangs_last_ends_the_job(script, shared):  # type: ignore[no-untyped-def]
@@ -159,6 +163,35 @@ def test_a_signal_lets_all_save_before_the_same_step(number, restarts, script, s
     assert "failed first" not in err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_signal_to_every_process_at_once(number, steps, script, shared):  # type: ignore[no-untyped-def]
+    path = script(STEPPER + ("train(10**9)" if steps else "tell(f'up {ME}'); signal.pause()"))
+    with job("-n", 2, "--max-restarts", 3, path, shared=shared) as process:
+        if steps:
+            wait_for_event(shared, "stepping")
+        for worker in () if steps else range(2):
+            told(shared, f"up {worker}")
+        everybody = [*psutil.Process(process.pid).children(recursive=True), process]
+        for one in everybody:  # workers, the guardian, who prepares the next start; the agent hears of it last
+            one.send_signal(number)
+        code, _, err = ended(process)
+    assert code == 128 + number
+    assert "failed" not in err
+    if steps and number == signal.SIGTERM:
+        assert told(shared, "halted 0 0") == told(shared, "halted 0 1")
+
+
+def test_a_guardian_that_was_killed_is_no_failure(script, shared):  # type: ignore[no-untyped-def]
+    path = script("tell(f'up {ME}'); wait_told('enough')")
+    with agent("-n", 2, path, shared=shared) as process:
+        told(shared, "up 0")
+        (guardian,) = (c for c in psutil.Process(process.pid).children() if "guardian.py" in " ".join(c.cmdline()))
+        guardian.kill()
+        (shared / "enough").write_text("x")
+        assert ended(process)[0] == 0
+
+
 def test_a_signal_when_a_worker_never_comes_to_a_step(script, shared):  # type: ignore[no-untyped-def]
     path = script(
         STEPPER
@@ -202,6 +235,42 @@ def test_a_killed_agent_leaves_nothing(script, shared):  # type: ignore[no-untyp
         memory = os.path.dirname(told(shared, "memory 0"))
         wait_until(lambda: not os.path.exists(memory), "memory is left")
         wait_until(lambda: not list((shared / "cache").glob("jobs/*")), "a socket is left")
+
+
+GENERATES = """
+import tempfile
+with tempfile.NamedTemporaryFile(prefix="__autograph_generated_file", suffix=".py", delete=False) as file:
+    file.write(b"x")
+"""
+
+
+def test_files_that_autograph_has_made_go_with_a_worker_that_is_killed(script, shared):  # type: ignore[no-untyped-def]
+    path = script(STEPPER + GENERATES + f"tell(f'made {{START}} {{ME}}', file.name)\ntrain({STEPS})")
+    with job("-n", 2, "--max-restarts", 1, path, shared=shared, faults=[fault("kill", 0, 3)]) as process:
+        code, _, err = ended(process)
+        assert code == 0, err
+        made = [told(shared, f"made {start} {worker}") for start in range(2) for worker in range(2)]
+        assert len({os.path.dirname(one) for one in made} | {str(shared.parent / "tmp")}) == 1
+        assert not any(map(os.path.exists, made))
+
+
+def test_what_is_left_when_all_are_killed_at_once_goes_at_the_next_start(script, shared):  # type: ignore[no-untyped-def]
+    path = script(STEPPER + GENERATES + "tell(f'made {ME}', file.name)\ntrain(10**9)")
+    folders = [shared.parent / "tmp", Path("/dev/shm")]
+    with job("-n", 2, "--max-restarts", 1, path, shared=shared) as process:
+        wait_for_event(shared, "stepping")
+        everybody = [*psutil.Process(process.pid).children(recursive=True), process]
+        for one in everybody:
+            one.send_signal(signal.SIGSTOP)
+        for one in everybody:
+            one.send_signal(signal.SIGKILL)
+        process.wait(timeout=DEADLINE_SECONDS)
+        wait_until(lambda: not any(alive(one.pid) for one in everybody), "processes are left")
+        ours = f"tfdist-job-{happened(shared)[0]['job']}*"
+        assert [len(list(folder.glob(ours))) for folder in folders] == [1, 1]
+        assert finished("-n", 1, script("print('next')"), shared=shared, env=environment(shared))[0] == 0
+        assert [len(list(folder.glob(ours))) for folder in folders] == [0, 0]
+        assert not any(os.path.exists(told(shared, f"made {worker}")) for worker in range(2))
 
 
 def test_a_closed_output_lets_all_save(script, shared):  # type: ignore[no-untyped-def]

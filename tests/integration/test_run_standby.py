@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.agents import DEADLINE_SECONDS, alive, wait_until
+from tests.integration.forks import Forks
 from tests.integration.steppers import STEPPER, done, happened, job, wait_for_event
 from tests.integration.test_run_recovers import run
 
@@ -54,8 +55,8 @@ def joined(shared: Path, start: int) -> bool:
     return any((shared / f"joined {start} {worker}").exists() for worker in range(2))
 
 
-def test_it_takes_over_and_shows_what_it_wrote_only_then(script, shared):  # type: ignore[no-untyped-def]
-    with job(*OPTIONS, script(WAITING), shared=shared) as process:
+def test_it_takes_over_and_shows_what_it_wrote_only_then(forking, script, shared):  # type: ignore[no-untyped-def]
+    with job(*OPTIONS, script(WAITING), shared=shared, forking=forking) as process:
         for start in range(2):
             wait_for_event(shared, "stepping", start=start)
             begun(shared, start + 1)
@@ -73,8 +74,8 @@ def test_it_takes_over_and_shows_what_it_wrote_only_then(script, shared):  # typ
         wait_until(lambda: not any(map(alive, left)), "workers in reserve are left")
 
 
-def test_one_of_it_that_dies_costs_the_reserve_alone_and_none_outlives_the_agent(script, shared):  # type: ignore[no-untyped-def]
-    with job(*OPTIONS, script(WAITING), shared=shared) as process:
+def test_one_of_it_that_dies_costs_the_reserve_alone_and_none_outlives_the_agent(forking, script, shared):  # type: ignore[no-untyped-def]
+    with job(*OPTIONS, script(WAITING), shared=shared, forking=forking) as process:
         wait_for_event(shared, "stepping", start=0)
         first, second = begun(shared, 1)
         os.kill(first, signal.SIGKILL)
@@ -97,7 +98,7 @@ import json, os, pathlib, sys, time
 import keras
 import numpy as np
 import tfdist
-from tfdist.training import step
+from tfdist.training.replica import step
 
 SHARED, START = pathlib.Path(sys.argv[1]), int(os.environ["TFDIST_RESTARTS"])
 
@@ -130,14 +131,14 @@ if os.environ["TFDIST_WORKER_INDEX"] == "0":
 """
 
 
-def test_fit_goes_on_in_it_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_fit_goes_on_in_it_as_if_nothing_had_been(forking: Forks, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     options = ["--strategy", "ring", "-n", "2", "--max-restarts", "2"]
-    run(tmp_path, *options, "train.py", str(tmp_path), "never")
+    run(forking, tmp_path, *options, "train.py", str(tmp_path), "never")
     kill = {"kind": "kill", "worker": 1, "at": "step", "step": 4, "restart": 0}
     for file in tmp_path.glob("made *"):
         file.unlink()
-    events = run(tmp_path, *options, "--standby", "train.py", str(tmp_path), "killed", faults=[kill])
+    events = run(forking, tmp_path, *options, "--standby", "train.py", str(tmp_path), "killed", faults=[kill])
     assert [event["event"] for event in events].count("failed") == 1
     for name in ("{}.json", "{} 0.csv"):
         killed, never = ((tmp_path / name.format(which)).read_text() for which in ("killed", "never"))

@@ -8,27 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.testing.environment import worker_environments
-from tfdist.testing.pool import WorkerPool
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 120
 CASES = Path(__file__).parent / "cases"
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
+def pool(forking: Forks) -> Iterator[WorkerPool]:
     (environment,) = worker_environments(
         os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=2
     )
-    with WorkerPool(lambda: [environment | {"PYTHONPATH": python_path(CASES)}]) as workers:
+    with WorkerPool(lambda: [environment | {"PYTHONPATH": python_path(CASES)}], start=forking.worker) as workers:
         workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
         yield workers
 
 
-def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
-    (reply,) = pool.call(f"mirrored_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+def call(pool: WorkerPool, function: str, *, cases: str = "mirrored_cases", **arguments: Any) -> Any:
+    (reply,) = pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
     assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
     return reply.value
 
@@ -63,11 +63,45 @@ def test_a_model_without_call_trains_two_others(pool: WorkerPool) -> None:
     np.testing.assert_allclose(seen["two"], seen["one"], atol=1e-5)
 
 
+def test_numbers_are_looked_at_as_on_one_device(pool: WorkerPool) -> None:
+    assert call(pool, "numbers") == {}
+
+
 def test_a_loop_of_ones_own_is_tensorflows(pool: WorkerPool) -> None:
     seen = call(pool, "loop_of_ones_own")
     assert seen["distributed"]
     assert seen["loss_error"] < 1e-4
     assert seen["weight_error"] < 1e-5
+
+
+def test_a_function_may_run_twice_and_reduce_between(pool: WorkerPool) -> None:
+    seen = call(pool, "two_runs_in_a_function", cases="function_cases")
+    assert seen["rows"] == [4, 4, 3, 4, 4, 3]
+    assert seen["apart"] < 1e-5
+
+
+def test_a_function_may_make_its_iterator(pool: WorkerPool) -> None:
+    # on no more cores than replicas TensorFlow waits for ever, with the threads that it takes by itself
+    assert call(pool, "iterators_inside_functions", cases="function_cases") == [
+        rows * (rows - 1) for rows in range(3, 9) for _ in range(3)
+    ]
+
+
+def test_a_gather_that_does_not_fit_harms_nothing_after_it(pool: WorkerPool) -> None:
+    seen = call(pool, "a_gather_that_does_not_fit")
+    assert seen == {"failed": ["traced", "run", "eager", "gather"], "gathered": [0, 0, 1, 1], "updates": 5}
+
+
+def test_an_optimizer_outside_of_replicas_updates_every_copy(pool: WorkerPool) -> None:
+    for name, seen in call(pool, "optimizers_outside_of_replicas").items():
+        (one,) = seen["one"]["copies"]
+        np.testing.assert_allclose(seen["under"]["copies"], [one, one], atol=1e-6, err_msg=name)
+        assert one != [1.0, 2.0, 3.0], name
+        assert seen["under"]["iterations"] == seen["one"]["iterations"], name
+
+
+def test_rows_with_a_shape_of_numbers_are_added_up(pool: WorkerPool) -> None:
+    assert call(pool, "rows_with_a_shape_of_numbers") == [[1.0, 2.0, 1.0]] * 2
 
 
 @pytest.mark.parametrize("wire_dtype", [None, "float16", "bfloat16"])
@@ -87,8 +121,17 @@ def test_gradients_of_a_loop_of_ones_own_are_added_up(pool: WorkerPool) -> None:
         np.testing.assert_allclose(ours, plain, atol=1e-6)
 
 
+def test_positions_of_a_loop_of_ones_own_are_there_once(pool: WorkerPool) -> None:
+    assert max(call(pool, "positions_in_a_loop_of_ones_own").values()) < 1e-6
+
+
+def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
+    (reply,) = pool.call("reducer_cases:collectives", {}, timeout_seconds=2 * DEADLINE_SECONDS)
+    assert reply.value == [], reply
+
+
 def test_a_step_is_traced_once(pool: WorkerPool) -> None:
-    assert call(pool, "states_in_memory", epochs=2) == {"traces": 2}  # one for each replica
+    assert call(pool, "states_in_memory", epochs=2) == {"traces": 3}  # for each replica, and tried for means and sums
 
 
 CORNERS = (
@@ -103,6 +146,7 @@ CORNERS = (
     "statistics_far_from_zero",
     "predictions_with_several_rows_for_an_example",
     "predict_on_batch_before_all_else",
+    "predictions_of_sparse_batches_before_all_else",
     "a_train_function_of_ones_own",
 )
 
@@ -136,14 +180,22 @@ def test_a_loop_inside_a_model_gets_tensorflows_dataset(pool: WorkerPool) -> Non
 
 
 def test_batches_of_many_sizes_are_not_traced_one_by_one(pool: WorkerPool) -> None:
-    assert corner(pool, "traces_of_train_on_batch") <= 2 * 2  # two replicas, and one relaxation of the shapes
+    assert corner(pool, "traces_of_train_on_batch") <= 1 + 2 * 2  # tried; two replicas, one relaxation of the shapes
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("jit", "UnsupportedError: jit_compile is True"),
-        ("outside", "the metric 'loss' was created outside the scope"),
+        ("jit", "jit_compile is True, and the synchronized layer 'norm'"),
+        ("jit operation", "XLA cannot compile AsString"),
+        ("jit order", "train_step uses variables after"),
+        ("outside", "the optimizer 'sgd"),
+        ("optimizer", "the optimizer 'adam' was created outside the scope of MirroredStrategy; it must"),
+        ("wrapped", "the optimizer 'adam' was created outside the scope of MirroredStrategy; it must"),
+        ("distributed", "the optimizer 'adam' was created outside the scope of MirroredStrategy; it must"),
+        ("another scope", "was created in the scope of another strategy than MirroredStrategy; it must"),
+        ("another model", "is compiled in the scope of MirroredStrategy and was created outside of it"),
+        ("compiled outside", "the optimizer 'adam' was created outside the scope of MirroredStrategy; it must"),
         ("scaled twice", "which reduces gradients by itself"),
         ("foreign", "Make the strategy with tfdist.strategies.MirroredStrategy()"),
         ("layer", "was created outside the scope of MirroredStrategy; it must be created inside"),
@@ -183,3 +235,147 @@ def test_the_gradient_noise_scale_is_that_of_one_device_and_changes_nothing(pool
 
     assert ask("measured") == pytest.approx(ask("measured", strategy=None), rel=1e-5)
     assert ask("trained", with_callback=True) == ask("trained", with_callback=False)
+
+
+def _reductions(pool: WorkerPool, function: str) -> Any:
+    (reply,) = pool.call(f"reduction_cases:{function}", {}, timeout_seconds=2 * DEADLINE_SECONDS)
+    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
+    return reply.value
+
+
+def test_what_a_step_reduces_to_is_found_and_what_is_neither_is_said_once(pool: WorkerPool) -> None:
+    seen = _reductions(pool, "what_is_said")
+    said = {name: run["said"] for name, run in seen.items()}
+    for name in ("mask", "mask in a step"):
+        (sentence,) = said.pop(name)
+        assert "neither a mean over the examples of a batch nor their sum" in sentence
+        assert 'reduction="mean_with_sample_weight"' in sentence
+    assert not any(said.values()), said
+    sums = {name: run["sums"] for name, run in seen.items()}
+    assert sums["mean in a step"] == sums["mask that is meant"] == []
+    assert ["gradient", 0] in sums["sum in a step"]
+    for other in ("sum in a step, said", "eagerly"):
+        for one, same in zip(seen["sum in a step, found"]["weights"], seen[other]["weights"], strict=True):
+            np.testing.assert_allclose(one, same, atol=1e-5)
+
+
+def test_a_gradient_of_a_gradient_through_statistics_of_the_batch_is_said_once(pool: WorkerPool) -> None:
+    said = _reductions(pool, "a_gradient_of_a_gradient")["said"]
+    assert sum("the gradient of a gradient through a synchronized BatchNormalization" in one for one in said) == 1, said
+
+
+def test_trying_a_step_changes_nothing(pool: WorkerPool) -> None:
+    states = _reductions(pool, "states_around_a_trial")
+    assert states["tried"] == states["told"]
+    seen = _reductions(pool, "steps_with_a_counter")
+    assert seen["counts"] == [seen["steps"]] * 2
+    assert len(seen["said"]) == 1
+    assert "AssignAddVariableOp" in seen["said"][0]
+
+
+def test_an_optimizer_that_its_first_step_builds_is_on_every_replica(pool: WorkerPool) -> None:
+    seen = _reductions(pool, "slots_on_every_replica")
+    for first, second in seen["copies"]:
+        assert first == second
+    slots = [name for name in seen["names"] if "momentum" in name]
+    assert len(slots) == len(seen["built"])
+    assert all("replica" not in name for name in seen["names"])
+
+
+def test_observers_are_told_of_as_many_steps_as_the_model_counts(pool: WorkerPool) -> None:
+    seen = call(pool, "of_replicas", cases="step_cases")
+    for name, case in seen.items():
+        assert case["are_sound"], name
+        assert case["are_in_a_row"], name
+    usual = ["dispatch", "input", "execute"]
+    traced = [*usual, "trace"]
+    fit = seen["fit_with_validation"]
+    assert fit["kinds"] == ["train", "train", "train", "test", "train", "train", "train", "test", "predict"]
+    assert fit["phases"] == [traced, usual, usual, traced, *[usual] * 4, ["dispatch", "execute", "trace"]]
+    assert fit["updates"] == 6
+    inner = seen["evaluated_in_callbacks"]
+    assert (inner["kinds"], inner["updates"]) == (["test", "train", "test"] * 3, 3)
+    assert inner["phases"] == [usual] * 9, "one event for each phase of a step"
+    packed = seen["steps_per_execution"]
+    assert packed["phases"] == [["dispatch", "execute", "trace"], ["dispatch", "execute"]], (
+        "no batch is taken in Python"
+    )
+    assert packed["updates"] == 3
+    single = seen["single_calls"]
+    assert (single["kinds"], single["updates"]) == (["train", "train", "train", "test", "test"], 3)
+    assert single["phases"] == [traced, usual, usual, traced, usual]
+    assert seen["a_loop_of_ones_own"]["phases"] == [["dispatch", "execute"]]
+
+
+def test_steps_of_one_execution_are_those_of_single_calls_to_the_bit(pool: WorkerPool) -> None:
+    seen = call(pool, "at_once", cases="step_cases")
+    assert (seen["compared"] > 20, seen["differ"]) == (True, [])
+
+
+def test_several_steps_in_a_graph_tell_that_they_go_on(pool: WorkerPool) -> None:
+    seen = call(pool, "signs_of_life", cases="step_cases")
+    assert (seen["examples"], seen["last"]) == ([8, 8], 8)
+    assert seen["activities"]
+    assert set(seen["activities"]) <= {"INPUT", "STEPPING"}
+
+
+def test_a_step_that_raises_has_ended_for_its_observers(pool: WorkerPool) -> None:
+    seen = call(pool, "eager", cases="step_cases")
+    assert seen["are_sound"]
+    assert seen["are_in_a_row"]
+    assert seen["phases"] == [["dispatch", "input", "python"], ["dispatch", "input"], ["dispatch", "input", "python"]]
+    assert seen["updates"] == 2
+
+
+def refusal(pool: WorkerPool, function: str, **arguments: Any) -> Any:
+    arguments = {"cases_of": "mirrored_cases"} | arguments
+    (reply,) = pool.call(f"refusal_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
+    return reply.value
+
+
+@pytest.mark.parametrize("moved", ["self", "callbacks", "_make_function", "_maybe_symbolic_build"])
+def test_keras_that_is_not_recognised_is_refused(pool: WorkerPool, moved: str) -> None:
+    seen = refusal(pool, "refusals", moved=moved)
+    if moved == "callbacks":  # these have none
+        for method in ("train_on_batch", "test_on_batch", "predict_on_batch"):
+            assert seen.pop(method) == "right"
+    for method, came in seen.items():
+        assert came.startswith("UnsupportedError: "), (method, came)
+        assert "TensorFlow 2." in came, (method, came)
+        assert "has replaced methods of Keras" in came, (method, came)
+
+
+def test_keras_that_is_recognised_is_right(pool: WorkerPool) -> None:
+    assert set(refusal(pool, "refusals", moved="nothing").values()) == {"right"}
+
+
+def test_a_loop_of_ones_own_works_where_keras_is_not_recognised(pool: WorkerPool) -> None:
+    seen = refusal(pool, "loop_of_ones_own")
+    assert seen == {"traced": 2.0, "eager": [2.0, 2.0], "replicas": 2, "count": 3.0}
+
+
+def test_a_model_may_train_inside_the_fit_of_another(pool: WorkerPool) -> None:
+    assert refusal(pool, "a_batch_of_another_model_inside_fit") == ["right"]
+
+
+def test_keras_2_is_refused_and_others_are_not(pool: WorkerPool) -> None:
+    seen = refusal(pool, "in_another_package")
+    assert "tf_keras.src.engine.training" in seen.pop("tf_keras.src.engine.training")
+    assert set(seen.values()) == {"nothing"}
+
+
+def test_models_that_no_strategy_has_met_are_refused(pool: WorkerPool) -> None:
+    seen = refusal(pool, "first_used_otherwise")
+    assert "and never compiled" in seen.pop("uncompiled")
+    assert seen.pop("then") == "(11, 1)"
+    for method, came in seen.items():
+        assert came.startswith("ConfigError: "), (method, came)
+        assert "is used in the scope of MirroredStrategy and was created outside of it" in came, (method, came)
+
+
+def test_an_untested_pair_trains_only_if_its_step_is_right(pool: WorkerPool) -> None:
+    seen = refusal(pool, "untested_pair")
+    assert seen["wrong"].startswith("UnsupportedError: TensorFlow 2.")
+    assert "weights: apart by 0.03" in seen["wrong"]
+    assert seen["right"] == "right"

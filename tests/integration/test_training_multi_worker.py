@@ -13,31 +13,31 @@ from typing import Any
 import keras
 import pytest
 
+from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.strategies import registry
-from tfdist.testing.environment import worker_environments
-from tfdist.testing.pool import Reply, WorkerPool
+from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 120
 CASES = Path(__file__).parent / "cases"
 STRATEGIES = [name for name in registry.names() if registry.get(name).processes == "workers"]
 
 
-def start(strategy: str, workers: int) -> WorkerPool:
+def start(forking: Forks, strategy: str, workers: int) -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=1)
         return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
-    pool = WorkerPool(environments)
+    pool = WorkerPool(environments, start=forking.worker)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
     return pool
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
-def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
-    with start(request.param, 2) as workers:
+def pool(request: pytest.FixtureRequest, forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, request.param, 2) as workers:
         yield workers
 
 
@@ -50,6 +50,15 @@ def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
     for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
         assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
     return [reply.value for reply in answers]
+
+
+def test_numbers_are_looked_at_as_on_one_device(pool: WorkerPool) -> None:
+    assert call(pool, "numbers") == [{}, {}]
+
+
+def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
+    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=2 * DEADLINE_SECONDS)
+    assert [reply.value for reply in answers] == [[], []], answers
 
 
 def test_all_begin_with_the_chiefs_weights(pool: WorkerPool) -> None:
@@ -105,6 +114,19 @@ def test_the_chief_may_save_alone(pool: WorkerPool, tmp_path: Path) -> None:
     assert chief == ["chief.keras"]
 
 
+def test_a_model_that_is_saved_in_an_accumulation_says_what_it_has_not(pool: WorkerPool, tmp_path: Path) -> None:
+    chief, other = call(pool, "saved_in_an_accumulation", folder=str(tmp_path))
+    for answer in (chief, other):
+        halfway, loaded, *done = answer["sums"]
+        assert any(halfway)
+        assert loaded == pytest.approx(halfway)
+        assert done == [[0.0] * 4] * 2
+    [said] = chief["said"]
+    assert "the accumulated gradients" in said
+    assert "BackupAndRestore" in said
+    assert not other["said"]
+
+
 def test_one_worker_stops_all(pool: WorkerPool) -> None:
     chief, other = call(pool, "one_worker_stops", at_batch=2)
     assert chief == other
@@ -139,8 +161,8 @@ def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) ->
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_worker_that_waits_in_vain_is_told(strategy: str) -> None:
-    with start(strategy, 2) as workers:
+def test_a_worker_that_waits_in_vain_is_told(strategy: str, forking: Forks) -> None:
+    with start(forking, strategy, 2) as workers:
         waiting, left = call(workers, "waits_for_one_who_left", seconds=5.0)
     assert left == "left"
     assert "this worker has waited 5 s in" in waiting
@@ -198,3 +220,14 @@ def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> Non
     for reply in found:
         assert reply.status == "returned", reply.detail
         assert reply.value["scope"] == pytest.approx(reply.value["alone"], rel=1e-5)
+
+
+def test_keras_that_is_not_recognised_is_refused(pool: WorkerPool) -> None:
+    arguments = {"cases_of": "multi_worker_cases", "moved": "self"}
+    for reply in pool.call("refusal_cases:refusals", arguments, timeout_seconds=DEADLINE_SECONDS):
+        assert reply.status == "returned", reply.detail
+        for method, came in reply.value.items():
+            assert came.startswith("UnsupportedError: "), (method, came)
+    for reply in pool.call("refusal_cases:loop_of_ones_own", {"cases_of": "multi_worker_cases"}, timeout_seconds=60):
+        assert reply.status == "returned", reply.detail
+        assert reply.value == {"traced": 2.0, "eager": [2.0], "replicas": 2, "count": 3.0}

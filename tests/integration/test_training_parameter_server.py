@@ -11,35 +11,36 @@ from typing import Any
 
 import pytest
 
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.testing.environment import worker_environments
-from tfdist.testing.pool import WorkerPool
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 240
 CASES = Path(__file__).parent / "cases"
 
 
-def environments() -> list[dict[str, str]]:
+def environments(path: str = python_path(CASES)) -> list[dict[str, str]]:
     made = worker_environments(os.environ, strategy=None, ports=ports.free_ports(1), replicas_per_worker=1)
-    return [environment | {"PYTHONPATH": str(CASES)} for environment in made]
+    return [environment | {"PYTHONPATH": path} for environment in made]
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    """A chief whose tasks live as long as it does."""
-    with WorkerPool(environments) as chief:
+    """A chief whose tasks live as long as it does; it learns the digits, which are scikit-learn's."""
+    with WorkerPool(lambda: environments(str(CASES))) as chief:
         call(chief, "ready")
         yield chief
 
 
-def once(function: str, **arguments: Any) -> Any:
+def once(forking: Forks, function: str, **arguments: Any) -> Any:
     """Call a function that ends tasks, in a chief of its own."""
-    with WorkerPool(environments) as chief:
+    with WorkerPool(environments, start=forking.worker) as chief:
         return call(chief, function, **arguments)
 
 
-def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
-    (reply,) = pool.call(f"parameter_server_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+def call(pool: WorkerPool, function: str, *, cases: str = "parameter_server_cases", **arguments: Any) -> Any:
+    (reply,) = pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
     assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
     return reply.value
 
@@ -56,6 +57,17 @@ def test_what_is_counted_is_what_was_applied(pool: WorkerPool, bound: int | None
         assert seen["staleness_max"] is None
     else:
         assert max(seen["staleness_max"]) == seen["largest"]
+
+
+@pytest.mark.parametrize("bound", [0, None])
+def test_a_chief_is_seen_to_wait_and_to_update(pool: WorkerPool, bound: int | None) -> None:
+    seen = call(pool, "of_a_chief", cases="step_cases", max_staleness=bound)
+    assert seen["are_sound"]
+    assert seen["are_in_a_row"]
+    assert seen["kinds"] == ["train"] * 4
+    assert seen["updates"] == 6
+    phases = {phase for step in seen["phases"] for phase in step}
+    assert phases == {"dispatch", "input", "wait", "update"}
 
 
 @pytest.mark.parametrize(
@@ -75,9 +87,13 @@ def test_gradients_leave_a_worker_in_the_dtype_of_the_wire(pool: WorkerPool, wir
     assert call(pool, "what_travels", wire_dtype=wire_dtype) == {"dtypes": [wire_dtype], "weight": 2}
 
 
+def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
+    assert call(pool, "reducers") == []
+
+
 @pytest.mark.parametrize("bound", [2, 0])
-def test_a_killed_worker_changes_no_count(bound: int | None) -> None:
-    seen = once("count_with_trouble", what="killed", options={"max_staleness": bound})
+def test_a_killed_worker_changes_no_count(bound: int | None, forking: Forks) -> None:
+    seen = once(forking, "count_with_trouble", what="killed", options={"max_staleness": bound})
     assert seen["iterations"] == seen["weight"] == 60
     assert seen["examples"] == [160.0] * 3
     assert seen["lost"] >= 1
@@ -86,8 +102,8 @@ def test_a_killed_worker_changes_no_count(bound: int | None) -> None:
 
 
 @pytest.mark.parametrize("workers", [2])
-def test_who_is_killed_for_good_is_done_without(workers: int) -> None:
-    seen = once("count_without", workers=workers)
+def test_who_is_killed_for_good_is_done_without(workers: int, forking: Forks) -> None:
+    seen = once(forking, "count_without", workers=workers)
     assert seen["iterations"] == seen["weight"] == 60
     assert seen["examples"] == [160.0] * 3
     assert seen["lost"] == workers
@@ -106,8 +122,8 @@ def test_a_stopped_worker_is_given_up_and_comes_back(pool: WorkerPool, bound: in
     assert seen["seconds"] < 60
 
 
-def test_an_evaluation_sees_every_example_once_though_a_worker_dies() -> None:
-    seen = once("evaluate_with_a_kill")
+def test_an_evaluation_sees_every_example_once_though_a_worker_dies(forking: Forks) -> None:
+    seen = once(forking, "evaluate_with_a_kill")
     assert seen["examples"] == 203
     assert math.isclose(seen["loss"], 101.0, rel_tol=1e-5)
     assert seen["rows"] == [11, 1]
@@ -128,7 +144,15 @@ def test_the_last_part_is_not_waited_for(pool: WorkerPool) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "dense"),
-    [("sgd", True), ("adam", True), ("adagrad", False), ("ema", True), ("accumulated", False), ("distributed", False)],
+    [
+        ("sgd", True),
+        ("adam", True),
+        ("adagrad", False),
+        ("positions", False),
+        ("ema", True),
+        ("accumulated", False),
+        ("distributed", False),
+    ],
 )
 def test_parts_have_the_numbers_of_a_whole(pool: WorkerPool, optimizer: str, dense: bool) -> None:
     seen = call(pool, "partitioned", optimizer=optimizer, dense=dense)
@@ -139,6 +163,23 @@ def test_parts_have_the_numbers_of_a_whole(pool: WorkerPool, optimizer: str, den
     assert seen["servers"] == [0, 1]
     assert "1/2" in seen["table"]
     assert seen["in parts"] >= 6
+
+
+def test_a_step_uses_what_it_has_updated(pool: WorkerPool) -> None:
+    seen = call(pool, "differences", cases="update_cases")
+    assert len(seen) == 3
+    assert max(seen.values()) < 1e-5, seen
+
+
+def test_a_gan_may_be_stale_and_must_update_at_every_step(pool: WorkerPool) -> None:
+    seen = call(pool, "stale_and_refused", cases="update_cases")
+    assert seen["updates"] == [40, 40]
+    assert 0 < seen["largest"] <= 2
+    assert "inside a tf.cond" in seen["said"]
+
+
+def test_numbers_are_looked_at_as_on_one_device(pool: WorkerPool) -> None:
+    assert call(pool, "numbers", cases="update_cases") == {}
 
 
 def test_a_large_table_lies_in_parts(pool: WorkerPool) -> None:
@@ -227,8 +268,8 @@ def _refusals(pool: WorkerPool) -> dict[str, str]:
     return _said[id(pool)]
 
 
-def test_a_server_that_goes_ends_training_at_once_with_the_cure() -> None:
-    seen = once("a_server_goes")
+def test_a_server_that_goes_ends_training_at_once_with_the_cure(forking: Forks) -> None:
+    seen = once(forking, "a_server_goes")
     assert "parameter server 0" in seen["error"]
     assert "BackupAndRestore" in seen["error"]
     assert seen["seconds"] < 30
@@ -330,3 +371,12 @@ def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> Non
     (reply,) = pool.call("noise_cases:compared", {"strategy": "parameter-server"}, timeout_seconds=DEADLINE_SECONDS)
     assert reply.status == "returned", reply.detail
     assert reply.value["scope"] == pytest.approx(reply.value["alone"], rel=1e-5)
+
+
+def test_keras_that_is_not_recognised_is_refused(pool: WorkerPool) -> None:
+    seen = call(pool, "refusals", cases="refusal_cases", moved="self", cases_of="parameter_server_cases")
+    for method, came in seen.items():
+        assert came.startswith("UnsupportedError: "), (method, came)
+    seen = call(pool, "loop_of_ones_own", cases="refusal_cases", cases_of="parameter_server_cases")
+    assert seen["count"] == 3.0
+    assert seen["traced"] == seen["replicas"] == len(seen["eager"]) == 1

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
+from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.testing.environment import worker_environments
-from tfdist.testing.pool import WorkerPool
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 150
 CASES = Path(__file__).parent / "cases"
 
 
-def start(workers: int, replicas: int = 1) -> WorkerPool:
+def start(forking: Forks, workers: int, replicas: int = 1) -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy="ring", ports=free, replicas_per_worker=replicas)
         return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
-    pool = WorkerPool(environments)
+    pool = WorkerPool(environments, start=forking.worker)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
     return pool
 
@@ -38,14 +38,14 @@ def call(pool: WorkerPool, function: str, module: str = "ring_cases", **argument
 
 
 @pytest.fixture(scope="module", params=[(3, 1), (2, 2)], ids=["3x1", "2x2"])
-def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
-    with start(*request.param) as workers:
+def pool(request: pytest.FixtureRequest, forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, *request.param) as workers:
         yield workers
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[WorkerPool]:
-    with start(3) as workers:
+def three(forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, 3) as workers:
         yield workers
 
 
@@ -55,8 +55,9 @@ def test_sums_are_exact_in_every_dtype(pool: WorkerPool, traced: bool) -> None:
         assert [name for name, right in exact.items() if not right] == []
 
 
-def test_numbers_of_16_bits_are_added_in_float32(three: WorkerPool) -> None:
-    assert call(three, "sums_of_16_bits") == [{"float16": True, "bfloat16": True}] * 3
+def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
+    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=2 * DEADLINE_SECONDS)
+    assert not any(reply.value != [] for reply in answers), answers
 
 
 def test_extremes_survive(pool: WorkerPool) -> None:
@@ -155,8 +156,8 @@ def test_an_optimizer_wrapped_by_horovod_is_refused(three: WorkerPool) -> None:
         assert "Pass the plain Keras optimizer" in said["inside"]
 
 
-def test_groups_train_by_themselves_and_together() -> None:
-    with start(3) as workers:
+def test_groups_train_by_themselves_and_together(forking: Forks) -> None:
+    with start(forking, 3) as workers:
         for said in call(workers, "refused_groups", module="ring_group_cases"):
             overlap, missing, order, outside, *types = said
             assert "a worker may be in one group only" in overlap
@@ -205,6 +206,7 @@ MPIRUN = [
 ]
 
 
+@pytest.mark.timeout(2 * DEADLINE_SECONDS)
 @pytest.mark.parametrize(("launcher", "source"), [(HOROVODRUN, "horovodrun"), (MPIRUN, "Open MPI")])
 def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -212,6 +214,7 @@ def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Pa
     free = ports.free_ports(1)
     (environment, *_) = worker_environments(os.environ, strategy=None, ports=free, replicas_per_worker=1)
     environment = {name: value for name, value in environment.items() if not name.startswith("TFDIST_")}
+    environment["PYTHONPATH"] = python_path()
     if source == "Open MPI":  # which tells ranks and no addresses
         environment |= {"TFDIST_STRATEGY": "ring", "TFDIST_COORDINATOR": f"127.0.0.1:{free[0]}"}
     program = Path(sys.executable).with_name(launcher[0])
@@ -224,7 +227,7 @@ def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Pa
         text=True,
     )
     try:
-        output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+        output, errors = process.communicate(timeout=2 * DEADLINE_SECONDS - 30)
     finally:
         if process.poll() is None:  # it ends its ranks when it is asked to
             process.terminate()

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.integration.light import workers_path
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 280
 # an example takes 4 MB in each of several layers
@@ -44,7 +46,7 @@ model.fit(x, x, batch_size=options.batch_size, epochs=options.epochs, verbose=0)
 def tuned(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": workers_path(ROOT)}
     return subprocess.run(
         [sys.executable, "-m", "tfdist", "tune", "batch", *arguments],
         cwd=folder,
@@ -69,7 +71,7 @@ def test_a_module_takes_the_batch_by_its_argument_on_several_replicas(tmp_path: 
 @pytest.mark.timeout(DEADLINE_SECONDS + 20)
 def test_the_largest_batch_under_a_limit_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    options = ["--start", "32", "--max", "64", "--warm-up", "1", "--steps", "2", "--precision", "1"]
+    options = ["--start", "32", "--max", "128", "--warm-up", "1", "--steps", "2", "--precision", "1"]
     files = ["--plot", "batches.png", "--json", "batches.json"]
     done = tuned(tmp_path, *options, "--memory-limit", "1000M", *files, "train.py")
     assert done.returncode == 0, done.stderr

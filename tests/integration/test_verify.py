@@ -14,11 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.verify import Column, feature, run
 from tfdist.verify.report import Cell, Report
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 CASES = Path(__file__).parent / "cases"
@@ -46,10 +47,11 @@ def cells(report: Report, *, baseline: bool) -> dict[str, Cell]:
     return {cell.feature: cell for cell in report.cells if cell.baseline is baseline}
 
 
-def test_every_way_to_go_wrong_is_told_apart_and_the_rest_goes_on(temporary: Path) -> None:
+def test_every_way_to_go_wrong_is_told_apart_and_the_rest_goes_on(temporary: Path, forking: Forks) -> None:
     names = ["other", "raising", "dying", "hanging", "no_reference", "layout", "several_workers", "same"]
     seen: list[Cell] = []
-    report = run(cases(*names), [TWO], on_cell=seen.append)
+    with forking.for_pools():
+        report = run(cases(*names), [TWO], on_cell=seen.append)
     found = cells(report, baseline=False)
     assert [cell.feature for cell in seen] == names
     assert {name: cell.status for name, cell in found.items()} == {
@@ -73,17 +75,13 @@ def test_every_way_to_go_wrong_is_told_apart_and_the_rest_goes_on(temporary: Pat
     assert list(temporary.iterdir()) == []
 
 
-def verify(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tfdist", "verify", *arguments]
-
-
-def test_the_command_shows_what_is_repaired(temporary: Path) -> None:
-    request = ["--baseline", "--strategy", "mirrored-2", "--feature", "even", "--feature", "partial_batch"]
-    done = subprocess.run(
-        verify(*request, "--feature", "dropout", "--json", "-"), cwd=ROOT, capture_output=True, text=True, timeout=150
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    read = json.loads(done.stdout)
+def test_the_command_shows_what_is_repaired(temporary: Path, forking: Forks) -> None:
+    features = [word for name in ("even", "partial_batch", "dropout") for word in ("--feature", name)]
+    request = ["--baseline", "--strategy", "mirrored-2", *features, "--json", "-"]
+    with forking.start("tfdist", "verify", *request, TMPDIR=str(temporary)) as process:
+        out, err = (text.decode() for text in process.communicate())
+    assert process.returncode == 0, out + err
+    read = json.loads(out)
     status = {(cell["feature"], cell["baseline"]): cell["status"] for cell in read["cells"]}
     assert status == {
         ("even", True): "green",
@@ -93,13 +91,14 @@ def test_the_command_shows_what_is_repaired(temporary: Path) -> None:
         ("partial_batch", False): "green",
         ("dropout", False): "green",
     }
-    assert "mirrored-2 plain partial_batch: WRONG" in done.stderr
+    assert "mirrored-2 plain partial_batch: WRONG" in err
     assert list(temporary.iterdir()) == []
 
 
-def test_plain_tensorflow_fails_at_once_on_several_workers() -> None:
+def test_plain_tensorflow_fails_at_once_on_several_workers(forking: Forks) -> None:
     column = Column(name="2x1", strategy="multi-worker", workers=2)
-    report = run(feature.select(["even", "clipnorm"]), [column], baseline=True)
+    with forking.for_pools():
+        report = run(feature.select(["even", "clipnorm"]), [column], baseline=True)
     assert report.is_green
     for cell in cells(report, baseline=True).values():
         assert (cell.status, cell.error) == ("error", "ValueError")

@@ -34,9 +34,9 @@ SAVE_SECONDS = 120
 class Announced(Store):
     """A store that says when a save begins and ends."""
 
-    def save(self, step: int, arrays: Any, state: Any) -> None:
+    def save(self, step: int, arrays: Any, state: Any, **parts: Any) -> None:
         os.write(1, b"begin %d\n" % step)
-        super().save(step, arrays, state)
+        super().save(step, arrays, state, **parts)
         os.write(1, b"end %d\n" % step)
 
 

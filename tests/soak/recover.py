@@ -25,9 +25,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.launch import faults
-from tfdist.testing import chaos
-from tfdist.testing.faults import FaultPlan
+from tfdist.monitor import fault_verdicts, faults
+from tfdist.monitor.fault_plan import FaultPlan
 
 ROOT = Path(__file__).parents[2]
 KINDS = [*4 * ["kill"], *2 * ["exception"], "exit", "stop", "hang"]
@@ -86,7 +85,7 @@ class Job:
 
     def read(self) -> list[dict[str, Any]]:
         """What has happened so far."""
-        return chaos.lines(self.events.read_text()) if self.events.exists() else []
+        return fault_verdicts.lines(self.events.read_text()) if self.events.exists() else []
 
     def starts(self, deadline: float) -> Iterator[tuple[dict[str, Any], list[int]]]:
         """Yield each event that all step, with the workers' processes, until the job has ended or it is too late."""
@@ -149,7 +148,7 @@ def weigh(agent: int, workers: Sequence[int]) -> dict[str, tuple[float, int, int
         others = [pid for pid in children(agent) if pid not in workers]
         forks = [pid for pid in others if b"forking" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         if forks:  # the first is the process itself, the others are forked from it and wait
-            found["zygote"] = weight(min(forks))
+            found["fork server"] = weight(min(forks))
         each = [weight(pid) for pid in workers]
         found["workers"] = (max(one[0] for one in each), max(one[1] for one in each), max(one[2] for one in each))
     return found
@@ -174,8 +173,8 @@ def with_faults(folder: Path, strategy: str, plan: FaultPlan, steps: int, minute
     finally:
         code = job.end(grace_seconds=0 if job.process.poll() is None else 5)
     seconds = time.monotonic() - begin
-    happened, events = chaos.lines(log.read_text()), job.read()
-    found = chaos.verdicts(plan, happened, events)
+    happened, events = fault_verdicts.lines(log.read_text()), job.read()
+    found = fault_verdicts.verdicts(plan, happened, events)
     if code == 143:
         rest = Job(folder, steps, "--strategy", strategy, "--max-restarts", "1")
         code = rest.end(grace_seconds=300)
@@ -240,7 +239,7 @@ def rows(found: dict[str, Any], faults_asked: int, equal: bool) -> Iterator[str]
     yield ""
     yield "| process | " + " | ".join(f"{name}: first, last, most" for name in COLUMNS) + " |"
     yield "|---|---|---|---|"
-    for process in ("agent", "zygote", "workers"):
+    for process in ("agent", "fork server", "workers"):
         weights = [one[process] for one in found["weights"] if process in one][2:]  # the process is there by then
         cells = [growth([one[column] for one in weights]) for column in range(len(COLUMNS))] if weights else []
         yield f"| {process} | {' | '.join(cells)} |"
@@ -282,7 +281,7 @@ def main() -> None:
         print(f"{options.strategy}, 2 workers, {steps} steps, load {os.getloadavg()[0]:.1f}")
         print(*rows(found, options.faults, equal), sep="\n", flush=True)
         bad = [one for one in found["verdicts"] if one.recovered_after is None]
-        print(*(chaos.table([one]) for one in bad), sep="\n")
+        print(*(fault_verdicts.table([one]) for one in bad), sep="\n")
         if not equal or bad or found["left"]:
             print((Path(name, "faults", "output")).read_text()[-4000:], file=sys.stderr)
         changes = None

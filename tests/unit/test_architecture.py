@@ -22,16 +22,19 @@ LAYERS = {
     "errors": 0,
     "validation": 0,
     "cache": 0,
+    "resources": 0,
     "compat": 1,
     "cluster": 1,
+    "measurement": 1,
     "monitor": 1,
     "native": 1,
+    "storage": 1,
     "launch": 2,
     "collectives": 2,
     "coordination": 2,
     "compression": 2,
     "data": 2,
-    "checkpoint": 3,
+    "checkpoint": 2,
     "training": 3,
     "optimizers": 4,
     "strategies": 4,
@@ -40,20 +43,35 @@ LAYERS = {
     "planner": 5,
     "reproducibility": 5,
     "build": 5,
-    "testing": 6,
     "doctor": 6,
+    # What only the command line imports: none of these is part of another.
+    "testing": 7,
     "bench": 7,
     "verify": 7,
-    "tune": 8,
-    "cli": 9,
-    "__main__": 10,
+    "tune": 7,
+    "cli": 8,
+    "__main__": 9,
 }
-# The registry is a table of names that anybody may read, and any part of a worker may tell the agent how far it is, and
-# meets faults on purpose: these stand as low as what they import.
-LAYER_OF_MODULE = {"tfdist.strategies.registry": 1, "tfdist.launch.faults": 1, "tfdist.launch.progress": 1}
+# The registry is a table of names that anybody may read: it stands as low as what it imports.
+LAYER_OF_MODULE = {"tfdist.strategies.registry": 1}
 
 LOADS_NO_TENSORFLOW = (
-    *("", "errors", "validation", "cache", "cluster", "monitor", "native", "launch", "cli", "build", "doctor"),
+    *(
+        "",
+        "errors",
+        "validation",
+        "cache",
+        "resources",
+        "cluster",
+        "monitor",
+        "native",
+        "storage",
+        "measurement",
+        "launch",
+        "cli",
+        "build",
+        "doctor",
+    ),
     "checkpoint",
     "tune",
     "__main__",
@@ -196,8 +214,101 @@ def private_names(source: Source) -> Iterator[str]:
                     yield f"{source.where(node)}: names {argument.value}"
 
 
+# Of Python's standard library, and documented: fields and copies of named tuples, the end of a forked process.
+STANDARD = frozenset({"_asdict", "_exit", "_field_defaults", "_fields", "_make", "_replace"})
+# fsspec tells implementers of file systems to override it, and has no other way to cut off a protocol.
+OF_FSSPEC = frozenset({"_strip_protocol"})
+# What Keras keeps in the local variables of its functions is as private as its attributes.
+OF_FRAMES = frozenset({"f_locals", "_getframe"})
+
+
+def attributes_by_name(node: ast.AST) -> Iterator[str]:
+    """Attributes that code names in a text: `getattr(x, "_a")`, `vars(x)["_a"]`, `vars(x).get("_a")`."""
+    named: ast.AST | None = None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
+        named = node.args[1] if node.func.id in ("getattr", "hasattr", "setattr", "delattr") else None
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args and is_vars(node.func.value):
+        named = node.args[0]
+    elif isinstance(node, ast.Subscript) and is_vars(node.value):
+        named = node.slice
+    if isinstance(named, ast.Constant) and isinstance(named.value, str):
+        yield named.value
+
+
+def is_vars(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "vars"
+
+
+def defined_names(tree: ast.AST) -> set[str]:
+    """What a file gives a name to: functions, classes, variables, attributes of `self` and `cls`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_self(node):
+            found.add(node.attr)
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            found.update(attributes_by_name(node))
+    return found
+
+
+def of_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def attributes_used(tree: ast.AST) -> Iterator[tuple[ast.AST, str, bool]]:
+    """Private attributes in a file: the node, the name, and whether it is one of `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if node.attr in OF_FRAMES or is_private_attribute(node.attr):
+                yield node, node.attr, of_self(node)
+        else:
+            for name in attributes_by_name(node):
+                if is_private_attribute(name):
+                    yield node, name, False
+
+
+@cache
+def names_of_tfdist() -> frozenset[str]:
+    """Every name that some file of tfdist defines, outside of `compat`."""
+    return frozenset().union(*(defined_names(source.tree) for source in sources() if source.package != "compat"))
+
+
+@cache
+def names_of_frameworks() -> frozenset[str]:
+    """Private attributes that `compat` takes from objects that are not its own."""
+    found: set[str] = set()
+    for source in sources():
+        if source.package == "compat":
+            used = {name for _, name, is_own in attributes_used(source.tree) if not is_own}
+            found |= used - defined_names(source.tree)
+    return frozenset(found)
+
+
+def private_attributes(source: Source) -> Iterator[str]:
+    """Private attributes that can only be those of a framework's objects, however the object was reached.
+
+    A file may use what it defines itself, and what another file of tfdist defines, unless `compat` knows that name as
+    one of a framework's. A class may have inherited it from one of tfdist, so to `self` the last does not apply.
+    """
+    mine = defined_names(source.tree)
+    for node, name, is_own in attributes_used(source.tree):
+        if name in mine or name in STANDARD | OF_FSSPEC or name.startswith("_tfdist"):
+            continue
+        if name in names_of_tfdist() and (is_own or name not in names_of_frameworks()):
+            continue
+        yield f"{source.where(node)}: uses {name}"
+
+
 def test_only_compat_touches_private_names() -> None:
-    wrong = [line for source in sources() if source.package != "compat" for line in private_names(source)]
+    wrong = [
+        line
+        for source in sources()
+        if source.package != "compat"
+        for line in (*private_names(source), *private_attributes(source))
+    ]
     assert not wrong, "private names belong into tfdist/compat:\n" + "\n".join(wrong)
 
 
@@ -215,6 +326,41 @@ def test_only_compat_touches_private_names() -> None:
 )
 def test_private_names_are_seen(code: str) -> None:
     assert list(private_names(Source(path=PACKAGE / "x.py", module="tfdist.x", tree=ast.parse(code))))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(model):\n    return model._loss_tracker",
+        "def f(model):\n    return model.optimizer._get_variable_index(model.weights[0])",
+        "class A:\n    def f(self, x):\n        return self._get_variable_index(x)",
+        "def f(model):\n    return getattr(model, '_compile_loss', None)",
+        "def f(model):\n    return vars(model)['_compile_loss']",
+        "def f(model):\n    return vars(model).get('_compile_loss')",
+        "def f(frame, model):\n    return frame.f_locals.get('self') is model",
+        "import sys\nx = sys._getframe(1)",
+        "def f(model):\n    return model._distribute_strategy",
+        "def f(iterator):\n    return iterator._num_batches",
+        "def f(models):\n    for model in models:\n        del model._tracker",
+    ],
+)
+def test_private_attributes_of_objects_are_seen(code: str) -> None:
+    assert list(private_attributes(Source(path=PACKAGE / "x.py", module="tfdist.x", tree=ast.parse(code))))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class A:\n    def __init__(self, other):\n        self._x_of_mine = other._x_of_mine",
+        "class A:\n    def f(self):\n        vars(self)['_x_of_mine'] = 1\n        return vars(self).get('_x_of_mine')",
+        "from collections import namedtuple\ndef f(row):\n    return row._replace(x=1)",
+        "import os\nos._exit(1)",
+        "def f(strategy):\n    return strategy._workers",
+        "def f(x):\n    return x.__dict__, getattr(x, '__name__', '')",
+    ],
+)
+def test_names_of_tfdists_own_are_not_taken_for_private(code: str) -> None:
+    assert not list(private_attributes(Source(path=PACKAGE / "x.py", module="tfdist.x", tree=ast.parse(code))))
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from tfdist.bench import all_reduce, lanes, picture, table
-from tfdist.bench.all_reduce import Report, Row, Setup
+from tfdist.bench.all_reduce import benchmark as all_reduce
+from tfdist.bench.all_reduce import picture, table
+from tfdist.bench.all_reduce.benchmark import Report, Row, Setup
+from tfdist.bench.workers import lanes
+from tfdist.bench.workers.links import Link
+from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.measurement.pictures import require_matplotlib
 
 HINT = "Horovod is not installed. Install it: tfdist build horovod"
 SECONDS = {"tensorflow": 0.8, "multi-worker": 0.4, "horovod": 0.2, "ring": 0.1}
+OWN = {"native": 0.08}
+LIMITS = {"tcp": 0.05, "memcpy": 0.01}
 
 
 class Workers:
@@ -24,6 +32,7 @@ class Workers:
     def __init__(self, missing: tuple[str, ...] = ()) -> None:
         self.missing = missing
         self.calls: list[tuple[str, str]] = []
+        self.modules: list[tuple[str, str]] = []
         self.spins = True
 
     def __enter__(self) -> "Workers":
@@ -38,19 +47,22 @@ class Workers:
         yield
 
     def call(self, target: str, **arguments: Any) -> list[Any]:
-        function, engine = target.rpartition(":")[2], arguments.get("engine", "")
+        module, _, function = target.partition(":")
+        engine = arguments.get("engine", "")
         self.calls.append((function, engine))
+        self.modules.append((module, engine))
         if function == "start" and engine in self.missing:
             raise MissingDependencyError(HINT)
         if function == "measure":
-            return [SECONDS[engine] / 2, SECONDS[engine]]
+            slowest = {**SECONDS, **OWN, **LIMITS}[engine]
+            return [slowest / 2, slowest]
         return [[256, 512]] * 2 if function == "gradients" else [1, 2]
 
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     found = Workers()
-    monkeypatch.setattr(lanes, "Lane", lambda engine, workers: found)
+    monkeypatch.setattr(lanes, "Lane", lambda engine, workers, network: found)
     return found
 
 
@@ -115,6 +127,17 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
         setup(**changes)
 
 
+def test_limits_are_measured_in_the_same_turns(workers: Workers) -> None:
+    (row,) = all_reduce.run(setup(engines=("ring", "tcp"), rounds=1)).rows
+    assert list(row.seconds) == ["ring", "tcp"]
+    assert [module for module, engine in workers.modules if engine == "tcp"] == ["tfdist.bench.all_reduce.limits"] * 3
+
+
+def test_the_table_says_behind_which_link_the_workers_are() -> None:
+    told = "\n".join(table.header(setup(link=Link(rate="100mbit", delay_ms=2.5))))
+    assert "2 workers on this machine, each behind a link of 100mbit with 2.5 ms of delay;" in told
+
+
 def test_figures_are_those_of_nccl_tests() -> None:
     row = report().rows[0]
     assert row.time("ring").median == 0.1
@@ -153,6 +176,19 @@ def test_the_report_is_json_with_its_figures() -> None:
     assert set(results["4M", "tensorflow"]["speed"]) == {"horovod"}
 
 
+def test_the_command_prints_writes_and_draws(workers: Workers, tmp_path: Path) -> None:
+    path, drawn = tmp_path / "report.json", tmp_path / "all-reduce.png"
+    arguments = ["--max-bytes", "16K", "--rounds", "2", "--json", str(path), "--plot", str(drawn)]
+    done = CliRunner().invoke(main, ["bench", "all-reduce", *arguments])
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.output.splitlines() if " float " in line]
+    assert [(line[0], line[4]) for line in lines] == [
+        (name, engine) for name in ("4K", "16K", "resnet50") for engine in (*SECONDS, *OWN, *LIMITS)
+    ]
+    assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["4K", "16K", "resnet50"]
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(("rows", "width"), [(slice(None), 2400), (slice(1), 1200), (slice(1, 2), 1200)])
 def test_the_picture_has_a_panel_for_sizes_and_one_for_gradients(tmp_path: Path, rows: slice, width: int) -> None:
     full = report()
@@ -165,4 +201,4 @@ def test_the_picture_has_a_panel_for_sizes_and_one_for_gradients(tmp_path: Path,
 def test_without_matplotlib_the_picture_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'tfdist\[demo\]'"):
-        picture.require_matplotlib()
+        require_matplotlib()

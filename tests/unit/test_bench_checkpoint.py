@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tfdist.bench.checkpoint import NONE, PEER, WAYS, Report, Setup, Way
-from tfdist.cli import bench_checkpoint
+from tfdist.bench.checkpoint.benchmark import Report
+from tfdist.bench.checkpoint.ways import NONE, PEER, WAYS, Setup, Way
+from tfdist.cli.bench import checkpoint as bench_checkpoint
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
 

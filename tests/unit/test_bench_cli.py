@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tfdist.bench.all_reduce import ENGINES
-from tfdist.bench.stragglers import MODES
+from tfdist.bench.all_reduce.benchmark import ENGINES
+from tfdist.bench.parameter_server.stragglers import MODES
 from tfdist.cli.main import main
 
 
@@ -43,7 +43,12 @@ def test_help_of_parameter_server_names_the_modes_and_what_is_not_measured() -> 
         (["all-reduce", "--gradients", "vgg"], "--gradients"),
         (["step", "--strategy", "horovod"], "--strategy"),
         (["step", "--strategy", "ring", "--batch-size", "7"], "7 examples for 2 replicas"),
+        (["step", "--strategy", "parameter-server"], "--strategy"),
         (["step", "--warm-up-steps", "0"], "--warm-up-steps"),
+        (["step", "--json", "none/report.json"], "there is no folder 'none'"),
+        (["step", "--json", "."], "is a directory"),
+        (["all-reduce", "--plot", "none/all-reduce.png"], "there is no folder 'none'"),
+        (["recovery", "--json", "/dev/null/report.json"], "there is no folder '/dev/null'"),
         (["parameter-server", "--workers", "1,two"], "--workers is 'two'"),
         (["parameter-server", "--workers", "2,2"], "each once"),
         (["parameter-server", "--slow-factor", "0.5"], "--slow-factor"),

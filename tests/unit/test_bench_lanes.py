@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfdist.bench import lanes
+from tfdist.bench.workers import lanes
 
 
 class Recorded(lanes.Lane):

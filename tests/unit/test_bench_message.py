@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.bench import message
+from tfdist.bench.all_reduce import message
 from tfdist.errors import ConfigError
+from tfdist.measurement.sizes import as_bytes, shown
 
 
 @pytest.mark.parametrize(
@@ -22,23 +23,23 @@ from tfdist.errors import ConfigError
     ],
 )
 def test_a_size_is_read(text: str, expected: int) -> None:
-    assert message.as_bytes(text) == expected
+    assert as_bytes(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "K", "-4K", "4.5M", "0", "4T", "4K4", "four"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="a size is"):
-        message.as_bytes(text)
+        as_bytes(text)
 
 
 @given(st.integers(1, 2**40))
 def test_a_shown_size_reads_as_itself(number: int) -> None:
-    assert message.as_bytes(message.shown(number)) == number
+    assert as_bytes(shown(number)) == number
 
 
 def test_sizes_go_from_the_smallest_to_the_largest() -> None:
-    assert [message.shown(size) for size in message.sizes(4096, 2**28, 8)] == ["4K", "32K", "256K", "2M", "16M", "128M"]
-    assert [message.shown(size) for size in message.sizes(4096, 2**28, 4)][-2:] == ["64M", "256M"]
+    assert [shown(size) for size in message.sizes(4096, 2**28, 8)] == ["4K", "32K", "256K", "2M", "16M", "128M"]
+    assert [shown(size) for size in message.sizes(4096, 2**28, 4)][-2:] == ["64M", "256M"]
     assert message.sizes(8, 8, 2) == (8,)
 
 

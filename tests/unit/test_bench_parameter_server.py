@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tfdist.bench import ids, lanes, lookups, memory, parameter_server, server_picture, stragglers
-from tfdist.bench.ratio import Quartiles
-from tfdist.cli import bench_servers
+from tfdist.bench.parameter_server import benchmark as parameter_server
+from tfdist.bench.parameter_server import ids, lookups, memory, stragglers
+from tfdist.bench.parameter_server import picture as server_picture
+from tfdist.bench.workers import lanes
+from tfdist.cli.bench import parameter_server as bench_servers
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
+from tfdist.measurement.ratio import Quartiles
 
 SECONDS = {"synchronous": 3.0, "bounded": 2.0, "asynchronous": 1.5}
 

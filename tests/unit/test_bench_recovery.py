@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tfdist.bench import recovery, recovery_arms
-from tfdist.bench.recovery import PEER, Report, Setup, Way
-from tfdist.bench.recovery_arms import Job, of_events, of_notes
-from tfdist.cli import bench_recovery
+from tfdist.bench.recovery import benchmark as recovery
+from tfdist.bench.recovery import jobs
+from tfdist.bench.recovery.benchmark import PEER, Report, Setup, Way
+from tfdist.bench.recovery.jobs import Job, of_events, of_notes
+from tfdist.cli.bench import recovery as bench_recovery
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.testing.faults import Fault, FaultPlan
+from tfdist.monitor.fault_plan import Fault, FaultPlan
 
 KILL = Fault(kind="kill", worker=1, step=11)
 HAPPENED = [{"fault": KILL.as_json(), "step": 11, "clock": 100.0}]
@@ -140,16 +141,16 @@ def test_a_peer_that_fails_is_left_out_and_the_others_go_on(monkeypatch: pytest.
         turns.append(strategy)
         return job(1.0)
 
-    monkeypatch.setattr(recovery_arms, "has_horovod", lambda: True)
-    monkeypatch.setattr(recovery_arms, "horovod_job", horovod_job)
-    monkeypatch.setattr(recovery_arms, "tfdist_job", tfdist_job)
+    monkeypatch.setattr(jobs, "has_horovod", lambda: True)
+    monkeypatch.setattr(jobs, "horovod_job", horovod_job)
+    monkeypatch.setattr(jobs, "tfdist_job", tfdist_job)
     found = recovery.run(Setup(rounds=2))
     assert found.way(PEER).why_not == "it cannot"
     assert turns == [*recovery.STRATEGIES] * 2
-    monkeypatch.setattr(recovery_arms, "horovod_job", lambda setup, folder: job(1.0, workers=1, size=999))
+    monkeypatch.setattr(jobs, "horovod_job", lambda setup, folder: job(1.0, workers=1, size=999))
     with pytest.raises(TfdistError, match="the states differ"):
         recovery.run(Setup(rounds=1))
-    monkeypatch.setattr(recovery_arms, "has_horovod", lambda: False)
+    monkeypatch.setattr(jobs, "has_horovod", lambda: False)
     assert [bool(way.why_not) for way in recovery.run(Setup(rounds=1)).ways] == [True, False, False, True, True]
 
 

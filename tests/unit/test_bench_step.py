@@ -1,13 +1,17 @@
 """The step benchmark without workers: what is measured, and the figures."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from tfdist.bench.step import Setup, StepReport, arms
-from tfdist.errors import ConfigError
-from tfdist.strategies import registry
+from tfdist.bench.step import benchmark
+from tfdist.bench.step.benchmark import STRATEGIES, Setup, StepReport, arms
+from tfdist.cli.main import main
+from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
+from tfdist.measurement import machine
 
 
 def setup(**changes: Any) -> Setup:
@@ -23,8 +27,8 @@ def report(strategy: str = "ring") -> StepReport:
 
 
 def test_only_the_ring_has_horovod_for_a_peer() -> None:
-    assert {name for name in registry.names() if "horovod loop" in arms(name)} == {"ring"}
-    assert all({"tensorflow loop", "tfdist loop", "tfdist fit"} <= set(arms(name)) for name in registry.names())
+    assert {name for name in STRATEGIES if "horovod loop" in arms(name)} == {"ring"}
+    assert all({"tensorflow loop", "tfdist loop", "tfdist fit"} <= set(arms(name)) for name in STRATEGIES)
 
 
 def test_peers_have_processes_of_their_own() -> None:
@@ -58,8 +62,50 @@ def test_the_report_is_json_with_its_figures() -> None:
         ({"steps": 0}, "steps is 0"),
         ({"rounds": True}, "rounds is True"),
         ({"strategy": "rings"}, "strategy is 'rings'"),
+        ({"strategy": "parameter-server"}, "`tfdist bench parameter-server` measures"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         setup(**changes)
+
+
+def measured(setup: Setup, **_: Any) -> StepReport:
+    """Stands for a run of a benchmark."""
+    found = report(setup.strategy)
+    return StepReport(setup=setup, seconds=found.seconds, machine=machine.describe())
+
+
+def test_every_strategy_whose_replicas_step_together_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "run", measured)
+    done = CliRunner().invoke(main, ["bench", "step", "--json", "-"])
+    assert done.exit_code == 0, done.output
+    setups = [each["setup"] for each in json.loads(done.stdout)]
+    assert [(one["strategy"], one["workers"], one["replicas_per_worker"]) for one in setups] == [
+        ("mirrored", 1, 2),
+        ("multi-worker", 2, 1),
+        ("ring", 2, 1),
+    ]
+
+
+def test_what_was_measured_is_there_when_another_strategy_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(setup: Setup, **_: Any) -> StepReport:
+        if setup.strategy == "multi-worker":
+            raise MissingDependencyError("there is none")
+        if setup.strategy == "ring":
+            raise TfdistError("ring: worker 1 exited")
+        return measured(setup)
+
+    monkeypatch.setattr(benchmark, "run", run)
+    path = tmp_path / "report.json"
+    done = CliRunner().invoke(main, ["bench", "step", "--json", str(path)])
+    assert done.exit_code == 1
+    assert "multi-worker left out: there is none" in done.output
+    assert "ring: worker 1 exited" in done.output
+    assert "tfdist fit, ms per step" in done.output
+    assert [each["setup"]["strategy"] for each in json.loads(path.read_text())] == ["mirrored"]
+    path.unlink()
+    assert CliRunner().invoke(main, ["bench", "step", "--strategy", "ring", "--json", str(path)]).exit_code == 1
+    assert not path.exists(), "nothing was measured"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tfdist.bench.throttle import CYCLE_SECONDS, Throttle, stop_seconds
+from tfdist.bench.parameter_server.throttle import CYCLE_SECONDS, Throttle, stop_seconds
 from tfdist.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.callbacks.encoding import decode, encode
+from tfdist.callbacks.backup.encoding import decode, encode
 from tfdist.errors import ConfigTypeError
 
 SCALARS = st.one_of(

@@ -120,10 +120,13 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from tfdist.checkpoint import Store
+from tfdist.checkpoint import Joint, Part, Store
 
 root, keep, again, durable = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "again", sys.argv[4] == "durable"
+has_parts = sys.argv[3] == "parts"
 state = lambda value: ({"a": np.full(300, value), "b": np.full((2, 2), value, "i2")}, {"value": value})
+part = lambda index, value: Part(index=index, arrays={f"{index}": np.full(20, value)})
+own = lambda value: {"parts": [part(0, value), part(1, value)]} if has_parts else {}
 
 def save_until(folder, last):
     left = last
@@ -134,8 +137,13 @@ def save_until(folder, last):
             if left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
     store = Store(folder, keep=keep, durable=durable)
+    joint = Joint(run="0123abcd", number=7, count=2)
     sys.setprofile(before)
-    store.save(2 if again else 3, *state(3))
+    if has_parts:  # one process after the other
+        store.save_part(3, part(1, 3), joint)
+        store.save(3, *state(3), parts=[part(0, 3)], joint=joint)
+    else:
+        store.save(2 if again else 3, *state(3))
     sys.setprofile(None)
     os._exit(0)
 
@@ -144,7 +152,7 @@ while not ended:
     folder = root / str(last)
     store = Store(folder, keep=keep, durable=False)
     for step in (1, 2):
-        store.save(step, *state(step))
+        store.save(step, *state(step), **own(step))
     pid = os.fork()
     if not pid:
         save_until(folder, last)
@@ -155,20 +163,22 @@ while not ended:
     value = found.state["value"]
     assert value in (2, 3) and found.step == (2 if again else value), (last, found)
     assert all((array == value).all() for array in found.arrays.values()), last
+    assert len(found.parts) == 2 * has_parts, last
+    assert all((found.parts[index][f"{index}"] == value).all() for index in found.parts), last
     seen.add(value)
     store.save(9, *state(9))
     expected = ["step-000000000009", f"step-{found.step:012d}"][:keep]
     assert sorted(os.listdir(folder)) == sorted(expected), (last, os.listdir(folder))
     store.discard()
     assert not folder.exists(), os.listdir(folder)
-    last += 1
+    last += 3 if has_parts else 1  # which has three times the calls
 assert seen == {2, 3}
 print(kills)
 """
 
 
 @pytest.mark.parametrize(
-    ("keep", "step", "durable"), [(1, "again", "durable"), (2, "next", "durable"), (1, "next", "undurable")]
+    ("keep", "step", "durable"), [(1, "again", "durable"), (2, "parts", "durable"), (1, "next", "undurable")]
 )
 def test_a_kill_before_any_call_of_a_save_spoils_nothing(tmp_path: Path, keep: int, step: str, durable: str) -> None:
     assert int(run(KILLED, tmp_path, keep, step, durable)) > 50

@@ -56,8 +56,39 @@ def test_the_digest_tells_any_difference() -> None:
     assert len({MADE.digest, *(other.digest for other in others)}) == 4
 
 
-def test_every_flip_of_a_byte_is_refused() -> None:
-    data = MADE.to_bytes()
+def of_parts(*parts: int | None, count: int = 2) -> Manifest:
+    files = tuple(File(name=f"{place}.safetensors", bytes=1, crc32c=2, part=part) for place, part in enumerate(parts))
+    return Manifest(step=12, state={}, files=files, parts=count)
+
+
+def test_parts_of_workers_come_back_and_what_has_none_is_written_as_it_always_was() -> None:
+    made = of_parts(None, 0, 1, 1)
+    assert Manifest.from_bytes(made.to_bytes()) == made
+    assert json.loads(made.to_bytes())["version"] == 2
+    assert MADE.digest == "4ac34254f142750d544fec7347daa7d61e5c998ef584a4bc784aab3a00fb5623"
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (of_parts(None, 0), "no file of worker 1, of 2"),
+        (of_parts(None, 1), "no file of worker 0, of 2"),
+        (of_parts(None, 0, 1, 2), "more workers than 2"),
+        (of_parts(None, count=10**6), "parts is 1000000"),
+        (of_parts(0, count=0), "more workers than 0"),
+        (of_parts(None, 0, -1, 1), "part of a file is -1"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(made: Manifest, says: str) -> None:
+    with pytest.raises(CorruptDataError, match=says):
+        Manifest.from_bytes(
+            signed({**json.loads(made.to_bytes()), "files": [dataclasses.asdict(f) for f in made.files]})
+        )
+
+
+@pytest.mark.parametrize("made", [MADE, of_parts(None, 0, 1)])
+def test_every_flip_of_a_byte_is_refused(made: Manifest) -> None:
+    data = made.to_bytes()
     for place in range(len(data)):
         for value in range(256):
             if value != data[place]:
@@ -81,6 +112,8 @@ def test_every_cut_and_addition_is_refused() -> None:
     [
         {"format": "tfdist.data"},
         {"version": 2},
+        {"version": 2, "parts": 1},
+        {"version": 0},
         {"version": True},
         {"more": 1},
         {"step": -1},
@@ -103,8 +136,8 @@ def test_what_cannot_be_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_later_version_is_named() -> None:
-    with pytest.raises(CorruptDataError, match=r"version 2 of the format.*Install"):
-        Manifest.from_bytes(signed({**json.loads(MADE.to_bytes()), "version": 2}))
+    with pytest.raises(CorruptDataError, match=r"version 3 of the format.*Install"):
+        Manifest.from_bytes(signed({**json.loads(MADE.to_bytes()), "version": 3}))
 
 
 @pytest.mark.parametrize(

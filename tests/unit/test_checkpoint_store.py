@@ -3,8 +3,9 @@
 import errno
 import logging
 import os
+import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import numpy as np
 import pytest
 
 from tests.s3_service import s3_service
-from tfdist.checkpoint import Checkpoint, Store
+from tfdist.checkpoint import Checkpoint, Joint, Part, Store
 from tfdist.checkpoint import store as stores
 from tfdist.errors import ConfigError, CorruptDataError, StorageError
-from tfdist.launch import faults
+from tfdist.monitor import faults
 
 BUCKET = "backups"
 FOLDERS = ["plain", "größe mit Leerzeichen 数据", "a/b c/d+e%20f"]
@@ -320,11 +321,11 @@ def test_one_that_is_removed_while_it_is_read(tmp_path: Path, monkeypatch: pytes
     save(other, 1)
     load, calls = store._load, list[str]()
 
-    def overtaken(name: str) -> Checkpoint:
+    def overtaken(name: str, parts: Any = None) -> Checkpoint:
         calls.append(name)
         if len(calls) == 1:
             save(other, 2)
-        return load(name)
+        return load(name, parts)
 
     monkeypatch.setattr(store, "_load", overtaken)
     assert_is(store.newest(), 2)
@@ -359,3 +360,133 @@ def test_two_files_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CorruptDataError, match="of another file"):
         load("step-000000000001")
     assert stores.step_name(1) == "step-000000000001"
+
+
+def joint(number: int, *, count: int = 3, timeout: float = 30.0, run: str = "0123abcd") -> Joint:
+    return Joint(run=run, number=number, count=count, timeout_seconds=timeout)
+
+
+def part_of(index: int, step: int) -> Part:
+    return Part(index=index, arrays={f"replica/{index}/sum": np.full((4, 3), 10 * step + index, "f4")})
+
+
+def save_together(make: Make, step: int, number: int, *, count: int = 3, keep: int = 2) -> None:
+    """As that many processes do: some are before the one that makes the checkpoint, one is behind it."""
+    for index in range(1, count - 1):
+        make(keep=keep).save_part(step, part_of(index, step), joint(number, count=count))
+    last = threading.Thread(
+        target=lambda: make(keep=keep).save_part(step, part_of(count - 1, step), joint(number, count=count))
+    )
+    begun = threading.Timer(0.01, last.start)
+    begun.start()
+    arrays, state = arrays_of(step), {"epoch": step, "name": "größe"}
+    make(keep=keep).save(step, arrays, state, parts=[part_of(0, step)], joint=joint(number, count=count))
+    begun.join()
+    last.join()
+
+
+def assert_parts(found: Checkpoint | None, step: int, wanted: Iterable[int], *, count: int = 3) -> None:
+    assert_is(found, step)
+    assert found is not None
+    assert found.count == count
+    assert sorted(found.parts) == sorted(wanted)
+    for index, arrays in found.parts.items():
+        assert {name: array.tolist() for name, array in arrays.items()} == {
+            f"replica/{index}/sum": [[10 * step + index] * 3] * 4
+        }
+
+
+def test_parts_of_several_processes_come_back(make: Make) -> None:
+    for number, step in enumerate((5, 7, 7, 9)):
+        save_together(make, step, number)
+    store = make()
+    assert steps(store) == [7, 9]
+    assert_parts(store.newest(), 9, range(3))
+    assert_parts(store.newest(lambda manifest: [1]), 9, [1])
+    assert len(names_of(store, "step-000000000009")) == 4
+    folder = store._place._folder if hasattr(store._place, "_root") else None
+    for step in (7, 9):  # no receipt is left, and nothing of the save that was replaced
+        name = f"step-{step:012d}"
+        left = folder(name).names() if folder else os.listdir(Path(store.url, name))
+        assert sorted(left) == sorted(["manifest.json", *names_of(store, name)])
+    save(store, 10)
+    found = store.newest()
+    assert_is(found, 10)
+    assert found is not None
+    assert (found.count, dict(found.parts)) == (0, {})
+    store.discard()
+    assert steps(store) == []
+
+
+def test_parts_of_one_process_come_back(make: Make) -> None:
+    make().save(3, arrays_of(3), {"epoch": 3, "name": "größe"}, parts=[part_of(1, 3), part_of(0, 3)])
+    assert_parts(make().newest(), 3, range(2), count=2)
+    with pytest.raises(ConfigError, match=r"parts are of workers \[0, 0\]"):
+        make().save(4, {}, {}, parts=[part_of(0, 4), part_of(0, 4)])
+    with pytest.raises(ConfigError, match=r"parts are of workers \[1\]; with 1 parts"):
+        make().save(4, {}, {}, parts=[part_of(1, 4)])
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing", "of another save", "of another worker"])
+def test_a_part_that_is_wrong_is_named_and_an_older_checkpoint_is_used(
+    make: Make, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, step in enumerate((1, 2)):
+        save_together(make, step, number)
+    store, name = make(), "step-000000000002"
+    [file] = [file for file in names_of(store, name) if file.startswith("worker-00001")]
+    others = [("step-000000000001", "worker-00001"), (name, "worker-00002")]
+    if how == "missing":
+        if hasattr(store._place, "_root"):
+            store._place._folder(name).remove(file)
+        else:
+            Path(store.url, name, file).unlink()
+    elif how == "damaged":
+        data = bytearray(store._place.read(name, file, 1 << 30).tobytes())
+        data[-1] ^= 1
+        write_file(store, name, file, bytes(data))
+    else:
+        step, begin = others[how == "of another worker"]
+        [other] = [one for one in names_of(store, step) if one.startswith(begin)]
+        write_file(store, name, file, store._place.read(step, other, 1 << 30).tobytes())
+    assert_parts(make().newest(lambda manifest: [0, 2]), 2, [0, 2])  # who needs none of it does not look at it
+    assert not caplog.records
+    assert_parts(store.newest(), 1, range(3))
+    [message] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "step-000000000002 is damaged: " in message
+    assert file in message
+    assert message.endswith("Instead, step-000000000001 is used.")
+    save_together(make, 3, 9)
+    assert_parts(make().newest(), 3, range(3))
+
+
+def test_parts_that_do_not_come_leave_the_others(make: Make) -> None:
+    save_together(make, 1, 0)
+    store = make()
+    store.save_part(2, part_of(1, 2), joint(1))
+    for wrong in (joint(1, run="ffffffff"), joint(7), joint(1, count=4)):  # another run, another save, another number
+        store.save_part(2, part_of(2, 2), wrong)
+    store.save_part(3, part_of(2, 2), joint(1))
+    with pytest.raises(StorageError, match=r"after 0\.3 seconds worker 2 of 3 has not written its part"):
+        store.save(2, arrays_of(2), {}, parts=[part_of(0, 2)], joint=joint(1, timeout=0.3))
+    assert_parts(make().newest(), 1, range(3))
+    save_together(make, 2, 8)
+    assert_parts(make().newest(), 2, range(3))
+    make().discard()
+    assert make().peek() is None
+
+
+def test_a_part_that_fails_is_said_to_whoever_waits_for_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_together(make, 1, 0)
+    store = make()
+    for number, point in enumerate(("save-middle", "save-commit"), start=1):
+        fault = faults.Fault(kind="disk-full", at=point, step=2, memory=not store.durable)
+        monkeypatch.setattr(faults, "_script", faults.Script((fault,), worker=0, restart=0))
+        with pytest.raises(OSError, match=r"No space left|disk-full"):
+            store.save_part(2, part_of(1, 2), joint(number, count=2))
+        monkeypatch.setattr(faults, "_script", faults.Script((), worker=0, restart=0))
+        with pytest.raises(StorageError, match="Worker 1 could not save its part: "):
+            store.save(2, arrays_of(2), {}, parts=[part_of(0, 2)], joint=joint(number, count=2))
+        assert_parts(make().newest(), 1, range(3))
+    save_together(make, 2, 5)
+    assert_parts(make().newest(), 2, range(3))

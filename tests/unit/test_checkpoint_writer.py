@@ -25,12 +25,12 @@ class SlowStore(Store):
         self.error: BaseException | None = None
         self.saved: list[int] = []
 
-    def save(self, step: int, arrays: Any, state: Any) -> None:
+    def save(self, step: int, arrays: Any, state: Any, **parts: Any) -> None:
         self.begun.release()
         assert self.may_go_on.acquire(timeout=DEADLINE_SECONDS)
         if self.error is not None:
             raise self.error
-        super().save(step, arrays, state)
+        super().save(step, arrays, state, **parts)
         self.saved.append(step)
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.data.blocks import BlockCache, Counts, File
-from tfdist.data.ranges import Range
 from tfdist.errors import ConfigError, ShortReadError
+from tfdist.storage.blocks import BlockCache, Counts, File
+from tfdist.storage.ranges import Range
 
 CONTENT = bytes(range(100))
 FILE = File("f", 100, "version 1")
@@ -198,7 +198,7 @@ def test_a_damaged_block_is_fetched_again(tmp_path: Path, damage: Callable[[byte
 
 SECOND = """
 import sys
-from tfdist.data.blocks import BlockCache, File
+from tfdist.storage.blocks import BlockCache, File
 content = bytes(range(100))
 cache = BlockCache(limit_bytes=int(sys.argv[2]), block_bytes=10, folder=sys.argv[1])
 for number in map(int, sys.argv[3:]):

@@ -119,6 +119,7 @@ def test_what_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(data, "write", write, raising=False)
     options = ["--storage-options", '{"anon": true}', "--source-options", '{"key": "k"}']
+    options += ["--split", "train", "--null", "x=-1", "--null", "*=nan", "--null-mask", "y", "--delimiter", "tab"]
     done = run("a", "b", "s3://c", "--shard-bytes", "1.5MiB", "--processes", 3, "--keep", *options)
     assert seen == {
         "arguments": (["a", "b"], "s3://c"),
@@ -128,7 +129,13 @@ def test_what_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         "label": None,
         "processes": 3,
         "exists": "keep",
+        "check_images": True,
+        "convert_images": False,
         "storage_options": {"anon": True},
         "source_options": {"key": "k"},
+        "split": "train",
+        "nulls": {"x": "-1", "*": "nan"},
+        "null_masks": ("y",),
+        "delimiter": "\t",
     }
     assert done.stderr == "1 examples, 3.2 GB\n"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.data.schema import Feature, Schema
+from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources.columns import block, cast, column, named
 from tfdist.errors import ConfigError
 

@@ -12,8 +12,8 @@ import pytest
 
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, PARTS, examples_of, flip, flip_stored, parts, write
-from tfdist.data.examples import Examples
-from tfdist.data.fetch import PAYLOAD, Fetcher, source_of
+from tfdist.data.reading.examples import Examples
+from tfdist.data.reading.fetch import PAYLOAD, Fetcher, source_of
 from tfdist.errors import CorruptDataError
 
 pytestmark = pytest.mark.timeout(60)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import tfdist
 from tests.corruption import LAYOUTS, flip, write
 from tfdist.cli.main import main
-from tfdist.data.schema import Feature, Schema
+from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError
 
 pytestmark = pytest.mark.timeout(60)
@@ -146,7 +146,7 @@ def test_help_teaches() -> None:
         "verify": ("--quick", "--json", "Exit code", "s3://"),
         "repair": ("--rebuild-manifest", "--drop-missing", "revision", "Killed"),
         "info": ("--plot", "--json", "balance"),
-        "index": ("--label", "--schema", "as they are", "Compressed"),
+        "index": ("--label", "--schema", "as they are", "GZIP"),
     }.items():
         output = run(command, "--help")[1]
         assert [word for word in words if word not in output] == []

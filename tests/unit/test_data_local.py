@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.data import local
-from tfdist.data.disk_errors import advice, storage_error
-from tfdist.data.filenames import is_temporary
-from tfdist.data.local import LOCK_NAME, LocalStorage
 from tfdist.errors import ConfigError, DeadlineError, MissingFileError, StorageError
+from tfdist.storage import local
+from tfdist.storage.disk_errors import advice, storage_error
+from tfdist.storage.filenames import is_temporary
+from tfdist.storage.local import LOCK_NAME, LocalStorage
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 50
@@ -62,7 +62,7 @@ def child(code: str, *arguments: object, before: tuple[str, ...] = ()) -> Iterat
 FULL = """
 import errno, os, resource, subprocess, sys
 from pathlib import Path
-from tfdist.data.local import LocalStorage
+from tfdist.storage.local import LocalStorage
 from tfdist.errors import StorageError
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
@@ -116,7 +116,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, kind: str) -> N
 
 WRITER = """
 import sys
-from tfdist.data.local import LocalStorage
+from tfdist.storage.local import LocalStorage
 with LocalStorage(sys.argv[1]).create("shard") as file:
     file.write(b"x" * 5_000_000)
     file.flush()
@@ -163,7 +163,7 @@ def test_cleaning_up_leaves_other_files_alone(place: LocalStorage) -> None:
 
 HOLDER = """
 import sys
-from tfdist.data.local import LocalStorage
+from tfdist.storage.local import LocalStorage
 with LocalStorage(sys.argv[1]).lock():
     print("ready", flush=True)
     sys.stdin.read()
@@ -218,7 +218,7 @@ def test_the_lock_is_freed_when_the_block_fails(place: LocalStorage) -> None:
 # root may write anywhere: it becomes a user who may not
 FORBIDDEN = """
 import os, sys
-from tfdist.data.local import LocalStorage
+from tfdist.storage.local import LocalStorage
 from tfdist.errors import StorageError
 if os.geteuid() == 0:
     os.setgid(65534)

@@ -1,12 +1,13 @@
-"""Memory of batches is kept: the system is asked for pages once, not for every batch."""
+"""What reading keeps: the memory of batches, asked for once; maps of files, and none of these open."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 ROUNDS = """
 import resource
-from tfdist.data import memory
+from tfdist.data.reading import memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -30,3 +31,20 @@ def test_memory_is_kept() -> None:
     first, kept = map(int, done.stdout.split())
     assert first > 500
     assert kept < 50
+
+
+MANY_SHARDS = """
+import resource, sys, numpy as np
+from tfdist import data
+from tfdist.data.reading.fetch import Fetcher, source_of
+data.write({"x": np.arange(240.0), "label": np.arange(240)}, sys.argv[1], num_shards=120, processes=1)
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+examples = data.open(sys.argv[1])
+columns, weight = Fetcher(examples, source_of(examples), verify="always", skip=False)(np.arange(240)[::-1])
+assert columns["label"].tolist() == [example["label"] for example in examples][::-1]
+assert weight.all()
+"""
+
+
+def test_more_shards_than_files_that_may_be_open(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", MANY_SHARDS, str(tmp_path)], timeout=60, check=True)

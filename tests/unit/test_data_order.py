@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.data.order import Block, Full, Order, Sequential, Weighted, seeds_of
+from tfdist.data.order.orders import Block, Full, Order, Sequential, Weighted, seeds_of
 from tfdist.errors import ConfigError
 
 LABELS = np.arange(100) % 10 // 7

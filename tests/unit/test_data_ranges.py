@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.data.ranges import Plan, Range, coalesce
 from tfdist.errors import ConfigError
+from tfdist.storage.ranges import Plan, Range, coalesce
 
 CONTENT = {name: bytes((17 * i + len(name)) % 256 for i in range(400)) for name in ("a", "bb", "ccc")}
 RANGES = st.lists(st.tuples(st.sampled_from(sorted(CONTENT)), st.integers(0, 300), st.integers(0, 100)), max_size=30)

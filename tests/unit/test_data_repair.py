@@ -24,10 +24,11 @@ from tests.corruption import (
     snapshot,
     write,
 )
-from tfdist.data.repairing import newest, original, repair_storage, revised
-from tfdist.data.schema import Feature, Schema
-from tfdist.data.storage import storage
+from tfdist.data.check.repairing import repair_storage
+from tfdist.data.format.revisions import newest, original, revised
+from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError, TfdistError
+from tfdist.storage.directory import storage
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -135,7 +136,7 @@ def test_a_missing_shard_is_given_up_on_request(tmp_path: Path) -> None:
 
 
 def test_what_is_no_example_is_taken_out(tmp_path: Path) -> None:
-    from tfdist.data.records import frame
+    from tfdist.data.format.records import frame
 
     for layout in LAYOUTS:
         folder = tmp_path / layout
@@ -245,6 +246,68 @@ def test_killed_while_the_manifest_is_made_again(tmp_path: Path) -> None:
         assert tfdist.data.verify(folder).is_sound
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_copy_has_all_that_is_whole_and_the_directory_stays_as_it_is(tmp_path: Path, layout: str) -> None:
+    old, new = tmp_path / "größe 1", tmp_path / "new"
+    write(old, layout)
+    for number, part in ((2, "length"), (7, "middle")):
+        name, offset = parts(tfdist.data.open(old), number)[part]
+        flip(old / name, offset)
+    before = snapshot(old)
+    old.chmod(0o500)  # nothing is written there, not even a lock
+    try:
+        done = tfdist.data.repair(old, new)
+        assert snapshot(old) == before
+    finally:
+        old.chmod(0o700)
+    assert (done.kept, [place.example for place in done.lost], done.url) == (8, [2, 7], str(new))
+    assert labels_of(tfdist.data.open(new)) == [0, 1, 3, 4, 5, 6, 8, 9]
+    assert tfdist.data.verify(new).is_sound
+    assert (tfdist.data.open(new).manifest.revision, tfdist.data.open(new).manifest.label) == (1, "label")
+    names = [name for name in snapshot(new) if name.endswith(".tfrecord")]
+    assert sorted(names) == ["data-00000.tfrecord", "data-00001.tfrecord"]
+    with pytest.raises(ConfigError, match=r"has data-00000.* already"):
+        tfdist.data.repair(old, new)
+    (old / "manifest.json").unlink()
+    left = snapshot(old)
+    with pytest.raises(ConfigError, match=r"data-00000.* already"):  # nothing is written over, whatever it is
+        tfdist.data.repair(old, f"{old}/../{old.name}", rebuild_manifest=True)
+    assert snapshot(old) == left
+
+
+def test_a_copy_without_a_manifest_and_without_a_shard(tmp_path: Path) -> None:
+    write(tmp_path / "old", "extent", num_shards=3)
+    (tmp_path / "old" / "data-00001.tfrecord").unlink()
+    with pytest.raises(CorruptDataError, match="drop_missing"):
+        tfdist.data.repair(tmp_path / "old", tmp_path / "new")
+    assert snapshot(tmp_path / "new") == {}
+    assert tfdist.data.repair(tmp_path / "old", tmp_path / "new", drop_missing=True).rewritten == {
+        "data-00000.tfrecord": "data-00000.tfrecord",
+        "data-00001.tfrecord": "",
+        "data-00002.tfrecord": "data-00001.tfrecord",
+    }
+    (tmp_path / "old" / "manifest.json").unlink()
+    done = tfdist.data.repair(tmp_path / "old", tmp_path / "told", rebuild_manifest=True)
+    assert any("told from the records" in said for said in done.inferred)
+    assert list(tfdist.data.open(tmp_path / "told")) == list(tfdist.data.open(tmp_path / "new"))
+
+
+def test_a_copy_that_was_killed_is_none(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write(source, "extent", num_shards=3)
+    name, offset = parts(tfdist.data.open(source), 1)["middle"]
+    flip(source / name, offset)
+    before = snapshot(source)
+    counted = Faulty(storage(tmp_path / "counted"), None)
+    repair_storage(storage(source), counted)
+    for step in range(counted.steps):
+        folder = tmp_path / f"step {step}"
+        with pytest.raises(KilledError):
+            repair_storage(storage(source), Faulty(storage(folder), step))
+        assert not (folder / "manifest.json").exists() or snapshot(folder) == snapshot(tmp_path / "counted")
+    assert snapshot(source) == before
+
+
 def test_on_a_store(tmp_path: Path) -> None:
     url = f"memory://{uuid.uuid4().hex}/digits"
     try:
@@ -275,7 +338,7 @@ def test_what_writes_over_a_repaired_directory_removes_it(tmp_path: Path) -> Non
     flip(tmp_path / "data-00000.tfrecord", 20)
     tfdist.data.repair(tmp_path)
     tfdist.data.write({"x": np.zeros((3, 2))}, tmp_path, exists="overwrite")
-    assert sorted(snapshot(tmp_path)) == ["data-00000.tfrecord", "manifest.json"]
+    assert sorted(snapshot(tmp_path)) == ["data-00000.revision-3.tfrecord", "manifest.json"]
 
 
 def test_names_of_revisions() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.data.order import Full
-from tfdist.data.position import Identity, Position
-from tfdist.data.sharding import TAILS, Batches, part
-from tfdist.data.stretch import WHOLE, Share, Stretches
+from tfdist.data.order.batches import WHOLE, BatchChunks, Share
+from tfdist.data.order.orders import Full
+from tfdist.data.order.position import Identity, Position
+from tfdist.data.order.sharding import TAILS, Batches, part
 from tfdist.errors import ConfigError
 
 IDENTITY = Identity(digest="5f" * 16, order="full", seed=17, examples=103)
@@ -128,15 +128,15 @@ def test_workers_together_read_the_batches_of_one_each_example_once(
 
     def epoch_of(share: Share) -> list[list[list[tuple[int, float]]]]:
         """For each step, for each part, the examples with their weights."""
-        stretches = Stretches(order, 3, lambda start: Batches(examples, size, tail, start), share, examples=together)
+        chunks = BatchChunks(order, 3, lambda start: Batches(examples, size, tail, start), share, examples=together)
         found = []
-        for number in range(stretches.count(start)):
-            some = stretches(epoch=2, start=start, number=number)
+        for number in range(chunks.count(start)):
+            some = chunks(epoch=2, start=start, number=number)
             for batch in range(len(some.steps)):
                 assert some.steps[batch] == len(found)
-                assert some.pieces[batch, :, 2].max() == some.ids.shape[1], "nothing is read that no part takes"
+                assert some.slices[batch, :, 2].max() == some.ids.shape[1], "nothing is read that no part takes"
                 rows = list(zip(some.ids[batch].tolist(), some.weights[batch].tolist(), strict=True))
-                found.append([rows[first : first + count] for count, first, _ in some.pieces[batch].tolist()])
+                found.append([rows[first : first + count] for count, first, _ in some.slices[batch].tolist()])
         return found
 
     whole = [pieces[0] for pieces in epoch_of(WHOLE)]

@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 from fsspec.implementations.memory import MemoryFile
 
-from tfdist.data import example, records
-from tfdist.data.schema import Feature
+from tfdist.data.format import example, records
+from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import open_source
 from tfdist.errors import ConfigError, MissingFileError, StorageError
 
@@ -67,6 +67,15 @@ def test_classes_and_names_are_sorted(folder: Path) -> None:
         for stop in range(start, 6):
             assert rows(source, start, stop) == EXPECTED[start:stop]
     assert rows(pickle.loads(pickle.dumps(source)), 1, 4) == EXPECTED[1:4]  # noqa: S301
+
+
+def test_a_schema_does_not_hide_that_these_are_pictures(folder: Path) -> None:
+    schema = Schema({"image": Feature("string"), "label": Feature("int32")})
+    found = open_source(folder, schema=schema).schema
+    assert found == {
+        "image": Feature("string", is_image=True),
+        "label": Feature("int32", names=("hund", "katze", "Äffin")),
+    }
 
 
 def test_the_identity_follows_the_files(folder: Path) -> None:

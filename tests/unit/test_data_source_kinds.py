@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from tfdist.data import example, records
-from tfdist.data.schema import Feature, Schema
+from tfdist.data.format import example, records
+from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import files, open_source
 from tfdist.data.sources.paths import kind_of
 from tfdist.errors import (
@@ -205,8 +205,9 @@ def test_columns_of_arrow(tmp_path: Path) -> None:
             pa.array([[1], [1], [None], [2]], pa.list_(pa.int32(), 1)),
             "Example 2 of .*: column 'x' is a list with a null",
         ),
-        (pa.array([1, 2, 3, 4], pa.timestamp("ms")), r"column 'x' of .* is timestamp\[ms\]; it must be bool, a number"),
-        (pa.array([{"a": 1}] * 4), "column 'x' of .* is struct<a: int64>"),
+        (pa.array([[{"a": 1}]] * 4), "column 'x' of .* is list<.*struct<a: int64>>; it must be bool, a number"),
+        (pa.array([[("a", 1)]] * 4, pa.map_(pa.string(), pa.int64())), "column 'x' of .* is map<string, int64.*>"),
+        (pa.nulls(4), "column 'x' of .* has no value in any row, so nothing tells its type"),
         (pa.array([[[1]]] * 4), "column 'x' of .* is list"),
     ],
 )
@@ -260,9 +261,14 @@ def test_types_of_csv(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("f\tt\td\tb\tn\n1.5\t\t2020-01-01\ttrue\t-3\nnan\tä b\t2021-01-01\tfalse\t4\n")
     source = open_source(tmp_path / "a.tsv")
     found = {name: feature.dtype for name, feature in source.schema.items()}
-    assert found == {"b": "bool", "d": "string", "f": "float32", "n": "int64", "t": "string"}
+    assert found == {"b": "bool", "d": "int64", "f": "float32", "n": "int64", "t": "string"}
     assert column(source, "t") == [b"", "ä b".encode()]
-    assert column(source, "d") == [b"2020-01-01", b"2021-01-01"]
+    assert column(source, "d") == [18262, 18628]
+    assert source.schema["d"].unit == "days since 1970-01-01"
+    assert column(open_source(tmp_path / "a.tsv", schema={"d": Feature("string")}), "d") == [
+        b"2020-01-01",
+        b"2021-01-01",
+    ]
     assert np.isnan(column(source, "f")[1])
 
 
@@ -451,3 +457,20 @@ def test_a_schema_must_be_one() -> None:
 
 def test_file_urls_are_paths(tmp_path: Path) -> None:
     assert files.spelled(f"file://{tmp_path}") == str(tmp_path)
+
+
+def test_links_of_hdf5_that_lead_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    for target, said in {
+        h5py.SoftLink("/nothing"): "'y' in .*a.h5 is a link to /nothing, where nothing is",
+        h5py.ExternalLink("b.h5", "/y"): "'y' in .*a.h5 is a link to b.h5:/y, where nothing is",
+    }.items():
+        with h5py.File(path, "w") as file:
+            file["x"], file["z"], file["y"] = np.arange(3), h5py.SoftLink("/x"), target
+        for schema in (None, {"y": Feature("int64")}):
+            with pytest.raises(ConfigError, match=said):
+                open_source(path, schema=schema)
+        assert column(open_source(path, schema={"z": Feature("int64")}), "z") == [0, 1, 2]
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["y"] = np.arange(3)
+    assert column(open_source(path), "y") == [0, 1, 2]

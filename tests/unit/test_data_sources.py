@@ -13,8 +13,8 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from tfdist.data import example, records
-from tfdist.data.schema import Feature, Schema
+from tfdist.data.format import example, records
+from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import Source, open_source
 from tfdist.errors import ConfigError
 

@@ -16,10 +16,6 @@ import numpy as np
 import pytest
 
 from tests.s3_service import s3_service
-from tfdist.data.blocks import BlockCache
-from tfdist.data.ranges import Plan
-from tfdist.data.remote import FsspecStorage
-from tfdist.data.storage import LocalStorage, Storage, storage
 from tfdist.errors import (
     ConfigError,
     ConfigTypeError,
@@ -29,6 +25,10 @@ from tfdist.errors import (
     StorageError,
     TfdistError,
 )
+from tfdist.storage.blocks import BlockCache
+from tfdist.storage.directory import LocalStorage, Storage, storage
+from tfdist.storage.ranges import Plan
+from tfdist.storage.remote import FsspecStorage
 
 BUCKET = "digits"
 ROOT = Path(__file__).parents[2]
@@ -251,8 +251,8 @@ def uploads(place: Storage) -> list[Any]:
 
 FORK = """
 import json, os, signal, sys
-from tfdist.data.blocks import BlockCache
-from tfdist.data.storage import storage
+from tfdist.storage.blocks import BlockCache
+from tfdist.storage.directory import storage
 signal.alarm(40)
 place = storage(sys.argv[1], storage_options=json.loads(sys.argv[2]), cache=BlockCache(limit_bytes=9999, block_bytes=9))
 assert place.read("f") == b"x" * 1000

@@ -24,13 +24,14 @@ from hypothesis import strategies as st
 
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, damaged_copies, examples_of, write
-from tfdist.data import example, records
-from tfdist.data.fetch import Fetcher, source_of
-from tfdist.data.manifest import IndexFile, Manifest, Shard
-from tfdist.data.schema import Feature, Schema
-from tfdist.data.shard_index import Index, arrays_of
+from tfdist.data.format import example, records
+from tfdist.data.format.manifest import IndexFile, Manifest, Shard
+from tfdist.data.format.schema import Feature, Schema
+from tfdist.data.format.shard_index import Index, arrays_of
+from tfdist.data.reading.fetch import Fetcher, source_of
 from tfdist.data.sources import open_source
 from tfdist.errors import CorruptDataError, StorageError, TfdistError
+from tfdist.storage.directory import storage
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -352,6 +353,36 @@ def test_links_that_lead_elsewhere(tmp_path: Path, layout: str) -> None:
         path.unlink()
         (tmp_path / path.name).rename(path)
     assert tfdist.data.verify(folder).is_sound
+
+
+def test_links_that_lead_elsewhere_are_followed_where_it_is_asked_for(tmp_path: Path) -> None:
+    """As a cache of DVC or of a hub lays files out: names in a folder, contents in another."""
+    folder, blobs = tmp_path / "data", tmp_path / "blobs"
+    write(folder, "extent", num_shards=2)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(folder.iterdir())):
+        if path.name != ".lock":
+            path.rename(blobs / str(number))
+            path.symlink_to(Path("..", "blobs", str(number)))
+    for call in (tfdist.data.open, tfdist.data.verify, tfdist.data.info):
+        with pytest.raises(StorageError, match=r"outside of .* pass follow_symlinks=True \(--follow-symlinks\)"):
+            call(folder)
+    assert len(list(tfdist.data.open(folder, follow_symlinks=True))) == EXAMPLES
+    assert tfdist.data.verify(folder, follow_symlinks=True).is_sound
+    assert tfdist.data.info(folder, follow_symlinks=True).examples == EXAMPLES
+    before = {path.name: path.read_bytes() for path in blobs.iterdir()}
+    with pytest.raises(StorageError, match="outside"):
+        tfdist.data.index(folder, exists="overwrite")
+    assert tfdist.data.index(folder, exists="overwrite", follow_symlinks=True).examples == EXAMPLES
+    assert {path.name: path.read_bytes() for path in blobs.iterdir()} == before  # nothing is written through a link
+    (folder / "writing.jsonl").symlink_to(blobs / "1")
+    with pytest.raises(StorageError, match="outside"):
+        storage(folder, follow_symlinks=True).append("writing.jsonl", b"{}")
+    os.mkfifo(tmp_path / "pipe")
+    (folder / "data-00000.tfrecord").unlink()
+    (folder / "data-00000.tfrecord").symlink_to(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="no regular file"):
+        tfdist.data.open(folder, follow_symlinks=True)
 
 
 def test_a_pipe_does_not_block(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, PARTS, examples_of, flip, parts, snapshot, write
-from tfdist.data import records, survey
-from tfdist.data.storage import storage
-from tfdist.data.survey import Content, walk
+from tfdist.data.format import records
+from tfdist.data.format import scan as survey
+from tfdist.data.format.scan import Content, walk
 from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.storage.directory import storage
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -251,9 +252,8 @@ def _replace_index(folder: Path, key: str, row: int, value: int) -> None:
     """Put something else into an index, and into the manifest what makes it look right."""
     import dataclasses
 
-    from tfdist.data.examples import stored_index
-    from tfdist.data.shard import store_index
-    from tfdist.data.shard_index import Index
+    from tfdist.data.format.shard_index import Index, stored_index
+    from tfdist.data.writing.shard import store_index
 
     examples = tfdist.data.open(folder)
     (shard,) = examples.manifest.shards

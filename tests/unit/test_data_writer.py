@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist import data
-from tfdist.data.plan import cuts
+from tfdist.data.writing.plan import cuts
 from tfdist.errors import ConfigError, StorageError, TfdistError
 
 DEADLINE_SECONDS = 60
@@ -205,7 +205,7 @@ def test_shards_of_other_examples_are_not_mixed(
         data.write(make(changed), tmp_path / "goes on", **options)
     assert content(tmp_path / "goes on") == left
     data.write(make(LONG), tmp_path / "goes on", **options)
-    assert "goes on behind 2 finished shards of an interrupted run" in caplog.text
+    assert "resumes after 2 finished shards of an interrupted run" in caplog.text
     assert content(tmp_path / "goes on") == content(tmp_path / "whole")
     data.write(make(changed), tmp_path / "begins anew", exists="overwrite", **options)
     assert content(tmp_path / "begins anew") == content(tmp_path / "changed")

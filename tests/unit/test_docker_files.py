@@ -131,7 +131,10 @@ def test_the_batch_script_starts_the_workers_and_queues_itself_again(tmp_path: P
     assert done.returncode == code, done.stderr
     lines = said.read_text().splitlines()
     assert lines[0] == "srun multi-worker"
-    assert f"--bind {tmp_path}/b c:/backup {tmp_path}/tfdist.sif python strategies/elastic/train.py" in lines[1]
+    assert (
+        f"--bind {tmp_path}/b c:/backup {tmp_path}/tfdist.sif python strategies/multi_worker_mirrored/train.py"
+        in lines[1]
+    )
     assert lines[2:] == (["scontrol requeue 7"] if again else [])
     assert (tmp_path / "b c").is_dir()
 

@@ -2,29 +2,41 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import tfdist
 from tfdist.cli import main as cli
+from tfdist.cli.bench import COMMANDS as BENCH
+from tfdist.cli.data import COMMANDS as DATA
 from tfdist.errors import ConfigError, DeadlineError
 
 
-def test_the_overview_names_every_command_and_loads_none() -> None:
-    code = "import sys\nfrom tfdist.cli.main import main\ntry:\n    main(['--help'])\nfinally:\n    print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    ("group", "package", "names"),
+    [([], "tfdist.cli", cli.COMMANDS), (["bench"], "tfdist.cli.bench", BENCH), (["data"], "tfdist.cli.data", DATA)],
+    ids=["tfdist", "bench", "data"],
+)
+def test_an_overview_names_every_command_and_loads_none(group: list[str], package: str, names: dict[str, str]) -> None:
+    code = f"import sys\nfrom tfdist.cli.main import main\ntry:\n    main({[*group, '--help']})\nfinally:\n    "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}print(*sys.modules)"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     overview, modules = done.stdout.rsplit("\n", 2)[0], done.stdout.split()
-    assert all(name in overview for name in cli.COMMANDS)
-    assert not [f"tfdist.cli.{name}" for name in cli.COMMANDS if f"tfdist.cli.{name}" in modules]
+    assert all(name in overview for name in names)
+    loaded = {f"{package}.{name.replace('-', '_')}" for name in names} & set(modules)
+    assert not loaded
 
 
-def test_every_command_of_the_table_exists() -> None:
-    for name in cli.COMMANDS:
-        result = CliRunner().invoke(cli.main, [name, "--help"])
+@pytest.mark.parametrize(("group", "names"), [([], cli.COMMANDS), (["bench"], BENCH), (["data"], DATA)])
+def test_every_command_of_a_table_exists(group: list[str], names: dict[str, str]) -> None:
+    for name in names:
+        result = CliRunner().invoke(cli.main, [*group, name, "--help"])
         assert result.exit_code == 0, name
-        assert name in result.output.splitlines()[0]
+        assert " ".join([*group, name]) in result.output.splitlines()[0]
 
 
 def test_an_unknown_command() -> None:
@@ -45,6 +57,34 @@ def test_errors_end_as_their_message(error: Exception, code: int, monkeypatch: p
     monkeypatch.setattr("tfdist.cli.run.run", fails)
     result = CliRunner().invoke(cli.main, ["run", "x.py"])
     assert (result.exit_code, result.output) == (code, f"Error: {error}\n")
+
+
+def test_a_strategy_without_its_package_is_one_line_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "train.py").write_text("raise SystemExit('started')")
+    ring = ["run", "--strategy", "ring", "-n", "2"]
+    result = CliRunner().invoke(cli.main, [*ring, str(tmp_path / "train.py")])
+    assert result.exit_code == 1
+    assert result.output == (
+        "Error: the strategy 'ring' needs horovod, which is not installed here. Install it: tfdist build horovod\n"
+    )
+    assert CliRunner().invoke(cli.main, [*ring, "--dry-run", str(tmp_path / "train.py")]).exit_code == 0
+
+
+def test_the_collectives_of_several_workers_are_chosen(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    asked = ["run", "--collectives", "native", "--dry-run", str(tmp_path / "train.py")]
+    done = CliRunner().invoke(cli.main, asked)
+    assert done.exit_code == 0, done.output
+    assert "export TFDIST_COLLECTIVES=native" in done.stdout.splitlines()
+    refused = CliRunner().invoke(cli.main, [*asked[:-1], "--strategy", "ring", asked[-1]])
+    assert refused.exit_code == 2
+    assert "the strategy is ring" in refused.output
+    unknown = CliRunner().invoke(cli.main, ["run", "--collectives", "nccl", asked[-1]])
+    assert unknown.exit_code == 2
+    assert "'native'" in unknown.output
 
 
 def test_subpackages_load_when_they_are_used() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch.failure import Failure, Record, format_report, how_it_ended, own_failures, read_record
+from tfdist.launch.supervision.failure import Failure, Record, format_report, how_it_ended, own_failures, read_record
 
 NEVER = math.inf
 
@@ -25,32 +25,42 @@ def who(failures: tuple[Failure, ...]) -> list[int]:
 
 def test_the_first_by_time_is_the_root_cause() -> None:
     late, early = failure(0, 9.0, error="collective failed"), failure(1, 2.0, error="boom")
-    assert who(own_failures([late, early], stopped_at=9.0, by_signal=False)) == [1, 0]
+    assert who(own_failures([late, early], stopped_at=9.0, received=None)) == [1, 0]
 
 
 def test_a_death_that_is_seen_a_moment_late_is_still_the_cause() -> None:
     followed, killed = failure(0, 2.0, error="connection reset by peer"), failure(1, 2.01, -9)
-    assert who(own_failures([followed, killed], stopped_at=2.2, by_signal=False)) == [1, 0]
+    assert who(own_failures([followed, killed], stopped_at=2.2, received=None)) == [1, 0]
     out_of_memory_later = failure(1, 3.5, -9)
-    assert who(own_failures([followed, out_of_memory_later], stopped_at=4.0, by_signal=False)) == [0, 1]
+    assert who(own_failures([followed, out_of_memory_later], stopped_at=4.0, received=None)) == [0, 1]
     aborted = failure(1, 2.01, -6)  # so TensorFlow ends a process whose peer is gone
-    assert who(own_failures([followed, aborted], stopped_at=2.2, by_signal=False)) == [0, 1]
+    assert who(own_failures([followed, aborted], stopped_at=2.2, received=None)) == [0, 1]
 
 
 def test_a_record_after_the_request_to_end_is_a_later_failure() -> None:
     killed, cascade = failure(1, 2.0, -9), failure(0, 2.5, error="collective failed")
-    assert who(own_failures([cascade, killed], stopped_at=2.0, by_signal=False)) == [1, 0]
+    assert who(own_failures([cascade, killed], stopped_at=2.0, received=None)) == [1, 0]
 
 
 def test_who_was_asked_to_end_or_ended_well_did_not_fail() -> None:
     asked = [failure(0, 3.0, -15), failure(2, 13.0, -9)]
-    assert who(own_failures([*asked, failure(1, 2.0, 3), failure(3, 1.0, 0)], stopped_at=2.0, by_signal=False)) == [1]
+    assert who(own_failures([*asked, failure(1, 2.0, 3), failure(3, 1.0, 0)], stopped_at=2.0, received=None)) == [1]
 
 
 def test_after_a_signal_to_the_agent_only_earlier_failures_count() -> None:
     ending = [failure(0, 3.0, 1, error="interrupted"), failure(1, 3.1, -2)]
-    assert own_failures(ending, stopped_at=2.0, by_signal=True) == ()
-    assert who(own_failures([*ending, failure(2, 1.0, -15, error="x")], stopped_at=2.0, by_signal=True)) == [2]
+    assert own_failures(ending, stopped_at=2.0, received=2) == ()
+    assert who(own_failures([*ending, failure(2, 1.0, -15, error="x")], stopped_at=2.0, received=2)) == [2]
+
+
+def test_a_signal_to_every_process_may_reach_a_worker_first() -> None:
+    interrupted = failure(0, 9.9, 130)
+    followed = failure(1, 9.8, error="connection reset by peer")
+    assert own_failures([interrupted, followed], stopped_at=10.0, received=2) == ()
+    assert who(own_failures([interrupted, followed], stopped_at=10.0, received=15)) == [1, 0]
+    assert who(own_failures([followed], stopped_at=10.0, received=2)) == [1]
+    long_before = failure(2, 8.0, 3)
+    assert who(own_failures([interrupted, long_before], stopped_at=10.0, received=2)) == [2]
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,31 @@ from typing import Any
 
 import pytest
 
-from tfdist.launch.hangs import GAP_SECONDS, INPUT_SECONDS, Hang, Patience, Seen, Watch, allowed_seconds, begin, look
-from tfdist.launch.hold import Position, Standing
-from tfdist.launch.progress import Phase, Progress
+from tfdist.launch.supervision.hangs import (
+    GAP_SECONDS,
+    INPUT_SECONDS,
+    Hang,
+    Patience,
+    Seen,
+    Watch,
+    allowed_seconds,
+    begin,
+    look,
+)
+from tfdist.monitor.halt import StepPosition, StepState
+from tfdist.monitor.phases import Activity
+from tfdist.monitor.status import WorkerStatus
 
 PATIENCE = Patience(hang_seconds=2.0, stall_seconds=1800.0)
-RUNNING, BEHIND, HELD = Standing.RUNNING, Standing.BEHIND, Standing.HELD
+RUNNING, DONE, HELD = StepState.RUNNING, StepState.DONE, StepState.HELD
 
 
 def worker(
     index: int,
-    phase: Phase = Phase.STEPPING,
+    phase: Activity = Activity.STEPPING,
     *,
     tick: int = 9,
-    standing: Standing = RUNNING,
+    state: StepState = RUNNING,
     changed: float = 100.0,
     step: float = 0.1,
     stopped: bool = False,
@@ -28,16 +39,16 @@ def worker(
     said: dict[str, Any] = {
         "pid": 1,
         "ended": tick + 1,
-        "ticked": 1.0,
+        "first_step_ended": 1.0,
         "resumed": 0,
         "source": "",
         "done": None,
         "saved": 0,
         "leaves": False,
     }
-    position = Position(tick=tick, standing=standing)
-    progress = Progress(**{**said, **more}, phase=phase, position=position, changed=changed, step_seconds=step)
-    return Seen(worker=index, progress=progress, stopped=stopped)
+    position = StepPosition(step=tick, state=state)
+    status = WorkerStatus(**{**said, **more}, activity=phase, position=position, changed=changed, step_seconds=step)
+    return Seen(worker=index, status=status, stopped=stopped)
 
 
 def after_steps(count: int = 10, seconds: float = 0.1) -> Watch:
@@ -64,18 +75,21 @@ def first_hang(
 @pytest.mark.parametrize(
     ("seen", "after", "culprit", "text"),
     [
-        ([worker(0), worker(1, tick=8, standing=BEHIND)], 2.0, 1, "stepping after 9 steps"),
         ([worker(0), worker(1, tick=8)], 2.0, 1, "in step 9 since"),
-        ([worker(0), worker(1, standing=BEHIND)], 2.0, 1, "stepping after 10 steps"),
+        ([worker(0, state=DONE), worker(1)], 2.0, 1, "in step 10 since"),
+        ([worker(0, state=DONE), worker(1, state=DONE)], 2.0, None, "stepping after 10 steps"),
         ([worker(0), worker(1)], 2.0, None, "worker 0 and worker 1 hang: in step 10"),
         ([worker(0), worker(1, stopped=True)], 2.0, 1, "worker 1 hangs"),
         ([worker(0)], 2.0, 0, "worker 0 hangs: in step 10"),
-        ([worker(0), worker(1, tick=9, standing=HELD, phase=Phase.HELD)], 2.0, 1, "held after 9"),
-        ([worker(0), worker(1, Phase.INPUT, tick=8, standing=BEHIND)], INPUT_SECONDS, 1, "input"),
-        ([worker(0), worker(1, Phase.TRACING)], 1800.0, None, "hang"),
-        ([worker(0), worker(1, Phase.BETWEEN, tick=8, standing=BEHIND)], 1800.0, 1, "between"),
-        ([worker(0, Phase.STARTING, step=0.0), worker(1, step=0.0)], 1800.0, None, "starting"),
-        ([worker(0), worker(1, Phase.STARTING, pid=0, tick=-1, standing=BEHIND, changed=0.0)], 1800.0, 1, "starting"),
+        ([worker(0), worker(1, tick=9, state=HELD, phase=Activity.HELD)], 2.0, 1, "held after 9"),
+        ([worker(0), worker(1, Activity.INPUT, tick=8, state=DONE)], INPUT_SECONDS, 1, "input"),
+        ([worker(0), worker(1, Activity.TRACING)], 1800.0, None, "hang"),
+        ([worker(0), worker(1, Activity.BETWEEN, tick=8, state=DONE)], 1800.0, 1, "script's own code"),
+        ([worker(0), worker(1, Activity.BETWEEN)], 1800.0, 1, "between two calls) before step 10 since"),
+        ([worker(0, Activity.INPUT), worker(1, Activity.BETWEEN)], 1800.0, 1, "script's own code"),
+        ([worker(0, Activity.BETWEEN, state=DONE)], 1800.0, 0, "between two calls) after 10 steps since"),
+        ([worker(0, Activity.STARTING, step=0.0), worker(1, step=0.0)], 1800.0, None, "starting"),
+        ([worker(0), worker(1, Activity.STARTING, pid=0, tick=-1, state=DONE, changed=0.0)], 1800.0, 1, "starting"),
     ],
 )
 def test_who_hangs_and_when(seen: list[Seen], after: float, culprit: int | None, text: str) -> None:
@@ -90,9 +104,9 @@ def test_who_hangs_and_when(seen: list[Seen], after: float, culprit: int | None,
 @pytest.mark.parametrize(
     "seen",
     [
-        [worker(0, Phase.HELD, standing=HELD), worker(1, Phase.HELD, standing=HELD)],
-        [worker(0), worker(1, Phase.ENDED)],
-        [worker(0, Phase.STARTING, pid=0), worker(1, Phase.STARTING, pid=0)],
+        [worker(0, Activity.HELD, state=HELD), worker(1, Activity.HELD, state=HELD)],
+        [worker(0), worker(1, Activity.ENDED)],
+        [worker(0, Activity.STARTING, pid=0), worker(1, Activity.STARTING, pid=0)],
         [],
     ],
 )
@@ -120,17 +134,17 @@ def test_the_first_steps_after_a_restart_get_five_times_as_long_as_steps_before_
     assert found[0] == pytest.approx(110.0, abs=0.2)
     first = [worker(0, tick=0, ended=0), worker(1, tick=0, ended=0)]
     assert first_hang(restarted, first, until=200.0) is None
-    tracing = [worker(0, Phase.TRACING, tick=1, ended=1), worker(1, tick=1, ended=1)]
+    tracing = [worker(0, Activity.TRACING, tick=1, ended=1), worker(1, tick=1, ended=1)]
     assert first_hang(restarted, tracing, until=200.0) is None
 
 
 def test_one_long_step_moves_nothing() -> None:
     watch = after_steps()
     watch, _ = look(watch, [worker(0, tick=50, step=600.0), worker(1, tick=50)], 100.0, PATIENCE)
-    assert allowed_seconds(Phase.STEPPING, watch.samples, PATIENCE) == 2.0
+    assert allowed_seconds(Activity.STEPPING, watch.samples, PATIENCE) == 2.0
 
 
-def chief(phase: Phase = Phase.STEPPING, **more: Any) -> Seen:
+def chief(phase: Activity = Activity.STEPPING, **more: Any) -> Seen:
     return replace(worker(0, phase, **more), name="chief")
 
 
@@ -142,7 +156,7 @@ def test_a_chief_hangs_in_a_step_of_its_own() -> None:
 
 
 def test_a_chief_that_waits_for_its_workers_measures_their_time_itself() -> None:
-    assert first_hang(after_steps(), [chief(Phase.WAITING)], until=1000.0) is None
+    assert first_hang(after_steps(), [chief(Activity.WAITING)], until=1000.0) is None
 
 
 def test_a_chief_that_waits_for_a_task_that_is_stopped_does_not_hang() -> None:
@@ -159,8 +173,8 @@ def test_a_chief_that_waits_for_a_task_that_is_stopped_does_not_hang() -> None:
 
 
 def test_a_stopped_process_hangs_whatever_it_does() -> None:
-    for phase in (Phase.SAVING, Phase.STARTING, Phase.HELD, Phase.ENDED):
-        seen = [worker(0, Phase.BETWEEN), worker(1, phase, stopped=True)]
+    for phase in (Activity.SAVING, Activity.STARTING, Activity.HELD, Activity.ENDED):
+        seen = [worker(0, Activity.BETWEEN), worker(1, phase, stopped=True)]
         found = first_hang(begin(100.0), seen, until=130.0)
         assert found is not None
         assert 2.0 < found[0] - 100.0 < 2.2
@@ -171,7 +185,7 @@ def test_a_process_that_goes_on_was_not_stopped_for_long() -> None:
     watch, now = begin(100.0), 100.0
     for look_number in range(100):
         now += 0.9
-        seen = [worker(0, Phase.BETWEEN, stopped=look_number % 3 != 0)]
+        seen = [worker(0, Activity.BETWEEN, stopped=look_number % 3 != 0)]
         watch, hang = look(watch, seen, now, PATIENCE)
         assert hang is None
 
@@ -192,8 +206,8 @@ def test_an_agent_that_was_stopped_has_seen_nothing() -> None:
 def test_the_bounds_can_be_chosen() -> None:
     patience = Patience(hang_seconds=100.0, stall_seconds=7.0)
     samples = [0.1] * 10
-    assert allowed_seconds(Phase.STEPPING, samples, patience) == 100.0
-    assert allowed_seconds(Phase.INPUT, samples, patience) == 100.0
-    assert allowed_seconds(Phase.SAVING, samples, patience) == 7.0
-    assert allowed_seconds(Phase.HELD, samples, patience) == 0.0
-    assert allowed_seconds(Phase.ENDED, samples, patience) == math.inf
+    assert allowed_seconds(Activity.STEPPING, samples, patience) == 100.0
+    assert allowed_seconds(Activity.INPUT, samples, patience) == 100.0
+    assert allowed_seconds(Activity.SAVING, samples, patience) == 7.0
+    assert allowed_seconds(Activity.HELD, samples, patience) == 0.0
+    assert allowed_seconds(Activity.ENDED, samples, patience) == math.inf

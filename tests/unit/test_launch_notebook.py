@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tfdist.errors import UnsupportedError
-from tfdist.launch.notebook_output import CellOutput
-from tfdist.launch.notebook_sending import name_of, receive_function, receive_result, send_function, send_result
+from tfdist.launch.notebooks.output import CellOutput
+from tfdist.launch.notebooks.sending import name_of, receive_function, receive_result, send_function, send_result
 
 LOCK = threading.Lock()
 

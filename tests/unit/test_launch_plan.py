@@ -10,7 +10,7 @@ import pytest
 from tfdist.cluster import from_environment
 from tfdist.errors import ConfigError
 from tfdist.launch import LaunchConfig, WorkerSpec
-from tfdist.launch.plan import WORKER_FILE, plan
+from tfdist.launch.plan.plan import WORKER_FILE, plan
 
 COMMON = {"TFDIST_JOB_ID", "TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_INDEX", "TFDIST_LOCAL_WORKERS"}
 COMMON |= {"TFDIST_ERROR_FILE", "TFDIST_PROGRESS_FILE", "PYTHONUNBUFFERED"}
@@ -18,8 +18,8 @@ ELASTIC = {"TFDIST_RESTARTS", "TFDIST_MEMORY_DIR", "TFDIST_ENVIRONMENT_FILE"}
 
 
 def planned(config: LaunchConfig) -> tuple[WorkerSpec, ...]:
-    ports = range(4001, 4001 + config.workers)
-    return plan(config, ports=ports, job_id="f00", directory=Path("/d"), python="/bin/py", agent_pid=7)
+    addresses = [("127.0.0.1", port) for port in range(4001, 4001 + config.workers)]
+    return plan(config, addresses=addresses, job_id="f00", directory=Path("/d"), python="/bin/py", agent_pid=7)
 
 
 def test_one_worker() -> None:
@@ -39,7 +39,10 @@ def test_workers_that_may_be_started_again(change: dict[str, Any]) -> None:
         "agent_pid": 7,
         "memory": Path("/m"),
     }
-    first, again = (plan(config, ports=[4001, 4002], restarts=restarts, **more) for restarts in (0, 2))
+    first, again = (
+        plan(config, addresses=[("127.0.0.1", 4001), ("127.0.0.1", 4002)], restarts=restarts, **more)
+        for restarts in (0, 2)
+    )
     assert first[1].environment.keys() == COMMON | ELASTIC | {"TF_CONFIG"}
     assert again[1].environment["TFDIST_RESTARTS"] == "2"
     assert again[1].environment["TFDIST_MEMORY_DIR"] == first[0].environment["TFDIST_MEMORY_DIR"] == "/m/state"
@@ -81,6 +84,17 @@ def test_three_workers_agree_with_each_other_and_with_the_cluster() -> None:
         assert (cluster.worker_index, cluster.local_index, cluster.local_workers) == (index, index, 3)
         plain = from_environment({"TF_CONFIG": spec.environment["TF_CONFIG"]})
         assert (plain.addresses, plain.worker_index) == (addresses, index)
+
+
+def test_workers_on_several_hosts_know_their_place_on_each() -> None:
+    addresses = [("n1", 4001), ("n2", 4001), ("n2", 4002)]
+    more: dict[str, Any] = {"job_id": "f00", "directory": Path("/d"), "python": "py", "agent_pid": 7}
+    specs = plan(LaunchConfig(target="train.py", workers=3), addresses=addresses, **more)
+    assert [spec.address for spec in specs] == ["n1:4001", "n2:4001", "n2:4002"]
+    clusters = [from_environment(spec.environment) for spec in specs]
+    assert [(one.local_index, one.local_workers) for one in clusters] == [(0, 1), (0, 2), (1, 2)]
+    assert clusters[2].addresses == ("n1:4001", "n2:4001", "n2:4002")
+    assert specs[0].environ({"http_proxy": "http://p:1"})["no_grpc_proxy"] == "n1,n2"
 
 
 @pytest.mark.parametrize(
@@ -135,9 +149,7 @@ def test_requests_are_frozen() -> None:
     ],
 )
 def test_workers_reach_each_other_around_a_proxy(inherited: dict[str, str], exceptions: str | None) -> None:
-    (spec,) = plan(
-        LaunchConfig(target="train.py"), ports=[4001], job_id="a", directory=Path("d"), python="python3", agent_pid=1
-    )
+    (spec,) = planned(LaunchConfig(target="train.py"))
     environ = spec.environ(inherited)
     assert environ.get("no_grpc_proxy") == exceptions
     assert {name: environ[name] for name in inherited if name != "no_grpc_proxy"} == {

@@ -7,10 +7,10 @@ import pytest
 
 from tfdist.cluster import TaskId, from_environment
 from tfdist.launch import LaunchConfig, WorkerSpec
-from tfdist.launch.agent_chief import other_ports
-from tfdist.launch.guardian import sessions_left
-from tfdist.launch.plan import TASK_FILE, WORKER_FILE
-from tfdist.launch.plan_chief import plan_chief, tasks
+from tfdist.launch.placement.local import free_addresses
+from tfdist.launch.plan.plan import TASK_FILE, WORKER_FILE, plan
+from tfdist.launch.plan.roles import tasks
+from tfdist.launch.process.guardian import sessions_left
 
 COMMON = {"TFDIST_JOB_ID", "PYTHONUNBUFFERED", "TF_CONFIG"}
 CHIEF = "127.0.0.1:4001"
@@ -30,9 +30,9 @@ def planned(restarts: int = 0, **changes: object) -> tuple[WorkerSpec, ...]:
             **changes,
         }
     )
-    ports = range(4001, 4001 + len(tasks(config)))
+    addresses = [("127.0.0.1", port) for port in range(4001, 4001 + len(tasks(config)))]
     where = {"job_id": "f00", "directory": Path("/d"), "python": "/bin/py", "agent_pid": 7}
-    return plan_chief(config, ports=ports, restarts=restarts, **where)  # type: ignore[arg-type]
+    return plan(config, addresses=addresses, restarts=restarts, **where)  # type: ignore[arg-type]
 
 
 def test_the_chief_runs_the_script_and_the_others_serve() -> None:
@@ -84,10 +84,14 @@ def test_one_worker_and_one_server() -> None:
     assert from_environment(specs[0].environment).num_workers == 1
 
 
-def test_no_port_of_an_earlier_start_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfdist.launch.agent_chief.free_ports", lambda count, host: list(range(4001, 4001 + count)))
-    assert other_ports(3, but=[]) == [4001, 4002, 4003]
-    assert other_ports(3, but=[4001, 4003, 9]) == [4002, 4004, 4005]
+def test_no_address_of_an_earlier_start_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfdist.launch.placement.local.free_ports", lambda count, host: list(range(4001, 4001 + count)))
+
+    def ports(count: int, *but: str) -> list[int]:
+        return [port for _, port in free_addresses(count, "n1", but=but)]
+
+    assert ports(3) == [4001, 4002, 4003]
+    assert ports(3, "n1:4001", "n1:4003", "n1:9") == [4002, 4004, 4005]
 
 
 def test_the_guardian_forgets_sessions_of_which_nothing_is_left() -> None:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tfdist.launch.pump import Pump
+from tfdist.launch.output.pump import Pump
 
 
 class Screen:
@@ -14,6 +14,7 @@ class Screen:
     def __init__(self) -> None:
         self.closed = threading.Event()
         self.shown: list[bytes] = []
+        self.noise = None
 
     def living(self, stream: int, worker: int, line: bytes) -> None:
         pass

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch import shared_memory
-from tfdist.launch.shared_memory import complaint
+from tfdist.launch.process import shared_memory
+from tfdist.launch.process.shared_memory import complaint
 
 MIB = 1 << 20
 

@@ -6,27 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launch.supervise import (
-    KILL_SECONDS,
+from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.roles import roles_of
+from tfdist.launch.supervision.ending import KILL_SECONDS
+from tfdist.launch.supervision.state import (
     Event,
     Exited,
     Phase,
     Received,
     Recorded,
+    Rules,
+    Say,
     Send,
     State,
     Tick,
-    decide,
+    first_state,
 )
+from tfdist.launch.supervision.supervise import decide
 
 GRACE = 10.0
+RULES = Rules(roles=roles_of(LaunchConfig(target="train.py", workers=3)), grace_seconds=GRACE)
 
 
-def play(events: list[tuple[float, Event]], workers: int = 3) -> tuple[State, list[tuple[float, Send]]]:
-    state, sent = State(running=frozenset(range(workers))), []
+def play(events: list[tuple[float, Event]]) -> tuple[State, list[tuple[float, Send]]]:
+    state, sent = first_state(RULES), []
     for now, event in events:
-        state, actions = decide(state, event, now=now, grace_seconds=GRACE)
-        sent += [(now, action) for action in actions]
+        state, actions = decide(state, event, now=now, rules=RULES)
+        sent += [(now, action) for action in actions if isinstance(action, Send)]
     return state, sent
 
 
@@ -102,16 +108,17 @@ COURSES = st.lists(st.tuples(st.floats(0.0, 30.0), EVENTS), max_size=12)
 @given(COURSES)
 def test_any_course_of_events(course: list[tuple[float, Event]]) -> None:
     order = [Phase.RUNNING, Phase.STOPPING, Phase.KILLING, Phase.LOST, Phase.DONE]
-    state, now, numbers = State(running=frozenset(range(3))), 0.0, []
+    state, now, numbers = first_state(RULES), 0.0, []
     for seconds, event in course:
         if state.phase in (Phase.DONE, Phase.LOST) or (isinstance(event, Exited) and event.worker not in state.running):
             continue
         now += seconds
         before = state
-        state, actions = decide(state, event, now=now, grace_seconds=GRACE)
+        state, actions = decide(state, event, now=now, rules=RULES)
         assert order.index(state.phase) >= order.index(before.phase), "a job never goes back"
-        assert all(action.workers <= before.running for action in actions), "who has ended gets no signal"
-        numbers += [action.number for action in actions]
+        signals = [action for action in actions if not isinstance(action, Say)]
+        assert all(isinstance(action, Send) and action.workers <= before.running for action in signals)
+        numbers += [action.number for action in signals if isinstance(action, Send)]
         assert (state.deadline is not None) >= (state.phase in (Phase.STOPPING, Phase.KILLING)), "every wait ends"
         assert (state.phase is Phase.DONE) == (not state.running)
     assert len(numbers) <= 2
@@ -120,13 +127,13 @@ def test_any_course_of_events(course: list[tuple[float, Event]]) -> None:
 
 @given(COURSES)
 def test_time_alone_ends_a_job_that_is_stopping(course: list[tuple[float, Event]]) -> None:
-    state, now = State(running=frozenset(range(3))), 0.0
+    state, now = first_state(RULES), 0.0
     for seconds, event in course:
         now += seconds
-        state, _ = decide(state, event, now=now, grace_seconds=GRACE)
+        state, _ = decide(state, event, now=now, rules=RULES)
     if state.phase is Phase.RUNNING and state.deadline is None:
         return
     for _ in range(3):
         now += max(GRACE, KILL_SECONDS)
-        state, _ = decide(state, Tick(), now=now, grace_seconds=GRACE)
+        state, _ = decide(state, Tick(), now=now, rules=RULES)
     assert state.phase in (Phase.DONE, Phase.LOST)

@@ -8,38 +8,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.cluster import TaskId
-from tfdist.launch.agent_chief import judge
-from tfdist.launch.failure import Record
-from tfdist.launch.generation import Course
-from tfdist.launch.hangs import Hang, Hung
-from tfdist.launch.supervise import (
-    KILL_SECONDS,
+from tfdist.launch.agent.outcome import failures_of, outcome_of
+from tfdist.launch.agent.worker_group import Attempt
+from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.roles import BLAME_SECONDS, roles_of
+from tfdist.launch.supervision.ending import KILL_SECONDS
+from tfdist.launch.supervision.failure import Record
+from tfdist.launch.supervision.hangs import Hang, Hung
+from tfdist.launch.supervision.restarts import Decision
+from tfdist.launch.supervision.state import (
     Action,
     Event,
     Exited,
     Phase,
     Received,
     Recorded,
+    Rules,
     Say,
     Send,
     Start,
+    State,
     Tick,
+    Verdict,
+    first_state,
 )
-from tfdist.launch.supervise_chief import BLAME_SECONDS, ChiefState, Rules, Verdict, decide_chief, first_state
+from tfdist.launch.supervision.supervise import decide
 
 GRACE = 10.0
-TASKS = tuple(TaskId(type=kind, index=i) for kind, n in (("chief", 1), ("worker", 2), ("ps", 2)) for i in range(n))
 CHIEF, WORKER_0, WORKER_1, PS_0, PS_1 = range(5)
-RULES = Rules(tasks=TASKS, max_restarts=2, grace_seconds=GRACE)
-Events = Sequence[tuple[float, Event | Hung]]
+ROLES = roles_of(LaunchConfig(target="train.py", workers=2, parameter_servers=2))
+RULES = Rules(roles=ROLES, max_restarts=2, grace_seconds=GRACE)
+Events = Sequence[tuple[float, Event]]
 
 
-def play(events: Events, state: ChiefState | None = None) -> tuple[ChiefState, list[tuple[float, Action]], str]:
+def play(events: Events, state: State | None = None) -> tuple[State, list[tuple[float, Action]], str]:
     """The last state, the signals and starts with their times, and what was said."""
     state, done, said = state or first_state(RULES), [], []
     for now, event in events:
-        state, actions = decide_chief(state, event, now=now, rules=RULES)
+        state, actions = decide(state, event, now=now, rules=RULES)
         done += [(now, action) for action in actions if not isinstance(action, Say)]
         said += [action.text for action in actions if isinstance(action, Say)]
     assert not any("\n" in line for line in said)
@@ -100,7 +106,7 @@ def test_who_is_stopped_is_killed_and_its_end_decides() -> None:
 
 
 def test_without_any_worker_the_job_fails() -> None:
-    spent = replace(first_state(RULES), worker_restarts=2)
+    spent = replace(first_state(RULES), replaced=2)
     state, done, said = play([(5, ended(WORKER_0)), (6, ended(WORKER_1))], spent)
     assert (state.phase, state.verdict, state.cause) == (Phase.STOPPING, Verdict.FAILED, WORKER_1)
     assert done == [(6, to(CHIEF, PS_0, PS_1))]
@@ -110,18 +116,17 @@ def test_without_any_worker_the_job_fails() -> None:
 @pytest.mark.parametrize("returncode", [-9, 1, 0])
 def test_the_death_of_a_server_starts_the_job_again(returncode: int) -> None:
     state, done, said = play([(4, ended(WORKER_0)), (5, ended(PS_1, returncode))])
-    assert (state.phase, state.verdict, state.cause) == (Phase.STOPPING, Verdict.AGAIN, PS_1)
+    assert (state.phase, state.verdict, state.cause) == (Phase.STOPPING, Verdict.RESTART, PS_1)
     assert done[1:] == [(5, to(CHIEF, WORKER_0, WORKER_1, PS_0))]
     assert "ps 1 ended" in said.splitlines()[1]
     assert "the job is started again (1 of 2 times)" in said
     state, done, _ = play([*all_end(5.1, WORKER_0, WORKER_1, PS_0), (5.2, ended(CHIEF, 1, time=5.1))], state)
-    assert (state.phase, state.verdict) == (Phase.DONE, Verdict.AGAIN)
-    fresh = first_state(RULES, before=state)
-    assert fresh == replace(first_state(RULES), job_restarts=1, worker_restarts=1)
+    assert (state.phase, state.verdict) == (Phase.DONE, Verdict.RESTART)
+    assert (state.restarts, state.replaced, state.failed) == (0, 1, True)
 
 
 def test_after_the_last_start_the_job_fails_by_the_server() -> None:
-    spent = replace(first_state(RULES), job_restarts=2)
+    spent = replace(first_state(RULES), restarts=2)
     state, done, said = play([(5, ended(PS_0))], spent)
     assert (state.verdict, state.cause, len(done)) == (Verdict.FAILED, PS_0, 1)
     assert "2 of 2 times (--max-restarts), so it fails" in said
@@ -130,7 +135,7 @@ def test_after_the_last_start_the_job_fails_by_the_server() -> None:
 @pytest.mark.parametrize("failure", [ended(CHIEF, 1, recorded=True), ended(CHIEF, -6), Recorded(worker=CHIEF)])
 def test_a_failure_of_the_chief_just_before_a_server_died_is_the_servers(failure: Event) -> None:
     state, done, said = play([(5, failure), (5.9, ended(PS_0))])
-    assert (state.verdict, state.cause) == (Verdict.AGAIN, PS_0)
+    assert (state.verdict, state.cause) == (Verdict.RESTART, PS_0)
     assert done[0][0] == 5.9
     assert "ps 0 ended" in said
     late, _, _ = play([(5, failure), (5 + BLAME_SECONDS, Tick()), (7, ended(PS_0))])
@@ -152,10 +157,10 @@ def test_a_failure_of_the_chief_fails_the_job(returncode: int, recorded: bool) -
 def test_a_chief_that_is_killed_starts_the_job_again() -> None:
     events: Events = [(5, ended(CHIEF, -9)), (5 + BLAME_SECONDS, Tick())]
     state, done, said = play(events)
-    assert (state.verdict, state.cause) == (Verdict.AGAIN, CHIEF)
+    assert (state.verdict, state.cause) == (Verdict.RESTART, CHIEF)
     assert done == [(6, to(WORKER_0, WORKER_1, PS_0, PS_1))]
     assert "chief ended (killed by SIGKILL (signal 9)); the job is started again (1 of 2 times)" in said
-    state, _, said = play(events, replace(first_state(RULES), job_restarts=2))
+    state, _, said = play(events, replace(first_state(RULES), restarts=2))
     assert (state.verdict, state.cause) == (Verdict.FAILED, CHIEF)
     assert "so it fails" in said
 
@@ -210,17 +215,18 @@ def test_a_chief_that_was_done_before_a_server_died_was_done() -> None:
     events: Events = [(5.1, ended(PS_0, time=5.05)), (5.2, ended(CHIEF, 0, time=5.0))]
     assert play(events)[0].verdict is Verdict.FINISHED
     asked: Events = [(5.1, ended(PS_0, time=5.05)), (5.2, ended(CHIEF, 0, time=5.15))]
-    assert play(asked)[0].verdict is Verdict.AGAIN
+    assert play(asked)[0].verdict is Verdict.RESTART
 
 
 RECORD = Record(clock=4.9, type="UnavailableError", message="gone", traceback="Traceback", exit_code=1)
 
 
-def outcome(events: Events, record: Record | None = None, state: ChiefState | None = None) -> tuple[int, list[str]]:
+def outcome(events: Events, record: Record | None = None, state: State | None = None) -> tuple[int, list[str]]:
     state, _, _ = play(events, state)
     exits = {event.worker: event for _, event in events if isinstance(event, Exited)}
-    course = Course(state=state, exits=exits, stopped_at=state.asked_at, killed=False)
-    judged = judge(course, RULES, record)
+    attempt = Attempt(state=state, exits=exits, stopped_at=state.asked_at, killed=False)
+    failures = failures_of(attempt, RULES, {CHIEF: record})
+    judged = outcome_of(attempt, RULES, failures, Decision.END)
     return judged.exit_code, [str(failure.name) for failure in judged.failures]
 
 
@@ -229,7 +235,7 @@ def test_outcomes() -> None:
     chief_failed: Events = [(5, ended(CHIEF, 3, time=5, recorded=True)), (7, Tick()), *all_end(8, *range(1, 5))]
     assert outcome(chief_failed, replace(RECORD, exit_code=3)) == (3, ["chief"])
     assert outcome([(5, Received(number=2)), *all_end(6, *range(5))]) == (130, [])
-    spent = replace(first_state(RULES), job_restarts=2, worker_restarts=2)
+    spent = replace(first_state(RULES), restarts=2, replaced=2)
     server: Events = [(5, ended(PS_1, time=5)), *all_end(6, CHIEF, WORKER_0, WORKER_1, PS_0)]
     assert outcome(server, None, spent) == (137, ["ps 1"])
     assert outcome(server, RECORD, spent) == (137, ["ps 1", "chief"])
@@ -243,9 +249,10 @@ def test_outcomes() -> None:
 
 def test_a_failure_that_the_chief_saw_first_comes_later() -> None:
     end = [(5.0, ended(PS_1, time=5)), (5.1, ended(CHIEF, 1, time=5.1, recorded=True))]
-    state, _, _ = play(end, replace(first_state(RULES), job_restarts=2))  # type: ignore[arg-type]
+    state, _, _ = play(end, replace(first_state(RULES), restarts=2))  # type: ignore[arg-type]
     exits = {event.worker: event for _, event in end}
-    failures = judge(Course(state=state, exits=exits, stopped_at=5.0, killed=False), RULES, RECORD).failures
+    attempt = Attempt(state=state, exits=exits, stopped_at=5.0, killed=False)
+    failures = failures_of(attempt, RULES, {CHIEF: RECORD})
     assert [(failure.name, failure.time) for failure in failures] == [("ps 1", 4.9), ("chief", 4.9)]
 
 
@@ -267,7 +274,7 @@ def test_any_course_of_events(course: Events) -> None:
             continue
         now += seconds
         before = state
-        state, actions = decide_chief(state, event, now=now, rules=RULES)
+        state, actions = decide(state, event, now=now, rules=RULES)
         assert ORDER.index(state.phase) >= ORDER.index(before.phase), "a job never goes back"
         for action in actions:
             if isinstance(action, Send):
@@ -282,9 +289,9 @@ def test_any_course_of_events(course: Events) -> None:
         assert (state.phase is Phase.DONE) == (not state.running)
         assert (state.verdict is Verdict.OPEN) == (state.phase is Phase.RUNNING), "who ends knows why"
         if state.phase is Phase.RUNNING:
-            assert any(TASKS[index].type == "worker" for index in state.running) or state.failed_at is not None
+            assert any(RULES.task(index).type == "worker" for index in state.running) or state.failed_at is not None
             assert CHIEF in state.running or state.deadline is not None, "nobody waits for a chief that has ended"
-    assert starts == state.worker_restarts <= RULES.max_restarts
+    assert starts == state.replaced <= RULES.max_restarts
     assert sent <= 3
 
 
@@ -295,11 +302,11 @@ def test_time_alone_ends_a_job_that_is_ending(course: Events) -> None:
         now += seconds
         if state.phase in (Phase.DONE, Phase.LOST) or (isinstance(event, Exited) and event.worker not in state.running):
             continue
-        state, _ = decide_chief(state, event, now=now, rules=RULES)
+        state, _ = decide(state, event, now=now, rules=RULES)
     if state.phase is Phase.RUNNING and state.deadline is None:
         return
     for _ in range(4):
         now += max(GRACE, KILL_SECONDS)
-        state, _ = decide_chief(state, Tick(), now=now, rules=RULES)
+        state, _ = decide(state, Tick(), now=now, rules=RULES)
     assert state.phase in (Phase.DONE, Phase.LOST)
-    assert (state.phase is Phase.DONE) or state.verdict is not Verdict.AGAIN, "held processes are in the way"
+    assert (state.phase is Phase.DONE) or state.verdict is not Verdict.RESTART, "held processes are in the way"

@@ -7,56 +7,64 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launch.hangs import Hang, Hung
-from tfdist.launch.hold import Position, Standing
-from tfdist.launch.progress import HALTED
-from tfdist.launch.restarts import SAME_FAILURES, Follow, History, after_failure, follow, next_size
-from tfdist.launch.supervise import KILL_SECONDS, Exited, Phase, Received, Recorded, Say, Send, Tick
-from tfdist.launch.supervise_workers import (
-    ENDED_SECONDS,
-    HALT_SECONDS,
-    RECORDED_SECONDS,
+from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.roles import SAME_FAILURES, roles_of
+from tfdist.launch.supervision.ending import KILL_SECONDS
+from tfdist.launch.supervision.halting import ENDED_SECONDS, HALT_SECONDS
+from tfdist.launch.supervision.hangs import Hang, Hung
+from tfdist.launch.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
+from tfdist.launch.supervision.state import (
+    Action,
     Asked,
+    Event,
+    Exited,
     GoOn,
     Looked,
+    Phase,
     Purpose,
+    Received,
+    Recorded,
     Rules,
+    Say,
+    Send,
+    State,
     Stop,
     StopAfter,
-    WorkersAction,
-    WorkersEvent,
-    WorkersState,
-    decide_workers,
+    Tick,
     first_state,
 )
+from tfdist.launch.supervision.supervise import RECORDED_SECONDS, decide
+from tfdist.monitor.halt import StepPosition, StepState
+from tfdist.monitor.status import HALTED
 
 GRACE = 10.0
-RULES = Rules(grace_seconds=GRACE, may_restart=True, min_workers=1, max_workers=4)
-LAST = Rules(grace_seconds=GRACE, may_restart=False, min_workers=1, max_workers=4)
+ROLES = roles_of(LaunchConfig(target="train.py", workers=3))
+RULES = Rules(roles=ROLES, grace_seconds=GRACE, max_restarts=1, min_workers=1, max_workers=4)
+LAST = Rules(roles=ROLES, grace_seconds=GRACE, max_restarts=0, min_workers=1, max_workers=4)
 HANG = Hung(hang=Hang(worker=1, text="worker 1 hangs", since=1.0))
 TERM, KILL, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGINT
 
 
 def looked(
-    *standings: Standing, tick: int = 7, steps: bool = True, leaving: tuple[int, ...] = (), ended_for: float = 0.0
+    *standings: StepState, tick: int = 7, steps: bool = True, leaving: tuple[int, ...] = (), ended_for: float = 0.0
 ) -> Looked:
-    standings = standings or (Standing.BEHIND,) * 3
-    positions = tuple(Position(tick=tick, standing=standing) for standing in standings)
+    standings = standings or (StepState.DONE,) * 3
+    positions = tuple(StepPosition(step=tick, state=standing) for standing in standings)
     return Looked(positions=positions, steps=steps, leaving=frozenset(leaving), ended_for=ended_for)
 
 
-STEPS, HELD = looked(), looked(*[Standing.HELD] * 3)
+STEPS, HELD = looked(), looked(*[StepState.HELD] * 3)
 
 
 def ended(worker: int, returncode: int = 0) -> Exited:
     return Exited(worker=worker, returncode=returncode, time=0.0)
 
 
-def play(*events: tuple[float, WorkersEvent], rules: Rules = RULES) -> tuple[WorkersState, list[Any]]:
+def play(*events: tuple[float, Event], rules: Rules = RULES) -> tuple[State, list[Any]]:
     """Return the last state, and (time, action) of all that is not said."""
-    state, done = first_state(3), []
+    state, done = first_state(rules), []
     for now, event in events:
-        state, actions = decide_workers(state, event, now=now, rules=rules)
+        state, actions = decide(state, event, now=now, rules=rules)
         done += [(now, action) for action in actions if not isinstance(action, Say)]
     return state, done
 
@@ -65,8 +73,8 @@ def everybody(*workers: int, number: int) -> Send:
     return Send(workers=frozenset(workers), number=number)
 
 
-def follows(state: WorkersState, history: History | None = None, max_restarts: int = 3) -> Follow:
-    return follow(state, history or History(failures=int(state.failed)), max_restarts=max_restarts, min_workers=1)
+def decided(state: State, history: History | None = None, min_workers: int = 1) -> Decision:
+    return decide_restart(state, history or History(), same_failures=SAME_FAILURES, min_workers=min_workers)
 
 
 @pytest.mark.parametrize("returncode", [-9, 1, -11, HALTED])
@@ -75,20 +83,20 @@ def test_a_failure_kills_all_at_once(returncode: int) -> None:
     assert done == [(5, everybody(0, 2, number=KILL))]
     assert (state.phase, state.failed) == (Phase.KILLING, True)
     state, _ = play((5, ended(1, returncode)), (5, ended(0, -9)), (5, ended(2, -9)))
-    assert (state.phase, follows(state), next_size(state)) == (Phase.DONE, Follow.AGAIN, 3)
+    assert (state.phase, decided(state), next_size(state)) == (Phase.DONE, Decision.RESTART, 3)
 
 
 def test_the_last_failure_ends_the_job_as_ever() -> None:
     state, done = play((5, ended(1, 1)), (15, Tick()), rules=LAST)
     assert done == [(5, everybody(0, 2, number=TERM)), (15, everybody(0, 2, number=KILL))]
-    assert follows(state, History(failures=4)) is Follow.END
+    assert decided(state) is Decision.END
 
 
 def test_workers_that_end_well_are_waited_for() -> None:
     state, done = play((1, ended(2)), (2, ended(0)), (900, Tick()))
     assert (state.phase, done) == (Phase.RUNNING, [])
     state, _ = play((1, ended(2)), (2, ended(0)), (900, ended(1)))
-    assert (state.phase, follows(state)) == (Phase.DONE, Follow.END)
+    assert (state.phase, decided(state)) == (Phase.DONE, Decision.END)
 
 
 def test_a_recorded_failure_has_a_moment_to_be_shown() -> None:
@@ -105,7 +113,7 @@ def test_a_hang_kills_all(rules: Rules) -> None:
     assert done == [(9, everybody(0, 1, 2, number=KILL))]
     assert (state.failed, state.hang) == (True, HANG.hang)
     state, done = play((5, STEPS), (9, HANG), (9 + KILL_SECONDS, Tick()), rules=rules)
-    assert (state.phase, follows(state)) == (Phase.LOST, Follow.END)
+    assert (state.phase, decided(state)) == (Phase.LOST, Decision.END)
 
 
 ALL_HALT = tuple((8.0, ended(worker, HALTED)) for worker in range(3))
@@ -120,27 +128,27 @@ ALL_HALT = tuple((8.0, ended(worker, HALTED)) for worker in range(3))
         (Received(number=signal.SIGUSR2), 2),
     ],
 )
-def test_another_number_of_workers(request_: WorkersEvent, size: int) -> None:
-    events: list[tuple[float, WorkersEvent]]
+def test_another_number_of_workers(request_: Event, size: int) -> None:
+    events: list[tuple[float, Event]]
     events = [(5, STEPS), (6, request_), (6.1, STEPS), (6.2, STEPS), (7, HELD)]
     state, done = play(*events)
-    assert done == [(6.1, Stop()), (7, StopAfter(tick=6))]
+    assert done == [(6.1, Stop()), (7, StopAfter(step=6))]
     assert (state.phase, state.deadline) == (Phase.RUNNING, None)
     state, _ = play(*events, *ALL_HALT)
-    assert (state.phase, follows(state), next_size(state)) == (Phase.DONE, Follow.AGAIN, size)
+    assert (state.phase, decided(state), next_size(state)) == (Phase.DONE, Decision.RESTART, size)
     assert not state.failed
 
 
 @pytest.mark.parametrize("request_", [Asked(workers=2), Received(number=TERM)])
-def test_who_has_saved_and_does_not_end_is_killed(request_: WorkersEvent) -> None:
+def test_who_has_saved_and_does_not_end_is_killed(request_: Event) -> None:
     late = looked(steps=False, ended_for=ENDED_SECONDS + 0.1)
-    events: list[tuple[float, WorkersEvent]]
+    events: list[tuple[float, Event]]
     events = [(5, STEPS), (6, request_), (6.1, STEPS), (7, HELD), (8, ended(1, HALTED)), (9, late)]
     state, done = play(*events)
     assert done[-1] == (9, everybody(0, 2, number=KILL))
     state, _ = play(*events, (9, ended(0, -9)), (9, ended(2, -9)))
     assert (state.phase, state.failed, state.halted) == (Phase.DONE, False, {0, 1, 2})
-    assert follows(state) is (Follow.END if state.received else Follow.AGAIN)
+    assert decided(state) is (Decision.END if state.received else Decision.RESTART)
 
 
 def test_a_wish_waits_until_the_workers_step() -> None:
@@ -177,12 +185,12 @@ def test_a_resize_that_nobody_comes_to_is_given_up() -> None:
 def test_a_worker_that_is_asked_to_leave() -> None:
     leaving = looked(leaving=(1,))
     state, done = play((5, STEPS), (6, leaving), (7, HELD), *ALL_HALT)
-    assert done == [(6, Stop()), (7, StopAfter(tick=6))]
-    assert (follows(state), next_size(state)) == (Follow.AGAIN, 2)
-    assert follow(state, History(), max_restarts=3, min_workers=3) is Follow.LEFT
+    assert done == [(6, Stop()), (7, StopAfter(step=6))]
+    assert (decided(state), next_size(state)) == (Decision.RESTART, 2)
+    assert decided(state, min_workers=3) is Decision.TOO_FEW_WORKERS
     everyone = looked(leaving=(0, 1, 2))
     state, _ = play((5, STEPS), (6, leaving), (6.5, everyone), (7, HELD), *ALL_HALT)
-    assert follows(state) is Follow.LEFT
+    assert decided(state) is Decision.TOO_FEW_WORKERS
 
 
 def test_who_leaves_and_never_comes_is_killed_with_all() -> None:
@@ -193,7 +201,7 @@ def test_who_leaves_and_never_comes_is_killed_with_all() -> None:
 
 
 @pytest.mark.parametrize("how", [ended(0, -9), ended(0, 1), HANG])
-def test_a_failure_while_all_come_to_a_step(how: WorkersEvent) -> None:
+def test_a_failure_while_all_come_to_a_step(how: Event) -> None:
     state, done = play((5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (7, how))
     assert done[-1][1].number == KILL
     assert state.failed
@@ -204,12 +212,12 @@ def test_a_failure_while_all_come_to_a_step(how: WorkersEvent) -> None:
 
 @pytest.mark.parametrize("number", [TERM, INT, signal.SIGHUP, signal.SIGPIPE])
 def test_a_signal_lets_workers_that_step_save(number: int) -> None:
-    events: list[tuple[float, WorkersEvent]]
+    events: list[tuple[float, Event]]
     events = [(5, STEPS), (6, Received(number=number)), (6.1, STEPS), (7, HELD)]
     state, done = play(*events)
-    assert done == [(6, Stop()), (7, StopAfter(tick=6))]
+    assert done == [(6, Stop()), (7, StopAfter(step=6))]
     state, done = play(*events, *ALL_HALT)
-    assert (state.phase, state.received, follows(state)) == (Phase.DONE, number, Follow.END)
+    assert (state.phase, state.received, decided(state)) == (Phase.DONE, number, Decision.END)
     _, done = play(*events, (16, Tick()))
     assert done[-1] == (16, everybody(0, 1, 2, number=KILL))
 
@@ -236,28 +244,27 @@ def test_a_signal_during_a_resize_ends_the_job() -> None:
     state, done = play(
         (5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (6.5, Received(number=TERM)), (7, HELD), *ALL_HALT
     )
-    assert done == [(6.1, Stop()), (7, StopAfter(tick=6))]
-    assert (follows(state), state.halt and state.halt.purpose) == (Follow.END, Purpose.END)
+    assert done == [(6.1, Stop()), (7, StopAfter(step=6))]
+    assert (decided(state), state.halt and state.halt.purpose) == (Decision.END, Purpose.END)
 
 
 def test_a_signal_while_all_are_killed() -> None:
     state, _ = play((5, ended(1, -9)), (5, Received(number=TERM)), (5, ended(0, -9)), (5, ended(2, -9)))
-    assert (state.received, follows(state)) == (TERM, Follow.END)
+    assert (state.received, decided(state)) == (TERM, Decision.END)
 
 
 def test_the_budget_and_the_same_failure() -> None:
     failed, _ = play((5, ended(1, -9)), (5, ended(0, -9)), (5, ended(2, -9)))
-    assert follows(failed, History(failures=3)) is Follow.AGAIN
-    assert follows(failed, History(failures=4)) is Follow.END
+    assert decided(failed) is Decision.RESTART
     history = History()
     for _ in range(SAME_FAILURES - 1):
         history = after_failure(history, "x in step 7")
-    assert follows(failed, history) is Follow.AGAIN
-    assert follows(failed, after_failure(history, "x in step 8")) is Follow.AGAIN
-    assert follows(failed, after_failure(history, "x in step 7")) is Follow.STALLED
+    assert decided(failed, history) is Decision.RESTART
+    assert decided(failed, after_failure(history, "x in step 8")) is Decision.RESTART
+    assert decided(failed, after_failure(history, "x in step 7")) is Decision.REPEATED_FAILURE
     for _ in range(3):
         history = after_failure(history, None)  # nobody knows where
-    assert follows(failed, history, max_restarts=10) is Follow.AGAIN
+    assert decided(failed, history) is Decision.RESTART
 
 
 EVENTS = st.one_of(
@@ -269,7 +276,7 @@ EVENTS = st.one_of(
     st.just(Tick()),
     st.builds(
         looked,
-        *[st.sampled_from(Standing)] * 3,
+        *[st.sampled_from(StepState)] * 3,
         steps=st.booleans(),
         leaving=st.sampled_from([(), (), (), (1,), (0, 1, 2)]),
         ended_for=st.sampled_from([0.0, 0.0, 5.0]),
@@ -279,15 +286,15 @@ COURSES = st.lists(st.tuples(st.floats(0.0, 30.0), EVENTS), max_size=15)
 
 
 @given(COURSES, st.sampled_from([RULES, LAST]))
-def test_any_course_of_events(course: list[tuple[float, WorkersEvent]], rules: Rules) -> None:
+def test_any_course_of_events(course: list[tuple[float, Event]], rules: Rules) -> None:
     order = [Phase.RUNNING, Phase.STOPPING, Phase.KILLING, Phase.LOST, Phase.DONE]
-    state, now, asked, targets = first_state(3), 0.0, 0, 0
+    state, now, asked, targets = first_state(rules), 0.0, 0, 0
     for seconds, event in course:
         if state.phase in (Phase.DONE, Phase.LOST) or (isinstance(event, Exited) and event.worker not in state.running):
             continue
         now += seconds
         before = state
-        state, actions = decide_workers(state, event, now=now, rules=rules)
+        state, actions = decide(state, event, now=now, rules=rules)
         assert order.index(state.phase) >= order.index(before.phase), "a start never goes back"
         for action in actions:
             if isinstance(action, Send):
@@ -304,18 +311,18 @@ def test_any_course_of_events(course: list[tuple[float, WorkersEvent]], rules: R
 
 
 @given(COURSES, st.sampled_from([RULES, LAST]))
-def test_time_alone_ends_a_start_that_is_ending(course: list[tuple[float, WorkersEvent]], rules: Rules) -> None:
-    state, now = first_state(3), 0.0
+def test_time_alone_ends_a_start_that_is_ending(course: list[tuple[float, Event]], rules: Rules) -> None:
+    state, now = first_state(rules), 0.0
     for seconds, event in course:
         now += seconds
-        state, _ = decide_workers(state, event, now=now, rules=rules)
+        state, _ = decide(state, event, now=now, rules=rules)
     if state.phase is Phase.RUNNING and state.deadline is None:
         return
     for _ in range(3):
         now += max(GRACE, KILL_SECONDS)
-        state, _ = decide_workers(state, looked(steps=True), now=now, rules=rules)
+        state, _ = decide(state, looked(steps=True), now=now, rules=rules)
     assert state.phase in (Phase.DONE, Phase.LOST)
 
 
 def test_actions_are_actions() -> None:
-    assert {Stop, GoOn, StopAfter, Send, Say} <= set(WorkersAction.__args__)
+    assert {Stop, GoOn, StopAfter, Send, Say} <= set(Action.__args__)

@@ -24,7 +24,7 @@ BUILD = """
 import os, sys
 from tfdist.native import library
 from tfdist.native.target import Target
-print(library.build(Target.example(), os.environ, on_start=lambda said: print(said, flush=True)).was)
+print(library.build(library.RECORDS, Target.example(), os.environ, on_start=lambda said: print(said, flush=True)).was)
 """
 
 
@@ -52,14 +52,14 @@ def left_in(environ: dict[str, str]) -> list[str]:
 
 def test_it_is_compiled_once_and_kept(compiler: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
     environ, said = compiler(OUTPUT), []
-    assert library.find(HERE, environ) is None
-    built = library.build(HERE, environ, on_start=said.append)
-    assert (built.was, library.find(HERE, environ)) == ("built", built.path)
+    assert library.find(library.RECORDS, HERE, environ) is None
+    built = library.build(library.RECORDS, HERE, environ, on_start=said.append)
+    assert (built.was, library.find(library.RECORDS, HERE, environ)) == ("built", built.path)
     assert built.path.read_bytes().startswith(b"a library\n")
-    assert library.build(HERE, environ, on_start=said.append) == replace(built, was="kept")
+    assert library.build(library.RECORDS, HERE, environ, on_start=said.append) == replace(built, was="kept")
     assert len(started(tmp_path)) == 1
     assert [sentence.split()[0] for sentence in said] == ["Compiling"]
-    assert library.build(HERE, environ, force=True) == built
+    assert library.build(library.RECORDS, HERE, environ, force=True) == built
     assert len(started(tmp_path)) == 2
     assert left_in(environ) == ["ops/.so"]
 
@@ -68,22 +68,22 @@ def test_another_tensorflow_machine_or_source_has_another_library(
     compiler: Callable[[str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = compiler(OUTPUT)
-    places = {library.place(HERE, environ)}
+    places = {library.place(library.RECORDS, HERE, environ)}
     for other in (
         {"version": "2.16.2"},
         {"platform": "linux_aarch64"},
         {"libc": "glibc2.28"},
         {"package": "tf-nightly"},
     ):
-        places.add(library.place(replace(HERE, **other), environ))
+        places.add(library.place(library.RECORDS, replace(HERE, **other), environ))
     copy = tmp_path / "sources"
     copy.mkdir()
     for path in library.SOURCES.glob("*.[ch]*"):
         (copy / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(library, "SOURCES", copy)
-    assert library.place(HERE, environ) in places
+    assert library.place(library.RECORDS, HERE, environ) in places
     (copy / "crc32c.h").write_bytes((copy / "crc32c.h").read_bytes() + b"\n")
-    assert library.place(HERE, environ) not in places
+    assert library.place(library.RECORDS, HERE, environ) not in places
     assert len(places) == 5
 
 
@@ -92,14 +92,14 @@ def test_a_damaged_library_counts_for_none(
     compiler: Callable[[str], dict[str, str]], damage: Callable[[bytes], bytes] | None
 ) -> None:
     environ = compiler(OUTPUT)
-    path = library.build(HERE, environ).path
+    path = library.build(library.RECORDS, HERE, environ).path
     if damage is None:
         path.unlink()
     else:
         path.write_bytes(damage(path.read_bytes()))
-    assert library.find(HERE, environ) is None
-    assert library.build(HERE, environ).was == "built"
-    assert library.find(HERE, environ) == path
+    assert library.find(library.RECORDS, HERE, environ) is None
+    assert library.build(library.RECORDS, HERE, environ).was == "built"
+    assert library.find(library.RECORDS, HERE, environ) == path
 
 
 @pytest.mark.timeout(60)
@@ -140,7 +140,7 @@ def test_an_interrupted_build_ends_the_compiler_and_leaves_nothing(
         process.wait()
     assert not any(psutil.pid_exists(pid) for pid in started(tmp_path))
     assert left_in(environ) == ["logs/.log"]
-    assert library.build(HERE, compiler(OUTPUT)).was == "built"
+    assert library.build(library.RECORDS, HERE, compiler(OUTPUT)).was == "built"
 
 
 def test_a_compiler_that_fails_is_reported_with_its_first_error(compiler: Callable[[str], dict[str, str]]) -> None:
@@ -148,7 +148,7 @@ def test_a_compiler_that_fails_is_reported_with_its_first_error(compiler: Callab
     with pytest.raises(
         TfdistError, match=r"ended with code 4: a.cc:7:1: error: no such type\. The full log: "
     ) as caught:
-        library.build(HERE, environ)
+        library.build(library.RECORDS, HERE, environ)
     log = Path(str(caught.value).rsplit("The full log: ", 1)[1])
     assert "In function f" in log.read_text()
     assert left_in(environ) == ["logs/.log"]
@@ -157,13 +157,13 @@ def test_a_compiler_that_fails_is_reported_with_its_first_error(compiler: Callab
 def test_without_a_compiler(compiler: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
     environ = compiler(OUTPUT)
     with pytest.raises(MissingDependencyError, match="CXX is 'absent'"):
-        library.build(HERE, {**environ, "CXX": "absent"})
+        library.build(library.RECORDS, HERE, {**environ, "CXX": "absent"})
     nothing = {"PATH": str(tmp_path), "TFDIST_CACHE_DIR": environ["TFDIST_CACHE_DIR"]}
     with pytest.raises(MissingDependencyError, match=r"apt-get install g\+\+"):
-        library.build(HERE, nothing)
+        library.build(library.RECORDS, HERE, nothing)
     assert not Path(environ["TFDIST_CACHE_DIR"]).exists()
-    kept = library.build(HERE, environ).path
-    assert library.build(HERE, nothing).path == kept
+    kept = library.build(library.RECORDS, HERE, environ).path
+    assert library.build(library.RECORDS, HERE, nothing).path == kept
 
 
 def test_a_cache_that_cannot_be_written(
@@ -172,14 +172,14 @@ def test_a_cache_that_cannot_be_written(
     environ = compiler(OUTPUT)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be written.*TFDIST_CACHE_DIR"):
-        library.build(HERE, {**environ, "TFDIST_CACHE_DIR": str(tmp_path / "file" / "cache")})
+        library.build(library.RECORDS, HERE, {**environ, "TFDIST_CACHE_DIR": str(tmp_path / "file" / "cache")})
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(ConfigError, match="No space left on device"):
-        library.build(HERE, environ)
+        library.build(library.RECORDS, HERE, environ)
     assert left_in(environ) == []
 
 
@@ -187,10 +187,10 @@ def test_a_kept_library_is_used_from_a_cache_that_cannot_be_written(
     compiler: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = compiler(OUTPUT)
-    built = library.build(HERE, environ)
+    built = library.build(library.RECORDS, HERE, environ)
 
     def forbidden(*_: object) -> None:
         raise ConfigError("the cache folder cannot be written")
 
     monkeypatch.setattr("tfdist.cache.make", forbidden)
-    assert library.build(HERE, environ) == replace(built, was="kept")
+    assert library.build(library.RECORDS, HERE, environ) == replace(built, was="kept")

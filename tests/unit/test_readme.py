@@ -21,23 +21,22 @@ TESTS = ROOT / "tests" / "integration"
 RECIPES = "test_recipes.py"
 # command -> the test that runs it, and what in that test shows it; scripts of the tests stand for train.py
 RUN = {
-    "make demo": (RECIPES, '"multi_worker_mirrored": demo()'),
-    "tfdist verify": ("test_verify.py", '"-m", "tfdist", "verify"'),
-    "python train.py": (RECIPES, '"single_device": [sys.executable]'),
-    "tfdist run --strategy multi-worker -n 2 train.py": (RECIPES, '"multi_worker_mirrored": demo()'),
+    "make demo": (RECIPES, "command=demo()"),
+    "tfdist verify": ("test_verify.py", 'forking.start("tfdist", "verify"'),
+    "python train.py": (RECIPES, 'script="digits", command=[sys.executable]'),
+    "tfdist run --strategy multi-worker -n 2 train.py": (RECIPES, "command=demo()"),
     "tfdist run --strategy ring -n 2 train.py": (RECIPES, '"--strategy", "ring", "-n", "2"]'),
     "tfdist run --strategy mirrored --replicas-per-worker 2 train.py": (
         RECIPES,
         '"--strategy", "mirrored", "--replicas-per-worker", "2"]',
     ),
     "tfdist run --strategy parameter-server -n 2 train.py": (RECIPES, '"--strategy", "parameter-server", "-n", "2"'),
-    "tfdist data write photos/train data/train": ("test_data_example.py", "data write photos/train data/train"),
-    "tfdist data write photos/test data/test": ("test_data_example.py", "data write photos/test data/test"),
+    "tfdist data write photos data": ("test_data_example.py", "data write photos data"),
     "tfdist data info data/train": ("test_data_example.py", "data info data/train"),
     "tfdist data verify data/train": ("test_data_example.py", "before, behind, code = blocks()"),
     "tfdist run --strategy ring -n 2 --max-restarts 3 train.py": (
         "test_run_recovers.py",
-        'parametrize("strategy", ["multi-worker", "ring"])\ndef test_killed_at_every_step_and_every_point',
+        'parametrize("strategy", KILLS)\ndef test_killed_at_steps_and_at_every_point',
     ),
     "tfdist run --strategy ring -n 2 --max-restarts 3 --standby train.py": (
         "test_run_standby.py",

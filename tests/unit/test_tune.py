@@ -1,16 +1,15 @@
-"""The search for a batch: what is tried after what, how a trial is judged, and the clock in the workers."""
+"""The search for a batch: what is tried after what, and how a trial is judged."""
 
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.launch.stopwatch import Measurement, Request, Stopwatch, read
+from tfdist.monitor.stopwatch import Measurement
 from tfdist.tune import batch_size
 from tfdist.tune.search import Outcome, Tried, fastest, following, largest, nearly_best
 from tfdist.tune.trial import Job, Trial, judged
@@ -119,7 +118,7 @@ JOB = Job(script=("train.py",), warm_up=3, steps=12)
         (0, "", [measured(100, replicas=2)], SHORT, "no step had more than 100 examples"),
         (0, "", [measured(96)], FAILED, "does not train with the batch that it is given"),
         (0, "", [], FAILED, "without a step of training in a scope of tfdist"),
-        (0, "", [measured(64, steps=5, is_complete=False)], FAILED, "trained 5 steps, and 15 are measured"),
+        (0, "", [measured(64, steps=5, is_complete=False)], SHORT, "trained 5 steps, and 15 are needed"),
         (137, "killed", [], TOO_LARGE, "killed by SIGKILL"),
         (1, "x\nResourceExhaustedError: Graph execution\ny", [], TOO_LARGE, "ResourceExhaustedError: Graph execution"),
         (134, "terminate called after throwing an instance of 'std::bad_alloc'", [], TOO_LARGE, "std::bad_alloc"),
@@ -138,46 +137,6 @@ def test_speed_is_the_median_over_blocks_and_memory_the_largest() -> None:
     trial = judged(64, 0, "", [measured(128, 2, memory=10), measured(128, 2, memory=30)], JOB)
     assert trial.speed == pytest.approx(4 * 128 / 0.5)
     assert (trial.memory, trial.per_replica) == (30, 64)
-
-
-def test_the_clock_counts_steps_of_training_and_ends_them(tmp_path: Path) -> None:
-    # the clock starts at 1, is read at 2 and started again, stops at 4; stands while an epoch ends; goes on from 10
-    times, settled = iter([1.0, 2.0, 2.0, 4.0, 4.0, 5.0, 10.0]), []
-    watch = Stopwatch(
-        Request(folder=str(tmp_path), warm_up=2, steps=9),
-        1,
-        settle=lambda: settled.append(True),
-        device_memory=lambda: 7,
-        clock=lambda: next(times, 12.0),
-    )
-    for step, examples in enumerate([8] * 10):
-        if step == 4:
-            watch.pauses()
-            watch.pauses()
-        watch.begins()
-        watch.trained(examples, replicas=2)
-    assert not watch.is_done
-    watch.begins()
-    watch.trained(4, replicas=2)
-    assert watch.is_done
-    (found,) = read(tmp_path)
-    assert found.blocks == [(8, 1.0), (8, 2.0), (8, 1.0 + 2.0), *[(8, 0.0)] * 5, (4, 0.0)]
-    assert (found.steps, found.examples, found.replicas, found.device_memory) == (11, 8, 2, 7)
-    assert found.memory > 1_000_000
-    assert len(settled) == 11  # before the clock starts, at the end of each block, and where it stands
-
-
-def test_a_clock_is_read_from_the_environment(tmp_path: Path) -> None:
-    assert Stopwatch.from_environment({}) is None
-    asked = {**Request(folder=str(tmp_path), warm_up=1, steps=1).to_environment(), "TFDIST_WORKER_INDEX": "3"}
-    watch = Stopwatch.from_environment(asked)
-    assert watch is not None
-    for _ in range(2):
-        watch.begins()
-        watch.trained(1, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["worker-3.json"]
-    with pytest.raises(ConfigError, match="TFDIST_STOPWATCH is 'x'"):
-        Stopwatch.from_environment({"TFDIST_STOPWATCH": "x"})
 
 
 def test_the_script_learns_its_batch() -> None:
@@ -205,6 +164,23 @@ def test_a_report_says_what_was_found() -> None:
     content = json.loads(report.to_json())
     assert content["chosen"] == {"largest": 32, "fastest": 32, "nearly": 8}
     assert content["trials"][0]["outcome"] == "fits"
+
+
+def test_the_end_of_the_data_is_not_taken_for_the_end_of_memory() -> None:
+    def short(batch: int, _: Job) -> Trial:
+        return judged(batch, 0, "", [measured(batch, steps=9, is_complete=False)], JOB)
+
+    def trial(batch: int, job: Job) -> Trial:
+        return short(batch, job) if batch > 16 else Trial(batch=batch, outcome=FITS, examples=batch, speed=1.0)
+
+    report = tuned(trial)
+    assert [one.batch for one in report.trials if one.batch > 16] == [32]
+    assert report.verdict()[0] == (
+        "largest that could be measured, and memory did not run out: 16; 32: the script trained 9 steps, and 15 are "
+        "needed: let it train longer, or --steps fewer"
+    )
+    (nothing,) = tuned(short).verdict()
+    assert nothing.startswith("no batch was measured: 1 is the smallest that was tried. the script trained 9 steps")
 
 
 def test_a_report_says_that_nothing_fits() -> None:

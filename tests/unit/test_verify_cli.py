@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from tfdist import verify
 from tfdist.cli.main import main
+from tfdist.verify import pairs
 from tfdist.verify.column import COLUMNS, Column
 from tfdist.verify.feature import features
 from tfdist.verify.report import Cell, Report
@@ -17,7 +18,7 @@ from tfdist.verify.report import Cell, Report
 def test_help_teaches() -> None:
     done = CliRunner().invoke(main, ["verify", "--help"])
     assert done.exit_code == 0
-    for word in ("--baseline", "--feature", "--strategy", "--json", "--markdown", "WRONG", "Exit code"):
+    for word in ("--baseline", "--pairs", "--feature", "--strategy", "--json", "--markdown", "WRONG", "Exit code"):
         assert word in done.output
 
 
@@ -38,10 +39,20 @@ def test_list_obeys_the_selection() -> None:
     assert "mirrored-2" not in done.output
 
 
+def test_combinations_are_rows_of_their_own() -> None:
+    done = CliRunner().invoke(main, ["verify", "--pairs", "--list", "--feature", "adam-*"], env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    for row in pairs.ROWS:
+        assert (" adam-" in f" {'-'.join(row.values())}") is ("-".join(row.values()) in done.output)
+    assert "optimizer adam, around clipnorm, model " in done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--feature", "evne"], "no feature is named 'evne'"),
+        (["--pairs", "--feature", "even"], "no feature is named 'even'"),
+        (["--feature", "adam-*"], "no feature is named 'adam-*'"),
         (["--strategy", "horovod"], "no column is named 'horovod'"),
         (["--jobs", "0"], "--jobs"),
         (["--timeout-seconds", "-3"], "--timeout-seconds"),

@@ -17,15 +17,20 @@ def test_every_registered_strategy_has_a_column() -> None:
 
 
 def test_every_file_of_features_is_in_the_order_and_holds_some() -> None:
-    files = {module.name for module in pkgutil.iter_modules(features.__path__)}
+    package = f"{features.__name__}."
+    found = [module for module in pkgutil.walk_packages(features.__path__, package) if not module.ispkg]
+    files = {module.name.removeprefix(package) for module in found}
     assert files == set(features.ORDER)
-    assert files == {entry.group for entry in feature.features().values()}
+    assert files == {entry.module.removeprefix(package) for entry in feature.features().values()}
+    groups = [entry.rpartition(".")[2] for entry in features.ORDER]
+    assert len(set(groups)) == len(groups), "a group is selected by its name, so no two files have the same one"
 
 
 def test_features_stand_in_the_order_of_files_and_of_their_lines() -> None:
     every = list(feature.features().values())
     assert every[0].name == "even"
-    lines = [(features.ORDER.index(e.group), e.function.__code__.co_firstlineno) for e in every]
+    files = [f"{features.__name__}.{file}" for file in features.ORDER]
+    lines = [(files.index(e.module), e.function.__code__.co_firstlineno) for e in every]
     assert lines == sorted(lines)
 
 

@@ -81,12 +81,12 @@ def going_on():
     fit(kept(), epochs=1)
     assert said == []
     fit(kept(), epochs=2)
-    assert said == [("WARNING", f"Training goes on behind step 0 of epoch 2 (from {place}).")]
+    assert said == [("WARNING", f"Resuming after step 0 of epoch 2 (from {place}).")]
     fit(kept(), epochs=2)
     assert said == [("WARNING", f"Nothing is left to train: by the backup ({place}), training has come to its end.")]
     fit(kept(), epochs=3, batch_size=12)
     (rate, where) = said
-    assert where == ("WARNING", f"Training goes on behind step 0 of epoch 3 (from {place}).")
+    assert where == ("WARNING", f"Resuming after step 0 of epoch 3 (from {place}).")
     assert rate[0] == "WARNING"
     assert re.search(r"was 4 and is 12: the learning rate of adam\w* was 0.01 and is 0.03 \(rule 'linear'", rate[1])
 

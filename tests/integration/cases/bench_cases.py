@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.bench import engines
+from tfdist.bench.all_reduce import engines
 
 
 def wrong_elements_without_a_sum(elements: list[int]) -> int:

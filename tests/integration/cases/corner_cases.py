@@ -193,6 +193,13 @@ def predict_on_batch_before_all_else() -> list[Any]:
 
 
 @case
+def predictions_of_sparse_batches_before_all_else() -> list[Any]:
+    """The model is built in the step, from the number of features of a part of a sparse batch."""
+    network = keras.Sequential([keras.layers.Dense(3, kernel_initializer="ones")])
+    return [network.predict(tf.data.Dataset.from_tensor_slices(X).batch(8).map(tf.sparse.from_dense), verbose=0)]
+
+
+@case
 def a_train_function_of_ones_own() -> list[Any]:
     calls = []
 

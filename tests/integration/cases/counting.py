@@ -3,6 +3,8 @@
 The weight of an example begins at 0 and gets 1 for each time that the example is in a batch, whatever replica it is on.
 
 python counting.py RESULT BACKUP DATA        DATA: {"x": 0 ... 39, "seen": 1.0 each}
+
+With ACCUMULATE an update is made of so many batches, and the number of workers changes in the middle of one.
 """
 
 import json
@@ -15,10 +17,12 @@ import keras
 
 import tfdist
 from tfdist.callbacks import BackupAndRestore
-from tfdist.training.pulse import pulse
+from tfdist.monitor.process import step_clock
+from tfdist.optimizers import DistributedOptimizer
 
 EXAMPLES, BATCH, EPOCHS = 40, 8, 6
-SIZES = {4: 3, 17: 2}  # step: number of workers from about then on
+BATCHES = int(os.environ.get("ACCUMULATE", "1"))  # of an update
+SIZES = {4 // BATCHES: 3, 17 // BATCHES: 2}  # updates: number of workers from about then on
 
 
 class Resize(keras.callbacks.Callback):
@@ -30,7 +34,7 @@ class Resize(keras.callbacks.Callback):
             command = [sys.executable, "-m", "tfdist", "resize", os.environ["TFDIST_JOB_ID"], str(size)]
             subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             deadline = time.monotonic() + 60
-            while not pulse().reporter.is_asked_to_hold and time.monotonic() < deadline:
+            while not step_clock().reporter.is_asked_to_hold and time.monotonic() < deadline:
                 time.sleep(0.01)  # else training would be over before the other process has started
 
 
@@ -41,7 +45,10 @@ def main(result, backup, data):
     train = tfdist.data.read(data, global_batch_size=BATCH, seed=3, label="seen")
     with strategy.scope():
         model = keras.Sequential([keras.Input((), dtype="int64"), keras.layers.Embedding(EXAMPLES, 1, "zeros")])
-        model.compile(keras.optimizers.SGD(float(BATCH)), lambda seen, weight: -keras.ops.mean(weight, axis=-1))
+        optimizer = keras.optimizers.SGD(float(BATCH * BATCHES))
+        if BATCHES > 1:
+            optimizer = DistributedOptimizer(optimizer, accumulate_steps=BATCHES)
+        model.compile(optimizer, lambda seen, weight: -keras.ops.mean(weight, axis=-1))
     sizes = []
     resize = [Resize()] if cluster.is_chief else []
     note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: sizes.append(cluster.num_workers))

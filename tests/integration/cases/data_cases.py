@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import errors
-from tfdist.data import journal
-from tfdist.data.examples import Examples
+from tfdist.data.reading.examples import Examples
+from tfdist.data.writing import journal
 from tfdist.testing import digits
 
 RANK = int(os.environ["TFDIST_WORKER_INDEX"])
@@ -123,7 +123,8 @@ class Watch(keras.callbacks.Callback):
         locate = Examples.locate
 
         def noted(examples: Examples, numbers: Any) -> Any:
-            self.looked_up[-1] += [int(number) for number in numbers]
+            if self.looked_up:  # not when shards are compared with the manifest, before the first epoch
+                self.looked_up[-1] += [int(number) for number in numbers]
             return locate(examples, numbers)
 
         Examples.locate = noted
@@ -178,3 +179,34 @@ def written(name: str, folder: str) -> list[list[Any]]:
     # the manifest stands a moment before the one that wrote it removes its journal
     kept = [path for path in files if not path.name.startswith(".") and path.name != journal.NAME]
     return [[str(path), path.stat().st_ino, path.stat().st_mtime_ns] for path in kept]
+
+
+def failing(name: str, damaged: str, changed: str) -> dict[str, list[str]]:
+    """Read and train on a directory with a corrupt record, and on one that is overwritten; return what was raised."""
+
+    def raised(call: Any) -> list[str]:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - which one is what is asked
+            return [type(error).__name__, str(error)]
+        return []
+
+    def overwrite(epoch: int, logs: Any) -> None:
+        found = list(tfdist.data.open(changed))
+        tfdist.data.write(found, changed, num_shards=2, exists="overwrite")
+
+    train = {"shuffle": False, "verbose": 0}
+    network, how = build(strategy(name).scope()), {"order": "none", "augment": None}
+    behind = keras.callbacks.LambdaCallback(on_epoch_end=overwrite)
+    seen = {
+        "fit": raised(lambda: network.fit(read(damaged, **how), **train)),
+        "fit, mapped": raised(lambda: network.fit(read(damaged, **how).map(lambda *b: b).prefetch(1), **train)),
+        "changed": raised(lambda: network.fit(read(changed), epochs=3, callbacks=[behind], **train)),
+    }
+    if name != "parameter-server":
+        seen["iteration"] = raised(lambda: list(read(damaged, **how)))
+        seen["fit in NumPy"] = raised(lambda: network.fit(read(damaged, ops=False, **how), **train))
+        seen["fit, cached"] = raised(lambda: network.fit(read(damaged, cache="memory", **how), **train))
+        seen["evaluate"] = raised(lambda: network.evaluate(read(damaged, **how), verbose=0))
+        seen["predict"] = raised(lambda: network.predict(read(damaged, **how), verbose=0))
+    return seen

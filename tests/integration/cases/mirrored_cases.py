@@ -1,18 +1,21 @@
 """What the tests of mirrored training run in a worker process with two logical CPUs; each returns JSON values."""
 
 import contextlib
+import functools
 import itertools
 from typing import Any
 
 import keras
+import number_cases
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 import tfdist.strategies
 from tfdist import errors
+from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.optimizers import DistributedOptimizer
-from tfdist.training import reduction
+from tfdist.training.reduction import replica_sums
 
 STRATEGY = tfdist.strategies.from_environment()
 X = np.random.RandomState(0).normal(size=(37, 4)).astype(np.float32)
@@ -164,7 +167,7 @@ def loop_of_ones_own() -> dict[str, Any]:
 def what_an_accumulation_reduces(wire_dtype: str | None) -> dict[str, Any]:
     """Train six micro-batches, three to an update, and note after each the reductions of gradients and the weights."""
     reduced, after, kernels = [], [], []
-    plain = reduction.sum_over_replicas
+    plain = replica_sums.sum_over_replicas
 
     def noting(tensors: list[Any], **hints: Any) -> list[Any]:
         labels = hints.get("labels") or [""] * len(tensors)
@@ -180,12 +183,12 @@ def what_an_accumulation_reduces(wire_dtype: str | None) -> dict[str, Any]:
         inner = keras.optimizers.SGD(0.1)
         optimizer = DistributedOptimizer(inner, accumulate_steps=3, loss_scale=1.0, wire_dtype=wire_dtype)
         network = model(optimizer=optimizer, run_eagerly=True)
-    reduction.sum_over_replicas = noting
+    replica_sums.sum_over_replicas = noting
     try:
         told = keras.callbacks.LambdaCallback(on_train_batch_end=note)
         history = network.fit(X[:24], Y[:24], batch_size=4, shuffle=False, verbose=0, callbacks=[told]).history
     finally:
-        reduction.sum_over_replicas = plain
+        replica_sums.sum_over_replicas = plain
     moved = [one != other for one, other in itertools.pairwise(kernels)]
     return {
         "reduced": after,
@@ -194,6 +197,49 @@ def what_an_accumulation_reduces(wire_dtype: str | None) -> dict[str, Any]:
         "logs": sorted(history),
         "iterations": int(inner.iterations.numpy()),
     }
+
+
+def optimizers_outside_of_replicas() -> dict[str, Any]:
+    """Apply gradients in the scope, outside of any replica, eagerly and traced; return each copy, and one device's."""
+    makers: dict[str, Any] = {
+        "adamw": lambda: keras.optimizers.AdamW(0.1, global_clipnorm=0.5, use_ema=True, ema_overwrite_frequency=2),
+        "accumulating": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
+    }
+
+    def copies(make: Any, traced: bool) -> dict[str, Any]:
+        weight = keras.Variable([1.0, 2.0, 3.0])
+        optimizer = make()
+        optimizer.build([weight])
+
+        def apply() -> None:
+            optimizer.apply([tf.constant([1.0, 0.0, -2.0])], [weight])
+
+        for _ in range(5):
+            (tf.function(apply) if traced else apply)()
+        values = [copy.numpy().tolist() for copy in STRATEGY.experimental_local_results(weight.value)]
+        return {"copies": values, "iterations": int(optimizer.iterations.numpy())}
+
+    found = {}
+    for name, make in makers.items():
+        for traced in (False, True):
+            with STRATEGY.scope():
+                under = copies(make, traced)
+            found[f"{name}, {'traced' if traced else 'eager'}"] = {"under": under, "one": copies(make, traced)}
+    return found
+
+
+def rows_with_a_shape_of_numbers() -> list[Any]:
+    """Add up rows over replicas whose `dense_shape` is a tuple, as whoever makes them by hand writes it."""
+    with STRATEGY.scope():
+        weight = tf.Variable([0.0, 0.0, 0.0], aggregation=tf.VariableAggregation.SUM)
+
+    @tf.function
+    def add() -> None:
+        index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        weight.scatter_add(tf.IndexedSlices(tf.ones([2]), tf.stack([index, index + 1]), dense_shape=(3,)))
+
+    STRATEGY.run(add)
+    return [copy.numpy().tolist() for copy in STRATEGY.experimental_local_results(weight)]
 
 
 def gradients_in_a_loop_of_ones_own() -> dict[str, Any]:
@@ -222,6 +268,50 @@ def gradients_in_a_loop_of_ones_own() -> dict[str, Any]:
     }
 
 
+def positions_in_a_loop_of_ones_own() -> dict[str, float]:
+    """Adam squares each row of a gradient: on one device a position has one, also in a loop without a Keras model."""
+    words = np.arange(96).reshape(32, 3) % 5
+
+    def trained(loop: Any) -> list[np.ndarray]:
+        with STRATEGY.scope() if loop == "replicas" else contextlib.nullcontext():
+            tables = [keras.Variable(np.ones((5, 2), np.float32)) for _ in range(2)]
+            optimizer = keras.optimizers.Adam(0.1)
+            optimizer.build(tables)
+
+        def step(words: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                places = keras.ops.arange(keras.ops.shape(words)[1])
+                found = keras.ops.take(tables[0], words, axis=0) * keras.ops.take(tables[1], places, axis=0)
+                loss = tf.reduce_sum(found[:, 0] * found[:, 1] - found[:, 2]) / 8
+            optimizer.apply(tape.gradient(loss, [table.value for table in tables]), tables)
+
+        if loop == "replicas":
+            run = tf.function(lambda words: STRATEGY.run(step, args=(words,)), reduce_retracing=True)
+        else:
+            run = tf.function(step, reduce_retracing=True)
+        dataset = tf.data.Dataset.from_tensor_slices(words).batch(8)
+        for batch in STRATEGY.experimental_distribute_dataset(dataset) if loop == "replicas" else dataset:
+            run(batch)
+        return [table.numpy() for table in tables]
+
+    found = zip(trained("replicas"), trained("one device"), strict=True)
+    return {
+        name: float(np.abs(one - other).max()) for name, (one, other) in zip(("words", "places"), found, strict=True)
+    }
+
+
+def _as_text(x: Any) -> Any:
+    return x + 0 * tf.strings.to_number(tf.strings.as_string(x))
+
+
+class UsesUpdates(keras.Sequential):
+    """Looks at the loss again when its gradients are applied."""
+
+    def train_step(self, data: Any) -> Any:
+        super().train_step(data)
+        return {"after": keras.ops.mean((self(data[0]) - data[1]) ** 2)}
+
+
 def refusals() -> dict[str, str]:
     """Return what is said to each wrong use."""
     said = {}
@@ -236,9 +326,29 @@ def refusals() -> dict[str, str]:
         network.fit(X, Y, verbose=0)
 
     with STRATEGY.scope():
-        under_xla = model(jit_compile=True)
+        batch_norm = keras.layers.BatchNormalization(synchronized=True, name="norm")
+        layers = {"jit": batch_norm, "jit operation": keras.layers.Lambda(_as_text)}
+        under_xla = {
+            name: keras.Sequential([keras.Input((4,)), one, keras.layers.Dense(1)]) for name, one in layers.items()
+        }
+        under_xla["jit order"] = UsesUpdates(model().layers)
+        for network in under_xla.values():
+            network.compile("sgd", "mse", jit_compile=True)
         outside = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     outside.compile("sgd", "mse")
+    by_name = keras.optimizers.Adam(name="adam")
+    with STRATEGY.scope():
+        refused("optimizer", lambda: model(optimizer=by_name))
+        refused("wrapped", lambda: model(optimizer=keras.optimizers.LossScaleOptimizer(by_name)))
+        refused("distributed", lambda: model(optimizer=DistributedOptimizer(by_name)))
+    with tfdist.strategies.MirroredStrategy().scope():
+        elsewhere, other = keras.optimizers.Adam(), keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with STRATEGY.scope():
+        refused("another scope", lambda: model(optimizer=elsewhere))
+        refused("another model", lambda: other.compile("sgd", "mse"))
+        late = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    late.compile(by_name, "mse")
+    refused("compiled outside", lambda: fit(late))
     layer, metric = keras.layers.Dense(1), keras.metrics.MeanAbsoluteError(name="mae")
     layer.build((None, 4))
     with STRATEGY.scope():
@@ -253,7 +363,8 @@ def refusals() -> dict[str, str]:
     refused("foreign", lambda: fit(foreign))
     refused("layer", lambda: fit(built_outside))
     refused("metric", lambda: fit(measured_outside))
-    refused("jit", lambda: fit(under_xla))
+    for name, network in under_xla.items():
+        refused(name, functools.partial(fit, network))
     refused("outside", lambda: fit(outside))
     mirrored = tfdist.strategies.MirroredStrategy
     refused("missing", lambda: mirrored(["CPU:0", "CPU:7"]))
@@ -269,6 +380,10 @@ def refusals() -> dict[str, str]:
     refused("workers", lambda: tfdist.strategies.from_environment(workers))
     refused("replicas", lambda: tfdist.strategies.from_environment({"TFDIST_REPLICAS_PER_WORKER": "two"}))
     return said
+
+
+def numbers() -> Any:
+    return number_cases.not_as_expected(STRATEGY)
 
 
 def two_models_that_compete() -> dict[str, Any]:
@@ -321,3 +436,38 @@ def states_in_memory(epochs: int) -> dict[str, Any]:
     for rows in (37, 5, 1):
         network.fit(X[:rows], Y[:rows], batch_size=8, epochs=epochs, verbose=0)
     return {"traces": len(traces)}
+
+
+def a_gather_that_does_not_fit() -> dict[str, Any]:
+    """Gather what does not fit, in a function and outside of one; then gather, reduce and train as before."""
+    wrong = STRATEGY.experimental_distribute_values_from_function(
+        lambda context: tf.ones([2, 2 + context.replica_id_in_sync_group])
+    )
+    right = STRATEGY.experimental_distribute_values_from_function(
+        lambda context: tf.ones([2]) * context.replica_id_in_sync_group
+    )
+
+    def gathered(value: Any) -> Any:
+        return STRATEGY.run(lambda v: tf.distribute.get_replica_context().all_gather(v, axis=0), (value,))
+
+    shape = tf.TensorSpec([None, None])
+    hidden = tf.function(lambda *parts: gathered(tf_strategies.per_replica(parts)), input_signature=[shape, shape])
+    failed = []
+    for name, call in {
+        "traced": lambda: tf.function(gathered)(wrong),
+        "run": lambda: hidden(*STRATEGY.experimental_local_results(wrong)),
+        "eager": lambda: gathered(wrong),
+        "gather": lambda: STRATEGY.gather(wrong, axis=0),
+    }.items():
+        try:
+            call()
+        except (ValueError, tf.errors.InvalidArgumentError):
+            failed.append(name)
+    with STRATEGY.scope():
+        network = model()
+    network.fit(X, Y, batch_size=8, verbose=0)
+    return {
+        "failed": failed,
+        "gathered": STRATEGY.gather(right, axis=0).numpy().tolist(),
+        "updates": int(network.optimizer.iterations),
+    }

@@ -1,15 +1,19 @@
 """What the tests of multi-worker training run in every worker at once; each returns JSON values."""
 
 import contextlib
+import logging
 import os
 from typing import Any
 
 import keras
+import number_cases
 import numpy as np
 import tensorflow as tf
 
 import tfdist.strategies
 from tfdist import errors
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.optimizers import DistributedOptimizer
 
 STRATEGY = tfdist.strategies.from_environment()
 RANK = int(os.environ["TFDIST_WORKER_INDEX"])
@@ -118,6 +122,34 @@ def chief_saves_alone(folder: str) -> list[str]:
     return sorted(os.listdir(folder))
 
 
+def saved_in_an_accumulation(folder: str) -> dict[str, Any]:
+    """Save after one micro-batch of two, and after both; return what was said, and the sums saved and loaded."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tfdist").addHandler(handler)
+    path, sums, x = (
+        f"{folder}/ü.keras",
+        [],
+        np.ones((8, 4), np.float32),
+    )  # all examples, so all workers' sums, are alike
+    with STRATEGY.scope():
+        network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        network.compile(DistributedOptimizer("sgd", accumulate_steps=2), "mse")
+    try:
+        for _ in range(2):
+            network.fit(x, np.zeros((8, 1)), batch_size=8, verbose=0)
+            network.save(path)
+            with STRATEGY.scope():
+                both = [network, keras.models.load_model(path)]
+            for each in both:
+                [own] = tf_strategies.copies(each.optimizer.sharded_state()[0].variables[0].value)
+                sums.append(own.numpy().ravel().tolist())
+    finally:
+        logging.getLogger("tfdist").removeHandler(handler)
+    return {"said": said, "sums": sums}
+
+
 def one_worker_stops(at_batch: int) -> dict[str, Any]:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -215,3 +247,7 @@ def several_strategies() -> list[bool]:
             network.compile("adam", "mse")
         finite.append(bool(np.isfinite(network.fit(X, Y, verbose=0).history["loss"]).all()))
     return finite
+
+
+def numbers() -> Any:
+    return number_cases.not_as_expected(STRATEGY)

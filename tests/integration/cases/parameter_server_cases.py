@@ -10,13 +10,15 @@ from typing import Any
 
 import keras
 import numpy as np
+import partitioned_models
+import reducer_cases
 import tensorflow as tf
 
 from tfdist import errors
 from tfdist.optimizers import LARS, DistributedOptimizer
 from tfdist.strategies import ParameterServerStrategy
 from tfdist.testing.digits import load_digits
-from tfdist.training import transport
+from tfdist.training.parameter_servers import transport
 
 WORKERS, SERVERS = 3, 2
 RATE = 2.0**-10  # sums of it are exact in float32
@@ -28,7 +30,7 @@ def strategy(**options: Any) -> ParameterServerStrategy:
     """Return a new strategy over the tasks of this process."""
     given = {"local_workers": WORKERS, "local_servers": SERVERS, "timeout_seconds": 60.0, **options}
     for old in _made:
-        old._crew.close()
+        old._scheduler.close()
     _made.append(ParameterServerStrategy(**given))
     return _made[-1]
 
@@ -40,8 +42,8 @@ def ready() -> None:
 
 def all_present(made: ParameterServerStrategy) -> bool:
     """Return whether all workers can be given something; the chief reaches for them between two outcomes."""
-    made._crew.next_outcome([], wait=False)
-    return made._crew.present == WORKERS
+    made._scheduler.next_outcome([], wait=False)
+    return made._scheduler.present == WORKERS
 
 
 def pid(job: str, index: int) -> int:
@@ -151,6 +153,11 @@ def count_while_the_scale_grows(optimizer: str, options: dict[str, Any]) -> dict
     }
 
 
+def reducers() -> list[str]:
+    """Run the battery of reducers with three parts of a batch."""
+    return reducer_cases.servers(strategy(), WORKERS)
+
+
 def what_travels(wire_dtype: str) -> dict[str, Any]:
     """Train two batches, and note in which dtype a worker leaves gradients on their servers."""
     dtypes: list[str] = []
@@ -204,7 +211,7 @@ def count_without(workers: int) -> dict[str, Any]:
             os.kill(pid("worker", index), signal.SIGKILL)
 
     history = model.fit(*data(160), batch_size=8, epochs=3, verbose=0, callbacks=[At(1, 5, kill)])
-    return counts(made, model, history) | {"present": made._crew.present}
+    return counts(made, model, history) | {"present": made._scheduler.present}
 
 
 def evaluate_with_a_kill() -> dict[str, Any]:
@@ -249,23 +256,13 @@ def partitioned(optimizer: str, dense: bool) -> dict[str, Any]:
     made = strategy(max_staleness=0, variable_partitioner=partitioner)
     x = np.random.default_rng(4).integers(0, 13, size=(45, 3))
     y = np.random.default_rng(5).normal(size=(45, 2)).astype(np.float32)
-    optimizers = {
-        "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-        "adam": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.01, global_clipnorm=1.0),
-        "adagrad": lambda: keras.optimizers.Adagrad(0.1),
-        "ema": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
-        "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
-        "distributed": lambda: DistributedOptimizer(
-            keras.optimizers.Adam(0.01), accumulate_steps=4, loss_scale="dynamic", global_clipnorm=1.0
-        ),
-    }
 
     def build() -> keras.Model:
         keras.utils.set_random_seed(2)
         head = [keras.layers.Dense(5, activation="relu")] if dense else []
-        table = keras.layers.Embedding(13, 4)
+        table = (partitioned_models.WithPositions if optimizer == "positions" else keras.layers.Embedding)(13, 4)
         model = keras.Sequential([keras.Input((3,)), table, keras.layers.Flatten(), *head, keras.layers.Dense(2)])
-        model.compile(optimizers[optimizer](), "mse")
+        model.compile(partitioned_models.OPTIMIZERS[optimizer](), "mse")
         return model
 
     with made.scope():

@@ -21,7 +21,7 @@ import tfdist.reproducibility
 import tfdist.strategies.choose
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import ConfigError
-from tfdist.testing.environment import worker_environments
+from tfdist.testing.pool import worker_environments
 
 DEADLINE_SECONDS = 100
 # name -> (strategy, workers, replicas of each, seed, whether workers are late, each at other times)

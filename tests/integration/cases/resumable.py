@@ -2,7 +2,8 @@
 
 python resumable.py RESULT BACKUP DATA SAVE_FREQ
 
-With ASYNCHRONOUS in the environment backups are written while training goes on; else each is whole before it does.
+With ASYNCHRONOUS in the environment backups are written while training goes on; else each is whole before it does. With
+ACCUMULATE an update is made of so many batches, and with ERROR_FEEDBACK its reducer remembers what it has left out.
 """
 
 import hashlib
@@ -16,8 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tests.integration.cases.error_feedback import ErrorFeedback
 from tfdist.callbacks import BackupAndRestore
-from tfdist.launch import faults
+from tfdist.monitor import faults
+from tfdist.optimizers import DistributedOptimizer
 
 # if nothing else is wanted: three steps an epoch, the last with half a batch, and one of validation, of three examples
 BATCH, EPOCHS = 4, 2
@@ -85,7 +88,11 @@ def main(result, backup, kind, save_freq):
                 keras.layers.Dense(1),
             ]
         )
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        optimizer = keras.optimizers.Adam(0.01)
+        if "ACCUMULATE" in os.environ:  # over the ends of epochs
+            kind_of_optimizer = ErrorFeedback if "ERROR_FEEDBACK" in os.environ else DistributedOptimizer
+            optimizer = kind_of_optimizer(optimizer, accumulate_steps=int(os.environ["ACCUMULATE"]))
+        model.compile(optimizer, "mse", metrics=["mae"])
     if "TFDIST_STRATEGY" not in os.environ:  # Keras' own function is traced, which says so to nobody
         own_step = model.train_step
 

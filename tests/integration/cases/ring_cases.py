@@ -55,24 +55,6 @@ def _sum_is_exact(name: str, traced: bool) -> bool:
     return all(g.dtype == wanted.dtype and np.array_equal(g, wanted) for g in got)
 
 
-def sums_of_16_bits() -> dict[str, bool]:
-    """Sum three numbers that 16 bits cannot add in any order; return what is as if added in float32, rounded once."""
-    right = {}
-    for dtype, mantissa in ((tf.float16, 10), (tf.bfloat16, 7)):
-        small = 2.0 ** -(mantissa + 2)  # a quarter of the distance from 1 to the next number
-        numbers = np.array([1.0, small, small + 2.0 ** -(2 * mantissa + 2)])
-        table = numbers[:, None] * 2.0 ** np.arange(7)
-
-        def totals(dtype: tf.DType = dtype, table: Any = table) -> Any:
-            mine = tf.gather(tf.constant(table, dtype), replica())
-            context = tf.distribute.get_replica_context()
-            return tf.concat(context.all_reduce(SUM, [mine[:2], mine[2:]]), axis=0)
-
-        wanted = table.astype(dtype.as_numpy_dtype).astype(np.float32).sum(axis=0).astype(dtype.as_numpy_dtype)
-        right[dtype.name] = all(np.array_equal(got, wanted) for got in on_replicas(totals, traced=True))
-    return right
-
-
 def extremes() -> dict[str, Any]:
     """Sums whose carriers could lose something: wrapping integers, infinities, NaN, nothing at all, one number."""
 
@@ -142,7 +124,7 @@ def sparse(vocabulary: int, rows: list[int]) -> dict[str, Any]:
         slices = tf.IndexedSlices(values, indices, tf.constant([vocabulary, width], tf.int64))
         kinds, totals = [], []
         for matter in (True, False):
-            (total,) = STRATEGY._ring.sums([slices], ["table"], rows_matter=matter)
+            (total,) = STRATEGY.extended._collective.all_reduce([slices], ["table"], keep_duplicate_indices=matter)
             kinds.append(tf.size(total.indices) if isinstance(total, tf.IndexedSlices) else tf.constant(-1))
             totals.append(tf.convert_to_tensor(total))
         return kinds, totals

@@ -10,7 +10,7 @@ from tfdist import build
 from tfdist.build import mpi
 from tfdist.build.gpu import FROM_WHEELS
 from tfdist.cli.build import described
-from tfdist.cli.interrupts import unwinding
+from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.main import main
 from tfdist.errors import TfdistError
 

@@ -4,9 +4,10 @@ import sys
 
 import pytest
 
-from tfdist.doctor import child, devices, framework
+from tfdist.doctor import child, framework
+from tfdist.doctor.checks import devices
+from tfdist.doctor.checks.devices import Driver
 from tfdist.doctor.child import Outcome
-from tfdist.doctor.devices import Driver
 from tfdist.doctor.finding import Level
 from tfdist.doctor.framework import Framework
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tfdist.build.installed import Installed, Record
-from tfdist.doctor import horovod
+from tfdist.doctor.checks import horovod
 from tfdist.doctor.finding import Level
 from tfdist.doctor.framework import Framework
 

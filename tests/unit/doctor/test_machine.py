@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.doctor import cgroup, clock, resources, toolchain
+from tfdist.doctor import cgroup
 from tfdist.doctor.cgroup import Limits
-from tfdist.doctor.clock import Clock
+from tfdist.doctor.checks import clock, resources, toolchain
+from tfdist.doctor.checks.clock import Clock
+from tfdist.doctor.checks.resources import GIB, MIB, Memory, Processors
+from tfdist.doctor.checks.toolchain import Toolchain
 from tfdist.doctor.finding import Level
-from tfdist.doctor.resources import GIB, MIB, Memory, Processors
-from tfdist.doctor.toolchain import Toolchain
 
 
 @pytest.mark.parametrize(

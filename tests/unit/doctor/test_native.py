@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from tfdist.doctor.checks.native import Native, judge, observe
 from tfdist.doctor.finding import Level
-from tfdist.doctor.native import Native, judge, observe
 from tfdist.native import library, target
 
 
@@ -13,7 +13,7 @@ def test_it_looks_and_compiles_nothing(tmp_path: Path) -> None:
     seen = observe(environ)
     assert (seen.is_wanted, seen.kept, seen.error) == (True, None, "")
     assert not (tmp_path / "cache").exists()
-    place = library.place(target.observe(), environ)
+    place = library.place(library.RECORDS, target.observe(), environ)
     place.parent.mkdir(parents=True)
     place.write_bytes(library.sealed(b"a library"))
     assert observe({**environ, "TFDIST_NATIVE": "0"}) == Native(is_wanted=False, kept=place, compiler=seen.compiler)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.doctor import cluster_environment, network, proxies
+from tfdist.doctor.checks import cluster_environment, network, proxies
+from tfdist.doctor.checks.network import Hostname, Ports
 from tfdist.doctor.finding import Level
-from tfdist.doctor.network import Hostname, Ports
 
 TF_CONFIG = json.dumps(
     {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 1}}

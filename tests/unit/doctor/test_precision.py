@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.doctor import precision
+from tfdist.doctor.checks import precision
 from tfdist.doctor.finding import Level
 from tfdist.doctor.framework import Framework
 

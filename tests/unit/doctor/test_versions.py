@@ -2,10 +2,10 @@
 
 import pytest
 
-from tfdist.doctor import versions
+from tfdist.doctor.checks import versions
+from tfdist.doctor.checks.versions import Needs
 from tfdist.doctor.finding import Level
 from tfdist.doctor.framework import Framework
-from tfdist.doctor.versions import Needs
 
 CUDA_BUILD = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
 GOOD = Framework(version="2.21.0", keras="3.15.1", build=CUDA_BUILD)
@@ -91,6 +91,24 @@ def test_keras(
     (finding,) = versions.judge_keras(framework, packages, environ)
     assert finding.level is level
     assert word in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("framework", "packages", "level"),
+    [
+        (GOOD, {}, Level.OK),
+        (Framework(error="it hangs"), {"tensorflow-cpu": "2.21.0", "keras": "3.15.1"}, Level.OK),
+        (Framework(version="2.21.77", keras="3.15.1"), {}, Level.NOTE),
+        (Framework(version="2.22.0", keras="3.15.1"), {}, Level.PROBLEM),
+        (Framework(version="2.21.0", keras="2.15.0"), {}, Level.PROBLEM),
+    ],
+)
+def test_the_pair(framework: Framework, packages: dict[str, str], level: Level) -> None:
+    (finding,) = versions.judge_pair(framework, packages)
+    assert finding.level is level
+    assert "with Keras" in finding.seen
+    assert ("docs/compatibility.md" in finding.seen) is (level is not Level.PROBLEM)
+    assert versions.judge_pair(Framework(error="x"), {}) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How workers are stopped before the same step: every interleaving of up to three, then real pages."""
+"""How workers are stopped before the same step: every interleaving of up to three, then real tables."""
 
 import random
 import threading
@@ -8,24 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch import progress
-from tfdist.launch.hold import Position, Standing, target_of
-from tfdist.launch.progress import Page, Reporter
+from tfdist.monitor import reporter as reporting
+from tfdist.monitor.clock import StepClock
+from tfdist.monitor.halt import StepPosition, StepState, target_of
+from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.reporter import StatusReporter
+from tfdist.monitor.status import HALTED, SETTLE_SECONDS, StatusTable
 
 TICKS = 3
-NOWHERE = Position(tick=-1, standing=Standing.BEHIND)
+NOWHERE = StepPosition(step=-1, state=StepState.DONE)
 
 
 @dataclass(frozen=True)
 class Model:
     """A worker: what it has written, and where its program is."""
 
-    position: Position = NOWHERE
+    position: StepPosition = NOWHERE
     at: str = "look"  # look, start, run, hold, stopped, gone
 
     @property
     def next_tick(self) -> int:
-        return self.position.tick + (self.position.standing is Standing.BEHIND)
+        return self.position.step + (self.position.state is StepState.DONE)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class World:
     workers: tuple[Model, ...]
     asked: bool = False
     target: int | None = None
-    read: tuple[Position | None, ...] = ()  # what the agent has read in this round; None of a worker that is gone
+    read: tuple[StepPosition | None, ...] = ()  # what the agent has read in this round; None of a worker that is gone
 
 
 def moves(world: World) -> Iterator[World]:
@@ -56,16 +59,16 @@ def worker_moves(worker: Model, world: World) -> Iterator[Model]:
         elif not world.asked:
             yield replace(worker, at="start")
         elif world.target is None:
-            yield Model(position=Position(tick=tick, standing=Standing.HELD), at="hold")
+            yield Model(position=StepPosition(step=tick, state=StepState.HELD), at="hold")
         else:
             yield replace(worker, at="start" if tick <= world.target else "stopped")
     elif worker.at == "hold" and world.target is not None:
-        yield replace(worker, at="start" if worker.position.tick <= world.target else "stopped")
+        yield replace(worker, at="start" if worker.position.step <= world.target else "stopped")
     elif worker.at == "start":
-        tick = worker.position.tick if worker.position.standing is Standing.HELD else tick
-        yield Model(position=Position(tick=tick, standing=Standing.RUNNING), at="run")
-    elif worker.at == "run" and all(other.position.started >= worker.position.tick for other in world.workers):
-        yield Model(position=replace(worker.position, standing=Standing.BEHIND))
+        tick = worker.position.step if worker.position.state is StepState.HELD else tick
+        yield Model(position=StepPosition(step=tick, state=StepState.RUNNING), at="run")
+    elif worker.at == "run" and all(other.position.started >= worker.position.step for other in world.workers):
+        yield Model(position=replace(worker.position, state=StepState.DONE))
 
 
 def agent_reads(world: World) -> World:
@@ -96,80 +99,86 @@ def test_every_interleaving_ends_before_the_same_step(count: int, states: int) -
 
 
 def test_the_target_is_not_known_too_early() -> None:
-    def at(tick: int, standing: Standing) -> Position:
-        return Position(tick=tick, standing=standing)
+    def at(tick: int, standing: StepState) -> StepPosition:
+        return StepPosition(step=tick, state=standing)
 
     assert target_of([]) is None
-    assert target_of([at(4, Standing.BEHIND), at(5, Standing.HELD)]) is None
-    assert target_of([at(0, Standing.HELD), at(0, Standing.HELD)]) == -1
-    assert target_of([at(5, Standing.RUNNING), at(6, Standing.HELD), at(5, Standing.HELD)]) == 5
+    assert target_of([at(4, StepState.DONE), at(5, StepState.HELD)]) is None
+    assert target_of([at(0, StepState.HELD), at(0, StepState.HELD)]) == -1
+    assert target_of([at(5, StepState.RUNNING), at(6, StepState.HELD), at(5, StepState.HELD)]) == 5
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("seed", range(5))
-def test_real_pages(seed: int, tmp_path: Path) -> None:
-    count, last = 3, {}
-    page = Page(tmp_path / "page", count)
+def test_real_tables(seed: int, tmp_path: Path) -> None:
+    count, last, codes = 3, {}, set()
+    table = StatusTable(tmp_path / "table", count)
     barrier = threading.Barrier(count)
 
     def work(worker: int) -> None:
-        reporter, tick = Reporter(page.path, worker), 0
-        while not reporter.begins(tick):
-            barrier.wait(30)
-            reporter.ends(tick)
-            tick += 1
-        last[worker] = tick
+        reporter, steps = StatusReporter(table.path, worker), 0
+        clock = StepClock([reporter])
+        try:
+            while True:
+                with clock.step(Kind.TRAIN, Phase.EXECUTE):
+                    barrier.wait(30)
+                steps += 1
+        except SystemExit as ended:
+            codes.add(ended.code)
+        last[worker] = steps
         reporter.close()
 
     threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in range(count)]
     for thread in threads:
         thread.start()
     wish = random.Random(seed).randrange(1, 300)
-    while page.read(0).position.tick < wish:
+    while table.read(0).position.step < wish:
         pass
-    page.ask_to_halt()
-    threading.Event().wait(progress.SETTLE_SECONDS)
-    while (target := target_of(page.read(worker).position for worker in range(count))) is None:
+    table.ask_to_halt()
+    threading.Event().wait(SETTLE_SECONDS)
+    while (target := target_of(table.read(worker).position for worker in range(count))) is None:
         pass
-    page.set_target(target)
+    table.set_target(target)
     for thread in threads:
         thread.join(30)
-    page.close()
+    table.close()
     assert last == dict.fromkeys(range(count), target + 1)
+    assert codes == {HALTED}
 
 
 @pytest.mark.timeout(60)
 def test_a_request_that_is_taken_back(tmp_path: Path) -> None:
-    page = Page(tmp_path / "page", 1)
-    reporter = Reporter(page.path, 0)
-    said: list[bool] = []
+    table = StatusTable(tmp_path / "table", 1)
+    reporter = StatusReporter(table.path, 0)
+    clock, done = StepClock([reporter]), threading.Event()
 
     def work() -> None:
-        said.append(reporter.begins(0))
-        reporter.ends(0)
+        with clock.step(Kind.TRAIN, Phase.EXECUTE):
+            done.set()
 
-    page.ask_to_halt()
+    table.ask_to_halt()
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    while page.read(0).position.standing is not Standing.HELD:
+    while table.read(0).position.state is not StepState.HELD:
         pass
-    page.take_back()
-    page.ask_to_halt()  # at once: that it holds for the first request says nothing about the second
-    if page.read(0).position.standing is Standing.BEHIND:
-        assert page.read(0).position.tick <= 0
+    table.take_back()
+    table.ask_to_halt()  # at once: that it holds for the first request says nothing about the second
+    if table.read(0).position.state is StepState.DONE:
+        assert table.read(0).position.step <= 0
     thread.join(30)
-    assert said == [False]
-    page.set_target(0)
-    assert reporter.begins(1)
+    assert done.is_set()
+    table.set_target(0)
+    with pytest.raises(SystemExit):
+        clock.begin(Kind.TRAIN)
     reporter.close()
-    page.close()
+    table.close()
 
 
 def test_a_worker_that_nobody_answers_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "HOLD_SECONDS", 0.0)
-    page = Page(tmp_path / "page", 1)
-    reporter = Reporter(page.path, 0)
-    page.ask_to_halt()
-    assert not reporter.begins(0)
+    monkeypatch.setattr(reporting, "HOLD_SECONDS", 0.0)
+    table = StatusTable(tmp_path / "table", 1)
+    reporter = StatusReporter(table.path, 0)
+    table.ask_to_halt()
+    assert reporter.before_step(0) is None
     reporter.close()
-    page.close()
+    table.close()

@@ -4,12 +4,12 @@ import json
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfdist.cluster import from_environment
-from tfdist.testing import channel
-from tfdist.testing.environment import worker_environments
+from tfdist.launch.pool import channel
+from tfdist.testing.pool import worker_environments
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -18,6 +18,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(VALUES, max_size=4), st.data())
 def test_messages_survive_any_cutting(messages: list[object], data: st.DataObject) -> None:
     stream = b"".join(channel.pack(message) for message in messages)

@@ -17,9 +17,9 @@ import pytest
 
 from tests.integration.agents import alive, environment, wait_until
 from tfdist.errors import TfdistError
-from tfdist.launch import zygote as zygotes
-from tfdist.launch.plan import WORKER_FILE
-from tfdist.launch.zygote import Zygote
+from tfdist.launch.placement import fork_server as module
+from tfdist.launch.placement.fork_server import ForkServer
+from tfdist.launch.plan.plan import WORKER_FILE
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
 
@@ -52,9 +52,9 @@ class Ended:
 
 
 @pytest.fixture
-def zygote(tmp_path: Path) -> Iterator[Zygote]:
+def server(tmp_path: Path) -> Iterator[ForkServer]:
     """A process that has imported only what takes no time."""
-    with contextlib.closing(Zygote.start(environment(tmp_path), folder=tmp_path, modules=["numpy"])) as process:
+    with contextlib.closing(ForkServer.start(environment(tmp_path), folder=tmp_path, modules=["numpy"])) as process:
         assert process.wait(READY_SECONDS)
         yield process
 
@@ -69,34 +69,34 @@ def command(script: Path, *arguments: str) -> list[str]:
     return [sys.executable, str(WORKER_FILE), "--parent", str(os.getpid()), "--script", str(script), *arguments]
 
 
-def forked(zygote: Zygote, argv: list[str], environ: Mapping[str, str], folder: Path) -> Ended:
+def forked(server: ForkServer, argv: list[str], environ: Mapping[str, str], folder: Path) -> Ended:
     """Fork a worker and wait for its end."""
     (folder / "in").write_text("some input")
     with open(folder / "in") as given, open(folder / "out", "w+") as out, open(folder / "err", "w+") as err:
-        pid = zygote.spawn(argv, environ, stdin=given.fileno(), stdout=out.fileno(), stderr=err.fileno())
+        pid = server.spawn(argv, environ, stdin=given.fileno(), stdout=out.fileno(), stderr=err.fileno())
         result = os.waitid(os.P_PID, pid, os.WEXITED)
         assert result is not None
         code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         return Ended(code, (folder / "out").read_text(), (folder / "err").read_text())
 
 
-def test_a_forked_worker_finds_what_a_started_one_finds(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_forked_worker_finds_what_a_started_one_finds(server: ForkServer, tmp_path: Path) -> None:
     environ = environment(tmp_path, LARGE="x" * 100_000, STRANGE="\udcff \n", PYTHONUNBUFFERED="1")
     argv = command(saved(tmp_path, LOOK), "-n", "", "x y")
     plain = subprocess.run(
         argv, env=environ, input="some input", capture_output=True, text=True, start_new_session=True
     )
     assert plain.returncode == 0, plain.stderr
-    with contextlib.closing(Zygote.start(environ, folder=tmp_path, modules=["json"])) as same:
+    with contextlib.closing(ForkServer.start(environ, folder=tmp_path, modules=["json"])) as same:
         assert same.wait(READY_SECONDS)
         ours = forked(same, argv, environ, tmp_path)
     assert ours.code == 0, ours.err
     assert json.loads(ours.out) == json.loads(plain.stdout)
 
 
-def test_a_worker_gets_the_environment_of_its_request_alone(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_worker_gets_the_environment_of_its_request_alone(server: ForkServer, tmp_path: Path) -> None:
     script = saved(tmp_path, "import os, subprocess; subprocess.run(['env'])")  # as C sees it
-    result = forked(zygote, command(script), {"PATH": os.environ["PATH"], "ONLY": "this"}, tmp_path)
+    result = forked(server, command(script), {"PATH": os.environ["PATH"], "ONLY": "this"}, tmp_path)
     assert set(result.out.split()) == {"PATH=" + os.environ["PATH"], "ONLY=this"}
 
 
@@ -113,25 +113,26 @@ def test_a_worker_gets_the_environment_of_its_request_alone(zygote: Zygote, tmp_
         ("import threading, sys; threading.Thread(target=sys.stderr.write, args=['joined']).start()", 0, "joined"),
     ],
 )
-def test_a_worker_ends_as_it_would(zygote: Zygote, tmp_path: Path, code: str, ending: int, said: str) -> None:
+def test_a_worker_ends_as_it_would(server: ForkServer, tmp_path: Path, code: str, ending: int, said: str) -> None:
     record = tmp_path / "error.json"
     script = saved(tmp_path, code)
-    result = forked(zygote, command(script), {"TFDIST_ERROR_FILE": str(record)}, tmp_path)
+    result = forked(server, command(script), {"TFDIST_ERROR_FILE": str(record)}, tmp_path)
     assert result.code == ending
     assert said in result.err
     assert "forking.py" not in result.err
     assert record.exists() == (ending > 0)
 
 
-def test_random_numbers_are_fresh_in_every_worker(zygote: Zygote, tmp_path: Path) -> None:
+def test_random_numbers_are_fresh_in_every_worker(server: ForkServer, tmp_path: Path) -> None:
     script = saved(tmp_path, "import numpy, os, random\nprint(random.random(), numpy.random.rand(), os.urandom(8))")
-    seen = [forked(zygote, command(script), {}, tmp_path).out.split(maxsplit=2) for _ in range(3)]
+    seen = [forked(server, command(script), {}, tmp_path).out.split(maxsplit=2) for _ in range(3)]
     assert all(len(set(numbers)) == 3 for numbers in zip(*seen, strict=True))
 
 
 def test_workers_that_wait_are_taken_first_and_end_with_it(tmp_path: Path) -> None:
     argv = command(saved(tmp_path, "import os; print(os.getpid())"))
-    with contextlib.closing(Zygote.start(environment(tmp_path), folder=tmp_path, modules=["numpy"])) as it:
+    before = set(psutil.Process().children())
+    with contextlib.closing(ForkServer.start(environment(tmp_path), folder=tmp_path, modules=["numpy"])) as it:
         assert it.wait(READY_SECONDS)
         it.prepare(3)
         waiting = it.pids[1:]
@@ -145,27 +146,28 @@ def test_workers_that_wait_are_taken_first_and_end_with_it(tmp_path: Path) -> No
         it.prepare(1)
         (last,) = it.pids[1:]
     assert not any(alive(pid) for pid in (*waiting, last))
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= before
 
 
-def test_only_for_the_moment_of_a_fork_are_orphans_adopted(zygote: Zygote, tmp_path: Path) -> None:
-    assert forked(zygote, command(saved(tmp_path, "")), {}, tmp_path).code == 0
+def test_only_for_the_moment_of_a_fork_are_orphans_adopted(server: ForkServer, tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    assert forked(server, command(saved(tmp_path, "")), {}, tmp_path).code == 0
     answer = ctypes.c_int(-1)
     ctypes.CDLL(None).prctl(GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
     assert answer.value == 0
-    assert {child.pid for child in psutil.Process().children()} == {zygote.pid}
+    assert set(psutil.Process().children()) == before
 
 
-def test_without_the_process_there_is_an_error_and_the_workers_stay(zygote: Zygote, tmp_path: Path) -> None:
+def test_without_the_process_there_is_an_error_and_the_workers_stay(server: ForkServer, tmp_path: Path) -> None:
     argv = command(saved(tmp_path, "import sys; sys.exit(len(sys.stdin.read()))"))
     read, write = os.pipe()
-    worker = zygote.spawn(argv, {}, stdin=read, stdout=1, stderr=2)
+    worker = server.spawn(argv, {}, stdin=read, stdout=1, stderr=2)
     os.close(read)
-    os.kill(zygote.pid, signal.SIGKILL)
-    wait_until(lambda: not alive(zygote.pid), "it does not end")
-    assert not zygote.is_ready
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until(lambda: not alive(server.pid), "it does not end")
+    assert not server.is_ready
     with pytest.raises(TfdistError, match="does not answer"):
-        zygote.spawn(argv, {}, stdin=0, stdout=1, stderr=2)
+        server.spawn(argv, {}, stdin=0, stdout=1, stderr=2)
     os.write(write, b"12345")
     os.close(write)
     result = os.waitid(os.P_PID, worker, os.WEXITED)
@@ -173,14 +175,14 @@ def test_without_the_process_there_is_an_error_and_the_workers_stay(zygote: Zygo
     assert (result.si_code, result.si_status) == (os.CLD_EXITED, 5)
 
 
-def test_a_process_that_cannot_be_forked_is_an_error_each_time(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_forked_is_an_error_each_time(server: ForkServer, tmp_path: Path) -> None:
     import resource
 
     argv = command(saved(tmp_path, ""))
-    before = resource.prlimit(zygote.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(zygote.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, before[1]))
     with pytest.raises(TfdistError):
-        zygote.spawn(argv, {}, stdin=0, stdout=1, stderr=2)
+        server.spawn(argv, {}, stdin=0, stdout=1, stderr=2)
 
 
 def test_it_is_not_ready_before_it_has_imported(tmp_path: Path) -> None:
@@ -189,7 +191,9 @@ def test_it_is_not_ready_before_it_has_imported(tmp_path: Path) -> None:
     before = os.getcwd()
     os.chdir(tmp_path)
     try:
-        with contextlib.closing(Zygote.start(environment(tmp_path), folder=tmp_path, modules=["slow_module"])) as it:
+        with contextlib.closing(
+            ForkServer.start(environment(tmp_path), folder=tmp_path, modules=["slow_module"])
+        ) as it:
             with open("gate", "w"):  # the other end is open: it is about to read
                 assert not it.is_ready
             assert it.wait(READY_SECONDS)
@@ -200,22 +204,22 @@ def test_it_is_not_ready_before_it_has_imported(tmp_path: Path) -> None:
 def test_a_module_that_is_missing_or_broken_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ValueError")
     with contextlib.closing(
-        Zygote.start(environment(tmp_path), folder=tmp_path, modules=["broken", "no.such", "json"])
+        ForkServer.start(environment(tmp_path), folder=tmp_path, modules=["broken", "no.such", "json"])
     ) as it:
         assert it.wait(READY_SECONDS)
         assert forked(it, command(saved(tmp_path, "")), {}, tmp_path).code == 0
 
 
 def test_on_another_system_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zygotes.sys, "platform", "darwin")
+    monkeypatch.setattr(module.sys, "platform", "darwin")
     with pytest.raises(TfdistError, match="darwin"):
-        Zygote.start({}, folder="/")
+        ForkServer.start({}, folder="/")
 
 
 AGENT = """
 import os, signal, sys, time
-from tfdist.launch.zygote import Zygote
-it = Zygote.start(os.environ, folder=".", modules=[])
+from tfdist.launch.placement.fork_server import ForkServer
+it = ForkServer.start(os.environ, folder=".", modules=[])
 assert it.wait(60)
 it.prepare(2)
 argv = ["python", {worker!r}, "--parent", str(os.getpid()), "--script", {script!r}]
@@ -255,7 +259,7 @@ print(float(value), float(tf.random.uniform([])), device_lib.list_local_devices(
 
 def test_tensorflow_works_in_a_fork_and_has_not_begun_before(tmp_path: Path) -> None:
     environ = environment(tmp_path, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-    with contextlib.closing(Zygote.start(environ, folder=tmp_path)) as it:
+    with contextlib.closing(ForkServer.start(environ, folder=tmp_path)) as it:
         assert it.wait(READY_SECONDS)
         script = saved(tmp_path, TRAIN)
         seen = []

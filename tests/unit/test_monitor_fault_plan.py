@@ -8,8 +8,9 @@ from click.testing import CliRunner
 
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
-from tfdist.launch.faults import KINDS, RESTARTING
-from tfdist.testing import Fault, FaultPlan, chaos
+from tfdist.monitor import fault_verdicts
+from tfdist.monitor.faults import KINDS, RESTARTING
+from tfdist.testing import Fault, FaultPlan
 
 
 def made_up(**given: object) -> FaultPlan:
@@ -92,11 +93,13 @@ ENDED = {"event": "ended", "clock": 20.0, "start": 1, "exit_code": 0}
 
 
 def test_a_fault_that_was_found_and_got_over() -> None:
-    (one,) = chaos.verdicts(FaultPlan(faults=(KILL,)), [line(KILL, 7, 10.0)], [BEFORE, FAILED, STEPPING, ENDED])
+    (one,) = fault_verdicts.verdicts(
+        FaultPlan(faults=(KILL,)), [line(KILL, 7, 10.0)], [BEFORE, FAILED, STEPPING, ENDED]
+    )
     assert (one.step, one.found_after, one.recovered_after, one.lost) == (7, 0.5, 1.0, 1)
     assert one.text == "worker 1 failed: killed"
-    assert "kill worker 1 at step" in chaos.table([one])
-    assert "1.00 s" in chaos.table([one])
+    assert "kill worker 1 at step" in fault_verdicts.table([one])
+    assert "1.00 s" in fault_verdicts.table([one])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_a_fault_that_was_found_and_got_over() -> None:
     ],
 )
 def test_what_became_of_other_faults(fault: Fault, happened: bool, events: list[dict[str, object]], text: str) -> None:
-    (one,) = chaos.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)] if happened else [], events)
+    (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)] if happened else [], events)
     assert text in one.text
     assert one.recovered_after is None
 
@@ -120,15 +123,15 @@ def test_what_became_of_other_faults(fault: Fault, happened: bool, events: list[
 def test_a_worker_of_a_chief_is_replaced_and_the_job_steps_on() -> None:
     fault = Fault(kind="kill", task="worker 1", step=7)
     replaced = {"event": "replaced", "clock": 10.25, "start": 0, "task": "worker 1"}
-    (one,) = chaos.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [replaced, ENDED])
+    (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [replaced, ENDED])
     assert (one.found_after, one.recovered_after, one.text) == (0.25, None, "worker 1 replaced; the others went on")
-    assert "kill worker 1 at step" in chaos.table([one])
+    assert "kill worker 1 at step" in fault_verdicts.table([one])
 
 
 def test_a_server_that_is_killed_is_named() -> None:
     fault = Fault(kind="kill", task="ps 0", step=7)
     failed = {"event": "failed", "clock": 10.5, "start": 0, "task": "ps 0", "text": "killed by SIGKILL (signal 9)"}
-    (one,) = chaos.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [failed, STEPPING, ENDED])
+    (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [failed, STEPPING, ENDED])
     assert (one.found_after, one.recovered_after, one.lost) == (0.5, 1.0, 1)
     assert one.text == "ps 0 failed: killed by SIGKILL (signal 9)"
 
@@ -148,13 +151,13 @@ WARNING = {"warning": "2 could not be saved", "clock": 10.1}
     ],
 )
 def test_a_save_that_fails_is_noticed(fault: Fault, log: list[dict[str, object]], text: str) -> None:
-    (one,) = chaos.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0), *log], [ENDED])
+    (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0), *log], [ENDED])
     assert one.text == text
 
 
 def test_equal_faults_are_told_apart() -> None:
     again = Fault(kind="kill", worker=1, step=7, restart=None)
-    found = chaos.verdicts(FaultPlan(faults=(again, again)), [line(again, 7, 10.0)], [FAILED, STEPPING])
+    found = fault_verdicts.verdicts(FaultPlan(faults=(again, again)), [line(again, 7, 10.0)], [FAILED, STEPPING])
     assert [one.step for one in found] == [7, None]
 
 
@@ -177,4 +180,4 @@ def test_a_request_that_is_wrong_starts_nothing(arguments: list[str], said: str)
 
 
 def test_a_log_that_ends_in_the_middle_is_read() -> None:
-    assert chaos.lines(json.dumps(FAILED) + "\n[1]\n" + '{"event": "sta') == [FAILED]
+    assert fault_verdicts.lines(json.dumps(FAILED) + "\n[1]\n" + '{"event": "sta') == [FAILED]

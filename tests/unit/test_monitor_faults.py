@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import ConfigError
-from tfdist.launch import faults
-from tfdist.launch.faults import Fault, Script
+from tfdist.monitor import faults
+from tfdist.monitor.faults import Fault, Script
 
-CALL = "from tfdist.launch import faults\nfor step in range(5): faults.at({point!r}, step)\nprint('went on')"
+CALL = "from tfdist.monitor import faults\nfor step in range(5): faults.at({point!r}, step)\nprint('went on')"
 
 
 @pytest.fixture

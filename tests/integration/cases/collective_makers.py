@@ -1,0 +1,78 @@
+"""The implementations of `Collective` that the battery goes over: one line here adds one.
+
+Each maker is called by every process of a pool with the same groups, and returns the collective of all processes and
+those of the groups, None where the process is in none.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist import cluster as clusters
+
+_Made = tuple[Any, list[Any]]
+
+#: of this process, those of the native collectives
+JOBS: list[Any] = []
+
+
+def horovod(groups: Sequence[Sequence[int]]) -> _Made:
+    from tfdist.collectives import horovod_job
+
+    cluster = clusters.from_environment()
+    everybody = tuple(range(cluster.num_workers))
+    proper = [tuple(group) for group in groups if tuple(group) != everybody]
+    job = horovod_job.join(cluster, groups=proper, timeout_seconds=100, lost_seconds=20)
+    return job.collective(everybody), [job.collective(g) if cluster.worker_index in g else None for g in groups]
+
+
+def tensorflow(groups: Sequence[Sequence[int]]) -> _Made:
+    import tfdist.strategies
+    from tfdist.collectives.tensorflow import of_workers
+
+    strategy = tfdist.strategies.MultiWorkerMirroredStrategy()
+    cluster = clusters.from_environment()
+    return strategy.workers.collective, [of_workers(cluster, group) for group in groups]
+
+
+def native(groups: Sequence[Sequence[int]]) -> _Made:
+    return _native(groups, None)
+
+
+def native_over_tcp(groups: Sequence[Sequence[int]]) -> _Made:
+    """Pretend that there are two hosts, and processes on them in turns."""
+    cluster = clusters.from_environment()
+    return _native(groups, f"host {hosts('native_over_tcp', cluster.num_workers)[cluster.worker_index]}")
+
+
+def _native(groups: Sequence[Sequence[int]], host: str | None) -> _Made:
+    import tfdist.strategies
+    from tfdist.collectives.native import exchange_over, join
+
+    strategy = tfdist.strategies.MultiWorkerMirroredStrategy()
+    cluster = clusters.from_environment()
+    device = f"/job:worker/replica:0/task:{cluster.worker_index}/device:CPU:0"
+    exchange = exchange_over(strategy.workers.collective)
+    job = join(rank=cluster.worker_index, exchange=exchange, host=host, device=device)
+    JOBS.append(job)
+    return job.collective(), [job.collective(group) for group in groups]
+
+
+def local(groups: Sequence[Sequence[int]]) -> _Made:
+    from tfdist.collectives.local import LocalCollective
+
+    return LocalCollective(), [LocalCollective() for _ in groups]
+
+
+#: by name, with the strategy that `tfdist run` would be told, and the numbers of processes that it is tried with
+MAKERS: dict[str, tuple[Callable[[Sequence[Sequence[int]]], _Made], str, tuple[int, ...]]] = {
+    "horovod": (horovod, "ring", (2, 3)),
+    "tensorflow": (tensorflow, "multi-worker", (2, 3)),
+    "native": (native, "multi-worker", (2, 3)),
+    "native_over_tcp": (native_over_tcp, "multi-worker", (3, 4)),
+    "local": (local, "mirrored", (1,)),
+}
+
+
+def hosts(name: str, count: int) -> list[int]:
+    """Return the host of each process, as an implementation sees it."""
+    return [rank % 2 if name == "native_over_tcp" else 0 for rank in range(count)]

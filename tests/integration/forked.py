@@ -1,0 +1,135 @@
+"""What a fork of `forks` runs first.
+
+python forked.py FOLDER SECONDS COMMAND ...     in FOLDER, for so many seconds at most (0: for as long as it takes)
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from tests.integration.forks import Fork, Forks
+from tests.integration.light import python_path
+from tfdist.launch.placement.fork_server import ForkServer
+from tfdist.launch.pool import worker
+from tfdist.launch.process import forking
+
+
+class Child:
+    """What the agent needs of a child, which was forked and not started."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended = False
+
+    def poll(self) -> int | None:
+        if not self._ended:
+            with contextlib.suppress(ChildProcessError):
+                self._ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return 0 if self._ended else None
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired([str(self.pid)], timeout)
+            time.sleep(0.01)
+
+
+class Tasks:
+    """What a chief that starts its own tasks needs of `subprocess`."""
+
+    DEVNULL = subprocess.DEVNULL
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def Popen(self, command: list[str], *, env: dict[str, str], stdout: IO[bytes], **_: object) -> Fork:  # noqa: N802
+        with open(os.devnull) as given:
+            log = stdout.fileno()
+            return Fork(self._server.spawn(command, env, stdin=given.fileno(), stdout=log, stderr=log))
+
+
+def forked_server() -> ForkServer | None:
+    """Fork what forks the processes that this one starts; None in what those have run."""
+    ours, theirs = socket.socketpair()
+    if (pid := os.fork()) == 0:
+        ours.close()
+        os.setsid()
+        forking.fork_workers(theirs)
+        return None
+    theirs.close()
+    return ForkServer(process=Child(pid), channel=ours)  # type: ignore[arg-type]
+
+
+def run_tfdist(arguments: list[str]) -> None:
+    """Run `tfdist` with these arguments; all workers that it starts are forked from a fork of this process."""
+    from tfdist.cli.main import main
+    from tfdist.launch.agent import run
+    from tfdist.launch.placement.worker_factory import WorkerFactory
+
+    if (server := forked_server()) is None:
+        return
+    sys.path[:] = [folder for folder in sys.path if folder not in python_path().split(os.pathsep)]  # this one draws
+
+    class Prepared(WorkerFactory):
+        """Has the process that forks before the first start, not before the second."""
+
+        def __init__(self, *given: object) -> None:
+            super().__init__(*given)  # type: ignore[arg-type]
+            self.prepare(os.getpid())
+
+    ForkServer.start = lambda *_, **__: server  # type: ignore[assignment, method-assign]
+    run.WorkerFactory = Prepared  # type: ignore[misc]
+    try:
+        with Forks(server, {}, Path()).for_pools():
+            main(arguments, prog_name="tfdist")
+    finally:
+        server.close()
+
+
+def work_for_a_pool() -> None:
+    """Be a worker of a pool, whose requests come from standard input, and whose replies go where errors would."""
+    requests, replies = os.dup(0), os.dup(2)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(1, 2)
+    folders = os.environ["PYTHONPATH"].split(os.pathsep)
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    sys.argv = ["worker", str(requests), str(replies)]
+    if os.environ.get("TFDIST_STRATEGY", "parameter-server") != "parameter-server":
+        worker.main()
+        return
+    from tfdist.launch.placement import tasks
+
+    if (server := forked_server()) is None:
+        return
+    tasks.subprocess = Tasks(server)  # type: ignore[assignment]
+    try:
+        worker.main()
+    finally:
+        server.close()
+
+
+def enter(folder: str, seconds: str, command: list[str]) -> None:
+    os.chdir(folder)
+    signal.alarm(int(seconds))
+    if command[0] == "tfdist":
+        run_tfdist(command[1:])
+    elif command[0] == "pool worker":
+        work_for_a_pool()
+    else:
+        forking.become(command)
+
+
+if __name__ == "__main__":
+    enter(sys.argv[1], sys.argv[2], sys.argv[3:])

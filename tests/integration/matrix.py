@@ -1,0 +1,77 @@
+"""Which cells of the matrix the tests run: every row once, and all strategies for rows that depend on replicas.
+
+`make verify` runs all rows in all columns. What the tests run of it is chosen so that every row is trained under some
+strategy, every strategy trains rows of every kind, and rows whose numbers depend on how many replicas there are, and on
+how they are divided into processes, are trained under every strategy with several numbers of them.
+"""
+
+import itertools
+
+import pytest
+
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist import verify
+from tfdist.verify import Column, Report, column, feature
+from tfdist.verify.feature import Feature
+
+DEADLINE_SECONDS = 1800
+# rows take turns: a third of them run where a cell is cheapest, in one process, the others under the other strategies
+TURNS = ("mirrored-2", "multi-worker-2x1", "mirrored-2", "ring-2", "multi-worker-native-2", "parameter-server-2")
+SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2")
+WHERE_NUMBERS_MATTER = (
+    "even",
+    "partial_batch",
+    "empty_replicas",
+    "sync_batch_norm_partial",
+    "sparse_gradients_clipped",
+    "accumulation_with_clipping",
+    "predict",
+    "dropout",
+    "optimizer_adam",
+    "generative_adversarial_network",
+    "loss_scale_bad_replica",
+    "accumulation_in_float16_with_a_bad_replica",
+    "own_data_uneven",
+    "generators_differ",
+    "one_worker_stops",
+)
+NUMBERS = column.select(["mirrored-2", "mirrored-3", "multi-worker-2x2", "ring-3", "parameter-server-2"])
+
+
+def numbered() -> tuple[Feature, ...]:
+    """Return the rows that run in all columns of `NUMBERS`."""
+    return feature.select(WHERE_NUMBERS_MATTER)
+
+
+def shares() -> dict[str, tuple[Feature, ...]]:
+    """Return the rows of each column in which the others take turns; those about workers need several of them."""
+    turns, workers = itertools.cycle(TURNS), itertools.cycle(SEVERAL_WORKERS)
+    found: dict[str, list[Feature]] = {name: [] for name in TURNS}
+    for entry in feature.features().values():
+        if entry.name not in WHERE_NUMBERS_MATTER:
+            found[next(workers if entry.min_workers > 1 else turns)].append(entry)
+    return {name: tuple(rows) for name, rows in found.items()}
+
+
+def run(rows: tuple[Feature, ...], columns: tuple[Column, ...], forking: Forks) -> Report:
+    """Run rows in columns, in processes that are forked, which a user's are not."""
+    with pytest.MonkeyPatch.context() as patch, forking.for_pools():
+        patch.setenv("PYTHONPATH", python_path())
+        return verify.run(rows, columns)
+
+
+def require_the_numbers_of_one_device(report: Report, one: Column) -> None:
+    """Fail on the cells of a column that are neither green nor a refusal, with what each has instead."""
+    cells = {cell.feature: cell for cell in report.cells if cell.column == one.name}
+    assert cells.keys() == report.features.keys()
+    bad = [f"{cell.feature}: {cell.text}\n    {cell.detail[:400]}" for cell in cells.values() if cell.is_bad]
+    assert not bad, "\n".join(bad)
+    green = sum(cell.status == "green" for cell in cells.values())
+    assert green > len(cells) / 2, "most are left out or refused"
+
+
+def require_its_share(name: str, forking: Forks) -> None:
+    """Run a column's share of the rows."""
+    (one,) = column.select([name])
+    require_the_numbers_of_one_device(run(shares()[name], (one,), forking), one)

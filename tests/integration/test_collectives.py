@@ -1,0 +1,175 @@
+"""Every implementation of `Collective`, by one battery: all operations, dtypes and shapes, and what happens when a
+member goes. A new implementation is a line in `cases/collective_makers.py`."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.agents import alive, wait_until
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist.cluster import ports
+from tfdist.native import library, target
+from tfdist.testing.pool import WorkerPool, worker_environments
+
+CASES = Path(__file__).parent / "cases"
+DEADLINE_SECONDS = 240
+
+sys.path.insert(0, str(CASES))
+try:
+    from collective_makers import MAKERS, hosts
+finally:
+    sys.path.remove(str(CASES))
+
+
+@dataclass(frozen=True)
+class Members:
+    """Processes that have the collectives of one implementation."""
+
+    name: str
+    count: int
+    groups: tuple[tuple[int, ...], ...]
+    pool: WorkerPool
+
+    def call(self, function: str, **arguments: Any) -> list[Any]:
+        given = {"name": self.name, "groups": self.groups, **arguments}
+        answers = self.pool.call(f"collective_cases:{function}", given, timeout_seconds=DEADLINE_SECONDS)
+        for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
+            assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
+        return [reply.value for reply in answers]
+
+
+@contextlib.contextmanager
+def started(forking: Forks, name: str, count: int, groups: tuple[tuple[int, ...], ...]) -> Iterator[Members]:
+    """Start processes that have the collectives of one implementation."""
+
+    def environments() -> list[dict[str, str]]:
+        free = ports.free_ports(count)
+        made = worker_environments(forking.environment, strategy=MAKERS[name][1], ports=free, replicas_per_worker=1)
+        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+
+    if name.startswith("native"):  # minutes on a busy machine, which are not the members' to wait
+        library.build(library.COLLECTIVES, target.observe(), os.environ)
+    with WorkerPool(environments, start=forking.worker) as pool:
+        pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+        yield Members(name, count, groups, pool)
+
+
+GROUPS: dict[int, tuple[tuple[int, ...], ...]] = {
+    1: ((0,),),
+    2: (),
+    3: ((0, 1), (1, 2), (0, 2)),
+    4: ((0, 1, 3), (0, 2)),
+}
+
+
+@pytest.fixture(
+    scope="module", params=[f"{name}-{count}" for name, (_, _, counts) in MAKERS.items() for count in counts]
+)
+def members(request: pytest.FixtureRequest, forking: Forks) -> Iterator[Members]:
+    name, _, number = request.param.partition("-")
+    groups = GROUPS[int(number)]
+    with started(forking, name, int(number), groups) as found:
+        yield found
+
+
+def test_every_operation_dtype_and_shape(members: Members) -> None:
+    wrong = members.call("operations", group=None, traced=True) + members.call("operations", group=None, traced=False)
+    assert [one for those in wrong for one in those] == []
+
+
+def test_numbers_of_16_bits_are_added_in_float32(members: Members) -> None:
+    assert [one for those in members.call("halves") for one in those] == []
+
+
+def test_groups_that_overlap(members: Members) -> None:
+    for group, ranks in enumerate(members.groups):
+        assert [one for those in members.call("operations", group=group, traced=True) for one in those] == []
+        digests = members.call("digest_of_sums", group=group)
+        assert len({digests[worker] for worker in ranks}) == 1
+        on = [hosts(members.name, members.count)[rank] for rank in ranks]
+        assert [who for who in members.call("who", group=group) if who is not None] == [
+            [len(ranks), rank, [abs(host - on[0]) for host in on]] for rank in range(len(ranks))
+        ]
+
+
+def test_functions_traced_anew_conditions_and_loops(members: Members) -> None:
+    assert [one for those in members.call("under_way", group=None) for one in those] == []
+
+
+def test_members_get_the_same_bits(members: Members) -> None:
+    assert len(set(members.call("digest_of_sums", group=None))) == 1
+
+
+def test_what_cannot_be_is_refused_before_anything_travels(members: Members) -> None:
+    for said in members.call("refusals"):
+        kinds = {what: text.partition(":")[0] for what, text in said.items()}
+        unsupported = {"text", "sum of text", "complex"}
+        assert kinds == {what: "UnsupportedError" if what in unsupported else "ConfigError" for what in said}, said
+    assert [one for those in members.call("under_way", group=None) for one in those] == []
+
+
+def test_a_member_that_gives_up_ends_its_wait(members: Members, tmp_path: Path) -> None:
+    """Leaves processes in which nothing travels any more: the last test of these."""
+    if members.count == 2:
+        members.call("begin_to_wait", absent=1, folder=str(tmp_path))
+        members.call("abort", who_aborts=0)
+        assert "on purpose" in what_became_of([0], tmp_path)[0]
+    elif any(members.call("begin_a_step_that_fails", fails=1, folder=str(tmp_path))):
+        others = [rank for rank in range(members.count) if rank != 1]
+        assert all("this one fails" in said for said in what_became_of(others, tmp_path))
+        wait_until((tmp_path / "1.txt").exists, "the member that has failed waits")
+        assert (tmp_path / "1.txt").read_text().startswith("InvalidArgumentError: ")
+    else:
+        assert members.call("abort", who_aborts=-1) == [None] * members.count
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, counts) in MAKERS.items() if 3 in counts])
+def test_a_member_that_is_killed_ends_the_waits_of_the_others(name: str, forking: Forks, tmp_path: Path) -> None:
+    with started(forking, name, 3, ()) as members:
+        processes = members.call("begin_to_wait", absent=2, folder=str(tmp_path))
+        os.kill(processes[2], signal.SIGKILL)
+        said = what_became_of([0, 1], tmp_path)
+    if name.startswith("native"):  # told by the kernel or by a connection that closes, and not by a deadline
+        assert all("member 2 " in text and ("has ended" in text or "has died" in text) for text in said), said
+
+
+@pytest.mark.parametrize("name", ["native", "native_over_tcp"])
+def test_a_fork_that_ends_takes_nothing_from_its_parent(name: str, forking: Forks) -> None:
+    with started(forking, name, 2, ()) as members:
+        assert members.call("end_a_fork") == [1, 1]
+        assert [one for those in members.call("under_way", group=None) for one in those] == []
+
+
+def test_a_member_that_is_killed_beside_process_sets_is_named(forking: Forks, tmp_path: Path) -> None:
+    """Horovod ends the others then, who can be told nothing in Python: they say in their output why."""
+    with started(forking, "horovod", 3, ((0, 1), (1, 2))) as members:
+        processes = members.call("begin_to_wait", absent=2, folder=str(tmp_path))
+        os.kill(processes[2], signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, processes)), "a member waits for one that is gone")
+        *others, killed = members.pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)
+    assert "SIGKILL" in killed.message
+    for reply in others:
+        assert (reply.status, "exit code 1" in reply.message) == ("exited", True), reply
+        assert f"WorkerLostError: worker {reply.worker} cannot go on" in reply.detail
+        assert "worker 2 (127.0.0.1:" in reply.detail
+
+
+def what_became_of(ranks: list[int], folder: Path) -> list[str]:
+    """Return the errors with which members have ended their waits."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    found = [folder / f"{rank}.txt" for rank in ranks]
+    while not all(path.exists() for path in found):
+        assert time.monotonic() < deadline, "a member still waits for one that is gone"
+        time.sleep(0.05)
+    said = [path.read_text() for path in found]
+    assert all(text.startswith("WorkerLostError: ") and "a sum that one does not join" in text for text in said), said
+    return said

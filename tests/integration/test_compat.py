@@ -1,0 +1,464 @@
+"""Every private name and frame of TensorFlow, Keras and Horovod that `tfdist/compat` stands on: an assertion for each.
+
+It runs alone, in one process, beside any versions: what fails says what has moved, and which file needs it. Names that
+a file imports are read off its source. Those of objects are in `NAMES`, which the last tests compare with the source.
+"""
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.callbacks.callback_list import CallbackList
+from tensorflow.python.distribute import distribute_lib, merge_call_interim
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
+from tensorflow.python.eager import context
+
+from tests import private_names
+from tfdist.compat import versions
+from tfdist.compat.keras import callbacks as keras_callbacks
+from tfdist.compat.keras import calls as keras_calls
+from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.compat.keras import model as keras_model
+from tfdist.strategies import MirroredStrategy
+
+X = np.ones((4, 2), np.float32)
+Y = np.ones((4, 1), np.float32)
+INSTALLED = versions.judge(tf.__version__, keras.__version__).text
+
+
+def moved(file: str, what: str) -> str:
+    return f"{what} has moved, and tfdist/compat/{file} needs it ({INSTALLED})"
+
+
+# What the names of objects are looked up in; made when they are needed first.
+
+
+@functools.cache
+def strategy() -> tf.distribute.Strategy:
+    return MirroredStrategy(["CPU:0"])
+
+
+@functools.cache
+def model() -> keras.Model:
+    with strategy().scope():
+        made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    made.fit(X, Y, verbose=0)
+    return made
+
+
+@functools.cache
+def epoch_iterator() -> TFEpochIterator:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
+    return TFEpochIterator(x=data, distribute_strategy=tf.distribute.get_strategy())
+
+
+@functools.cache
+def layer() -> keras.layers.Layer:
+    made = keras.layers.BatchNormalization()
+    made.build((None, 2))
+    return made
+
+
+@functools.cache
+def embedding() -> keras.layers.Layer:
+    made = keras.layers.Embedding(2, 2)
+    made.build((None,))
+    return made
+
+
+@functools.cache
+def optimizer() -> keras.optimizers.Optimizer:
+    made = keras.optimizers.SGD(0.1, weight_decay=0.1)
+    made.exclude_from_weight_decay(var_names=["bias"])
+    made.build([keras.Variable([1.0], name="kernel")])
+    return made
+
+
+def callback(name: str) -> type:
+    return next(kind for kind, names in keras_callbacks._FIELDS.items() if name in names)
+
+
+def node() -> Any:
+    with tf.Graph().as_default() as graph:
+        first = tf.constant(1.0)
+        with graph.colocate_with(first.op):
+            return tf.identity(first).op.node_def.attr
+
+
+def loky_tracker() -> Any:
+    return importlib.import_module("loky.backend.resource_tracker")
+
+
+def loky_executor() -> Any:
+    return importlib.import_module("loky.process_executor").ProcessPoolExecutor
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from codes(inner)
+
+
+def is_in(owner: Any, name: str) -> bool:
+    """Whether an object has an attribute, or a class has it or uses it in a method: its instances have it."""
+    if hasattr(owner, name):
+        return True
+    if not isinstance(owner, type):
+        return name in owner if isinstance(owner, dict) or hasattr(owner, "keys") else False
+    for base in owner.__mro__:
+        for method in vars(base).values():
+            function = getattr(method, "fget", method)
+            function = getattr(function, "__func__", function)
+            while hasattr(function, "__wrapped__"):
+                function = function.__wrapped__
+            if hasattr(function, "__code__") and any(name in code.co_names for code in codes(function.__code__)):
+                return True
+    return False
+
+
+#: a name of the file's own, in a class that derives from one of TensorFlow's or Keras'
+OURS = None
+MIRRORED = "_container_strategy _create_variable _get_variable_creator_initial_value _replica_ctx_all_reduce"
+EXTENDED = (
+    "_call_for_each_replica _container_strategy _get_replica_id_in_sync_group _get_local_replica_id _devices "
+    "_in_multi_worker_mode _get_variable_creator_initial_value _replica_ctx_all_reduce _reduce_to _batch_reduce_to "
+    "_gather_to_implementation _experimental_distribute_dataset _distribute_datasets_from_function "
+    "_experimental_distribute_values_from_function _input_workers_with_options _num_replicas_in_sync"
+)
+
+
+def each(names: str, owner: Callable[[], Any] | None) -> dict[str, Callable[[], Any] | None]:
+    return dict.fromkeys(names.split(), owner)
+
+
+# file -> name -> what it must be found in
+NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
+    "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
+    "horovod/ops.py": {},  # of modules alone
+    "keras/callbacks.py": {
+        name: functools.partial(callback, name)
+        for names in keras_callbacks._FIELDS.values()
+        for name in names
+        if private_names.is_private(name)
+    },
+    "keras/calls.py": {},
+    "keras/epochs.py": {
+        **each("_current_iterator _distributed_dataset _enumerate_iterator _get_iterator", epoch_iterator),
+        **each("_num_batches _steps_seen", epoch_iterator),
+        "_dataset": lambda: epoch_iterator().data_adapter,
+        "_get_metrics_result_or_logs": lambda: keras.Model,
+    },
+    "keras/layers.py": {**each("_moments _reduction_axes", layer), "_embeddings": embedding},
+    "keras/loss.py": {"_flat_losses": lambda: model()._compile_loss},
+    "keras/metrics.py": each(
+        "_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error)
+    ),
+    "keras/model.py": {
+        **each("_compile_loss _compile_metrics _distribute_strategy _flatten_layers _initial_epoch", model),
+        **each("_get_metrics_result_or_logs _make_function _maybe_symbolic_build _symbolic_build", model),
+        **each("_non_trainable_variables _seed_generators", layer),
+        **each("_distributed_dataset _num_batches", epoch_iterator),
+        "_dataset": lambda: epoch_iterator().data_adapter,
+        "_flat_losses": lambda: model()._compile_loss,
+        "_metrics": lambda: keras.metrics.Mean(),
+    },
+    "keras/optimizer.py": {
+        **each("_all_reduce_sum_gradients _distribution_strategy _exclude_from_weight_decay", optimizer),
+        **each("_exclude_from_weight_decay_pattern _get_current_learning_rate _get_variable_index", optimizer),
+        **each("_learning_rate _overwrite_model_variables_with_average_value _track_variable", optimizer),
+        **each("_trainable_variables _trainable_variables_indices _var_key", optimizer),
+        "_model_variables_moving_average": lambda: keras.optimizers.Optimizer,
+        "_var_to_optimizer_idx": lambda: keras.optimizers.MultiOptimizer,
+    },
+    "keras/stateless_scope.py": {"_embeddings": embedding, **each("_changed_by _updating _weights", OURS)},
+    "keras/variables.py": each("_initialize_with_initializer _value", lambda: keras.Variable([1.0])),
+    "loky_tracker.py": {
+        "_resource_tracker": loky_tracker,
+        **each("_pid _stop", lambda: loky_tracker()._resource_tracker),
+        "_call_queue": loky_executor,
+        "_thread": lambda: importlib.import_module("multiprocessing.queues").Queue,
+    },
+    "random_states.py": {"_rng": lambda: context.Context},
+    "tensorflow/arrays.py": {"_numpy": lambda: tf.constant(1.0)},
+    "initialized.py": {"_context_handle": context.context},
+    "tensorflow/coordination.py": {},
+    "tensorflow/data.py": {
+        **each("_inputs _variant_tensor _options_attr", lambda: tf.data.Dataset.range(2)),
+        "_MapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
+        "_ParallelMapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
+        "_PrefetchDataset": lambda: importlib.import_module("tensorflow.python.data.ops.prefetch_op"),
+        "_OptionsDataset": lambda: importlib.import_module("tensorflow.python.data.ops.dataset_ops"),
+        **each("_cardinality _find _iterated _made _make", OURS),
+    },
+    "tensorflow/numeric_variables.py": {},
+    "tensorflow/partitioned.py": {
+        **each("_dtype _shape _value", lambda: keras.Variable([1.0])),
+    },
+    "tensorflow/replay.py": {"_class": node},
+    "tensorflow/ring.py": {
+        **each(EXTENDED, lambda: MirroredExtended),
+        "_replica_id": lambda: tf.distribute.ReplicaContext,
+        **each("_collective _from_first_replica _input_context _local_sums", OURS),
+        **each("_sum_of_local _sums_of_several _traced _waiting", OURS),
+    },
+    "tensorflow/sparse_rows.py": {"_create_op_internal": lambda: tf.Graph, "_mask": OURS},
+    "tensorflow/servers.py": {
+        **each("_call_for_each_replica _container_strategy _create_variable _local_results", lambda: OneDeviceExtended),
+        **each("_update _use_merge_call _validate_colocate_with_variable", lambda: OneDeviceExtended),
+        "_distribute_strategy": lambda: type(tf.Variable(1.0)),
+        "_server_def": lambda: context.Context,
+        "_place": OURS,
+    },
+    "tensorflow/sparse_sums.py": {},
+    "tensorflow/step_variables.py": {
+        "_handle_data": lambda: tf.Variable(1.0).handle,
+        "_unique_id": lambda: tf.Variable(1.0),
+    },
+    "tensorflow/strategies.py": {
+        **each(MIRRORED, lambda: MirroredExtended),
+        **each("_collective_ops _cross_device_ops _get_cross_device_ops _use_merge_call", lambda: MirroredExtended),
+        **each("_in_multi_worker_mode _num_replicas_in_sync", lambda: MirroredExtended),
+        **each("_communication_options _enable_check_health", lambda: CollectiveAllReduceExtended),
+        **each("_initialize_local_devices _std_server_started", lambda: CollectiveAllReduceExtended),
+        "_collective_key_base": lambda: tf.distribute.MirroredStrategy,
+        "_collective_ops_server_def": lambda: context.Context,
+        "_distribute_strategy": lambda: type(tf.Variable(1.0)),
+        "_get_default_strategy": lambda: distribute_lib,
+        **each("_replica_id _replica_id_in_sync_group", lambda: tf.distribute.ReplicaContext),
+        "_replicas_per_worker": OURS,
+    },
+    "tensorflow/traced_uses.py": {
+        "_get_function": lambda: tf.Graph,
+        "_get_on_device_or_primary": lambda: model().weights[0].value,
+    },
+    "tensorflow/trial.py": each(
+        "_get_default_replica_mode _pop_per_thread_mode _push_per_thread_mode", lambda: distribute_lib
+    ),
+    "versions.py": {},
+}
+
+
+def is_there(module: str) -> bool:
+    """Whether a package is installed; Horovod need not be."""
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+IMPORTS = [
+    (private_names.file(path), module, name)
+    for path in private_names.files()
+    for module, name in private_names.imports(path)
+    if is_there(module)
+]
+ATTRIBUTES = [
+    (private_names.file(path), module, *entry)
+    for path in private_names.files()
+    for module, *entry in private_names.attributes(path)
+    if is_there(module)
+]
+OF_OBJECTS = [
+    (file, name, owner) for file, names in NAMES.items() for name, owner in names.items() if owner is not OURS
+]
+
+
+def imported(module: str, name: str) -> Any:
+    """What `from module import name` gives."""
+    found = importlib.import_module(module)
+    return getattr(found, name) if hasattr(found, name) else importlib.import_module(f"{module}.{name}")
+
+
+@pytest.mark.parametrize(("file", "module", "name"), IMPORTS)
+def test_what_is_imported_is_there(file: str, module: str, name: str) -> None:
+    try:
+        imported(module, name)
+    except (ImportError, AttributeError) as error:
+        pytest.fail(moved(file, f"`from {module} import {name}` ({error})"))
+
+
+@pytest.mark.parametrize(("file", "module", "name", "attribute"), ATTRIBUTES)
+def test_what_modules_offer_is_there(file: str, module: str, name: str, attribute: str) -> None:
+    owner = imported(module, name.removesuffix(".context()"))
+    owner = owner.context() if name.endswith(".context()") else owner
+    assert is_in(owner, attribute), moved(file, f"{module}.{name}.{attribute}")
+
+
+@pytest.mark.parametrize(("file", "name", "owner"), OF_OBJECTS, ids=[f"{f}-{n}" for f, n, _ in OF_OBJECTS])
+def test_what_objects_have_is_there(file: str, name: str, owner: Callable[[], Any]) -> None:
+    found = owner()
+    assert is_in(found, name), moved(
+        file, f"the attribute {name} of {getattr(found, '__name__', type(found).__name__)}"
+    )
+
+
+LOCALS = [
+    ("keras/epochs.py", "fit", sorted(keras_epochs._FIT_NAMES)),
+    *(("keras/model.py", method, ["self", "callbacks"]) for method in ("fit", "evaluate", "predict")),
+    *(("keras/model.py", method, ["self"]) for method in ("compile", "_maybe_symbolic_build")),
+    ("keras/model.py", "train_step", ["self"]),
+]
+
+
+@pytest.mark.parametrize(("file", "method", "names"), LOCALS)
+def test_frames_of_the_trainer_have_their_variables(file: str, method: str, names: list[str]) -> None:
+    code = keras_calls.code_of(getattr(keras.Model, method))
+    missing = set(names) - set(code.co_varnames + code.co_cellvars)
+    assert not missing, moved(file, f"the variable {', '.join(sorted(missing))} of keras.Model.{method}")
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "names"),
+    [
+        ("keras/model.py", TFEpochIterator.__init__, {"self"}),
+        ("keras/epochs.py", CallbackList.__init__, {"self"}),
+        ("keras/variables.py", keras.Variable._initialize_with_initializer, {"self", "initializer"}),
+    ],
+)
+def test_frames_of_others_have_their_variables(file: str, function: Any, names: set[str]) -> None:
+    missing = names - set(function.__code__.co_varnames)
+    assert not missing, moved(file, f"the variable {', '.join(sorted(missing))} of {function.__qualname__}")
+
+
+def test_an_optimizer_asks_for_merge_calls_from_the_module_that_is_known() -> None:
+    functions = [function for function in vars(merge_call_interim).values() if hasattr(function, "__code__")]
+    asking = [name for function in functions for code in codes(function.__code__) for name in code.co_names]
+    assert "_use_merge_call" in asking or "strategy_supports_no_merge_call" in asking, moved(
+        "tensorflow/strategies.py", "what asks for _use_merge_call in merge_call_interim"
+    )
+
+
+def test_the_trainer_calls_what_is_taken_the_place_of() -> None:
+    lost = keras_model.lost_hooks()
+    assert not lost, moved("keras/model.py", f"what {', '.join(lost)} calls")
+
+
+class Looks(keras.callbacks.Callback):
+    """Notes what is found of the `fit` that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Any] = {}
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        fit = keras_epochs.running_fit(model)
+        self.found["when told of the model"] = fit is not None and fit.callbacks is not None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        fit = keras_epochs.running_fit(self.model)
+        assert fit is not None, moved("keras/epochs.py", "the frame of fit, seen from a callback")
+        self.found |= {"epochs": fit.epochs, "steps": fit.steps, "batch size": fit.batch_size}
+        self.found["callbacks"] = self in fit.callbacks.callbacks
+
+
+def test_a_running_fit_is_found_from_a_callback() -> None:
+    looks = Looks()
+    model().fit(X, Y, batch_size=2, epochs=2, verbose=0, callbacks=[looks])
+    expected = {"when told of the model": True, "epochs": 2, "steps": 2, "batch size": 2, "callbacks": True}
+    assert looks.found == expected, moved("keras/epochs.py", f"a local variable of fit (found: {looks.found})")
+
+
+class OwnStep(keras.Sequential):
+    """Its `train_step` calls the batch otherwise than Keras' does."""
+
+    def train_step(self, examples: Any) -> Any:
+        x, y, _ = examples
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self(x) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
+def test_a_batch_is_found_from_the_optimizer(kind: type) -> None:
+    seen = []
+
+    class Asks(keras.optimizers.SGD):
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            seen.append(keras_model.data_of_calling_step())
+            return super().apply(grads, trainable_variables)
+
+    plain = kind([keras.Input((2,)), keras.layers.Dense(1)])
+    plain.compile(Asks(0.1), "mse", run_eagerly=True)
+    plain.train_on_batch(X, Y)
+    assert seen, moved("keras/optimizer.py", "Optimizer.apply, which train_step calls")
+    assert seen[0] is not None, moved("keras/model.py", "the frame of train_step, seen from Optimizer.apply")
+    np.testing.assert_array_equal(seen[0][0], X)
+
+
+@pytest.mark.parametrize("method", ["compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch"])
+def test_a_model_is_found_by_its_strategy(method: str) -> None:
+    with strategy().scope():
+        made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+    assert keras_model.is_marked(made), moved("keras/model.py", "the frame of compile, seen from a new variable")
+    if method == "compile":
+        return
+    del vars(made)["_tfdist_strategy"]
+    getattr(made, method)(X) if method == "predict" else getattr(made, method)(X, Y)
+    assert keras_model.is_marked(made), moved("keras/model.py", f"the frame of {method}, seen from a strategy")
+
+
+@pytest.mark.parametrize("path", private_names.files(), ids=private_names.file)
+def test_every_private_name_has_an_assertion(path: Any) -> None:
+    file = private_names.file(path)
+    assert file in NAMES, f"tfdist/compat/{file} is new: give it an entry in NAMES"
+    of_modules = {attribute for _, _, attribute in private_names.attributes(path)}
+    of_modules |= {name for _, name in private_names.imports(path)}
+    bare = private_names.names(path) - NAMES[file].keys() - of_modules
+    assert not bare, f"tfdist/compat/{file} uses {sorted(bare)}: say in NAMES what they must be found in"
+
+
+def test_every_assertion_is_for_a_name_that_is_used() -> None:
+    for path in private_names.files():
+        file = private_names.file(path)
+        idle = {name for name in NAMES[file] if name not in path.read_text(encoding="utf-8")}
+        assert not idle, f"NAMES has {sorted(idle)}, which tfdist/compat/{file} no longer uses"
+    assert NAMES.keys() == set(map(private_names.file, private_names.files()))
+
+
+def test_a_name_without_an_assertion_is_seen(tmp_path: Any) -> None:
+    source = tmp_path / "new.py"
+    source.write_text(
+        "import keras\nfrom tensorflow.python.eager import context as c\nfrom keras.src import tree\n"
+        "class A(keras.Layer):\n    def _build_it(self):\n        self._mine = getattr(self, '_theirs')\n"
+        "class B:\n    def __init__(self):\n        self._own = 1\n"
+        "def f(x):\n    c.context()._handle\n    c._flag\n    return x._hidden._own\n"
+    )
+    assert private_names.names(source) == {"_build_it", "_mine", "_theirs", "_handle", "_flag", "_hidden"}
+    assert private_names.imports(source) == [("tensorflow.python.eager", "context"), ("keras.src", "tree")]
+    eager = "tensorflow.python.eager"
+    assert private_names.attributes(source) == [
+        (eager, "context", "_flag"),
+        (eager, "context", "context"),
+        (eager, "context.context()", "_handle"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tested", "says"),
+    [((), 'Install a tested pair: pip install "tensorflow=='), (None, "something else in this process has replaced")],
+)
+def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tested: Any, says: str) -> None:
+    here = (versions.Pair(tf.__version__, keras.__version__),)
+    monkeypatch.setattr(versions, "TESTED", here if tested is None else tested)
+    assert says in str(keras_calls.refuse("Model.fit", seen="is not found"))
+
+
+def test_a_name_that_has_moved_is_seen() -> None:
+    assert not is_in(keras.Model, "_no_such_name")
+    assert not is_in(model(), "_no_such_name")
+    with pytest.raises(ImportError):
+        imported("tensorflow.python.eager", "no_such_module")
+    assert "tfdist/compat/x.py needs it (TensorFlow" in moved("x.py", "it")

@@ -1,0 +1,228 @@
+"""What every placement of processes keeps, whatever starts them: one battery, run for each entry of PLACEMENTS.
+
+A placement that is added (ssh, Ray, Slurm) gets a line in PLACEMENTS, and no test of its own for any of this.
+"""
+
+import contextlib
+import functools
+import os
+import secrets
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.agents import alive, wait_until
+from tfdist.cluster import TaskId
+from tfdist.errors import TfdistError
+from tfdist.launch.agent.worker_group import started
+from tfdist.launch.output.screen import screen
+from tfdist.launch.placement.base import Handle, Placement
+from tfdist.launch.placement.fork_server import ForkServer
+from tfdist.launch.placement.local import LocalPlacement
+from tfdist.launch.placement.worker_factory import forked
+from tfdist.launch.plan.spec import BOTH, WorkerSpec
+from tfdist.launch.process.resources import Guard, guarded
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
+
+SECONDS = 60.0
+CHILD = "subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL{})"
+
+
+@contextlib.contextmanager
+def started_anew(guard: Guard, folder: Path) -> Iterator[Placement]:
+    yield LocalPlacement(guard)
+
+
+@contextlib.contextmanager
+def from_a_fork_server(guard: Guard, folder: Path) -> Iterator[Placement]:
+    with contextlib.closing(ForkServer.start(os.environ, folder=folder, modules=["json"])) as server:
+        assert server.wait(SECONDS)
+        yield LocalPlacement(guard, starter=functools.partial(forked, server))
+
+
+PLACEMENTS = {"started anew": started_anew, "from a fork server": from_a_fork_server}
+
+
+@pytest.fixture(params=PLACEMENTS)
+def placement(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Placement]:
+    with (
+        guarded(f"placement-{secrets.token_hex(4)}", parent=tmp_path) as guard,
+        PLACEMENTS[request.param](guard, tmp_path) as made,
+    ):
+        yield made
+
+
+Make = Callable[..., Handle]
+
+
+@pytest.fixture
+def make(placement: Placement, tmp_path: Path) -> Iterator[Make]:
+    """Start a process that runs this code; it is gone after the test."""
+    handles: list[Handle] = []
+
+    def maker(code: str, **changes: object) -> Handle:
+        path = tmp_path / f"code ü {len(handles)}.py"
+        path.write_text("import os, signal, subprocess, sys, time\n" + textwrap.dedent(code), encoding="utf-8")
+        values: dict[str, object] = {"argv": (sys.executable, str(path)), "index": len(handles), **changes}
+        task = TaskId(type="worker", index=len(handles))
+        spec = WorkerSpec(task=task, error_file=tmp_path / "no record", **values)  # type: ignore[arg-type]
+        handles.append(placement.start(spec))
+        return handles[-1]
+
+    yield maker
+    for handle in handles:
+        handle.signal(signal.SIGKILL)
+    placement.end_leftovers(handles, grace_seconds=0.0)
+    for handle in handles:
+        assert handle.wait(SECONDS) is not None
+        handle.close(SECONDS)
+
+
+def line(handle: Handle, stream: int = 1) -> str:
+    """Read a line that the process writes."""
+    with os.fdopen(os.dup(handle.outputs[stream]), "rb", buffering=0) as file:
+        return file.readline().decode().strip()
+
+
+def test_a_process_gets_what_its_spec_says_and_its_end_is_known(make: Make) -> None:
+    handle = make(
+        """
+        print(os.environ["MINE"], "HOME" in os.environ, sys.stdin.read() == "", flush=True)
+        print("complaint", file=sys.stderr, flush=True)
+        sys.exit(3)
+        """,
+        environment={"MINE": "ö"},
+        removed=("HOME",),
+        host="n1",
+        port=4001,
+    )
+    assert line(handle) == "ö False True"
+    assert line(handle, 2) == "complaint"
+    assert [handle.wait(SECONDS), handle.wait(), handle.wait(0.0)] == [3, 3, 3]
+    assert (handle.address, handle.outputs.keys()) == ("n1:4001", BOTH)
+
+
+@pytest.mark.parametrize(
+    ("code", "returncode"),
+    [("", 0), ("os._exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", -9), ("raise ValueError", 1)],
+)
+def test_a_process_that_ends_at_once(make: Make, code: str, returncode: int) -> None:
+    handle = make(code)
+    assert handle.wait(SECONDS) == returncode
+    handle.signal(signal.SIGTERM)  # to nobody
+    handle.close(SECONDS)
+    handle.signal(signal.SIGKILL)
+    handle.close(SECONDS)
+    assert (handle.wait(), handle.is_stopped) == (returncode, False)
+
+
+def test_a_command_that_is_not_there(make: Make, tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    refused, returncode = "", None
+    try:
+        returncode = make("", argv=(missing, missing)).wait(SECONDS)
+    except TfdistError as error:
+        refused = str(error)
+    assert "worker 0 cannot be started" in refused or returncode not in (0, None)
+
+
+def test_one_that_goes_on_is_waited_for_by_everybody(make: Make) -> None:
+    handle = make("print('here', flush=True); time.sleep(1000)")
+    assert line(handle) == "here"
+    assert handle.wait(0.0) is None
+    assert handle.wait(0.05) is None
+    seen: list[int | None] = []
+    threads = [threading.Thread(target=lambda: seen.append(handle.wait())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    handle.signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join(SECONDS)
+    assert seen == [-signal.SIGTERM] * 2
+
+
+def test_one_that_ignores_sigterm_is_killed(make: Make) -> None:
+    handle = make("""
+        signal.signal(signal.SIGTERM, lambda *_: print("no", flush=True))
+        print("ready", flush=True)
+        while True:
+            time.sleep(1000)
+    """)
+    assert line(handle) == "ready"
+    handle.signal(signal.SIGTERM)
+    assert line(handle) == "no"
+    assert handle.wait(0.0) is None
+    handle.signal(signal.SIGKILL)
+    assert handle.wait(SECONDS) == -signal.SIGKILL
+
+
+def test_sigkill_reaches_the_children_also_when_the_process_has_ended(make: Make) -> None:
+    running = make(f"print({CHILD.format('')}.pid, flush=True); time.sleep(1000)")
+    ended = make(f"print({CHILD.format('')}.pid, flush=True)")
+    children = [int(line(handle)) for handle in (running, ended)]
+    assert ended.wait(SECONDS) == 0
+    assert all(map(alive, children))
+    for handle in (running, ended):
+        handle.signal(signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, children)), "a child is left")
+
+
+def test_what_ended_processes_have_left_is_ended(placement: Placement, make: Make) -> None:
+    handles = [make(f"print({CHILD.format('')}.pid, flush=True)"), make("")]
+    child = int(line(handles[0]))
+    assert [handle.wait(SECONDS) for handle in handles] == [0, 0]
+    assert placement.end_leftovers(handles, grace_seconds=SECONDS) == 1
+    assert not alive(child)
+    assert placement.end_leftovers(handles, grace_seconds=SECONDS) == 0
+
+
+def test_one_that_is_stopped_is_seen(make: Make) -> None:
+    handle = make("print('here', flush=True); time.sleep(1000)")
+    assert line(handle) == "here"
+    assert not handle.is_stopped
+    handle.signal(signal.SIGSTOP)
+    wait_until(lambda: handle.is_stopped, "it is not seen")
+    assert handle.wait(0.0) is None
+    handle.signal(signal.SIGCONT)
+    wait_until(lambda: not handle.is_stopped, "it is still seen")
+
+
+def test_each_leads_a_session_of_its_own(make: Make) -> None:
+    handles = [make("time.sleep(1000)") for _ in range(3)]
+    assert len({handle.pid for handle in handles}) == 3
+    assert all(psutil.pid_exists(handle.pid) and os.getsid(handle.pid) == handle.pid for handle in handles)
+
+
+def test_addresses_differ_and_are_none_of_before(placement: Placement) -> None:
+    first = placement.addresses(3)
+    known = [f"{host}:{port}" for host, port in first]
+    second = placement.addresses(3, but=known)
+    assert len({*first, *second}) == 6
+    assert placement.addresses(0) == []
+
+
+def test_a_group_of_which_one_cannot_be_started_leaves_nobody(tmp_path: Path) -> None:
+    code = tmp_path / "code.py"
+    code.write_text("import time\ntime.sleep(1000)")
+    argv = ((sys.executable, str(code)), (str(tmp_path / "missing"),))
+    specs = [
+        WorkerSpec(index=i, task=TaskId(type="worker", index=i), argv=argv[i], error_file=tmp_path / f"{i}.json")
+        for i in range(2)
+    ]
+    events: SimpleQueue[Any] = SimpleQueue()
+    with guarded(f"group-{secrets.token_hex(4)}", parent=tmp_path) as guard:
+        running = started(specs, LocalPlacement(guard), screen([]), events, verbose=False)
+        with pytest.raises(TfdistError, match="worker 1 cannot be started"), running:
+            pass
+    end = events.get(timeout=SECONDS)
+    assert (end.worker, end.returncode) == (0, -signal.SIGKILL)
+    assert not [child for child in psutil.Process().children() if str(code) in child.cmdline()]

@@ -1,0 +1,158 @@
+"""Which rows of a sparse gradient every replica has, read off the graph; no replicas are needed to see it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import sparse_rows, sparse_sums
+
+pytestmark = pytest.mark.quick
+
+ops = keras.ops
+WORDS = tf.TensorSpec([None, None], tf.int32)
+FIXED = tf.TensorSpec([4, 6], tf.int32)
+RAGGED = tf.RaggedTensorSpec([None, None], tf.int32)
+
+
+class Tables:
+    """Variables that are looked up, and one that holds indices."""
+
+    def __init__(self) -> None:
+        self.table = tf.Variable(np.ones((50, 3), np.float32))
+        self.other = tf.Variable(np.ones((50, 3), np.float32))
+        self.numbers = tf.Variable(np.arange(6), trainable=False)
+        self.constant = tf.constant(np.arange(7))
+
+    def __call__(self, indices: Any) -> Any:
+        return ops.take(self.table, indices, axis=0)
+
+    def hidden(self, words: Any) -> Any:
+        return ops.matmul(tf.nn.relu(tf.gather(self.other, words)), tf.ones([3, 3]))
+
+    def drawn_from(self, words: Any) -> Any:
+        self.numbers.assign(tf.cast(tf.reduce_sum(words) * tf.range(6), tf.int64))
+        return self.numbers
+
+
+def judged(indices: Callable[[Tables, Any], Any], spec: Any) -> list[bool]:
+    """Whether the rows of each lookup are every replica's, sorted."""
+    tables = Tables()
+    found: list[bool] = []
+
+    @tf.function(input_signature=[spec], autograph=False)
+    def step(words: Any) -> None:
+        with tf.GradientTape() as tape:
+            lookups = indices(tables, words)
+            lookups = lookups if isinstance(lookups, list) else [lookups]
+            loss = tf.add_n([tf.reduce_sum(tables(one)) for one in lookups])
+        gradient = tape.gradient(loss, tables.table)
+        found.extend(common for _, common in sparse_rows.parts(gradient.indices))
+
+    step.get_concrete_function()
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        lambda t, words: ops.arange(9),
+        lambda t, words: ops.arange(9)[None],
+        lambda t, words: np.array([1, 1, 2]),
+        lambda t, words: t.constant,
+        lambda t, words: t.numbers,
+        lambda t, words: t.numbers[: tf.shape(words)[1]],
+        lambda t, words: ops.arange(0, ops.shape(words)[-1]),
+        lambda t, words: tf.range(tf.shape(tf.transpose(words))[0]),
+        lambda t, words: tf.range(tf.shape(t.hidden(words))[1]),
+        lambda t, words: tf.range(tf.shape(tf.reshape(t.hidden(words), [-1, tf.shape(words)[1], 3]))[1]),
+        lambda t, words: tf.cumsum(tf.ones_like(words[0])) - 1,
+        lambda t, words: tf.abs(tf.range(tf.shape(words)[1])[:, None] - tf.range(tf.shape(words)[1])[None]),
+    ],
+)
+def test_indices_that_no_example_has_a_part_in_are_all_replicas(indices: Any) -> None:
+    assert judged(indices, WORDS) == [True]
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        lambda t, words: words,
+        lambda t, words: ops.arange(ops.shape(words)[0]),
+        lambda t, words: ops.broadcast_to(ops.arange(ops.shape(words)[1])[None], ops.shape(words)),
+        lambda t, words: tf.tile(tf.range(9)[None], [tf.shape(words)[0], 1]),
+        lambda t, words: ops.zeros_like(words),
+        lambda t, words: ops.cumsum(ops.ones_like(words), axis=1) - 1,
+        lambda t, words: tf.range(tf.shape(tf.transpose(words))[1]),
+        lambda t, words: tf.range(tf.shape(tf.reshape(t.hidden(words), [-1, 3]))[0]),
+        lambda t, words: tf.argmax(t.hidden(words), axis=-1),
+        lambda t, words: tf.random.uniform([4], 0, 9, tf.int32),
+        lambda t, words: t.drawn_from(words),
+        lambda t, words: tf.range(tf.reduce_max(words)),
+    ],
+)
+def test_indices_of_examples_are_a_replicas_own(indices: Any) -> None:
+    assert judged(indices, WORDS) == [False]
+
+
+@pytest.mark.parametrize(
+    ("indices", "spec", "common"),
+    [
+        (lambda t, words: ops.arange(6), FIXED, True),
+        (lambda t, words: ops.arange(6)[None], FIXED, True),
+        (lambda t, words: ops.broadcast_to(ops.arange(6)[None], ops.shape(words)), FIXED, False),
+        (lambda t, words: ops.zeros_like(words), FIXED, False),
+        (lambda t, words: words, FIXED, False),
+        (lambda t, words: tf.range(tf.shape(words.to_tensor())[1]), RAGGED, False),
+    ],
+)
+def test_batches_of_a_fixed_size_and_ragged_ones(indices: Any, spec: Any, common: bool) -> None:
+    assert judged(indices, spec) == [common]
+
+
+@pytest.mark.parametrize(
+    ("indices", "common"),
+    [
+        (
+            lambda t, words: [words, ops.arange(5), tf.range(tf.shape(words)[1]), words[:, :1]],
+            [False, False, True, True],
+        ),
+        (lambda t, words: [words, tf.range(5, dtype=tf.int64)], [False, True]),
+        (lambda t, words: tf.concat([tf.reshape(words, [-1]), tf.range(4)], axis=0), [False, True]),
+    ],
+)
+def test_each_lookup_of_one_table_is_judged_by_itself(indices: Any, common: list[bool]) -> None:
+    assert judged(indices, WORDS) == common
+
+
+def test_inside_a_loop_and_without_a_graph() -> None:
+    tables = Tables()
+    found: list[bool] = []
+
+    @tf.function(input_signature=[WORDS])
+    def step(words: Any) -> None:
+        for _ in tf.range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tables(words)) + tf.reduce_sum(tables(tf.range(tf.shape(words)[1])))
+            found.extend(common for _, common in sparse_rows.parts(tape.gradient(loss, tables.table).indices))
+
+    step.get_concrete_function()
+    assert sorted(found) == [False, True]
+    assert [common for _, common in sparse_rows.parts(tf.range(3))] == [False]
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_rows_that_travel_with_their_place_are_added_up_by_it(length: int) -> None:
+    indices = tf.constant([7, 3, 7, 0, 49][:length], tf.int64)
+    values = tf.reshape(tf.range(length * 2, dtype=tf.float32), [length, 2])
+    sent = sparse_sums._numbered(tf.IndexedSlices(values, indices, tf.constant([50, 2])))
+    # of three replicas, one of which has a row less
+    parts = [(sent.values, sent.indices), (2 * sent.values, sent.indices), (sent.values[:-1], sent.indices[:-1])]
+    arrived = tf.IndexedSlices(*(tf.concat(every, axis=0) for every in zip(*parts, strict=True)), tf.constant([50, 2]))
+    summed = sparse_sums._by_number(arrived, tf.int64)
+    assert summed.indices.numpy().tolist() == indices.numpy().tolist()
+    last = np.arange(length)[:, None] == length - 1
+    np.testing.assert_array_equal(summed.values, np.where(last, 3.0, 4.0) * values.numpy())

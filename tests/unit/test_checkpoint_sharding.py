@@ -1,0 +1,80 @@
+"""What another number of shards makes of what each had: by every rule, for 2 to 2, 3 and 1 shards, and 3 to 2."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tfdist.checkpoint import ShardedState
+from tfdist.checkpoint.sharding import DOES, resharded
+from tfdist.errors import ConfigError
+
+SIZES = [(2, 2), (2, 3), (3, 2), (2, 1), (1, 3), (5, 3), (3, 7)]
+RULES = tuple(DOES)
+
+
+def every(rule: str, shards: list[Any], count: int) -> list[Any]:
+    return [resharded(rule, shards, index=index, count=count) for index in range(count)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_as_many_have_what_they_had(rule: str) -> None:
+    shards = [np.array([0.1, value], np.float32) for value in range(3)]
+    for found, before in zip(every(rule, shards, 3), shards, strict=True):
+        assert found is before
+
+
+@pytest.mark.parametrize(("old", "new"), SIZES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"])
+def test_a_sum_stays_and_is_divided_evenly(old: int, new: int, dtype: str) -> None:
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    shards = [np.arange(1, 7).reshape(2, 3).astype(kind) * (place + 1) for place in range(old)]
+    found = every("sum", shards, new)
+    total = np.sum([shard.astype(np.float64) for shard in shards], axis=0)
+    again = np.sum([shard.astype(np.float64) for shard in found], axis=0)
+    np.testing.assert_allclose(again, total, rtol=0 if kind.kind in "iu" else 4 * float(ml_dtypes.finfo(kind).eps))
+    assert all((shard.dtype, shard.shape) == (kind, (2, 3)) for shard in found)
+    if old != new:
+        assert max(np.max(abs(one.astype(float) - two.astype(float))) for one in found for two in found) <= 1
+
+
+@pytest.mark.parametrize(("old", "new"), SIZES)
+def test_rows_stay_in_order_and_are_divided_evenly(old: int, new: int) -> None:
+    rows = np.random.default_rng(1).normal(size=(11, 2)).astype("f4")
+    found = every("concatenate", list(np.array_split(rows, old)), new)
+    np.testing.assert_array_equal(np.concatenate(found), rows)
+    assert max(len(one) for one in found) - min(len(one) for one in found) <= 1
+
+
+@pytest.mark.parametrize(("old", "new"), SIZES)
+def test_who_comes_has_a_copy_or_nothing(old: int, new: int) -> None:
+    shards = [np.array([value, 7]) for value in range(old)]
+    assert [shard[0] for shard in every("keep", shards, new)] == [index % old for index in range(new)]
+    if old != new:
+        assert all(not shard.any() and shard.dtype == shards[0].dtype for shard in every("reset", shards, new))
+
+
+@pytest.mark.parametrize(
+    ("rule", "shards", "says"),
+    [
+        ("refuse", [np.zeros(2), np.zeros(2)], "of 2 and cannot be had by 3"),
+        ("sum", [np.zeros(2), np.zeros(3)], r"do not fit together: float64\[2\], float64\[3\]"),
+        ("sum", [np.zeros(2), np.zeros(2, "f4")], "do not fit together"),
+        ("sum", [np.zeros(2, "?"), np.zeros(2, "?")], "bools cannot be added"),
+        ("concatenate", [np.zeros(()), np.zeros(())], "have no rows"),
+        ("concatenate", [np.zeros((2, 2)), np.zeros((2, 3))], "do not fit together"),
+    ],
+)
+def test_what_cannot_be_is_refused(rule: str, shards: list[Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resharded(rule, shards, index=0, count=3)
+
+
+def test_a_declaration_is_checked() -> None:
+    with pytest.raises(ConfigError, match="rule is 'summ'"):
+        ShardedState("the sums", [], rule="summ")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="axis is 'host'"):
+        ShardedState("the sums", [], rule="sum", axis="host")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="name is"):
+        ShardedState(" ", [], rule="sum")

@@ -1,0 +1,98 @@
+"""What is known to be noise, and what must never be taken for it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.launch.output.noise import has_nvidia_device, known_noise
+
+# as TensorFlow 2.21 and 2.16 write them
+NOISE = [
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    "I0000 00:00:17.5   30103 port.cc:153] oneDNN custom operations are on. You may see",
+    "I0000 00:00:17.5   30103 cpu_feature_guard.cc:227] This TensorFlow binary is optimized to use available "
+    "CPU instructions in performance-critical operations.",
+    "To enable the following instructions: AVX2 AVX512F FMA, in other operations, rebuild TensorFlow with the "
+    "appropriate compiler flags.",
+    "2026-11-22 19:10:00.1: I tensorflow/core/util/port.cc:113] oneDNN custom operations are on. You may see",
+    "2026-11-22 19:10:00.1: E external/local_xla/xla/stream_executor/cuda/cuda_fft.cc:485] Unable to register cuFFT "
+    "factory: Attempting to register factory for plugin cuFFT when one has already been registered",
+    "W0000 00:00:17.5   19500 local_rendezvous.cc:412] Local rendezvous is aborting with status: ABORTED: "
+    "Cleanup -5796398258570585516",
+    "2026-11-22 19:10:00.1: W tensorflow/core/framework/local_rendezvous.cc:404] Local rendezvous is aborting with "
+    "status: OUT_OF_RANGE: End of sequence",
+    "2026-11-22 19:10:00.1: W tensorflow/py_utils.cc:38] TF-TRT Warning: Could not find TensorRT",
+]
+NOISE_WITHOUT_A_GPU = [
+    "I0000 00:00:17.5   30103 cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU will not be used.",
+    "2026-11-22 19:10:00.1: I external/tsl/cuda/cudart_stub.cc:32] Could not find cuda drivers on your machine, "
+    "GPU will not be used.",
+    "E0000 00:00:17.5   30103 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: Failed call to "
+    "cuInit: UNKNOWN ERROR (303)",
+]
+NEWS = [
+    "",
+    "Epoch 1/10",
+    "oneDNN custom operations are on.",
+    "I0000 00:00:1.5   30103 cudart_stub.cc:31] something else",
+    "E0000 00:00:1.5   30103 cuda_platform.cc:52] failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device",
+    "W0000 00:00:1.5   19500 local_rendezvous.cc:412] Local rendezvous is aborting with status: UNAVAILABLE: failed to",
+    "ValueError: TF-TRT Warning: Could not find TensorRT in the model",
+    "Traceback (most recent call last):",
+    "F0000 00:00:1.5   30103 env.cc:84] Check failed: port.cc:153] oneDNN",
+    "2026-11-22 19:10:00.1: W tensorflow/core/kernels/data/cache_dataset_ops.cc:1] The calling iterator did not",
+]
+
+
+@pytest.mark.parametrize("line", NOISE)
+def test_noise_is_known_whatever_the_machine(line: str) -> None:
+    assert all(known_noise(has_gpu=has_gpu).search(line.encode()) for has_gpu in (True, False))
+
+
+@pytest.mark.parametrize("line", NOISE_WITHOUT_A_GPU)
+def test_a_missing_driver_is_news_where_there_is_a_gpu(line: str) -> None:
+    assert known_noise(has_gpu=False).search(line.encode())
+    assert not known_noise(has_gpu=True).search(line.encode())
+
+
+@pytest.mark.parametrize("line", NEWS)
+def test_what_is_not_known_is_shown(line: str) -> None:
+    assert not any(known_noise(has_gpu=has_gpu).search(line.encode()) for has_gpu in (True, False))
+
+
+WRITES = r"""
+import os, sys
+from tfdist.launch import hide_noise
+hide_noise()
+hide_noise()
+def write(text):
+    os.write(2, text.encode())
+write("WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
+write("I0000 00:00:17.5   30103 port.cc:153] oneDNN custom opera"); write("tions are on. You may see\nnews ä\n")
+write("\r10%"); write("\r100%"); write("\nI am no noise\n\n")
+print("level", os.environ["TF_CPP_MIN_LOG_LEVEL"], file=sys.stderr)
+write("I0000 00:00:17.5   30103 port.cc:153] oneDNN custom operations")
+"""
+
+
+def test_a_process_without_a_launcher_leaves_noise_out_by_a_call() -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CPP"))}
+    command = [sys.executable, "-c", WRITES]
+    done = subprocess.run(command, env=kept, capture_output=True, timeout=60, check=True)
+    assert done.stderr.decode() == (
+        "news ä\n\r10%\r100%\nI am no noise\n\nlevel 1\nI0000 00:00:17.5   30103 port.cc:153] oneDNN custom operations"
+    )
+    everything = {**kept, "TFDIST_ALL_LOGS": "1", "TF_CPP_MIN_LOG_LEVEL": "0"}
+    done = subprocess.run(command, env=everything, capture_output=True, timeout=60, check=True)
+    assert done.stderr.startswith(b"WARNING: All log messages")
+
+
+def test_a_device_is_found_by_its_vendor(tmp_path: Path) -> None:
+    for name, vendor in (("a", "0x8086\n"), ("b", "0x10de\n")):
+        assert not has_nvidia_device(str(tmp_path))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor)
+    assert has_nvidia_device(str(tmp_path))
