@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/**/*.md", "strategies/**/*.md", "docker/*.md", "notebooks/*.md")
 PICTURES = ("docs/images/*",)
 COMMANDS = "docs/cli.md"
+MATRIX = ("docs/matrix.md", "README.md")  # pages with cells of the matrix, which get their colours here
+CELL = re.compile(r"<td>((?:WRONG|ERROR|HANG|CRASH)\b[^<]*|refused[^<]*|left out|-|[\d.]+(?:e-\d+)?|0)</td>")
+STYLES = "docs/site.css"
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
 
 
@@ -26,6 +29,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages = sorted({path for pattern in PAGES for path in ROOT.glob(pattern)})
     linked = {(page.parent / target).resolve() for page in pages for target in LINK.findall(page.read_text())}
     others = {path for pattern in PICTURES for path in ROOT.glob(pattern)} | linked
+    others.add(ROOT / STYLES)
     wanted = [*pages, *sorted(path for path in others - set(pages) if path.is_file())]
     return Files([*own, *(_file(path, config) for path in wanted)])
 
@@ -41,6 +45,20 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     from tfdist.cli.main import main  # loads no TensorFlow, and each command when it is asked
 
     return "\n".join([markdown, *_helps(main, click.Context(main, info_name="tfdist", terminal_width=100))])
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Return a page with the cells of the matrix marked by what they say; docs/site.css gives each its colour."""
+    if page.file.src_uri not in MATRIX:
+        return html
+    tables = re.split(r"(?=<table>)", html)
+    return "".join(CELL.sub(_marked, part) if "<th>feature</th>" in part else part for part in tables)
+
+
+def _marked(cell: re.Match[str]) -> str:
+    word = cell[1].split()[0]
+    kind = {"refused": "refused", "left": "none", "-": "none"}.get(word, "bad" if word.isalpha() else "green")
+    return f'<td class="cell-{kind}">{cell[1]}</td>'
 
 
 def _helps(command: click.Command, context: click.Context) -> Iterator[str]:
