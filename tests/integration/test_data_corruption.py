@@ -120,9 +120,10 @@ def test_a_shard_that_is_gone_is_named(path: str, tmp_path: Path) -> None:
     pictures = [b"%04d" % n * 50 for n in range(60)]
     data.write({"image": pictures, "label": np.arange(60)}, where, num_shards=3, exists="overwrite")
     reading = data.read(where, global_batch_size=20, order="none", ops=path == "ops", cache=None)
-    fsspec.filesystem("memory").rm("gone/train/data-00001.tfrecord") if path == "store" else (
-        tmp_path / "data-00001.tfrecord"
-    ).unlink()
+    if path == "store":
+        fsspec.filesystem("memory").rm("gone/train/data-00001.tfrecord")
+    else:
+        (tmp_path / "data-00001.tfrecord").unlink()
     with pytest.raises(MissingFileError, match=r"data-00001\.tfrecord cannot be read"):
         list(reading)
 

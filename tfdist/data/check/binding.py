@@ -19,7 +19,14 @@ from tfdist.data.format import manifest as manifests
 from tfdist.data.format import records
 from tfdist.data.format.manifest import Manifest, Shard, read_manifest
 from tfdist.data.format.scan import Content
-from tfdist.errors import ConfigError, CorruptDataError, DataChangedError, MissingFileError, ShortReadError, StorageError
+from tfdist.errors import (
+    ConfigError,
+    CorruptDataError,
+    DataChangedError,
+    MissingFileError,
+    ShortReadError,
+    StorageError,
+)
 from tfdist.storage.directory import Storage
 from tfdist.storage.disk_errors import storage_error
 
