@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import tensorflow as tf
 from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
-from tfdist.errors import DisagreementError, TfdistError, UnsupportedError, WorkerLostError
+from tfdist.errors import DeadlineError, DisagreementError, TfdistError, UnsupportedError, WorkerLostError
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
@@ -54,6 +55,7 @@ class NativeCollective:
         device: that the ops run on, a CPU.
         beside: another engine of the same members, which ends with this one; and that explains errors which are not
             this one's.
+        job: what the engine ends with, once no collective has it any more.
 
     Example:
         >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
@@ -71,6 +73,7 @@ class NativeCollective:
         hosts: Sequence[int],
         device: str,
         beside: Collective | None = None,
+        job: "Job | None" = None,
     ) -> None:
         self.size = len(members)
         self.rank = base.require_rank("rank", rank, self.size)
@@ -79,6 +82,7 @@ class NativeCollective:
         self._members = list(members)
         self._device = device
         self._beside = beside
+        self._job = job
         self._library = native.engines()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
@@ -148,6 +152,10 @@ class NativeCollective:
         like = tf.zeros(spec.shape, spec.dtype)
         return self._run("receive", f"{source} {self.rank} {key}", between=(source, self.rank), like=like)
 
+    def waits_for(self) -> str:
+        """Return in words for whom this member has been waiting longest, and in what; empty if for nobody."""
+        return self._library.waits_for(self._number)
+
     def abort(self, reason: str) -> None:
         """End the waits of all members of the job at once; nothing travels between them afterwards."""
         self._library.abort(self._number, reason)
@@ -166,6 +174,12 @@ class NativeCollective:
                 return DisagreementError(
                     f"members do different things: {cause}, in {what}. Every worker must build the same model and call "
                     "compile, fit, evaluate, predict and reductions in the same order."
+                )
+            if native.LATE in cause:
+                return DeadlineError(
+                    f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. Every "
+                    "worker must call fit, evaluate and predict alike; see in the others' output what they do. If steps take "
+                    "that long, give more time (timeout_seconds)."
                 )
             return WorkerLostError(
                 f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. See the other "
@@ -191,6 +205,9 @@ class NativeCollective:
 class Job:
     """The processes that `join` has brought together.
 
+    It ends with the process, by `stop`, or when neither it nor a collective of it is used any more. A function that was
+    traced with a collective does not keep it: its operations raise an error then.
+
     Attributes:
         size: how many.
         rank: this process's number.
@@ -204,8 +221,9 @@ class Job:
         self._number = number
         self._device = device
         self._beside = beside
-        self._pid = os.getpid()
-        atexit.register(self.stop)
+        self._end = weakref.finalize(self, _end, number, os.getpid())
+        self._end.atexit = False  # it would be called after what TensorFlow has registered
+        atexit.register(self._end)
 
     def collective(self, members: Sequence[int] | None = None) -> NativeCollective | None:
         """Return the collective of some members; None where this process is none of them.
@@ -225,6 +243,7 @@ class Job:
             hosts=base.hosts_of([self.hosts[rank] for rank in group]),
             device=self._device,
             beside=self._beside,
+            job=self,
         )
 
     def stop(self) -> None:
@@ -232,10 +251,13 @@ class Job:
 
         In a fork of this process, which has no part of its own, it does nothing.
         """
-        if os.getpid() != self._pid:
-            return
-        native.engines().stop(self._number)
-        atexit.unregister(self.stop)
+        self._end()
+        atexit.unregister(self._end)
+
+
+def _end(number: int, process: int) -> None:
+    if os.getpid() == process:
+        native.engines().stop(number)
 
 
 def join(
@@ -393,7 +415,12 @@ def _tell_of_containers(told: Sequence[Mapping[str, str]], rank: int) -> None:
 
 
 def of_workers(
-    carrier: Collective, *, device: str, address: str = "127.0.0.1", host: str | None = None
+    carrier: Collective,
+    *,
+    device: str,
+    address: str = "127.0.0.1",
+    host: str | None = None,
+    timeout_seconds: float = 0.0,
 ) -> NativeCollective:
     """Return the collective of members that another engine has brought together, and that it tells each other by.
 
@@ -402,6 +429,7 @@ def of_workers(
         device: that the ops run on, a CPU.
         address: see `join`.
         host: see `join`.
+        timeout_seconds: see `join`.
     Raises:
         UnsupportedError: see `join`.
     """
@@ -410,6 +438,7 @@ def of_workers(
         exchange=exchange_over(carrier),
         address=address,
         host=host,
+        timeout_seconds=timeout_seconds,
         device=device,
         beside=carrier,
     ).collective()

@@ -71,6 +71,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         engine = validation.one_of(
             "collectives", collectives or os.environ.get(COLLECTIVES_VARIABLE) or COLLECTIVES[0], COLLECTIVES
         )
+        validation.number("timeout_seconds", timeout_seconds, above=0)
         self.loss_reduction = loss_reduction
         cluster = clusters.from_environment() if cluster is None else cluster
         if not cluster.is_worker:
@@ -111,10 +112,10 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if several:
             tensorflows = of_workers(cluster, range(cluster.num_workers))
             assert tensorflows is not None  # this worker is one of all
-            workers = _native(tensorflows, engine, extended.worker_devices, cluster)
+            workers = _native(tensorflows, engine, extended.worker_devices, cluster, timeout_seconds)
         self._workers = Workers(
             workers,
-            timeout_seconds=validation.number("timeout_seconds", timeout_seconds, above=0),
+            timeout_seconds=timeout_seconds,
             notes=tf_coordination if several else None,
         )
         extended.collectives = of_replicas(extended.worker_devices, cluster if several else None)
@@ -125,7 +126,9 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             agree_on_seed(self._workers)
 
 
-def _native(workers: Collective, engine: str, devices: Sequence[str], cluster: "clusters.Cluster") -> Collective:
+def _native(
+    workers: Collective, engine: str, devices: Sequence[str], cluster: "clusters.Cluster", timeout_seconds: float
+) -> Collective:
     """Return the collective that was asked for, given TensorFlow's of the same workers; alike on all of them.
 
     Raises:
@@ -142,7 +145,7 @@ def _native(workers: Collective, engine: str, devices: Sequence[str], cluster: "
         return workers
     try:
         address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
-        return native.of_workers(workers, device=devices[0], address=address)
+        return native.of_workers(workers, device=devices[0], address=address, timeout_seconds=timeout_seconds)
     except UnsupportedError:
         if engine == "native":
             raise

@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <poll.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cfenv>
@@ -61,6 +62,7 @@ Engine::Engine(Members members, std::shared_ptr<Segment> segment, std::unique_pt
       options_(options),
       liveness_(segment_, members_.index_of_rank[members_.rank], options.silent_seconds) {
   thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "tfdist-native");
 }
 
 Engine::~Engine() { stop(); }
