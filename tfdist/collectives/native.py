@@ -178,8 +178,8 @@ class NativeCollective:
             if native.LATE in cause:
                 return DeadlineError(
                     f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. Every "
-                    "worker must call fit, evaluate and predict alike; see in the others' output what they do. If steps take "
-                    "that long, give more time (timeout_seconds)."
+                    "worker must call fit, evaluate and predict alike; see in the others' output what they do. If steps "
+                    "take that long, give more time (timeout_seconds)."
                 )
             return WorkerLostError(
                 f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. See the other "
