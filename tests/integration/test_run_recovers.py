@@ -49,6 +49,7 @@ KILLS = {
 }
 
 
+@pytest.mark.readme("tfdist run --strategy ring -n 2 --max-restarts 3 train.py")
 @pytest.mark.parametrize("strategy", KILLS)
 def test_killed_at_steps_and_at_every_point_it_heals_and_equals_never_killed(
     strategy: str, forking: Forks, tmp_path: Path
@@ -88,6 +89,10 @@ def test_a_job_with_parameter_servers_goes_on_where_its_chief_was_killed(forking
     assert (tmp_path / "killed.json").read_text() == (tmp_path / "never.json").read_text()
 
 
+@pytest.mark.readme(
+    "tfdist run --strategy ring -n 2 --max-restarts 3 --min-workers 1 --max-workers 3 train.py",
+    "tfdist resize JOB 3",
+)
 @pytest.mark.parametrize("strategy", ["multi-worker", "ring"])
 def test_every_example_counts_once_per_epoch_while_one_worker_becomes_three_and_then_two(
     strategy: str, forking: Forks, tmp_path: Path
