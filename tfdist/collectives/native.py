@@ -39,7 +39,7 @@ _REDUCED = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
 )
-_SHARED = Path("/dev/shm")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
 
@@ -251,10 +251,10 @@ def join(
 ) -> Job:
     """Bring together processes, who call it at the same time; a process may be in several jobs.
 
-    Who shares a host is proved: one process of those that say so makes the shared memory, with a random name, and the
-    others show that they read in it what it has written. When all have, the name is removed: whatever becomes of the
-    processes, nothing stays behind. Where the memory is too small, the processes of that host use TCP. When it returns,
-    all of them are connected.
+    Who shares a host is proved: one process of those that say so makes the shared memory, and the others show that they
+    read in it what it has written. It has no name: whatever becomes of the processes, nothing stays behind. Where there
+    is too little memory, the processes of that host use TCP; so do those of one machine in containers that do not share
+    a PID namespace. A warning says so. When it returns, all of them are connected.
 
     Args:
         rank: this process's number.
@@ -276,10 +276,12 @@ def join(
         library, error = native.engines(), ""
     except (TfdistError, OSError) as failed:
         library, error = None, str(failed)
-    mine = _this_host() if host is None else host
-    told = _agreed(exchange, error, host=mine, key=secrets.token_hex(16))
+    machine = _machine() if host is None else host
+    mine = _this_host(machine) if host is None else host
+    told = _agreed(exchange, error, machine=machine, host=mine, key=secrets.token_hex(16))
     assert library is not None  # or this one would have said why
     key = bytes.fromhex(told[0]["key"])
+    _tell_of_containers(told, rank)
     segment, hosts = _shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
     listener, port, error = library.listen(address) if len(set(hosts)) > 1 else (0, 0, "")
     try:
@@ -328,42 +330,31 @@ def _shared(
     Where the memory of a host cannot be had, each of its processes counts as a host.
     """
     mine = [index for index, host in enumerate(hosts) if host == hosts[rank]]
-    makes = rank == mine[0]
-    path, nonce = _SHARED / f"tfdist-collectives-{secrets.token_hex(16)}", secrets.randbits(128)
-    segment, why = 0, ""
-
-    def joined() -> tuple[int, str]:
-        return library.join(path, nonce, members=len(mine), index=mine.index(rank), makes=makes)
-
+    makes, place = rank == mine[0], {"members": len(mine), "index": mine.index(rank)}
+    nonce = secrets.randbits(128)
+    segment, path, why = 0, "", ""
     try:
         if makes:
-            segment, why = joined()
-        told = _told(exchange, path=str(path), nonce=f"{nonce:x}", why=why)
+            segment, said = library.make(nonce, **place)
+            path, why = (said, "") if segment else ("", said)
+        told = _told(exchange, path=path, nonce=f"{nonce:x}", why=why)
         if not makes and not told[mine[0]]["why"]:
-            path, nonce = Path(told[mine[0]]["path"]), int(told[mine[0]]["nonce"], 16)
-            segment, why = joined()
+            segment, why = library.open(told[mine[0]]["path"], int(told[mine[0]]["nonce"], 16), **place)
         _told(exchange, why=why)  # now all have answered in the memory itself
         seen = segment and all(library.has_come(segment, index) for index in range(len(mine)))
         told = _told(exchange, seen="yes" if seen else "", why=why)
     except BaseException:
         library.leave(segment, 0)
         raise
-    finally:
-        if makes:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
     if all(told[index]["seen"] for index in mine):
         return segment, _split(hosts, told)
     library.leave(segment, 0)
     reason = next((told[index]["why"] for index in mine if told[index]["why"]), "it is not the same for all")
     if makes:
         _log.warning(
-            "The processes of this host reduce over TCP, which takes longer, because they share no memory: %s. In a "
-            "container, give %s more room (--shm-size).",
-            reason,
-            _SHARED,
+            "The processes of this host reduce over TCP, which takes longer, because they share no memory: %s.", reason
         )
-    segment, why = library.join(None, nonce)
+    segment, why = library.make(nonce)
     if not segment:
         raise UnsupportedError(f"this process has no memory for the native collectives ({why}). Give it more.")
     return segment, _split(hosts, told)
@@ -375,11 +366,30 @@ def _split(hosts: Sequence[int], told: Sequence[Mapping[str, str]]) -> tuple[int
     return base.hosts_of([(host, rank if host in without else None) for rank, host in enumerate(hosts)])
 
 
-def _this_host() -> str:
-    """Return what only processes that may share memory have in common: the running kernel, the place, and the user."""
+def _machine() -> str:
+    """Return what the processes that run on one kernel have in common."""
     with contextlib.suppress(OSError):
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat(_SHARED).st_dev} {os.getuid()}"
+        return _BOOT.read_text().strip()
     return secrets.token_hex(16)
+
+
+def _this_host(machine: str) -> str:
+    """Return what only processes that may share memory have in common: the kernel, the PID namespace, and the user."""
+    with contextlib.suppress(OSError):
+        return f"{machine} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
+    return secrets.token_hex(16)
+
+
+def _tell_of_containers(told: Sequence[Mapping[str, str]], rank: int) -> None:
+    """Say once for a machine that some of its processes cannot share memory."""
+    mine = [other for other, one in enumerate(told) if one["machine"] == told[rank]["machine"]]
+    if rank == mine[0] and len({told[other]["host"] for other in mine}) > 1:
+        _log.warning(
+            "Processes %s run on one machine in several containers (PID namespaces) or for several users, and reduce "
+            "over TCP, which takes longer. Give the containers one PID namespace (docker run --pid=host, Kubernetes "
+            "shareProcessNamespace), or start the processes in one.",
+            ", ".join(map(str, mine)),
+        )
 
 
 def of_workers(
