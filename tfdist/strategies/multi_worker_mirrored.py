@@ -10,6 +10,7 @@ from tfdist import validation
 from tfdist.cluster.values import split_address
 from tfdist.collectives import native
 from tfdist.collectives.base import Collective
+from tfdist.collectives.joining.exchange import exchange_over_notes
 from tfdist.collectives.local import LocalCollective
 from tfdist.collectives.tensorflow import of_replicas, of_workers
 from tfdist.collectives.traced import TracedCollective
@@ -71,6 +72,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         engine = validation.one_of(
             "collectives", collectives or os.environ.get(COLLECTIVES_VARIABLE) or COLLECTIVES[0], COLLECTIVES
         )
+        validation.number("timeout_seconds", timeout_seconds, above=0)
         self.loss_reduction = loss_reduction
         cluster = clusters.from_environment() if cluster is None else cluster
         if not cluster.is_worker:
@@ -111,10 +113,10 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if several:
             tensorflows = of_workers(cluster, range(cluster.num_workers))
             assert tensorflows is not None  # this worker is one of all
-            workers = _native(tensorflows, engine, extended.worker_devices, cluster)
+            workers = _native(tensorflows, engine, extended.worker_devices, cluster, timeout_seconds)
         self._workers = Workers(
             workers,
-            timeout_seconds=validation.number("timeout_seconds", timeout_seconds, above=0),
+            timeout_seconds=timeout_seconds,
             notes=tf_coordination if several else None,
         )
         extended.collectives = of_replicas(extended.worker_devices, cluster if several else None)
@@ -125,7 +127,9 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             agree_on_seed(self._workers)
 
 
-def _native(workers: Collective, engine: str, devices: Sequence[str], cluster: "clusters.Cluster") -> Collective:
+def _native(
+    workers: Collective, engine: str, devices: Sequence[str], cluster: "clusters.Cluster", timeout_seconds: float
+) -> Collective:
     """Return the collective that was asked for, given TensorFlow's of the same workers; alike on all of them.
 
     Raises:
@@ -142,7 +146,14 @@ def _native(workers: Collective, engine: str, devices: Sequence[str], cluster: "
         return workers
     try:
         address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
-        return native.of_workers(workers, device=devices[0], address=address)
+        exchange = exchange_over_notes(
+            tf_coordination,
+            name=f"tfdist/native/{tf_strategies.new_group_key(within_worker=False)}",
+            rank=cluster.worker_index,
+            size=cluster.num_workers,
+            timeout_seconds=timeout_seconds,
+        )
+        return native.of_workers(workers, device=devices[0], address=address, exchange=exchange)
     except UnsupportedError:
         if engine == "native":
             raise
