@@ -106,6 +106,17 @@ def find(of: Library, target: Target, environ: Mapping[str, str]) -> Path | None
         return None
 
 
+def why_not(of: Library, target: Target, environ: Mapping[str, str]) -> str:
+    """Return why the library is not to be had, or an empty text where it is kept or there is a compiler."""
+    if find(of, target, environ):
+        return ""
+    try:
+        _compiler(environ)
+    except MissingDependencyError as error:
+        return str(error)
+    return ""
+
+
 def sealed(content: bytes) -> bytes:
     """Return the bytes of a library with their digest behind them.
 
