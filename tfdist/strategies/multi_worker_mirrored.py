@@ -37,11 +37,12 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         timeout_seconds: how long a worker waits in a step or an agreement for the others, which may be tracing a large
             model or saving it, before it ends with a `DeadlineError`.
         communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow.
-        collectives: what adds up gradients, states and metrics in a step. "tensorflow"; "native", tfdist's own in
-            shared memory, and TCP between hosts (`tfdist.collectives.native`), for workers with one CPU replica each;
-            "horovod", Horovod's gloo, MPI or NCCL, for workers with one replica each; "auto", native where that is
-            possible, else TensorFlow's. TensorFlow's bring the workers together in any case. None takes the variable
-            ``TFDIST_COLLECTIVES``, or else "tensorflow".
+        collectives: what adds up gradients, states and metrics in a step, the same on every worker. "tensorflow":
+            TensorFlow's, over gRPC or NCCL. "native": tfdist's own (`tfdist.collectives.native`), in shared memory, and
+            over TCP between hosts, for workers with one CPU replica each. "horovod": Horovod's, over gloo, MPI or NCCL,
+            for workers with one replica each. "auto": native where each worker has one CPU replica and a C++ compiler
+            or a compiled copy, else TensorFlow's. TensorFlow's bring the workers together in any case. None takes the
+            variable ``TFDIST_COLLECTIVES``, or else "auto".
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
