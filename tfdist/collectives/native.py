@@ -18,22 +18,21 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster import job_key
 from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
-from tfdist.errors import DisagreementError, TfdistError, UnsupportedError, WorkerLostError
+from tfdist.collectives.joining.exchange import Exchange, exchange_over
+from tfdist.errors import ConfigError, DisagreementError, TfdistError, UnsupportedError, WorkerLostError
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
-
-#: what `join` brings members together with: takes this member's bytes, returns those of all, in the order of ranks
-Exchange = Callable[[bytes], list[bytes]]
 
 _REDUCED = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
@@ -248,6 +247,7 @@ def join(
     timeout_seconds: float = 0.0,
     device: str = "/device:CPU:0",
     beside: Collective | None = None,
+    secret: bytes | None = None,
 ) -> Job:
     """Bring together processes, who call it at the same time; a process may be in several jobs.
 
@@ -258,14 +258,18 @@ def join(
 
     Args:
         rank: this process's number.
-        exchange: by which they tell each other their bytes; called some times. Who can read it can join in.
+        exchange: by which they tell each other their bytes; called some times.
         address: of this host, at which it listens if there are several hosts.
         host: what processes of one host have in common; another name makes this process one of another host.
         silent_seconds: how long a process may give no sign of life, while others wait for it, until it is lost.
         timeout_seconds: how long an operation may take; 0: however long it takes.
         device: that the ops run on, a CPU.
         beside: see `NativeCollective`.
+        secret: that all members know and nobody else (`tfdist.cluster.job_key`): whoever connects over TCP has to
+            prove that it does. Without one the first member draws it and tells the others, so who can read what is
+            exchanged can join in.
     Raises:
+        ConfigError: some have a secret and others none; on all members.
         UnsupportedError: some have no compiler, or cannot listen; alike on all members.
         WorkerLostError: one of them has ended meanwhile, or cannot be reached; on all others.
 
@@ -278,22 +282,26 @@ def join(
         library, error = None, str(failed)
     machine = _machine() if host is None else host
     mine = _this_host(machine) if host is None else host
-    told = _agreed(exchange, error, machine=machine, host=mine, key=secrets.token_hex(16))
+    said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
+    told = _agreed(exchange, error, secret="no" if secret is None else "yes", **said)
     assert library is not None  # or this one would have said why
-    key = bytes.fromhex(told[0]["key"])
+    key = _key(secret, told)
     _tell_of_containers(told, rank)
     segment, hosts = _shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
-    listener, port, error = library.listen(address) if len(set(hosts)) > 1 else (0, 0, "")
-    try:
-        told = _agreed(exchange, error, address=address, port=str(port))
-    except BaseException:
-        library.leave(segment, listener)
-        raise
+    listener, addresses = 0, [(address, 0)] * len(hosts)
+    if len(set(hosts)) > 1:
+        listener, port, error = library.listen(address)
+        try:
+            told = _agreed(exchange, error, address=address, port=str(port))
+        except BaseException:
+            library.leave(segment, listener)
+            raise
+        addresses = [(one["address"], int(one["port"])) for one in told]
     members = native.Members(
         rank=rank,
         hosts=hosts,
         indexes=tuple(hosts[:index].count(one) for index, one in enumerate(hosts)),
-        addresses=tuple((one["address"], int(one["port"])) for one in told),
+        addresses=tuple(addresses),
         key=key,
         silent_seconds=silent_seconds,
         timeout_seconds=timeout_seconds,
@@ -306,6 +314,23 @@ def join(
         job.stop()
         raise
     return job
+
+
+def _key(secret: bytes | None, told: Sequence[Mapping[str, str]]) -> bytes:
+    """Return the engine's key; another each time, for every member draws a part of it.
+
+    Raises:
+        ConfigError: not all members have a secret; alike on all.
+    """
+    without = [str(rank) for rank, one in enumerate(told) if one["secret"] == "no"]
+    if secret is None and len(without) == len(told):
+        return bytes.fromhex(told[0]["drawn"])
+    if secret is None or without:
+        raise ConfigError(
+            f"the workers {', '.join(without)} of {len(told)} have no {job_key.VARIABLE}, and the others have one. "
+            "Hand the same to all of them, or to none."
+        )
+    return job_key.derived(secret, "native collectives", [one["drawn"] for one in told])
 
 
 def _meet(job: Job) -> None:
@@ -393,48 +418,38 @@ def _tell_of_containers(told: Sequence[Mapping[str, str]], rank: int) -> None:
 
 
 def of_workers(
-    carrier: Collective, *, device: str, address: str = "127.0.0.1", host: str | None = None
+    carrier: Collective,
+    *,
+    device: str,
+    exchange: Exchange | None = None,
+    address: str = "127.0.0.1",
+    host: str | None = None,
 ) -> NativeCollective:
-    """Return the collective of members that another engine has brought together, and that it tells each other by.
+    """Return the collective of members that another engine has brought together.
+
+    The secret is the key that `tfdist run` hands to workers, where there is one.
 
     Args:
         carrier: the other engine's; it ends with this one.
         device: that the ops run on, a CPU.
+        exchange: by which they tell each other their bytes; None: by the carrier.
         address: see `join`.
         host: see `join`.
     Raises:
+        ConfigError: see `join`.
         UnsupportedError: see `join`.
     """
     found = join(
         rank=carrier.rank,
-        exchange=exchange_over(carrier),
+        exchange=exchange_over(carrier) if exchange is None else exchange,
         address=address,
         host=host,
         device=device,
         beside=carrier,
+        secret=job_key.from_environment(os.environ),
     ).collective()
     assert found is not None  # it is one of all
     return found
-
-
-def exchange_over(collective: Collective) -> Exchange:
-    """Return how members of another collective tell each other bytes.
-
-    Args:
-        collective: of all of them; its `all_gather` is called.
-    """
-
-    def exchange(mine: bytes) -> list[bytes]:
-        # each with its length before it, so that one gathering is enough
-        framed = tf.io.decode_raw(len(mine).to_bytes(8, "big") + mine, tf.uint8)
-        left, told = collective.all_gather(framed, key="native bytes").numpy().tobytes(), []
-        while left:
-            end = 8 + int.from_bytes(left[:8], "big")
-            told.append(left[8:end])
-            left = left[end:]
-        return told
-
-    return exchange
 
 
 def _told(exchange: Exchange, **said: str) -> list[dict[str, str]]:

@@ -146,9 +146,11 @@ class ReduceInReplicas:
     Attributes:
         collectives: `tfdist.collectives.base.Collective`s of this process's replicas, in their order, where there are
             several that TensorFlow's collectives reach.
+        traced: called after a replica's function was traced.
     """
 
     collectives: Sequence[Any] = ()
+    traced: Callable[[], None] | None = None
 
     def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows of all replicas, in their order, inside one of them; all of them call it.
@@ -161,6 +163,12 @@ class ReduceInReplicas:
         if tf.executing_eagerly():  # replicas of this process run one after the other
             return replica_context.all_gather(tensor, axis=0)
         return self.collectives[replica_context._replica_id].all_gather(tensor, key=label)
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        results = super()._call_for_each_replica(fn, args, kwargs)  # type: ignore[misc]
+        if self.traced is not None and not tf.executing_eagerly():
+            self.traced()
+        return results
 
     def _use_merge_call(self) -> bool:
         # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not
