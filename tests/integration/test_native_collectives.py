@@ -28,9 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         whole = folder / f"{name}.cc"
         whole.write_text("".join(f'#include "{path}"\n' for path in sorted((CHECKS / name).glob("*.cc"))))
         objects = sorted(map(str, folder.glob("*.o")))
-        subprocess.run(
-            [*command, str(whole), *objects, "-o", str(folder / name)], check=True, timeout=DEADLINE_SECONDS
-        )
+        subprocess.run([*command, str(whole), *objects, "-o", str(folder / name)], check=True, timeout=DEADLINE_SECONDS)
         return folder / name
 
     return make

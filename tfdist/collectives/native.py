@@ -29,6 +29,7 @@ from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
 from tfdist.collectives.joining.exchange import Exchange, exchange_over
+from tfdist.compat.tensorflow import traced_uses
 from tfdist.errors import ConfigError, DisagreementError, TfdistError, UnsupportedError, WorkerLostError
 from tfdist.native import engine as native
 
@@ -180,7 +181,8 @@ class NativeCollective:
         # The kind is no part of it: members that run different operations under one key are told so.
         number = _number_of(f"{'all' if between is None else 'two'} {ranks} {key}")
         with tf.device(self._device):
-            return operation(**tensors, engine=self._number, key=number, argument=argument, ranks=ranks)
+            results = operation(**tensors, engine=self._number, key=number, argument=argument, ranks=ranks)
+        return traced_uses.independent(results)  # members meet by keys, in whatever order they come
 
     def _part(self, rows: tf.Tensor, whole: tf.Tensor, *, times: int) -> tf.Tensor:
         count = None if whole.shape[0] is None else times * base.cut(whole, self.size)[self.rank]
