@@ -6,6 +6,12 @@ the others' parts from theirs. Up to 4 KiB go at once. Operations match by key, 
 Over several hosts an `all_reduce` adds up in each host, then between the members of equal index on each host, and hands
 out in each host, where hosts have as many members each; all else goes over TCP alone.
 
+How hosts add up is chosen by size, from the latency and the bandwidth that members measure of their network when they
+meet: each member adds up everything, or its part. Both add in the order of ranks, so neither a measurement nor the cut
+of tensors into messages changes a bit of a sum. Integers may take other ways too. `algorithm`, or the variable
+``TFDIST_ALL_REDUCE_ALGORITHM``, names one for all sizes; `ring`, `halving-doubling` and `double-tree` add in orders of
+their own, the same in every run.
+
 Costs, of S bytes on n members: `all_reduce` reads and writes about 4 S per member; `all_gather` the rows of all;
 `reduce_scatter` and `all_to_all` 2 S; `broadcast` and `send` 2 S. Nothing is negotiated: a small operation takes some
 ten microseconds once all members are there.
@@ -24,10 +30,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import validation
 from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
-from tfdist.errors import DisagreementError, TfdistError, UnsupportedError, WorkerLostError
+from tfdist.errors import ConfigError, DisagreementError, TfdistError, UnsupportedError, WorkerLostError
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
@@ -40,6 +47,7 @@ _REDUCED = (
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
 )
 _SHARED = Path("/dev/shm")
+_START = "the start of the native collectives"
 _log = logging.getLogger(__name__)
 
 
@@ -195,13 +203,14 @@ class Job:
         size: how many.
         rank: this process's number.
         hosts: the number of each rank's host.
+        number: of this process's engine.
     """
 
     def __init__(self, number: int, *, rank: int, hosts: Sequence[int], device: str, beside: Collective | None) -> None:
         self.size = len(hosts)
         self.rank = rank
         self.hosts = tuple(hosts)
-        self._number = number
+        self.number = number
         self._device = device
         self._beside = beside
         self._pid = os.getpid()
@@ -219,7 +228,7 @@ class Job:
         if self.rank not in group:
             return None
         return NativeCollective(
-            self._number,
+            self.number,
             members=group,
             rank=group.index(self.rank),
             hosts=base.hosts_of([self.hosts[rank] for rank in group]),
@@ -234,7 +243,7 @@ class Job:
         """
         if os.getpid() != self._pid:
             return
-        native.engines().stop(self._number)
+        native.engines().stop(self.number)
         atexit.unregister(self.stop)
 
 
@@ -248,6 +257,7 @@ def join(
     timeout_seconds: float = 0.0,
     device: str = "/device:CPU:0",
     beside: Collective | None = None,
+    algorithm: str | None = None,
 ) -> Job:
     """Bring together processes, who call it at the same time; a process may be in several jobs.
 
@@ -265,13 +275,19 @@ def join(
         timeout_seconds: how long an operation may take; 0: however long it takes.
         device: that the ops run on, a CPU.
         beside: see `NativeCollective`.
+        algorithm: how an all_reduce between hosts goes, whatever its size: one of `native.engine.ALGORITHMS`. None:
+            what ``TFDIST_ALL_REDUCE_ALGORITHM`` names, or else by size; see the head of this file.
     Raises:
+        ConfigError: there is no such algorithm, or members name different ones.
         UnsupportedError: some have no compiler, or cannot listen; alike on all members.
         WorkerLostError: one of them has ended meanwhile, or cannot be reached; on all others.
 
     Example:
         >>> job = join(rank=0, exchange=lambda mine: [mine])                     # doctest: +SKIP
     """
+    algorithm = algorithm or os.environ.get(native.ALGORITHM_VARIABLE) or None
+    if algorithm is not None:
+        validation.one_of(native.ALGORITHM_VARIABLE, algorithm, native.ALGORITHMS)
     try:
         library, error = native.engines(), ""
     except (TfdistError, OSError) as failed:
@@ -300,6 +316,8 @@ def join(
     job = Job(number, rank=rank, hosts=hosts, device=device, beside=beside)
     try:
         _meet(job)
+        if len(set(hosts)) > 1:
+            _choose(job, library.choose, exchange, algorithm)
     except BaseException:
         job.stop()
         raise
@@ -310,14 +328,29 @@ def _meet(job: Job) -> None:
     """Wait until the engines of all members run and are connected; from then on a connection tells who is lost."""
     everybody = job.collective()
     assert everybody is not None  # it is one of all
-    what = "the start of the native collectives"
     try:
         everybody.all_reduce([tf.zeros([])], key="joined")
     except tf.errors.OpError as error:
-        explained = everybody.explain(error, what)
+        explained = everybody.explain(error, _START)
         if explained is None:
             raise
         raise explained from error
+
+
+def _choose(job: Job, choose: Callable[[int, str | None], str], exchange: Exchange, algorithm: str | None) -> None:
+    """Fix the algorithm between hosts, which is the same for all members."""
+    named = [one["algorithm"] for one in _told(exchange, algorithm=algorithm or "")]
+    if len(set(named)) > 1:
+        every = ", ".join(f"member {rank}: {name or 'none'}" for rank, name in enumerate(named))
+        raise ConfigError(
+            f"members name different algorithms of all_reduce ({every}). Set {native.ALGORITHM_VARIABLE} alike on all "
+            "of them, or on none."
+        )
+    failed = choose(job.number, algorithm)
+    if failed:
+        everybody = job.collective()
+        assert everybody is not None
+        raise everybody.explain(RuntimeError(failed), _START) or TfdistError(failed)
 
 
 def _shared(

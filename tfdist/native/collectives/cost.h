@@ -1,5 +1,9 @@
 // Which algorithm is the fastest, by the latency and the bandwidth of the connections: pure, and the same on all members
 // that are given the same numbers.
+//
+// These are measured, so another run may choose another algorithm. Sums of floating-point numbers depend on their order;
+// for them the choice is between algorithms that add in the order of ranks, whatever the size: then neither the run nor
+// the cut of tensors into messages changes a bit.
 
 #ifndef TFDIST_NATIVE_COLLECTIVES_COST_H_
 #define TFDIST_NATIVE_COLLECTIVES_COST_H_
@@ -62,6 +66,13 @@ inline Algorithm choose(std::size_t bytes, int members, const Line& line, bool w
     }
   }
   return best;
+}
+
+// The faster one of those that add up all members' numbers in one place.
+inline Algorithm choose_in_rank_order(std::size_t bytes, int members, const Line& line) {
+  const double one_shot = all_reduce_seconds(Algorithm::kOneShot, bytes, members, line, false);
+  const double two_shot = all_reduce_seconds(Algorithm::kTwoShot, bytes, members, line, false);
+  return one_shot < two_shot ? Algorithm::kOneShot : Algorithm::kTwoShot;
 }
 
 }  // namespace tfdist::collectives
