@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist import validation
+from tfdist.collectives import buckets
 from tfdist.collectives.tensorflow import of_replicas
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -24,6 +26,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
     Args:
         devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, no name twice. None takes every GPU, or
             else every logical CPU device.
+        bucket_bytes: gradients are reduced in buckets of about this many bytes, which leave in the order in which the
+            backward pass makes them.
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
@@ -44,12 +48,20 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
     and no collectives outside of them (`strategy.reduce`, `strategy.gather`); there is no ``cross_device_ops``.
     """
 
-    def __init__(self, devices: Sequence[str] | None = None, *, loss_reduction: str = "detect") -> None:
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        bucket_bytes: int = buckets.DEFAULT_BYTES,
+        loss_reduction: str = "detect",
+    ) -> None:
         self.loss_reduction = loss_reduction
+        validation.integer("bucket_bytes", bucket_bytes, minimum=1)
         self._workers = Workers()
         threads.ensure_inter_op(threads.devices_to_come())
         tf_strategies.claim_collective_keys(self, within_worker=True)
         extended = tf_strategies.MirroredReplicas(self, _resolved(devices))
+        extended.bucket_bytes = bucket_bytes
         extended.collectives = of_replicas(extended.worker_devices)
         tf.distribute.Strategy.__init__(self, extended)
 
