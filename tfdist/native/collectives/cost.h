@@ -1,5 +1,9 @@
 // Which algorithm is the fastest, by the latency and the bandwidth of the connections: pure, and the same on all members
 // that are given the same numbers.
+//
+// These are measured, so another run may choose another algorithm. Sums of floating-point numbers depend on their order;
+// for them the choice is between algorithms that add in the order of ranks, whatever the size: then neither the run nor
+// the cut of tensors into messages changes a bit.
 
 #ifndef TFDIST_NATIVE_COLLECTIVES_COST_H_
 #define TFDIST_NATIVE_COLLECTIVES_COST_H_
@@ -19,6 +23,10 @@ struct Line {
 // What a message costs the processor of each side, whatever its size.
 constexpr double kMessageSeconds = 10e-6;
 
+// What a byte costs the processor that adds it up. Only the algorithm in which each member adds up everything pays for it:
+// in the others it is hidden behind the bytes that are on their way.
+constexpr double kSumSeconds = 0.3e-9;
+
 // The time that an all_reduce takes: messages one after the other, bytes over the member's own connection. What is in
 // pieces goes through all hops as one stream, so its first piece alone pays for each of them. `widened`: 16-bit floats,
 // which the algorithms that carry partial sums send as float32.
@@ -32,7 +40,7 @@ inline double all_reduce_seconds(Algorithm algorithm, std::size_t bytes, int mem
   const auto over_the_line = [&](double sent) { return sent / line.bytes_per_second; };
   switch (algorithm) {
     case Algorithm::kOneShot:
-      return line.latency_seconds + (n - 1) * kMessageSeconds + over_the_line((n - 1) * size);
+      return line.latency_seconds + (n - 1) * (kMessageSeconds + size * kSumSeconds) + over_the_line((n - 1) * size);
     case Algorithm::kTwoShot:
       return 2 * (line.latency_seconds + (n - 1) * kMessageSeconds) + over_the_line(2 * size * (n - 1) / n);
     case Algorithm::kRing:
@@ -62,6 +70,13 @@ inline Algorithm choose(std::size_t bytes, int members, const Line& line, bool w
     }
   }
   return best;
+}
+
+// The faster one of those that add up all members' numbers in one place.
+inline Algorithm choose_in_rank_order(std::size_t bytes, int members, const Line& line) {
+  const double one_shot = all_reduce_seconds(Algorithm::kOneShot, bytes, members, line, false);
+  const double two_shot = all_reduce_seconds(Algorithm::kTwoShot, bytes, members, line, false);
+  return one_shot < two_shot ? Algorithm::kOneShot : Algorithm::kTwoShot;
 }
 
 }  // namespace tfdist::collectives
