@@ -1,21 +1,20 @@
 """Synchronous data parallelism over several processes and hosts."""
 
 import os
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.cluster.values import split_address
-from tfdist.collectives import buckets, native
+from tfdist.collectives import buckets
 from tfdist.collectives.base import Collective
 from tfdist.collectives.local import LocalCollective
 from tfdist.collectives.tensorflow import of_replicas, of_workers
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import coordination as tf_coordination
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.errors import ConfigError
+from tfdist.strategies import engines
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.training.multi_worker import agreement
 from tfdist.training.multi_worker.workers import Workers
@@ -38,12 +37,14 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         replicas_per_worker: replicas in this process, equal on every worker; None takes every GPU, or else one CPU.
         timeout_seconds: how long a worker waits in a step or an agreement for the others, which may be tracing a large
             model or saving it, before it ends with a `DeadlineError`.
-        communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow, whose own reductions
-            are used on GPUs and where a worker has several replicas; with a ``bytes_per_pack`` it is theirs.
-        collectives: what adds up gradients, states and metrics in a step. "tensorflow"; "native", tfdist's own in
-            shared memory, and TCP between hosts (`tfdist.collectives.native`), for workers with one CPU replica each;
-            "auto", native where that is possible. TensorFlow's bring the workers together in any case. None takes the
-            variable ``TFDIST_COLLECTIVES``, or else "tensorflow".
+        communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow, for its own
+            reductions, which are used on GPUs and where a worker has several replicas.
+        collectives: what adds up gradients, states and metrics in a step, the same on every worker. "tensorflow":
+            TensorFlow's, over gRPC or NCCL. "native": tfdist's own (`tfdist.collectives.native`), in shared memory, and
+            over TCP between hosts, for workers with one CPU replica each. "horovod": Horovod's, over gloo, MPI or NCCL,
+            for workers with one replica each. "auto": native where each worker has one CPU replica and a C++ compiler
+            or a compiled copy, else TensorFlow's. TensorFlow's bring the workers together in any case. None takes the
+            variable ``TFDIST_COLLECTIVES``, or else "auto".
         bucket_bytes: gradients are reduced in buckets of at most this many bytes, which leave in the order in which the
             backward pass makes them, the first of at most 1 MiB. "auto" measures latency and bandwidth when the
             strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
@@ -53,8 +54,9 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
 
     Raises:
         ConfigError: there are more replicas than devices, the cluster's addresses are unknown, or ``collectives`` is
-            none of these.
+            none of these, not the same on all workers, or not for their replicas.
         UnsupportedError: "native" is not possible here; the message says why.
+        MissingDependencyError: "horovod" is asked for and not installed (``tfdist build horovod``).
 
     Example:
         >>> strategy = MultiWorkerMirroredStrategy()          # doctest: +SKIP
@@ -78,6 +80,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         engine = validation.one_of(
             "collectives", collectives or os.environ.get(COLLECTIVES_VARIABLE) or COLLECTIVES[0], COLLECTIVES
         )
+        validation.number("timeout_seconds", timeout_seconds, above=0)
         self.loss_reduction = loss_reduction
         cluster = clusters.from_environment() if cluster is None else cluster
         if not cluster.is_worker:
@@ -119,50 +122,25 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if several:
             tensorflows = of_workers(cluster, range(cluster.num_workers))
             assert tensorflows is not None  # this worker is one of all
-            workers = _native(tensorflows, engine, extended.worker_devices, cluster)
+            workers = engines.between_workers(
+                tensorflows, engine, extended.worker_devices, cluster, timeout_seconds=timeout_seconds
+            )
         self._workers = Workers(
             workers,
-            timeout_seconds=validation.number("timeout_seconds", timeout_seconds, above=0),
+            timeout_seconds=timeout_seconds,
             notes=tf_coordination if several else None,
         )
         extended.collectives = of_replicas(extended.worker_devices, cluster if several else None)
-        if isinstance(workers, native.NativeCollective):
+        if several and workers is not tensorflows:
             extended.collectives = [workers]
         with self._workers.waiting("the measurement of bucket_bytes"):
             extended.bucket_bytes = buckets.chosen_bytes(bucket_bytes, workers)
-        if several and _is_one_cpu(extended.worker_devices):
+        (first, *others), own = extended.worker_devices, several and workers is not tensorflows
+        if own or (several and not others and "GPU" not in first):
             extended.between = TracedCollective(extended.collectives[0], bucket_bytes=extended.bucket_bytes)
             extended.traced = agreement.Signatures(self._workers).require_alike
         if several:
             agree_on_seed(self._workers)
-
-
-def _native(workers: Collective, engine: str, devices: Sequence[str], cluster: "clusters.Cluster") -> Collective:
-    """Return the collective that was asked for, given TensorFlow's of the same workers; alike on all of them.
-
-    Raises:
-        ConfigError: native collectives are asked for, and a worker has several replicas or a GPU.
-        UnsupportedError: they are, and cannot be had; see `native.join`.
-    """
-    one_cpu = _is_one_cpu(devices)
-    if engine == "native" and not one_cpu:
-        raise ConfigError(
-            f'collectives is "native", and this worker has the replicas {", ".join(devices)}; native collectives are '
-            'for one CPU replica per worker. Start more workers with one each, or choose collectives="tensorflow".'
-        )
-    if engine == "tensorflow" or not one_cpu:
-        return workers
-    try:
-        address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
-        return native.of_workers(workers, device=devices[0], address=address)
-    except UnsupportedError:
-        if engine == "native":
-            raise
-        return workers
-
-
-def _is_one_cpu(devices: Sequence[str]) -> bool:
-    return len(devices) == 1 and "GPU" not in devices[0]
 
 
 def _require_devices(replicas: int) -> None:

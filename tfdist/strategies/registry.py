@@ -20,7 +20,7 @@ from tfdist.validation import nearest
 __all__ = ["Entry", "get", "names"]
 
 #: what may carry the tensors of `multi-worker`; the first is the default
-COLLECTIVES = ("tensorflow", "native", "auto")
+COLLECTIVES = ("auto", "tensorflow", "native", "horovod")
 #: names one of them where the code does not
 COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
 
