@@ -1,6 +1,7 @@
 """Synchronous data parallelism over several processes and hosts."""
 
 import os
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -37,8 +38,8 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         replicas_per_worker: replicas in this process, equal on every worker; None takes every GPU, or else one CPU.
         timeout_seconds: how long a worker waits in a step or an agreement for the others, which may be tracing a large
             model or saving it, before it ends with a `DeadlineError`.
-        communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow, for its own
-            reductions, which are used on GPUs and where a worker has several replicas.
+        communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow, whose own reductions
+            are used on GPUs and where a worker has several replicas; with a ``bytes_per_pack`` it is theirs.
         collectives: what adds up gradients, states and metrics in a step, the same on every worker. "tensorflow":
             TensorFlow's, over gRPC or NCCL. "native": tfdist's own (`tfdist.collectives.native`), in shared memory, and
             over TCP between hosts, for workers with one CPU replica each. "horovod": Horovod's, over gloo, MPI or NCCL,
@@ -135,12 +136,15 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             extended.collectives = [workers]
         with self._workers.waiting("the measurement of bucket_bytes"):
             extended.bucket_bytes = buckets.chosen_bytes(bucket_bytes, workers)
-        (first, *others), own = extended.worker_devices, several and workers is not tensorflows
-        if own or (several and not others and "GPU" not in first):
+        if several and (workers is not tensorflows or _is_one_cpu(extended.worker_devices)):
             extended.between = TracedCollective(extended.collectives[0], bucket_bytes=extended.bucket_bytes)
             extended.traced = agreement.Signatures(self._workers).require_alike
         if several:
             agree_on_seed(self._workers)
+
+
+def _is_one_cpu(devices: Sequence[str]) -> bool:
+    return len(devices) == 1 and "GPU" not in devices[0]
 
 
 def _require_devices(replicas: int) -> None:
