@@ -291,7 +291,7 @@ def test_observers_are_told_of_as_many_steps_as_the_model_counts(pool: WorkerPoo
     traced = [*usual, "trace"]
     fit = seen["fit_with_validation"]
     assert fit["kinds"] == ["train", "train", "train", "test", "train", "train", "train", "test", "predict"]
-    assert fit["phases"] == [traced, usual, usual, traced, *[usual] * 4, ["dispatch", "execute", "trace"]]
+    assert fit["phases"] == [traced, usual, usual, traced, *[usual] * 4, traced]
     assert fit["updates"] == 6
     inner = seen["evaluated_in_callbacks"]
     assert (inner["kinds"], inner["updates"]) == (["test", "train", "test"] * 3, 3)

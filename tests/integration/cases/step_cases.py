@@ -101,6 +101,19 @@ def steps_per_execution(model: keras.Model) -> None:
     model.steps_per_execution = 1
 
 
+class Wide(keras.Model):
+    """Predicts two numbers for an example, one of them with the shape of a scalar."""
+
+    def __init__(self, network: keras.Model) -> None:
+        super().__init__()
+        self.network = network
+
+    def call(self, x: Any) -> dict[str, Any]:
+        """Return them by name."""
+        row = self.network(x)
+        return {"row": row, "number": row[:, 0]}
+
+
 def at_once() -> dict[str, Any]:
     """Train, evaluate and predict with one step in a call and with four; return what is not the same to the bit."""
     rows = np.random.RandomState(1).normal(size=(101, 4)).astype(np.float32)  # 13 batches, the last with 5 examples
@@ -124,9 +137,9 @@ def at_once() -> dict[str, Any]:
         found["prediction"] = network.predict(rows, batch_size=BATCH, verbose=0).tobytes()
         steps = Recorder()
         step_clock().attach(steps)
-        pairs = {"twice": network.output, "once": network.layers[0].output}
-        wide = keras.Model(network.inputs, pairs)
-        wide.compile(steps_per_execution=at_once)
+        with strategy.scope():
+            wide = Wide(network)
+            wide.compile(steps_per_execution=at_once)
         of_unknown = tf.data.Dataset.from_tensor_slices(rows).batch(BATCH).filter(lambda x: True)
         try:
             for name, value in wide.predict(of_unknown, verbose=0).items():
