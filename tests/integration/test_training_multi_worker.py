@@ -22,16 +22,22 @@ from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 DEADLINE_SECONDS = 280
 CASES = Path(__file__).parent / "cases"
 STRATEGIES = [name for name in registry.names() if registry.get(name).processes == "workers"]
-# of multi-worker, beside what it takes by itself: the others end and are ended in other ways
-COLLECTIVES = ["tensorflow", "horovod"]
-WAYS = [*((name, "auto") for name in STRATEGIES), *(("multi-worker", collectives) for collectives in COLLECTIVES)]
+# what carries the workers' tensors, by what is asked for; each ends waits, and is ended, in another way
+CARRIERS = [
+    ("multi-worker", "auto", "NativeCollective"),
+    ("multi-worker", "auto without a compiler", "TensorFlowCollective"),
+    ("multi-worker", "horovod", "HorovodCollective"),
+    ("ring", "auto", "HorovodCollective"),
+]
 
 
 def start(forking: Forks, strategy: str, workers: int, collectives: str = "auto") -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=1)
-        more = {"PYTHONPATH": python_path(CASES), registry.COLLECTIVES_VARIABLE: collectives}
+        asked, _, lacks = collectives.partition(" without ")
+        more = {"PYTHONPATH": python_path(CASES), registry.COLLECTIVES_VARIABLE: asked}
+        made[-1] |= {"CXX": "/no/compiler", "TFDIST_CACHE_DIR": os.devnull} if lacks else {}
         return [environment | more for environment in made]
 
     pool = WorkerPool(environments, start=forking.worker)
@@ -193,9 +199,10 @@ def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) ->
         assert "Let the model return those" in seen["string"]
 
 
-@pytest.mark.parametrize(("strategy", "collectives"), WAYS)
-def test_a_worker_that_waits_in_vain_is_told(strategy: str, collectives: str, forking: Forks) -> None:
+@pytest.mark.parametrize(("strategy", "collectives", "carrier"), CARRIERS)
+def test_a_worker_that_waits_in_vain_is_told(strategy: str, collectives: str, carrier: str, forking: Forks) -> None:
     with start(forking, strategy, 2, collectives) as workers:
+        assert call(workers, "carrier") == [carrier] * 2
         waiting, left = call(workers, "waits_for_one_who_left", seconds=5.0)
     assert left == "left"
     assert "this worker has waited 5 s in" in waiting
@@ -225,7 +232,9 @@ model.fit(np.zeros((80, 4)), np.zeros((80, 1)), batch_size=8, epochs=1000, verbo
 """
 
 
-@pytest.mark.parametrize(("strategy", "collectives"), WAYS[:-1])  # Horovod ends the ring in the same way
+@pytest.mark.parametrize(
+    ("strategy", "collectives"), [("multi-worker", "native"), ("multi-worker", "tensorflow"), ("ring", "auto")]
+)
 def test_a_killed_worker_ends_the_job_and_is_named(strategy: str, collectives: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(KILLED_AT_STEP_3)
