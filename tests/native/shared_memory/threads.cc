@@ -95,6 +95,8 @@ void hosts(int rounds) {
       auto transport = std::make_unique<Transport>(membership, std::move(listeners[rank]));
       all.emplace_back([=, transport = std::move(transport)]() mutable {
         Engine engine(who, memory[rank % 2], std::move(transport), Engine::Options());
+        const std::string unmeasured = engine.measure();
+        if (!unmeasured.empty()) complain("the connections cannot be measured: " + unmeasured);
         run_cases(engine, members, rounds, 300000);
         const std::vector<int> ranks = groups_of(members)[0];
         std::vector<char> rows(members);
