@@ -45,7 +45,7 @@ LONGEST = (
     "test_verify.py",
 )
 MARK = "PYTEST_LEAK_GUARD"
-GRACE_SECONDS = 3.0  # what is about to end may end
+GRACE_SECONDS = 30.0  # what is about to end may end, on a busy machine too
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # set once per process by libraries when they are imported
 FOREIGN_VARIABLES = ("PYTEST_", "TF2_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "KMP_", "TPU_", "CUDA_MODULE_", "HDF5_")
@@ -79,6 +79,8 @@ class Snapshot:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = uuid.uuid4().hex
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before items are deselected

@@ -131,7 +131,7 @@ class Forks:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)  # an agent ends its workers
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(15)
+                    process.wait(60)
                 process.kill()
                 process.wait()
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist import data
 from tfdist.errors import ConfigError, CorruptDataError
 
-pytestmark = [pytest.mark.quick, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.quick
 
 COUNT = 24
 BAD = (5, 17)

@@ -36,8 +36,6 @@ TRAINED = {
 }
 EPOCHS, STEPS = 2, {"pad": 4, "keep": 4, "drop": 3}
 
-pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 40)
-
 
 class Pools:
     """Worker processes, started with this file's first test and kept for all."""

@@ -25,7 +25,6 @@ def modules() -> list[str]:
 
 
 @pytest.mark.quick
-@pytest.mark.timeout(DEADLINE_SECONDS + 20)
 def test_examples_in_docstrings_run() -> None:
     # one process for all: what an example needs is in it, and it leaves nothing behind in this empty directory
     command = [sys.executable, str(SCRIPT), *modules()]

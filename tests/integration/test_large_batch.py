@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.integration.test_recipes import DEADLINE_SECONDS, ROOT, RUN, finished
+from tests.integration.test_recipes import ROOT, RUN, finished
 
 RECIPE = ROOT / "strategies" / "large_batch"
 METHODS = ["base", "none", "linear", "sgd", "lars", "lamb"]
-
-pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 20)
 
 
 @pytest.mark.parametrize(

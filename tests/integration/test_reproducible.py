@@ -14,8 +14,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "cases" / "reproducible_jobs.py"
 DEADLINE_SECONDS = 280
 
-pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 20)
-
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 280
 CASES = Path(__file__).parent / "cases"
 
 

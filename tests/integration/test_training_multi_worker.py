@@ -19,7 +19,7 @@ from tfdist.cluster import ports
 from tfdist.strategies import registry
 from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 280
 CASES = Path(__file__).parent / "cases"
 STRATEGIES = [name for name in registry.names() if registry.get(name).processes == "workers"]
 # of multi-worker, beside what it takes by itself: the others end and are ended in other ways

@@ -19,8 +19,10 @@ ten microseconds once all members are there.
 
 import atexit
 import hashlib
+import logging
 import os
 import secrets
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,10 +33,17 @@ from tfdist.cluster import job_key
 from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
-from tfdist.collectives.joining import shared_memory
-from tfdist.collectives.joining.exchange import Exchange, agreed, exchange_over
+from tfdist.collectives.joining import memory
+from tfdist.collectives.joining.exchange import Exchange, exchange_over, told_by_all
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.errors import ConfigError, DisagreementError, TfdistError, WorkerLostError
+from tfdist.errors import (
+    ConfigError,
+    DeadlineError,
+    DisagreementError,
+    TfdistError,
+    UnsupportedError,
+    WorkerLostError,
+)
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
@@ -44,6 +53,7 @@ _REDUCED = (
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
 )
 _START = "the start of the native collectives"
+_log = logging.getLogger(__name__)
 
 
 class NativeCollective:
@@ -57,6 +67,7 @@ class NativeCollective:
         device: that the ops run on, a CPU.
         beside: another engine of the same members, which ends with this one; and that explains errors which are not
             this one's.
+        job: what the engine ends with, once no collective has it any more.
 
     Example:
         >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
@@ -74,6 +85,7 @@ class NativeCollective:
         hosts: Sequence[int],
         device: str,
         beside: Collective | None = None,
+        job: "Job | None" = None,
     ) -> None:
         self.size = len(members)
         self.rank = base.require_rank("rank", rank, self.size)
@@ -82,6 +94,7 @@ class NativeCollective:
         self._members = list(members)
         self._device = device
         self._beside = beside
+        self._job = job
         self._library = native.engines()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
@@ -151,6 +164,10 @@ class NativeCollective:
         like = tf.zeros(spec.shape, spec.dtype)
         return self._run("receive", f"{source} {self.rank} {key}", between=(source, self.rank), like=like)
 
+    def waits_for(self) -> str:
+        """Return in words for whom this member has been waiting longest, and in what; empty if for nobody."""
+        return self._library.waits_for(self._number)
+
     def abort(self, reason: str) -> None:
         """End the waits of all members of the job at once; nothing travels between them afterwards."""
         self._library.abort(self._number, reason)
@@ -169,6 +186,12 @@ class NativeCollective:
                 return DisagreementError(
                     f"members do different things: {cause}, in {what}. Every worker must build the same model and call "
                     "compile, fit, evaluate, predict and reductions in the same order."
+                )
+            if native.LATE in cause:
+                return DeadlineError(
+                    f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. Every "
+                    "worker must call fit, evaluate and predict alike; see in the others' output what they do. If "
+                    "steps take that long, give more time (timeout_seconds)."
                 )
             return WorkerLostError(
                 f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. See the other "
@@ -195,6 +218,9 @@ class NativeCollective:
 class Job:
     """The processes that `join` has brought together.
 
+    It ends with the process, by `stop`, or when neither it nor a collective of it is used any more. A function that was
+    traced with a collective does not keep it: its operations raise an error then.
+
     Attributes:
         size: how many.
         rank: this process's number.
@@ -209,8 +235,9 @@ class Job:
         self.number = number
         self._device = device
         self._beside = beside
-        self._pid = os.getpid()
-        atexit.register(self.stop)
+        self._end = weakref.finalize(self, _end, number, os.getpid())
+        self._end.atexit = False  # it would be called after what TensorFlow has registered
+        atexit.register(self._end)
 
     def collective(self, members: Sequence[int] | None = None) -> NativeCollective | None:
         """Return the collective of some members; None where this process is none of them.
@@ -230,6 +257,7 @@ class Job:
             hosts=base.hosts_of([self.hosts[rank] for rank in group]),
             device=self._device,
             beside=self._beside,
+            job=self,
         )
 
     def stop(self) -> None:
@@ -237,10 +265,13 @@ class Job:
 
         In a fork of this process, which has no part of its own, it does nothing.
         """
-        if os.getpid() != self._pid:
-            return
-        native.engines().stop(self.number)
-        atexit.unregister(self.stop)
+        self._end()
+        atexit.unregister(self._end)
+
+
+def _end(number: int, process: int) -> None:
+    if os.getpid() == process:
+        native.engines().stop(number)
 
 
 def join(
@@ -293,19 +324,19 @@ def join(
         library, error = native.engines(), ""
     except (TfdistError, OSError) as failed:
         library, error = None, str(failed)
-    machine = shared_memory.machine() if host is None else host
-    mine = shared_memory.this_host(machine) if host is None else host
+    machine = memory.machine() if host is None else host
+    mine = memory.this_host(machine) if host is None else host
     said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
-    told = agreed(exchange, error, secret="no" if secret is None else "yes", **said)
+    told = _agreed(exchange, error, secret="no" if secret is None else "yes", **said)
     assert library is not None  # or this one would have said why
     key = _key(secret, told)
-    shared_memory.tell_of_containers(told, rank)
-    segment, hosts = shared_memory.made(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
+    memory.tell_of_containers(told, rank)
+    segment, hosts = memory.shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
     listener, addresses = 0, [(address, 0)] * len(hosts)
     if len(set(hosts)) > 1:
         listener, port, error = library.listen(address)
         try:
-            told = agreed(exchange, error, address=address, port=str(port), algorithm=algorithm or "")
+            told = _agreed(exchange, error, address=address, port=str(port), algorithm=algorithm or "")
         except BaseException:
             library.leave(segment, listener)
             raise
@@ -383,6 +414,7 @@ def of_workers(
     exchange: Exchange | None = None,
     address: str = "127.0.0.1",
     host: str | None = None,
+    timeout_seconds: float = 0.0,
 ) -> NativeCollective:
     """Return the collective of members that another engine has brought together.
 
@@ -394,6 +426,7 @@ def of_workers(
         exchange: by which they tell each other their bytes; None: by the carrier.
         address: see `join`.
         host: see `join`.
+        timeout_seconds: see `join`.
     Raises:
         ConfigError: see `join`.
         UnsupportedError: see `join`.
@@ -403,12 +436,29 @@ def of_workers(
         exchange=exchange_over(carrier) if exchange is None else exchange,
         address=address,
         host=host,
+        timeout_seconds=timeout_seconds,
         device=device,
         beside=carrier,
         secret=job_key.from_environment(os.environ),
     ).collective()
     assert found is not None  # it is one of all
     return found
+
+
+def _agreed(exchange: Exchange, error: str, **said: str) -> list[dict[str, str]]:
+    """Tell all members what this one has to say and what is wrong with it; return what all say.
+
+    Raises:
+        UnsupportedError: something is wrong with one of them.
+    """
+    every = told_by_all(exchange, error=error, **said)
+    wrong = [f"member {rank}: {told['error']}" for rank, told in enumerate(every) if told["error"]]
+    if wrong:
+        raise UnsupportedError(
+            "the native collectives need a C++ compiler and an address to listen at on every worker; "
+            f"{'; '.join(wrong)}. Mend that, or choose another engine, such as TensorFlow's."
+        )
+    return every
 
 
 def _number_of(text: str) -> int:

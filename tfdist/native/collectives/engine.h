@@ -80,6 +80,10 @@ class Engine {
   // Ends all operations of all members with an error, now and later. In a fork it does nothing, as `stop`.
   void abort(const std::string& reason);
 
+  // For whom this member has been waiting longest: "all_reduce (sum, float32) of 4 bytes is waiting for member 1". Empty if for
+  // nobody.
+  std::string waits_for();
+
   // Ends this process's part. Its operations fail; those of others that need it fail too.
   void stop();
 
@@ -98,6 +102,7 @@ class Engine {
   bool advance_all();
   void look_after();
   std::string fault();
+  std::string oldest_wait() const;
   void fail_all(const std::string& error);
   void end(const std::string& cause);
   std::string cause();
@@ -118,6 +123,7 @@ class Engine {
   Line line_{50e-6, 1.25e9};                                   // by mutex_; until it is measured, 10 Gbit/s
   std::optional<Algorithm> algorithm_;                         // by mutex_
   std::vector<Work> submitted_;                                // by mutex_
+  std::string waits_for_;                                      // by mutex_; as of the last look
   std::unordered_map<std::uint64_t, std::uint64_t> uses_;      // by mutex_
   std::vector<Work> live_;                                     // the thread's own
   int faults_ = 0;                                             // looks in a row that have found one; likewise

@@ -111,6 +111,12 @@ TFDIST_EXPORT bool tfdist_collectives_choose(std::int64_t engine, std::int32_t a
   return error.empty();
 }
 
+// For whom an engine has been waiting longest, in words; empty if for nobody.
+TFDIST_EXPORT void tfdist_collectives_waits_for(std::int64_t engine, char* text, std::size_t room) {
+  const auto found = engines().find(engine);
+  std::snprintf(text, room, "%s", found == nullptr ? "" : found->waits_for().c_str());
+}
+
 TFDIST_EXPORT void tfdist_collectives_abort(std::int64_t engine, const char* reason) {
   const auto found = engines().find(engine);
   if (found != nullptr) found->abort(reason);

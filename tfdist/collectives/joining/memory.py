@@ -1,4 +1,4 @@
-"""Which members share a host: proved in the memory that they share, and not believed from a name."""
+"""Which members share a host, and the memory that they share there: proved in the memory itself."""
 
 import contextlib
 import logging
@@ -8,28 +8,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.collectives import base
-from tfdist.collectives.joining.exchange import Exchange, tell
+from tfdist.collectives.joining.exchange import Exchange, told_by_all
 from tfdist.errors import UnsupportedError
 from tfdist.native import engine as native
 
-__all__ = ["machine", "made", "tell_of_containers", "this_host"]
+__all__ = ["machine", "shared", "tell_of_containers", "this_host"]
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
 
-def made(library: native.Engines, exchange: Exchange, rank: int, hosts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+def shared(library: native.Engines, exchange: Exchange, rank: int, hosts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """Return the number of the memory that this process shares with those of its host, and each rank's host.
 
-    Where the memory of a host cannot be had, each of its processes counts as a host.
+    Where the memory of a host cannot be had, each of its processes counts as a host, and its first one says so.
 
     Args:
-        library: of the engine.
+        library: of the collectives.
         exchange: by which members tell each other bytes.
         rank: this process's number.
-        hosts: of each rank, as they say.
+        hosts: of each rank, as its process says.
     Raises:
-        UnsupportedError: this process has no memory, not even for itself.
+        UnsupportedError: there is no memory even for this process alone.
     """
     mine = [index for index, host in enumerate(hosts) if host == hosts[rank]]
     makes, place = rank == mine[0], {"members": len(mine), "index": mine.index(rank)}
@@ -39,12 +39,12 @@ def made(library: native.Engines, exchange: Exchange, rank: int, hosts: Sequence
         if makes:
             segment, said = library.make(nonce, **place)
             path, why = (said, "") if segment else ("", said)
-        told = tell(exchange, path=path, nonce=f"{nonce:x}", why=why)
+        told = told_by_all(exchange, path=path, nonce=f"{nonce:x}", why=why)
         if not makes and not told[mine[0]]["why"]:
             segment, why = library.open(told[mine[0]]["path"], int(told[mine[0]]["nonce"], 16), **place)
-        tell(exchange, why=why)  # now all have answered in the memory itself
+        told_by_all(exchange, why=why)  # now all have answered in the memory itself
         seen = segment and all(library.has_come(segment, index) for index in range(len(mine)))
-        told = tell(exchange, seen="yes" if seen else "", why=why)
+        told = told_by_all(exchange, seen="yes" if seen else "", why=why)
     except BaseException:
         library.leave(segment, 0)
         raise
@@ -76,14 +76,23 @@ def machine() -> str:
 
 
 def this_host(machine: str) -> str:
-    """Return what only processes that may share memory have in common: the kernel, the PID namespace, and the user."""
+    """Return what only processes that may share memory have in common: the kernel, the PID namespace, and the user.
+
+    Args:
+        machine: see `machine`.
+    """
     with contextlib.suppress(OSError):
         return f"{machine} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     return secrets.token_hex(16)
 
 
 def tell_of_containers(told: Sequence[Mapping[str, str]], rank: int) -> None:
-    """Say once for a machine that some of its processes cannot share memory."""
+    """Say once for a machine that some of its processes cannot share memory.
+
+    Args:
+        told: what each rank says: its ``machine`` and its ``host``, see above.
+        rank: this process's number.
+    """
     mine = [other for other, one in enumerate(told) if one["machine"] == told[rank]["machine"]]
     if rank == mine[0] and len({told[other]["host"] for other in mine}) > 1:
         _log.warning(
