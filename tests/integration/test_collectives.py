@@ -113,6 +113,21 @@ def test_members_get_the_same_bits(members: Members) -> None:
     assert len(set(members.call("digest_of_sums", group=None))) == 1
 
 
+def test_the_cut_of_tensors_into_messages_changes_no_bit(members: Members) -> None:
+    """What native collectives promise, and others do not; where hosts are told apart, algorithms go by size."""
+    if members.name.startswith("native"):
+        assert [one for those in members.call("sums_cut_in_messages") for one in those] == []
+
+
+def test_algorithms_between_hosts_by_name(members: Members) -> None:
+    if (members.name, members.count) == ("native_over_tcp", 3):
+        first, *others = members.call("algorithms_by_name")
+        assert others == [first] * 2
+        assert first["chosen"] == first["one-shot"] == first["two-shot"]  # in the order of ranks
+        assert first["chosen"] not in (first["ring"], first["halving-doubling"], first["double-tree"])
+        assert "different algorithms of all_reduce (member 0: one-shot, member 1: two-shot, " in first["refused"]
+
+
 def test_what_cannot_be_is_refused_before_anything_travels(members: Members) -> None:
     for said in members.call("refusals"):
         kinds = {what: text.partition(":")[0] for what, text in said.items()}

@@ -28,11 +28,10 @@ constexpr double kMessageSeconds = 10e-6;
 constexpr double kSumSeconds = 0.3e-9;
 
 // The time that an all_reduce takes: messages one after the other, bytes over the member's own connection. What is in
-// pieces goes through all hops as one stream, so its first piece alone pays for each of them. `widened`: 16-bit floats,
-// which the algorithms that carry partial sums send as float32.
-inline double all_reduce_seconds(Algorithm algorithm, std::size_t bytes, int members, const Line& line, bool widened) {
+// pieces goes through all hops as one stream, so its first piece alone pays for each of them.
+inline double all_reduce_seconds(Algorithm algorithm, std::size_t bytes, int members, const Line& line) {
   if (members < 2) return 0;
-  const double n = members, size = static_cast<double>(bytes), wide = widened ? 2 * size : size;
+  const double n = members, size = static_cast<double>(bytes);
   const double hop = line.latency_seconds + kMessageSeconds;
   const double rounds = std::floor(std::log2(n)), levels = std::ceil(std::log2(n + 1)) - 1;
   const double beyond = n > std::exp2(rounds) ? 1 : 0;
@@ -44,26 +43,23 @@ inline double all_reduce_seconds(Algorithm algorithm, std::size_t bytes, int mem
     case Algorithm::kTwoShot:
       return 2 * (line.latency_seconds + (n - 1) * kMessageSeconds) + over_the_line(2 * size * (n - 1) / n);
     case Algorithm::kRing:
-      if (widened) {
-        return line.latency_seconds + (n - 1) * kMessageSeconds + (n - 1) * hop + over_the_line(2 * size * (n - 1) / n);
-      }
       return 2 * (n - 1) * hop + over_the_line(2 * size * (n - 1) / n);
     case Algorithm::kHalvingDoubling:
-      return 2 * (rounds + beyond) * hop + over_the_line(2 * wide * (core - 1) / core + beyond * 2 * wide);
+      return 2 * (rounds + beyond) * hop + over_the_line(2 * size * (core - 1) / core + beyond * 2 * size);
     case Algorithm::kDoubleTree:
-      return 2 * levels * hop + over_the_line(2 * wide);
+      return 2 * levels * hop + over_the_line(2 * size);
   }
   return 0;
 }
 
-// Of two that are as fast within a twentieth the ring: each of its members has one other to send to, so it does not need
-// a network in which all can send to all at full speed.
-inline Algorithm choose(std::size_t bytes, int members, const Line& line, bool widened = false) {
+// The fastest one. Of two that are as fast within a twentieth the ring: each of its members has one other to send to, so
+// it does not need a network in which all can send to all at full speed.
+inline Algorithm choose(std::size_t bytes, int members, const Line& line) {
   Algorithm best = Algorithm::kRing;
-  double least = 0.95 * all_reduce_seconds(best, bytes, members, line, widened);
+  double least = 0.95 * all_reduce_seconds(best, bytes, members, line);
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kHalvingDoubling,
                                     Algorithm::kDoubleTree}) {
-    const double seconds = all_reduce_seconds(algorithm, bytes, members, line, widened);
+    const double seconds = all_reduce_seconds(algorithm, bytes, members, line);
     if (seconds < least) {
       best = algorithm;
       least = seconds;
@@ -74,8 +70,8 @@ inline Algorithm choose(std::size_t bytes, int members, const Line& line, bool w
 
 // The faster one of those that add up all members' numbers in one place.
 inline Algorithm choose_in_rank_order(std::size_t bytes, int members, const Line& line) {
-  const double one_shot = all_reduce_seconds(Algorithm::kOneShot, bytes, members, line, false);
-  const double two_shot = all_reduce_seconds(Algorithm::kTwoShot, bytes, members, line, false);
+  const double one_shot = all_reduce_seconds(Algorithm::kOneShot, bytes, members, line);
+  const double two_shot = all_reduce_seconds(Algorithm::kTwoShot, bytes, members, line);
   return one_shot < two_shot ? Algorithm::kOneShot : Algorithm::kTwoShot;
 }
 
