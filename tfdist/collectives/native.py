@@ -12,14 +12,12 @@ ten microseconds once all members are there.
 """
 
 import atexit
-import contextlib
 import hashlib
-import json
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -28,9 +26,17 @@ from tfdist.cluster import job_key
 from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
-from tfdist.collectives.joining.exchange import Exchange, exchange_over
+from tfdist.collectives.joining import memory
+from tfdist.collectives.joining.exchange import Exchange, exchange_over, told_by_all
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.errors import ConfigError, DisagreementError, TfdistError, UnsupportedError, WorkerLostError
+from tfdist.errors import (
+    ConfigError,
+    DeadlineError,
+    DisagreementError,
+    TfdistError,
+    UnsupportedError,
+    WorkerLostError,
+)
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
@@ -39,7 +45,6 @@ _REDUCED = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
 )
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
 
@@ -54,6 +59,7 @@ class NativeCollective:
         device: that the ops run on, a CPU.
         beside: another engine of the same members, which ends with this one; and that explains errors which are not
             this one's.
+        job: what the engine ends with, once no collective has it any more.
 
     Example:
         >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
@@ -71,6 +77,7 @@ class NativeCollective:
         hosts: Sequence[int],
         device: str,
         beside: Collective | None = None,
+        job: "Job | None" = None,
     ) -> None:
         self.size = len(members)
         self.rank = base.require_rank("rank", rank, self.size)
@@ -79,6 +86,7 @@ class NativeCollective:
         self._members = list(members)
         self._device = device
         self._beside = beside
+        self._job = job
         self._library = native.engines()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
@@ -148,6 +156,10 @@ class NativeCollective:
         like = tf.zeros(spec.shape, spec.dtype)
         return self._run("receive", f"{source} {self.rank} {key}", between=(source, self.rank), like=like)
 
+    def waits_for(self) -> str:
+        """Return in words for whom this member has been waiting longest, and in what; empty if for nobody."""
+        return self._library.waits_for(self._number)
+
     def abort(self, reason: str) -> None:
         """End the waits of all members of the job at once; nothing travels between them afterwards."""
         self._library.abort(self._number, reason)
@@ -166,6 +178,12 @@ class NativeCollective:
                 return DisagreementError(
                     f"members do different things: {cause}, in {what}. Every worker must build the same model and call "
                     "compile, fit, evaluate, predict and reductions in the same order."
+                )
+            if native.LATE in cause:
+                return DeadlineError(
+                    f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. Every "
+                    "worker must call fit, evaluate and predict alike; see in the others' output what they do. If "
+                    "steps take that long, give more time (timeout_seconds)."
                 )
             return WorkerLostError(
                 f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. See the other "
@@ -192,6 +210,9 @@ class NativeCollective:
 class Job:
     """The processes that `join` has brought together.
 
+    It ends with the process, by `stop`, or when neither it nor a collective of it is used any more. A function that was
+    traced with a collective does not keep it: its operations raise an error then.
+
     Attributes:
         size: how many.
         rank: this process's number.
@@ -205,8 +226,9 @@ class Job:
         self._number = number
         self._device = device
         self._beside = beside
-        self._pid = os.getpid()
-        atexit.register(self.stop)
+        self._end = weakref.finalize(self, _end, number, os.getpid())
+        self._end.atexit = False  # it would be called after what TensorFlow has registered
+        atexit.register(self._end)
 
     def collective(self, members: Sequence[int] | None = None) -> NativeCollective | None:
         """Return the collective of some members; None where this process is none of them.
@@ -226,6 +248,7 @@ class Job:
             hosts=base.hosts_of([self.hosts[rank] for rank in group]),
             device=self._device,
             beside=self._beside,
+            job=self,
         )
 
     def stop(self) -> None:
@@ -233,10 +256,13 @@ class Job:
 
         In a fork of this process, which has no part of its own, it does nothing.
         """
-        if os.getpid() != self._pid:
-            return
-        native.engines().stop(self._number)
-        atexit.unregister(self.stop)
+        self._end()
+        atexit.unregister(self._end)
+
+
+def _end(number: int, process: int) -> None:
+    if os.getpid() == process:
+        native.engines().stop(number)
 
 
 def join(
@@ -282,14 +308,14 @@ def join(
         library, error = native.engines(), ""
     except (TfdistError, OSError) as failed:
         library, error = None, str(failed)
-    machine = _machine() if host is None else host
-    mine = _this_host(machine) if host is None else host
+    machine = memory.machine() if host is None else host
+    mine = memory.this_host(machine) if host is None else host
     said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
     told = _agreed(exchange, error, secret="no" if secret is None else "yes", **said)
     assert library is not None  # or this one would have said why
     key = _key(secret, told)
-    _tell_of_containers(told, rank)
-    segment, hosts = _shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
+    memory.tell_of_containers(told, rank)
+    segment, hosts = memory.shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
     listener, addresses = 0, [(address, 0)] * len(hosts)
     if len(set(hosts)) > 1:
         listener, port, error = library.listen(address)
@@ -349,76 +375,6 @@ def _meet(job: Job) -> None:
         raise explained from error
 
 
-def _shared(
-    library: native.Engines, exchange: Exchange, rank: int, hosts: Sequence[int]
-) -> tuple[int, tuple[int, ...]]:
-    """Return the number of the memory that this process shares with those of its host, and each rank's host.
-
-    Where the memory of a host cannot be had, each of its processes counts as a host.
-    """
-    mine = [index for index, host in enumerate(hosts) if host == hosts[rank]]
-    makes, place = rank == mine[0], {"members": len(mine), "index": mine.index(rank)}
-    nonce = secrets.randbits(128)
-    segment, path, why = 0, "", ""
-    try:
-        if makes:
-            segment, said = library.make(nonce, **place)
-            path, why = (said, "") if segment else ("", said)
-        told = _told(exchange, path=path, nonce=f"{nonce:x}", why=why)
-        if not makes and not told[mine[0]]["why"]:
-            segment, why = library.open(told[mine[0]]["path"], int(told[mine[0]]["nonce"], 16), **place)
-        _told(exchange, why=why)  # now all have answered in the memory itself
-        seen = segment and all(library.has_come(segment, index) for index in range(len(mine)))
-        told = _told(exchange, seen="yes" if seen else "", why=why)
-    except BaseException:
-        library.leave(segment, 0)
-        raise
-    if all(told[index]["seen"] for index in mine):
-        return segment, _split(hosts, told)
-    library.leave(segment, 0)
-    reason = next((told[index]["why"] for index in mine if told[index]["why"]), "it is not the same for all")
-    if makes:
-        _log.warning(
-            "The processes of this host reduce over TCP, which takes longer, because they share no memory: %s.", reason
-        )
-    segment, why = library.make(nonce)
-    if not segment:
-        raise UnsupportedError(f"this process has no memory for the native collectives ({why}). Give it more.")
-    return segment, _split(hosts, told)
-
-
-def _split(hosts: Sequence[int], told: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-    """Return each rank's host, where the processes of those without shared memory are alone."""
-    without = {host for host, one in zip(hosts, told, strict=True) if not one["seen"]}
-    return base.hosts_of([(host, rank if host in without else None) for rank, host in enumerate(hosts)])
-
-
-def _machine() -> str:
-    """Return what the processes that run on one kernel have in common."""
-    with contextlib.suppress(OSError):
-        return _BOOT.read_text().strip()
-    return secrets.token_hex(16)
-
-
-def _this_host(machine: str) -> str:
-    """Return what only processes that may share memory have in common: the kernel, the PID namespace, and the user."""
-    with contextlib.suppress(OSError):
-        return f"{machine} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
-    return secrets.token_hex(16)
-
-
-def _tell_of_containers(told: Sequence[Mapping[str, str]], rank: int) -> None:
-    """Say once for a machine that some of its processes cannot share memory."""
-    mine = [other for other, one in enumerate(told) if one["machine"] == told[rank]["machine"]]
-    if rank == mine[0] and len({told[other]["host"] for other in mine}) > 1:
-        _log.warning(
-            "Processes %s run on one machine in several containers (PID namespaces) or for several users, and reduce "
-            "over TCP, which takes longer. Give the containers one PID namespace (docker run --pid=host, Kubernetes "
-            "shareProcessNamespace), or start the processes in one.",
-            ", ".join(map(str, mine)),
-        )
-
-
 def of_workers(
     carrier: Collective,
     *,
@@ -426,6 +382,7 @@ def of_workers(
     exchange: Exchange | None = None,
     address: str = "127.0.0.1",
     host: str | None = None,
+    timeout_seconds: float = 0.0,
 ) -> NativeCollective:
     """Return the collective of members that another engine has brought together.
 
@@ -437,6 +394,7 @@ def of_workers(
         exchange: by which they tell each other their bytes; None: by the carrier.
         address: see `join`.
         host: see `join`.
+        timeout_seconds: see `join`.
     Raises:
         ConfigError: see `join`.
         UnsupportedError: see `join`.
@@ -446,6 +404,7 @@ def of_workers(
         exchange=exchange_over(carrier) if exchange is None else exchange,
         address=address,
         host=host,
+        timeout_seconds=timeout_seconds,
         device=device,
         beside=carrier,
         secret=job_key.from_environment(os.environ),
@@ -454,18 +413,13 @@ def of_workers(
     return found
 
 
-def _told(exchange: Exchange, **said: str) -> list[dict[str, str]]:
-    """Tell all members what this one has to say; return what all say."""
-    return [json.loads(told) for told in exchange(json.dumps(said).encode())]
-
-
 def _agreed(exchange: Exchange, error: str, **said: str) -> list[dict[str, str]]:
-    """Do the same, and tell what is wrong with this member.
+    """Tell all members what this one has to say and what is wrong with it; return what all say.
 
     Raises:
         UnsupportedError: something is wrong with one of them.
     """
-    every = _told(exchange, error=error, **said)
+    every = told_by_all(exchange, error=error, **said)
     wrong = [f"member {rank}: {told['error']}" for rank, told in enumerate(every) if told["error"]]
     if wrong:
         raise UnsupportedError(

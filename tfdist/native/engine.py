@@ -14,6 +14,8 @@ from tfdist.native.loading import load
 BROKEN = "The native collectives have ended: "
 #: what errors begin with when members have run different operations under one key
 DIFFERENT = "Members do different things: "
+#: what errors say when a member lives and has not come to an operation in time
+LATE = " is not done within "
 
 _OPS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "send", "receive")
 _WHY_BYTES = 1000
@@ -68,6 +70,7 @@ class Engines:
                 *(number, *[ctypes.c_void_p] * 2, text, ctypes.c_size_t, *[ctypes.c_double] * 2),
             ),
             ("leave", None, number, number),
+            ("waits_for", None, number, text, ctypes.c_size_t),
             ("abort", None, number, text),
             ("stop", None, number),
         ):
@@ -141,6 +144,12 @@ class Engines:
     def leave(self, segment: int, listener: int) -> None:
         """Let go of a segment and a socket for which no engine was started."""
         self._library.tfdist_collectives_leave(segment, listener)
+
+    def waits_for(self, engine: int) -> str:
+        """Return in words for whom it has been waiting longest, and in which operation; empty if for nobody."""
+        text = ctypes.create_string_buffer(_WHY_BYTES)
+        self._library.tfdist_collectives_waits_for(engine, text, _WHY_BYTES)
+        return text.value.decode(errors="replace")
 
     def abort(self, engine: int, reason: str) -> None:
         """End the operations of all members with an error; nothing travels afterwards."""

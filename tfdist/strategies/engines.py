@@ -51,7 +51,7 @@ def between_workers(
     engine, why = chosen([Offer(**{**one, "devices": tuple(one["devices"])}) for one in told])
     if engine == "native":
         try:
-            found: Collective = _native(tensorflows, devices[0], cluster, exchange)
+            found: Collective = _native(tensorflows, devices[0], cluster, exchange, timeout_seconds)
         except UnsupportedError as error:  # alike on all workers
             if asked == "native":
                 raise
@@ -82,6 +82,10 @@ def _missing(asked: str) -> str:
     return ""
 
 
-def _native(tensorflows: Collective, device: str, cluster: Cluster, exchange: Exchange) -> Collective:
+def _native(
+    tensorflows: Collective, device: str, cluster: Cluster, exchange: Exchange, timeout_seconds: float
+) -> Collective:
     address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
-    return native.of_workers(tensorflows, device=device, address=address, exchange=exchange)
+    return native.of_workers(
+        tensorflows, device=device, address=address, exchange=exchange, timeout_seconds=timeout_seconds
+    )

@@ -7,6 +7,7 @@ length.
 
 import base64
 import itertools
+import json
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -16,7 +17,7 @@ import tensorflow as tf
 from tfdist.collectives.base import Collective
 from tfdist.errors import DeadlineError, WorkerLostError
 
-__all__ = ["Exchange", "exchange_over", "exchange_over_notes"]
+__all__ = ["Exchange", "exchange_over", "exchange_over_notes", "told_by_all"]
 
 #: takes this member's bytes, returns those of all, in the order of ranks
 Exchange = Callable[[bytes], list[bytes]]
@@ -102,3 +103,13 @@ def exchange_over(collective: Collective) -> Exchange:
         return told
 
     return exchange
+
+
+def told_by_all(exchange: Exchange, **said: str) -> list[dict[str, str]]:
+    """Tell all members what this one has to say; return what all say, in the order of ranks.
+
+    Args:
+        exchange: by which they tell each other bytes.
+        said: words by name, the same names on all members.
+    """
+    return [json.loads(told) for told in exchange(json.dumps(said).encode())]

@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -70,6 +71,7 @@ Engine::Engine(Members members, std::shared_ptr<Segment> segment, std::unique_pt
       together_(can_run_together(segment_->layout().members)),
       liveness_(segment_, members_.index_of_rank[members_.rank], options.silent_seconds) {
   thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "tfdist-native");
 }
 
 Engine::~Engine() { stop(); }
@@ -220,6 +222,11 @@ void Engine::look_after() {
     fail_all(kBroken + broken);
     return close_transport();
   }
+  {
+    const std::string waits = oldest_wait();
+    const std::lock_guard<std::mutex> guard(mutex_);
+    waits_for_ = waits;
+  }
   if (live_.empty()) {
     faults_ = 0;
     return;
@@ -268,10 +275,24 @@ std::string Engine::fault() {
     const std::chrono::duration<double> took = Clock::now() - work.begun;
     if (options_.timeout_seconds <= 0 || took.count() <= options_.timeout_seconds) continue;
     const std::string absent = work.operation->waits_for();
-    return "an operation has taken longer than " + std::to_string(static_cast<long>(options_.timeout_seconds)) + " s" +
-           (absent.empty() ? "" : "; it waits for member " + absent);
+    char limit[32];
+    std::snprintf(limit, sizeof limit, "%g s", options_.timeout_seconds);
+    return work.operation->what() + " is not done within " + limit + (absent.empty() ? "" : ": " + absent);
   }
   return "";
+}
+
+std::string Engine::oldest_wait() const {
+  const auto older = [](const Work& one, const Work& other) { return one.begun < other.begun; };
+  const auto oldest = std::min_element(live_.begin(), live_.end(), older);
+  if (oldest == live_.end()) return "";
+  const std::string absent = oldest->operation->waits_for();
+  return absent.empty() ? "" : oldest->operation->what() + " is " + absent;
+}
+
+std::string Engine::waits_for() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return waits_for_;
 }
 
 void Engine::abort(const std::string& reason) {

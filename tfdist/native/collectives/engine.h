@@ -72,6 +72,10 @@ class Engine {
   // Ends all operations of all members with an error, now and later. In a fork it does nothing, as `stop`.
   void abort(const std::string& reason);
 
+  // For whom this member has been waiting longest: "all_reduce (sum, float32) of 4 bytes is waiting for member 1". Empty if for
+  // nobody.
+  std::string waits_for();
+
   // Ends this process's part. Its operations fail; those of others that need it fail too.
   void stop();
 
@@ -90,6 +94,7 @@ class Engine {
   bool advance_all();
   void look_after();
   std::string fault();
+  std::string oldest_wait() const;
   void fail_all(const std::string& error);
   void end(const std::string& cause);
   std::string cause();
@@ -108,6 +113,7 @@ class Engine {
   std::atomic<int> looks_at_half_a_cause_{0};
   std::mutex mutex_;
   std::vector<Work> submitted_;                                // by mutex_
+  std::string waits_for_;                                      // by mutex_; as of the last look
   std::unordered_map<std::uint64_t, std::uint64_t> uses_;      // by mutex_
   std::vector<Work> live_;                                     // the thread's own
   int faults_ = 0;                                             // looks in a row that have found one; likewise

@@ -96,6 +96,12 @@ TFDIST_EXPORT void tfdist_collectives_leave(std::int64_t segment, std::int64_t l
   listeners().take(listener);
 }
 
+// For whom an engine has been waiting longest, in words; empty if for nobody.
+TFDIST_EXPORT void tfdist_collectives_waits_for(std::int64_t engine, char* text, std::size_t room) {
+  const auto found = engines().find(engine);
+  std::snprintf(text, room, "%s", found == nullptr ? "" : found->waits_for().c_str());
+}
+
 TFDIST_EXPORT void tfdist_collectives_abort(std::int64_t engine, const char* reason) {
   const auto found = engines().find(engine);
   if (found != nullptr) found->abort(reason);
