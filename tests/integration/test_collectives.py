@@ -20,7 +20,7 @@ from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
-DEADLINE_SECONDS = 240
+DEADLINE_SECONDS = 800
 
 sys.path.insert(0, str(CASES))
 try:
