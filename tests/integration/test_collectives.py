@@ -17,11 +17,10 @@ from tests.integration.agents import alive, wait_until
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.native import library, target
 from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
-DEADLINE_SECONDS = 240
+DEADLINE_SECONDS = 800
 
 sys.path.insert(0, str(CASES))
 try:
@@ -57,8 +56,6 @@ def started(forking: Forks, name: str, count: int, groups: tuple[tuple[int, ...]
         made = worker_environments(forking.environment, strategy=MAKERS[name][1], ports=free, replicas_per_worker=1)
         return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
-    if name.startswith("native"):  # minutes on a busy machine, which are not the members' to wait
-        library.build(library.COLLECTIVES, target.observe(), os.environ)
     with WorkerPool(environments, start=forking.worker) as pool:
         pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
         yield Members(name, count, groups, pool)
@@ -114,6 +111,21 @@ def test_functions_traced_anew_conditions_and_loops(members: Members) -> None:
 
 def test_members_get_the_same_bits(members: Members) -> None:
     assert len(set(members.call("digest_of_sums", group=None))) == 1
+
+
+def test_the_cut_of_tensors_into_messages_changes_no_bit(members: Members) -> None:
+    """What native collectives promise, and others do not; where hosts are told apart, algorithms go by size."""
+    if members.name.startswith("native"):
+        assert [one for those in members.call("sums_cut_in_messages") for one in those] == []
+
+
+def test_algorithms_between_hosts_by_name(members: Members) -> None:
+    if (members.name, members.count) == ("native_over_tcp", 3):
+        first, *others = members.call("algorithms_by_name")
+        assert others == [first] * 2
+        assert first["chosen"] == first["one-shot"] == first["two-shot"]  # in the order of ranks
+        assert first["chosen"] not in (first["ring"], first["halving-doubling"], first["double-tree"])
+        assert "different algorithms of all_reduce (member 0: one-shot, member 1: two-shot, " in first["refused"]
 
 
 def test_what_cannot_be_is_refused_before_anything_travels(members: Members) -> None:

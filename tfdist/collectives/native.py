@@ -6,6 +6,12 @@ the others' parts from theirs. Up to 4 KiB go at once. Operations match by key, 
 Over several hosts an `all_reduce` adds up in each host, then between the members of equal index on each host, and hands
 out in each host, where hosts have as many members each; all else goes over TCP alone.
 
+How hosts add up is chosen by size, from the latency and the bandwidth that members measure of their network when they
+meet: each member adds up everything, or its part. Both add in the order of ranks, so neither a measurement nor the cut
+of tensors into messages changes a bit of a sum. Integers may take other ways too. `algorithm`, or the variable
+``TFDIST_ALL_REDUCE_ALGORITHM``, names one for all sizes; `ring`, `halving-doubling` and `double-tree` add in orders of
+their own, the same in every run.
+
 Costs, of S bytes on n members: `all_reduce` reads and writes about 4 S per member; `all_gather` the rows of all;
 `reduce_scatter` and `all_to_all` 2 S; `broadcast` and `send` 2 S. Nothing is negotiated: a small operation takes some
 ten microseconds once all members are there.
@@ -13,7 +19,6 @@ ten microseconds once all members are there.
 
 import atexit
 import hashlib
-import logging
 import os
 import secrets
 import weakref
@@ -22,21 +27,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import validation
 from tfdist.cluster import job_key
 from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
 from tfdist.collectives.joining import memory
-from tfdist.collectives.joining.exchange import Exchange, exchange_over, told_by_all
+from tfdist.collectives.joining.exchange import Exchange, agreed, exchange_over
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.errors import (
-    ConfigError,
-    DeadlineError,
-    DisagreementError,
-    TfdistError,
-    UnsupportedError,
-    WorkerLostError,
-)
+from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
@@ -45,7 +44,7 @@ _REDUCED = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
 )
-_log = logging.getLogger(__name__)
+_START = "the start of the native collectives"
 
 
 class NativeCollective:
@@ -217,13 +216,14 @@ class Job:
         size: how many.
         rank: this process's number.
         hosts: the number of each rank's host.
+        number: of this process's engine.
     """
 
     def __init__(self, number: int, *, rank: int, hosts: Sequence[int], device: str, beside: Collective | None) -> None:
         self.size = len(hosts)
         self.rank = rank
         self.hosts = tuple(hosts)
-        self._number = number
+        self.number = number
         self._device = device
         self._beside = beside
         self._end = weakref.finalize(self, _end, number, os.getpid())
@@ -242,7 +242,7 @@ class Job:
         if self.rank not in group:
             return None
         return NativeCollective(
-            self._number,
+            self.number,
             members=group,
             rank=group.index(self.rank),
             hosts=base.hosts_of([self.hosts[rank] for rank in group]),
@@ -276,6 +276,7 @@ def join(
     device: str = "/device:CPU:0",
     beside: Collective | None = None,
     secret: bytes | None = None,
+    algorithm: str | None = None,
 ) -> Job:
     """Bring together processes, who call it at the same time; a process may be in several jobs.
 
@@ -296,14 +297,20 @@ def join(
         secret: that all members know and nobody else (`tfdist.cluster.job_key`): whoever connects over TCP has to
             prove that it does. Without one the first member draws it and tells the others, so who can read what is
             exchanged can join in.
+        algorithm: how an all_reduce between hosts goes, whatever its size: one of `tfdist.native.engine.ALGORITHMS`.
+            None: what ``TFDIST_ALL_REDUCE_ALGORITHM`` names, or else by size; see the head of this file.
     Raises:
-        ConfigError: some have a secret and others none; on all members.
+        ConfigError: some have a secret and others none, or they name different algorithms; on all members. There is no
+            such algorithm.
         UnsupportedError: some have no compiler, or cannot listen; alike on all members.
         WorkerLostError: one of them has ended meanwhile, or cannot be reached; on all others.
 
     Example:
         >>> job = join(rank=0, exchange=lambda mine: [mine])                     # doctest: +SKIP
     """
+    algorithm = algorithm or os.environ.get(native.ALGORITHM_VARIABLE) or None
+    if algorithm is not None:
+        validation.one_of(native.ALGORITHM_VARIABLE, algorithm, native.ALGORITHMS)
     try:
         library, error = native.engines(), ""
     except (TfdistError, OSError) as failed:
@@ -311,7 +318,7 @@ def join(
     machine = memory.machine() if host is None else host
     mine = memory.this_host(machine) if host is None else host
     said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
-    told = _agreed(exchange, error, secret="no" if secret is None else "yes", **said)
+    told = agreed(exchange, error, secret="no" if secret is None else "yes", **said)
     assert library is not None  # or this one would have said why
     key = _key(secret, told)
     memory.tell_of_containers(told, rank)
@@ -320,7 +327,7 @@ def join(
     if len(set(hosts)) > 1:
         listener, port, error = library.listen(address)
         try:
-            told = _agreed(exchange, error, address=address, port=str(port))
+            told = agreed(exchange, error, address=address, port=str(port), algorithm=algorithm or "")
         except BaseException:
             library.leave(segment, listener)
             raise
@@ -338,6 +345,8 @@ def join(
     job = Job(number, rank=rank, hosts=hosts, device=device, beside=beside)
     try:
         _meet(job)
+        if len(set(hosts)) > 1:
+            _choose(job, library, [one["algorithm"] for one in told])
     except BaseException:
         job.stop()
         raise
@@ -365,14 +374,28 @@ def _meet(job: Job) -> None:
     """Wait until the engines of all members run and are connected; from then on a connection tells who is lost."""
     everybody = job.collective()
     assert everybody is not None  # it is one of all
-    what = "the start of the native collectives"
     try:
         everybody.all_reduce([tf.zeros([])], key="joined")
     except tf.errors.OpError as error:
-        explained = everybody.explain(error, what)
+        explained = everybody.explain(error, _START)
         if explained is None:
             raise
         raise explained from error
+
+
+def _choose(job: Job, library: native.Engines, named: Sequence[str]) -> None:
+    """Fix the algorithm between hosts, by what all members name."""
+    if len(set(named)) > 1:
+        every = ", ".join(f"member {rank}: {name or 'none'}" for rank, name in enumerate(named))
+        raise ConfigError(
+            f"members name different algorithms of all_reduce ({every}). Set {native.ALGORITHM_VARIABLE} alike on all "
+            "of them, or on none."
+        )
+    failed = library.choose(job.number, named[0] or None)
+    if failed:
+        everybody = job.collective()
+        assert everybody is not None  # it is one of all
+        raise everybody.explain(RuntimeError(failed), _START) or TfdistError(failed)
 
 
 def of_workers(
@@ -411,22 +434,6 @@ def of_workers(
     ).collective()
     assert found is not None  # it is one of all
     return found
-
-
-def _agreed(exchange: Exchange, error: str, **said: str) -> list[dict[str, str]]:
-    """Tell all members what this one has to say and what is wrong with it; return what all say.
-
-    Raises:
-        UnsupportedError: something is wrong with one of them.
-    """
-    every = told_by_all(exchange, error=error, **said)
-    wrong = [f"member {rank}: {told['error']}" for rank, told in enumerate(every) if told["error"]]
-    if wrong:
-        raise UnsupportedError(
-            "the native collectives need a C++ compiler and an address to listen at on every worker; "
-            f"{'; '.join(wrong)}. Mend that, or choose another engine, such as TensorFlow's."
-        )
-    return every
 
 
 def _number_of(text: str) -> int:

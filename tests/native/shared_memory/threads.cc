@@ -63,6 +63,8 @@ void threads(int rounds) {
 void hosts(int rounds) {
   for (const int members : {2, 3, 4}) {
     with_engines(members, 2, Engine::Options(), [&](Engine& engine) {
+      const std::string unmeasured = engine.measure();
+      if (!unmeasured.empty()) complain("the connections cannot be measured: " + unmeasured);
       run_cases(engine, members, rounds, 300000);
       const std::vector<int> ranks = groups_of(members)[0];
       std::vector<char> rows(members);

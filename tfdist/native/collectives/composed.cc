@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "declared.h"
+#include "measure.h"
 
 namespace tfdist::collectives {
 namespace {
@@ -86,6 +87,11 @@ std::vector<std::vector<int>> by_host(const Hosts& hosts) {
   return found;
 }
 
+Algorithm algorithm_of(const Hosts& hosts, std::size_t bytes, int members, DType dtype) {
+  if (hosts.algorithm.has_value()) return *hosts.algorithm;
+  return is_exact(dtype) ? choose(bytes, members, hosts.line) : choose_in_rank_order(bytes, members, hosts.line);
+}
+
 void copy(void* into, const void* from, std::size_t bytes) {
   if (bytes > 0 && into != from) std::memcpy(into, from, bytes);
 }
@@ -146,7 +152,7 @@ std::vector<Steps::Step> in_two_levels(const std::shared_ptr<Reduction>& it, con
       },
       [it, across, index] {
         const std::size_t bytes = it->begins[index + 1] - it->begins[index], count = bytes / size_of(it->wide);
-        const Algorithm algorithm = choose(bytes, across.size(), it->hosts.line);
+        const Algorithm algorithm = algorithm_of(it->hosts, bytes, across.size(), it->wide);
         return all_reduce({*it->hosts.transport, across, part_of(it->id, 2)}, algorithm, it->part.data(), count, it->wide,
                           it->op);
       },
@@ -182,9 +188,8 @@ std::unique_ptr<Operation> far_all_reduce(Hosts hosts, std::uint64_t id, std::ve
   } else {
     steps.push_back([it] {
       it->pack();
-      const bool widened = accumulator(it->dtype, it->op) != it->dtype;
       const Algorithm algorithm =
-          choose(it->bytes(), static_cast<int>(it->hosts.ranks.size()), it->hosts.line, widened);
+          algorithm_of(it->hosts, it->bytes(), static_cast<int>(it->hosts.ranks.size()), it->dtype);
       return all_reduce(call_of(it->hosts, it->id), algorithm, it->data, it->count, it->dtype, it->op);
     });
   }
@@ -267,6 +272,12 @@ std::unique_ptr<Operation> far_broadcast(Hosts hosts, std::uint64_t id, const ch
 std::unique_ptr<Operation> far_send(Hosts hosts, std::uint64_t id, const char* from, std::size_t bytes) {
   const Doing doing{signature(What::kSend, DType::kUint8, Op::kSum, 0), bytes};
   return declared(hosts, id, doing, send(call_of(hosts, number_of(id, doing)), from, bytes, 1 - static_cast<int>(hosts.me)));
+}
+
+std::unique_ptr<Operation> far_measurement(Hosts hosts, std::uint64_t id, Line* line) {
+  const auto shared = std::make_shared<Hosts>(std::move(hosts));
+  return std::make_unique<Steps>(
+      std::vector<Steps::Step>{[=] { return measure_line(call_of(*shared, id), line); }});
 }
 
 std::unique_ptr<Operation> far_receive(Hosts hosts, std::uint64_t id, char* into, std::size_t bytes) {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cfenv>
 #include <cstdio>
+#include <future>
+#include <numeric>
 
 #include "bell.h"
 
@@ -32,8 +34,7 @@ void pause() {
 #endif
 }
 
-// What is assumed of the network: 10 Gbit/s. On a slower one the same algorithms are the fastest for almost all sizes.
-constexpr Line kNetwork{50e-6, 1.25e9};
+constexpr std::uint64_t kMeasurementKey = 0x6d656173757265;  // "measure"
 
 // Whether so many members can run at the same time on the processors that this process may use.
 bool can_run_together(std::size_t members) {
@@ -93,12 +94,33 @@ Place Engine::place(const std::vector<int>& ranks) const {
 }
 
 Hosts Engine::hosts(const std::vector<int>& ranks) const {
-  Hosts hosts{transport_.get(), ranks, 0, {}, place(ranks), kNetwork};
+  std::unique_lock<std::mutex> lock(mutex_);
+  Hosts hosts{transport_.get(), ranks, 0, {}, place(ranks), line_, algorithm_};
+  lock.unlock();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] == members_.rank) hosts.me = i;
     hosts.host.push_back(members_.hosts[ranks[i]]);
   }
   return hosts;
+}
+
+void Engine::use(Algorithm algorithm) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  algorithm_ = algorithm;
+}
+
+std::string Engine::measure() {
+  if (transport_ == nullptr) return "";
+  std::vector<int> all(members_.hosts.size());
+  std::iota(all.begin(), all.end(), 0);
+  Line line{};
+  std::promise<std::string> measured;
+  submit(far_measurement(hosts(all), next_id(kMeasurementKey), &line), all,
+         [&](const std::string& error) { measured.set_value(error); });
+  const std::string error = measured.get_future().get();
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (error.empty()) line_ = line;
+  return error;
 }
 
 std::uint64_t Engine::next_id(std::uint64_t key) {
