@@ -108,7 +108,7 @@ sanitize:
 	  flags="$(CHECKS) -O1 -g -fno-omit-frame-pointer -fsanitize=$$kind -fno-sanitize-recover=undefined"; \
 	  echo "shared memory, $$kind"; \
 	  $(CXX) $$flags tests/native/shared_memory/*.cc $(CORE) -o "$$folder/check"; \
-	  for part in threads hosts restart; do "$$folder/check" $$part; done; \
+	  for part in threads hosts restart waits; do "$$folder/check" $$part; done; \
 	  echo "TCP, $$kind"; \
 	  $(CXX) $$flags tests/native/tcp/*.cc $(CORE) -o "$$folder/check"; \
 	  "$$folder/check" pure orders strangers failures algorithms; \
@@ -116,16 +116,16 @@ sanitize:
 
 # The same programs for aarch64, emulated. The emulator translates to this machine's instructions: where it is an x86, whose memory
 # order is the stronger one, a barrier that is missing may go unnoticed. What it does show is that nothing depends on the
-# instructions, the alignment or the numbers of system calls of x86. One process of pieces is enough.
+# instructions, the alignment or the numbers of system calls of x86.
 AARCH64 := aarch64-linux-gnu-g++
 EMULATOR := qemu-aarch64-static
 check-aarch64:
 	@for program in $(AARCH64) $(EMULATOR); do command -v $$program >/dev/null || { \
 	  echo "$$program is missing: apt-get install g++-aarch64-linux-gnu qemu-user-static" >&2; exit 1; }; done
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
-	$(AARCH64) $(CHECKS) -O2 -static tests/native/shared_memory/*.cc $(CORE) -o "$$folder/shared_memory" 2>"$$folder/said"; \
-	$(AARCH64) $(CHECKS) -O2 -static tests/native/tcp/*.cc $(CORE) -o "$$folder/tcp" 2>"$$folder/said"; \
-	for part in "threads 1" "hosts 1" "processes 1" "kill 8" "restart 1"; do \
+	$(AARCH64) $(CHECKS) -O2 -static tests/native/shared_memory/*.cc $(CORE) -o "$$folder/shared_memory"; \
+	$(AARCH64) $(CHECKS) -O2 -static tests/native/tcp/*.cc $(CORE) -o "$$folder/tcp"; \
+	for part in "threads 1" "hosts 1" "processes 1" "kill 8" "restart 1" waits; do \
 	  echo "aarch64, shared memory: $$part"; $(EMULATOR) "$$folder/shared_memory" $$part; done; \
 	echo "aarch64, TCP"; $(EMULATOR) "$$folder/tcp" pure orders strangers failures
 
