@@ -27,22 +27,23 @@ pytest_plugins = ["pytester"]
 UNIT = Path(__file__).parent / "unit"
 # what takes longest comes first, so that no process is left with it when the others have nothing to do any more
 LONGEST = (
-    "test_backup_and_restore.py",
     "test_matrix.py",
-    "test_training_mirrored.py",
     "test_notebooks.py",
+    "test_training_mirrored.py",
+    "test_backup_and_restore.py",
     "test_training_parameter_server.py",
     "test_matrix_workers.py",
-    "test_recipes.py",
     "test_run_recovers.py",
     "test_training_multi_worker.py",
+    "test_recipes.py",
     "test_matrix_numbers.py",
     "test_collectives.py",
     "test_training_ring.py",
-    "test_data_strategies.py",
     "test_build.py",
+    "test_data_pictures.py",
+    "test_data_strategies.py",
     "test_bench.py",
-    "test_verify.py",
+    "test_tune.py",
 )
 MARK = "PYTEST_LEAK_GUARD"
 GRACE_SECONDS = 30.0  # what is about to end may end, on a busy machine too

@@ -14,7 +14,7 @@ import psutil
 from tests.integration.forks import Fork, Forks
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 200
+DEADLINE_SECONDS = 800
 
 # what every script may use: who it is, and how to tell and to wait
 PRELUDE = """

@@ -19,7 +19,7 @@ import pytest
 
 from tests.integration.agents import ROOT, wait_until
 
-DEADLINE_SECONDS = 280
+DEADLINE_SECONDS = 800
 SMALL = ["--no-install", "--jobs", "1"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.agents import ROOT, environment
 from tests.integration.light import python_path
 
-DEADLINE_SECONDS = 200
+DEADLINE_SECONDS = 800
 RESUMABLE = Path(__file__).parent / "cases" / "resumable.py"
 
 # the steps of a training, without TensorFlow

@@ -17,11 +17,10 @@ from tests.integration.agents import alive, wait_until
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.native import library, target
 from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
-DEADLINE_SECONDS = 240
+DEADLINE_SECONDS = 800
 
 sys.path.insert(0, str(CASES))
 try:
@@ -57,8 +56,6 @@ def started(forking: Forks, name: str, count: int, groups: tuple[tuple[int, ...]
         made = worker_environments(forking.environment, strategy=MAKERS[name][1], ports=free, replicas_per_worker=1)
         return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
-    if name.startswith("native"):  # minutes on a busy machine, which are not the members' to wait
-        library.build(library.COLLECTIVES, target.observe(), os.environ)
     with WorkerPool(environments, start=forking.worker) as pool:
         pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
         yield Members(name, count, groups, pool)

@@ -19,7 +19,7 @@ from tests.integration.agents import wait_until
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
 EPOCHS = 4
-DEADLINE_SECONDS = 280
+DEADLINE_SECONDS = 800
 
 ETC = Path("/etc/netns")  # of which `ip netns exec` lays the files of a namespace over those in /etc
 

@@ -14,7 +14,7 @@ from tests.integration.forks import Forks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-DEADLINE_SECONDS = 250
+DEADLINE_SECONDS = 800
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 
 

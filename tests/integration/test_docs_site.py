@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.unit.test_docs_api import public
 
 ROOT = Path(__file__).parents[2]
-SECONDS_FOR_THE_SITE = 240
+SECONDS_FOR_THE_SITE = 800
 
 
 BUILD = """

@@ -34,7 +34,7 @@ def test_errors_say_what_was_received_what_is_required_and_what_to_do(shared: Pa
     (shared / "data").mkdir()
     done = subprocess.run(
         [sys.executable, CASES, shared / "data"],
-        env=environment(shared), cwd=shared, capture_output=True, text=True, timeout=280,
+        env=environment(shared), cwd=shared, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -10,7 +10,7 @@ import pytest
 from tfdist.native import library, target
 
 CHECKS = Path(__file__).parents[1] / "native"
-DEADLINE_SECONDS = 240
+DEADLINE_SECONDS = 800
 
 
 @pytest.fixture(scope="module")

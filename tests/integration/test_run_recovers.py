@@ -11,7 +11,7 @@ from tests.integration.forks import Forks
 from tfdist.data import write
 
 CASES = Path(__file__).parent / "cases"
-DEADLINE_SECONDS = 300
+DEADLINE_SECONDS = 800
 
 
 def run(

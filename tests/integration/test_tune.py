@@ -12,7 +12,7 @@ from PIL import Image
 from tests.integration.light import workers_path
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 280
+DEADLINE_SECONDS = 800
 # an example takes 4 MB in each of several layers
 SCRIPT = """
 import sys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 280
+DEADLINE_SECONDS = 800
 COPIED = ("*.*", "LICENSE", "Makefile", "tfdist", "strategies", "notebooks", "docs")
 
 pytestmark = pytest.mark.quick

@@ -19,7 +19,6 @@ ten microseconds once all members are there.
 
 import atexit
 import hashlib
-import logging
 import os
 import secrets
 import weakref
@@ -34,16 +33,9 @@ from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
 from tfdist.collectives.joining import memory
-from tfdist.collectives.joining.exchange import Exchange, exchange_over, told_by_all
+from tfdist.collectives.joining.exchange import Exchange, agreed, exchange_over
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.errors import (
-    ConfigError,
-    DeadlineError,
-    DisagreementError,
-    TfdistError,
-    UnsupportedError,
-    WorkerLostError,
-)
+from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
@@ -53,7 +45,6 @@ _REDUCED = (
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
 )
 _START = "the start of the native collectives"
-_log = logging.getLogger(__name__)
 
 
 class NativeCollective:
@@ -327,7 +318,7 @@ def join(
     machine = memory.machine() if host is None else host
     mine = memory.this_host(machine) if host is None else host
     said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
-    told = _agreed(exchange, error, secret="no" if secret is None else "yes", **said)
+    told = agreed(exchange, error, secret="no" if secret is None else "yes", **said)
     assert library is not None  # or this one would have said why
     key = _key(secret, told)
     memory.tell_of_containers(told, rank)
@@ -336,7 +327,7 @@ def join(
     if len(set(hosts)) > 1:
         listener, port, error = library.listen(address)
         try:
-            told = _agreed(exchange, error, address=address, port=str(port), algorithm=algorithm or "")
+            told = agreed(exchange, error, address=address, port=str(port), algorithm=algorithm or "")
         except BaseException:
             library.leave(segment, listener)
             raise
@@ -443,22 +434,6 @@ def of_workers(
     ).collective()
     assert found is not None  # it is one of all
     return found
-
-
-def _agreed(exchange: Exchange, error: str, **said: str) -> list[dict[str, str]]:
-    """Tell all members what this one has to say and what is wrong with it; return what all say.
-
-    Raises:
-        UnsupportedError: something is wrong with one of them.
-    """
-    every = told_by_all(exchange, error=error, **said)
-    wrong = [f"member {rank}: {told['error']}" for rank, told in enumerate(every) if told["error"]]
-    if wrong:
-        raise UnsupportedError(
-            "the native collectives need a C++ compiler and an address to listen at on every worker; "
-            f"{'; '.join(wrong)}. Mend that, or choose another engine, such as TensorFlow's."
-        )
-    return every
 
 
 def _number_of(text: str) -> int:
