@@ -64,8 +64,8 @@ class _Agree(keras.callbacks.Callback):
     def __init__(self, workers: Workers, others: list[keras.callbacks.Callback]) -> None:
         super().__init__()
         self._workers = workers
-        # Keras' own callbacks decide from the logs, which are equal; one of the user's that does not only watch may decide
-        # from anything.
+        # Keras' own callbacks decide from the logs, which are equal; one of the user's that does more than watch may
+        # decide from anything.
         self._every_batch = any(_acts_on_batches(callback) for callback in others)
         self._restores = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in others)
 

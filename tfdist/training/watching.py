@@ -1,8 +1,9 @@
 """Whether a callback can only watch: read off its code, before it runs.
 
-What a callback decides, it does to its model. It comes to the model by `self.model`, or by something that its script has
-left within its reach. One whose code names no such way, and which reaches nothing but plain values, libraries and functions
-of which the same holds, cannot stop training or change an optimizer. What cannot be seen through counts as a way.
+What a callback decides, it does to its model. It comes to the model by `self.model`, or by something that its script
+has left within its reach. One whose code names no such way, and which reaches nothing but plain values, libraries and
+functions of which the same holds, cannot stop training or change an optimizer. What cannot be seen through counts as a
+way.
 """
 
 import sys
