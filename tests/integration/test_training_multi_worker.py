@@ -19,7 +19,7 @@ from tfdist.cluster import ports
 from tfdist.strategies import registry
 from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
 STRATEGIES = [name for name in registry.names() if registry.get(name).processes == "workers"]
 # what carries the workers' tensors, by what is asked for; each ends waits, and is ended, in another way
@@ -51,8 +51,8 @@ def pool(request: pytest.FixtureRequest, forking: Forks) -> Iterator[WorkerPool]
         yield workers
 
 
-def replies(pool: WorkerPool, function: str, **arguments: Any) -> tuple[Reply, ...]:
-    return pool.call(f"multi_worker_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+def replies(pool: WorkerPool, function: str, cases: str = "multi_worker_cases", **arguments: Any) -> tuple[Reply, ...]:
+    return pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
 
 
 def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
@@ -66,8 +66,37 @@ def test_numbers_are_looked_at_as_on_one_device(pool: WorkerPool) -> None:
     assert call(pool, "numbers") == [{}, {}]
 
 
+def test_gradients_leave_as_the_backward_pass_makes_them(pool: WorkerPool, request: pytest.FixtureRequest) -> None:
+    strategy = request.node.callspec.params["pool"]
+    engines = ["tensorflow", "native"] if strategy == "multi-worker" else [None]
+    for engine in engines:
+        chief, other = call(pool, "reductions_of_a_step", cases="bucket_cases", engine=engine)
+        assert chief == other
+        # what is used last leaves first, whatever was created first
+        assert chief["leave"] == [["last"], ["second"], ["first"]]
+        if engine == "tensorflow":  # whose reductions wait for those that were traced before them
+            assert chief["needs"] == [["last"], ["last", "second"], ["first", "last", "second"]]
+        else:
+            assert chief["needs"] == chief["leave"]
+            assert chief["waits"] == [[], [], [], []]
+            assert chief["others_need"] == [[]]  # metrics wait for no gradient
+
+
+def test_measured_buckets_are_alike(pool: WorkerPool) -> None:
+    chief, other = call(pool, "measured_buckets", cases="bucket_cases")
+    assert chief == other
+    assert chief["mebibytes"] in (1, 2, 4, 8, 16, 32, 64)
+    assert 'must be a number of bytes, such as 4194304, or "auto"' in chief["refused"]
+
+
+def test_steps_that_reduce_different_gradients_are_named(pool: WorkerPool) -> None:
+    for said in call(pool, "models_that_differ", cases="bucket_cases"):
+        assert "workers run different functions: at reduction" in said
+        assert "gradient of" in said
+
+
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
-    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=2 * DEADLINE_SECONDS)
+    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)
     assert [reply.value for reply in answers] == [[], []], answers
 
 

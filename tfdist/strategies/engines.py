@@ -52,7 +52,7 @@ def between_workers(
     found = tensorflows
     if choice.engine == "native":
         try:
-            found = _native(tensorflows, devices[0], cluster, exchange)
+            found = _native(tensorflows, devices[0], cluster, exchange, timeout_seconds)
         except UnsupportedError as error:  # alike on all workers
             if asked == "native":
                 raise
@@ -81,6 +81,10 @@ def _missing(asked: str) -> str:
     return ""
 
 
-def _native(tensorflows: Collective, device: str, cluster: Cluster, exchange: Exchange) -> Collective:
+def _native(
+    tensorflows: Collective, device: str, cluster: Cluster, exchange: Exchange, timeout_seconds: float
+) -> Collective:
     address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
-    return native.of_workers(tensorflows, device=device, address=address, exchange=exchange)
+    return native.of_workers(
+        tensorflows, device=device, address=address, exchange=exchange, timeout_seconds=timeout_seconds
+    )

@@ -15,26 +15,6 @@ constexpr int kStepsPerMove = 24;
 // A result of so many bytes is written past the caches: they would lose it before anybody reads it.
 constexpr std::size_t kStreamedBytes = std::size_t{8} << 20;
 
-enum class What : std::uint8_t { kAllReduce, kReduceScatter, kAllToAll, kAllGather, kBroadcast, kSend };
-
-std::uint64_t signature(What kind, DType dtype, Op op, std::size_t root) {
-  return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(op) << 16 |
-         static_cast<std::uint64_t>(root) << 32;
-}
-
-std::string described(const Post& post) {
-  static const char* const kinds[] = {"all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "send"};
-  static const char* const ops[] = {"sum", "min", "max"};
-  const auto kind = static_cast<What>(post.signature & 0xff);
-  std::string text = kinds[(post.signature & 0xff) % 6];
-  if (kind == What::kAllReduce || kind == What::kReduceScatter) {
-    text += std::string(" (") + ops[((post.signature >> 16) & 0xff) % 3] + ", dtype " +
-            std::to_string((post.signature >> 8) & 0xff) + ")";
-  }
-  if (kind == What::kBroadcast) text += " from member " + std::to_string(post.signature >> 32);
-  return text + (kind == What::kAllGather ? " of rows of " : " of ") + std::to_string(post.size) + " bytes";
-}
-
 }  // namespace
 
 bool SharedOperation::move() {
@@ -163,10 +143,10 @@ void SharedOperation::tell_others() {
 }
 
 std::string SharedOperation::disagreement(const Post* posts) const {
+  const Doing mine{post_.signature, post_.size};
   for (std::size_t i = 0; i < place_.members.size(); ++i) {
-    if (posts[i].signature == post_.signature && posts[i].size == post_.size) continue;
-    return "Members do different things: member " + std::to_string(place_.ranks[i]) + " runs " + described(posts[i]) +
-           ", and member " + std::to_string(place_.ranks[me()]) + " runs " + described(post_);
+    const Doing other{posts[i].signature, posts[i].size};
+    if (other != mine) return difference(place_.ranks[me()], mine, place_.ranks[i], other);
   }
   return "";
 }
@@ -176,7 +156,7 @@ std::string SharedOperation::waits_for() const {
   std::vector<std::size_t> absent;
   directory_.add_absent(ticket_, &absent);
   std::string text;
-  for (const std::size_t i : absent) text += (text.empty() ? "" : ", ") + std::to_string(place_.ranks[i]);
+  for (const std::size_t i : absent) text += (text.empty() ? "waiting for member " : ", member ") + std::to_string(place_.ranks[i]);
   return text;
 }
 
