@@ -94,7 +94,7 @@ lint: $(STAMP)
 
 # Neither needs TensorFlow. A program is built for each sanitizer, which finds what it finds while the program runs.
 SANITIZERS := thread address,undefined
-CORE := $(filter-out %/ops.cc,$(wildcard tfdist/native/collectives/*.cc))
+CORE := $(filter-out %/ops.cc %/cancellation.cc,$(wildcard tfdist/native/collectives/*.cc))
 sanitize:
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; for kind in $(SANITIZERS); do \
 	  echo "shared memory, $$kind"; \
@@ -105,6 +105,10 @@ sanitize:
 	  $(CXX) -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$$kind -fno-sanitize-recover=undefined -pthread \
 	    tests/native/check_tcp.cc $(CORE) -o "$$folder/check"; \
 	  "$$folder/check" pure orders strangers failures algorithms; \
+	  echo "replicas of one process, $$kind"; \
+	  $(CXX) -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$$kind -fno-sanitize-recover=undefined -pthread \
+	    tests/native/check_replicas.cc $(CORE) -o "$$folder/check"; \
+	  "$$folder/check"; \
 	done
 
 # A link that leads nowhere is an error; with --quiet it would not be. The variable silences an advertisement.

@@ -41,10 +41,18 @@ class Members:
 
     def call(self, function: str, **arguments: Any) -> list[Any]:
         given = {"name": self.name, "groups": self.groups, **arguments}
+        if self.in_one_process:
+            given = {"function": function, "count": self.count, "given": given}
+            function = "of_replicas"
         answers = self.pool.call(f"collective_cases:{function}", given, timeout_seconds=DEADLINE_SECONDS)
         for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
             assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-        return [reply.value for reply in answers]
+        return list(answers[0].value) if self.in_one_process else [reply.value for reply in answers]
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether the members are replicas of one process."""
+        return self.name.endswith("_in_one_process")
 
 
 @contextlib.contextmanager
@@ -52,7 +60,7 @@ def started(forking: Forks, name: str, count: int, groups: tuple[tuple[int, ...]
     """Start processes that have the collectives of one implementation."""
 
     def environments() -> list[dict[str, str]]:
-        free = ports.free_ports(count)
+        free = ports.free_ports(1 if name.endswith("_in_one_process") else count)
         made = worker_environments(forking.environment, strategy=MAKERS[name][1], ports=free, replicas_per_worker=1)
         return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
@@ -132,7 +140,7 @@ def test_a_member_that_gives_up_ends_its_wait(members: Members, tmp_path: Path) 
         assert members.call("abort", who_aborts=-1) == [None] * members.count
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, counts) in MAKERS.items() if 3 in counts])
+@pytest.mark.parametrize("name", [name for name in MAKERS if 3 in MAKERS[name][2] and "in_one_process" not in name])
 def test_a_member_that_is_killed_ends_the_waits_of_the_others(name: str, forking: Forks, tmp_path: Path) -> None:
     with started(forking, name, 3, ()) as members:
         processes = members.call("begin_to_wait", absent=2, folder=str(tmp_path))

@@ -11,11 +11,13 @@ from tfdist.cluster.values import split_address
 from tfdist.collectives import native
 from tfdist.collectives.base import Collective
 from tfdist.collectives.local import LocalCollective
+from tfdist.collectives.replicas import in_process
+from tfdist.collectives.replicas.two_levels import TwoLevelCollective
 from tfdist.collectives.tensorflow import of_replicas, of_workers
-from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import coordination as tf_coordination
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.strategies import native_replicas
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.strategy import KerasTraining, agree_on_seed
@@ -39,9 +41,10 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             model or saving it, before it ends with a `DeadlineError`.
         communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow.
         collectives: what adds up gradients, states and metrics in a step. "tensorflow"; "native", tfdist's own in
-            shared memory, and TCP between hosts (`tfdist.collectives.native`), for workers with one CPU replica each;
-            "auto", native where that is possible. TensorFlow's bring the workers together in any case. None takes the
-            variable ``TFDIST_COLLECTIVES``, or else "tensorflow".
+            shared memory, and TCP between hosts (`tfdist.collectives.native`), for CPUs, where replicas of a worker add
+            up in its own memory first (`tfdist.collectives.replicas`); "auto", native where that is possible.
+            TensorFlow's bring the workers together in any case. None takes the variable ``TFDIST_COLLECTIVES``, or
+            else "tensorflow".
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
@@ -118,9 +121,11 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             notes=tf_coordination if several else None,
         )
         extended.collectives = of_replicas(extended.worker_devices, cluster if several else None)
+        replicas = [] if several else native_replicas.of_devices(engine, extended.worker_devices)
         if isinstance(workers, native.NativeCollective):
-            extended.collectives = [workers]
-            extended.between = TracedCollective(workers, bucket_bytes=tf_strategies.BYTES_PER_PACK)
+            replicas = _of_replicas(workers, extended.worker_devices)
+        if replicas:
+            extended.collectives, extended.between = replicas, native_replicas.traced(replicas)
         if several:
             agree_on_seed(self._workers)
 
@@ -129,16 +134,10 @@ def _native(workers: Collective, engine: str, devices: Sequence[str], cluster: "
     """Return the collective that was asked for, given TensorFlow's of the same workers; alike on all of them.
 
     Raises:
-        ConfigError: native collectives are asked for, and a worker has several replicas or a GPU.
+        ConfigError: native collectives are asked for, and a worker has a GPU.
         UnsupportedError: they are, and cannot be had; see `native.join`.
     """
-    one_cpu = len(devices) == 1 and "GPU" not in devices[0]
-    if engine == "native" and not one_cpu:
-        raise ConfigError(
-            f'collectives is "native", and this worker has the replicas {", ".join(devices)}; native collectives are '
-            'for one CPU replica per worker. Start more workers with one each, or choose collectives="tensorflow".'
-        )
-    if engine == "tensorflow" or not one_cpu:
+    if not native_replicas.are_for(engine, devices):
         return workers
     try:
         address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
@@ -147,6 +146,17 @@ def _native(workers: Collective, engine: str, devices: Sequence[str], cluster: "
         if engine == "native":
             raise
         return workers
+
+
+def _of_replicas(workers: native.NativeCollective, devices: Sequence[str]) -> list[Collective]:
+    """Return the collectives of this worker's replicas, of which each worker has as many."""
+    if len(devices) == 1:
+        return [workers]
+    between = in_process.in_order(workers)
+    return [
+        TwoLevelCollective(one, between, hosts=workers.hosts, index=workers.rank)
+        for one in in_process.of_replicas(devices)
+    ]
 
 
 def _require_devices(replicas: int) -> None:

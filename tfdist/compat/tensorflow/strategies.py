@@ -146,9 +146,12 @@ class ReduceInReplicas:
     Attributes:
         collectives: `tfdist.collectives.base.Collective`s of this process's replicas, in their order, where there are
             several that TensorFlow's collectives reach.
+        between: what reduces in place of TensorFlow's collectives inside of each replica of this process, a
+            `tfdist.collectives.traced.TracedCollective` for each; empty: they do.
     """
 
     collectives: Sequence[Any] = ()
+    between: Sequence[Any] = ()
 
     def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows of all replicas, in their order, inside one of them; all of them call it.
@@ -161,6 +164,15 @@ class ReduceInReplicas:
         if tf.executing_eagerly():  # replicas of this process run one after the other
             return replica_context.all_gather(tensor, axis=0)
         return self.collectives[replica_context._replica_id].all_gather(tensor, key=label)
+
+    def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
+        """Return a nest reduced by `between`, inside of a replica."""
+        between = self.between[tf.distribute.get_replica_context()._replica_id]
+
+        def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
+            return list(between.all_reduce(sent, labels, keep_duplicate_indices=keep))
+
+        return reduced_by(sums, reduce_op, value, replicas=between.size, **told(options))
 
     def _use_merge_call(self) -> bool:
         # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not
@@ -208,19 +220,14 @@ class MirroredReplicas(ReduceInReplicas, MirroredExtended):
         return self._collective_ops if inside else self._cross_device_ops
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if self.between and not tf.executing_eagerly():
+            return self._reduced_between(reduce_op, value, options)
         reduce = super()._replica_ctx_all_reduce
         return reduced(value, lambda flat: reduce(reduce_op, owned(flat), packed(options)))
 
 
 class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
-    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives.
-
-    Attributes:
-        between: what reduces in place of TensorFlow's collectives inside of the one replica that each worker has, a
-            `tfdist.collectives.traced.TracedCollective`; None: they do.
-    """
-
-    between: Any = None
+    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives."""
 
     def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
         self._replicas_per_worker = replicas_per_worker
@@ -254,12 +261,8 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
         return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        if self.between is not None and not tf.executing_eagerly():
-
-            def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
-                return list(self.between.all_reduce(sent, labels, keep_duplicate_indices=keep))
-
-            return reduced_by(sums, reduce_op, value, replicas=self._num_replicas_in_sync, **told(options))
+        if self.between and not tf.executing_eagerly():
+            return self._reduced_between(reduce_op, value, options)
         # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
         options = self._communication_options.merge(options)
         reduce = super()._replica_ctx_all_reduce

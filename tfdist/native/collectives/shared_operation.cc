@@ -4,32 +4,13 @@
 #include <cstring>
 
 #include "bell.h"
+#include "signature.h"
 
 namespace tfdist::collectives {
 namespace {
 
 // One call moves at most so many chunks, so that operations that are under way together all get on.
 constexpr int kStepsPerMove = 24;
-
-enum class What : std::uint8_t { kAllReduce, kReduceScatter, kAllToAll, kAllGather, kBroadcast, kSend };
-
-std::uint64_t signature(What kind, DType dtype, Op op, std::size_t root) {
-  return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(op) << 16 |
-         static_cast<std::uint64_t>(root) << 32;
-}
-
-std::string described(const Post& post) {
-  static const char* const kinds[] = {"all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "send"};
-  static const char* const ops[] = {"sum", "min", "max"};
-  const auto kind = static_cast<What>(post.signature & 0xff);
-  std::string text = kinds[(post.signature & 0xff) % 6];
-  if (kind == What::kAllReduce || kind == What::kReduceScatter) {
-    text += std::string(" (") + ops[((post.signature >> 16) & 0xff) % 3] + ", dtype " +
-            std::to_string((post.signature >> 8) & 0xff) + ")";
-  }
-  if (kind == What::kBroadcast) text += " from member " + std::to_string(post.signature >> 32);
-  return text + (kind == What::kAllGather ? " of rows of " : " of ") + std::to_string(post.size) + " bytes";
-}
 
 }  // namespace
 
@@ -161,8 +142,8 @@ void SharedOperation::tell_others() {
 std::string SharedOperation::disagreement(const Post* posts) const {
   for (std::size_t i = 0; i < place_.members.size(); ++i) {
     if (posts[i].signature == post_.signature && posts[i].size == post_.size) continue;
-    return "Members do different things: member " + std::to_string(place_.ranks[i]) + " runs " + described(posts[i]) +
-           ", and member " + std::to_string(place_.ranks[me()]) + " runs " + described(post_);
+    return difference(place_.ranks[i], described(posts[i].signature, posts[i].size), place_.ranks[me()],
+                      described(post_.signature, post_.size));
   }
   return "";
 }
