@@ -8,6 +8,7 @@
 #   make compat TENSORFLOW=2.18.1 [KERAS=3.15.1]  test_compat and a part of verify beside these versions; RING=1: Horovod too
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
 #   make sanitize   the native collectives' own test programs, under ThreadSanitizer and AddressSanitizer
+#   make check-aarch64  the same programs for aarch64 under qemu, which it needs, and a compiler for it
 #   make lint       ruff and mypy
 #   make docs       the site, in site/
 #   make package    the wheel and the source distribution, in dist/, checked as a package index checks them
@@ -45,7 +46,7 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo sanitize test test-io test-fast verify horovod peers compat lint docs package docker-lock docker-test clean
+.PHONY: help demo sanitize check-aarch64 test test-io test-fast verify horovod peers compat lint docs package docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -92,24 +93,39 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Neither needs TensorFlow. A program is built for each sanitizer, which finds what it finds while the program runs.
+# The test programs of the native collectives, which need no TensorFlow; each is the files of a folder. A sanitizer finds what it
+# finds while a program runs.
 SANITIZERS := thread address,undefined
 CORE := $(filter-out %/ops.cc %/cancellation.cc,$(wildcard tfdist/native/collectives/*.cc))
+CHECKS := -std=c++17 -pthread -Wall -Wextra -Werror
 sanitize:
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; for kind in $(SANITIZERS); do \
+	  flags="$(CHECKS) -O1 -g -fno-omit-frame-pointer -fsanitize=$$kind -fno-sanitize-recover=undefined"; \
 	  echo "shared memory, $$kind"; \
-	  $(CXX) -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$$kind -fno-sanitize-recover=undefined -pthread \
-	    tests/native/check_shared_memory.cc $(CORE) -o "$$folder/check"; \
+	  $(CXX) $$flags tests/native/shared_memory/*.cc $(CORE) -o "$$folder/check"; \
 	  for part in threads hosts restart; do "$$folder/check" $$part; done; \
 	  echo "TCP, $$kind"; \
-	  $(CXX) -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$$kind -fno-sanitize-recover=undefined -pthread \
-	    tests/native/check_tcp.cc $(CORE) -o "$$folder/check"; \
+	  $(CXX) $$flags tests/native/tcp/*.cc $(CORE) -o "$$folder/check"; \
 	  "$$folder/check" pure orders strangers failures algorithms; \
 	  echo "replicas of one process, $$kind"; \
-	  $(CXX) -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$$kind -fno-sanitize-recover=undefined -pthread \
-	    tests/native/check_replicas.cc $(CORE) -o "$$folder/check"; \
+	  $(CXX) $$flags tests/native/replicas/*.cc $(CORE) -o "$$folder/check"; \
 	  "$$folder/check"; \
 	done
+
+# The same programs for aarch64, emulated. The emulator translates to this machine's instructions: where it is an x86, whose memory
+# order is the stronger one, a barrier that is missing may go unnoticed. What it does show is that nothing depends on the
+# instructions, the alignment or the numbers of system calls of x86. One process of pieces is enough.
+AARCH64 := aarch64-linux-gnu-g++
+EMULATOR := qemu-aarch64-static
+check-aarch64:
+	@for program in $(AARCH64) $(EMULATOR); do command -v $$program >/dev/null || { \
+	  echo "$$program is missing: apt-get install g++-aarch64-linux-gnu qemu-user-static" >&2; exit 1; }; done
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(AARCH64) $(CHECKS) -O2 -static tests/native/shared_memory/*.cc $(CORE) -o "$$folder/shared_memory" 2>"$$folder/said"; \
+	$(AARCH64) $(CHECKS) -O2 -static tests/native/tcp/*.cc $(CORE) -o "$$folder/tcp" 2>"$$folder/said"; \
+	for part in "threads 1" "hosts 1" "processes 1" "kill 8" "restart 1"; do \
+	  echo "aarch64, shared memory: $$part"; $(EMULATOR) "$$folder/shared_memory" $$part; done; \
+	echo "aarch64, TCP"; $(EMULATOR) "$$folder/tcp" pure orders strangers failures
 
 # A link that leads nowhere is an error; with --quiet it would not be. The variable silences an advertisement.
 docs: $(STAMP)

@@ -20,6 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.readme import INTEGRATION, MARKS, Marks
+
 pytest_plugins = ["pytester"]
 
 UNIT = Path(__file__).parent / "unit"
@@ -79,8 +81,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = uuid.uuid4().hex
 
 
+@pytest.hookimpl(tryfirst=True)  # before items are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark all of tests/unit as quick; where several processes share the files, put the longest first."""
+    asked = [Path(config.invocation_params.dir, argument).resolve() for argument in config.args]
+    config.stash[MARKS] = Marks(
+        {command: item.nodeid for item in items for mark in item.iter_markers("readme") for command in mark.args},
+        complete=any(path in (INTEGRATION, *INTEGRATION.parents) for path in asked),
+    )
     for item in items:
         if UNIT in item.path.parents:
             item.add_marker(pytest.mark.quick)

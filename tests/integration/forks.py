@@ -29,6 +29,7 @@ _MODULES = (
     *MODULES,
     "tfdist.strategies.mirrored",
     "tfdist.data.reading.reader",
+    "tfdist.data.writing.writer",
     "tfdist.optimizers",
     "tfdist.launch.agent.run",
     "tfdist.cli.run",

@@ -17,8 +17,11 @@ from tfdist.verify.feature import Feature
 
 DEADLINE_SECONDS = 1800
 # rows take turns: a third of them run where a cell is cheapest, in one process, the others under the other strategies
-TURNS = ("mirrored-2", "multi-worker-2x1", "mirrored-2", "ring-2", "multi-worker-native-2", "parameter-server-2")
-SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2")
+TURNS = (
+    *("mirrored-2", "multi-worker-2x1", "mirrored-2", "ring-2", "multi-worker-native-2"),
+    *("mirrored-native-2", "multi-worker-horovod-2", "parameter-server-2"),
+)
+SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2", "multi-worker-horovod-2")
 WHERE_NUMBERS_MATTER = (
     "even",
     "partial_batch",

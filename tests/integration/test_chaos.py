@@ -65,6 +65,7 @@ def test_a_fault_that_never_comes_is_said(script, shared):  # type: ignore[no-un
     assert "0 of 1 faults happened" in out
 
 
+@pytest.mark.readme("tfdist chaos -- tfdist run --strategy ring -n 2 train.py")
 def test_a_training_on_the_ring_is_killed_and_then_its_backup_meets_a_full_disk(shared):  # type: ignore[no-untyped-def]
     path, result = shared.parent / "plan.json", shared / "result"
     faults = [{"kind": "kill", "worker": 1, "step": 2}, {"kind": "disk-full", "at": "save-begin", "restart": 1}]

@@ -109,6 +109,12 @@ def test_groups_that_overlap(members: Members) -> None:
         ]
 
 
+def test_a_stranger_without_the_key_of_the_job_is_refused_and_the_job_goes_on(members: Members) -> None:
+    """Over TCP alone; it has said that it is member 1, before that one came."""
+    refused = [answer for answers in members.call("answers_to_strangers") for answer in answers]
+    assert refused == ([""] if members.name == "native_over_tcp" else [])
+
+
 def test_functions_traced_anew_conditions_and_loops(members: Members) -> None:
     assert [one for those in members.call("under_way", group=None) for one in those] == []
 

@@ -55,6 +55,7 @@ def run(command: list[str], folder: Path) -> str:
     return output
 
 
+@pytest.mark.readme("tfdist data write photos data", "tfdist data info data/train", "tfdist data verify data/train")
 def test_what_the_page_says_of_data(tmp_path: Path) -> None:
     pictures(tmp_path / "photos" / "train", 25, seed=0)
     pictures(tmp_path / "photos" / "test", 7, seed=1)

@@ -17,6 +17,7 @@ def doctor(*arguments: str, **variables: str) -> tuple[int, dict[str, dict[str, 
     return done.returncode, {finding["check"]: finding for finding in report["findings"]}
 
 
+@pytest.mark.readme("tfdist doctor")
 @pytest.mark.quick
 @pytest.mark.timeout(170)
 def test_each_subject_is_found_and_a_problem_is_the_exit_code() -> None:

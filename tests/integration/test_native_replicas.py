@@ -33,6 +33,21 @@ def pool(forking: Forks) -> Iterator[WorkerPool]:
         yield workers
 
 
+@pytest.fixture(scope="module")
+def processes(forking: Forks) -> Iterator[WorkerPool]:
+    """Two processes of two replicas each."""
+    library.build(library.COLLECTIVES, target.observe(), os.environ)
+
+    def environments() -> list[dict[str, str]]:
+        base = {**os.environ, "TFDIST_COLLECTIVES": "native"}
+        made = worker_environments(base, strategy="multi-worker", ports=ports.free_ports(2), replicas_per_worker=2)
+        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+
+    with WorkerPool(environments, start=forking.worker) as workers:
+        workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+        yield workers
+
+
 def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
     (reply,) = pool.call(f"native_replica_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
     assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
@@ -54,6 +69,11 @@ def test_who_gives_up_says_why(pool: WorkerPool) -> None:
     assert "on purpose" in call(pool, "waits_end", reason="on purpose")
 
 
+def test_replicas_of_two_processes(processes: WorkerPool) -> None:
+    for reply in processes.call("native_replica_cases:wrong_of_two_levels", {}, timeout_seconds=DEADLINE_SECONDS):
+        assert (reply.status, reply.value) == ("returned", []), f"{reply.message}\n{reply.detail}"
+
+
 @pytest.mark.parametrize(
     ("collectives", "variable", "taken"),
     [
@@ -62,6 +82,7 @@ def test_who_gives_up_says_why(pool: WorkerPool) -> None:
         ("auto", None, "NativeCollective"),
         ("tensorflow", "native", "TensorFlowCollective"),
         ("gloo", None, "collectives is 'gloo'"),
+        (None, "horovod", "TensorFlowCollective"),
         (None, "gloo", "TFDIST_COLLECTIVES is 'gloo'"),
     ],
 )

@@ -32,7 +32,7 @@ def demo() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How a recipe is run: what starts it, and what it is told; an epoch has 20 steps."""
+    """How a recipe is run: what starts it, and what it is told; an epoch has 20 steps. `shown`: in the README."""
 
     script: str
     command: list[str]
@@ -41,17 +41,27 @@ class Run:
     variables: dict[str, str] = field(default_factory=dict)
     epochs: int = 6
     steps: int = 120
+    shown: tuple[str, ...] = ()
 
 
 RUNS = {
-    "one device": Run(script="digits", command=[sys.executable], workers="1, 1 replica in all"),
-    "demo": Run(
-        script="digits", command=demo(), options=(), epochs=20, steps=400, workers="2, 2 replicas in all"
-    ),  # as it stands
+    "one device": Run(
+        script="digits", command=[sys.executable], workers="1, 1 replica in all", shown=("python train.py",)
+    ),
+    "demo": Run(  # as it stands
+        script="digits",
+        command=demo(),
+        options=(),
+        epochs=20,
+        steps=400,
+        workers="2, 2 replicas in all",
+        shown=("make demo", "tfdist run --strategy multi-worker -n 2 train.py"),
+    ),
     "mirrored": Run(
         script="mirrored",
         command=[*RUN, "--strategy", "mirrored", "--replicas-per-worker", "2"],
         workers="1, 2 replicas in all",
+        shown=("tfdist run --strategy mirrored --replicas-per-worker 2 train.py",),
     ),
     "multi-worker": Run(
         script="multi_worker_mirrored",
@@ -66,12 +76,14 @@ RUNS = {
         options=("--epochs", "6", "--wire-dtype", "bfloat16", "--accumulate-steps", "2", "--reduction", "adasum"),
         workers="2, 2 replicas in all",
         steps=60,
+        shown=("tfdist run --strategy ring -n 2 train.py",),
     ),
     "parameter-server": Run(
         script="digits",
         command=[*RUN, "--strategy", "parameter-server", "-n", "2", "--parameter-servers", "2"],
         variables={"TFDIST_MAX_STALENESS": "0"},
         workers="2, 1 replica in all",
+        shown=("tfdist run --strategy parameter-server -n 2 train.py",),
     ),
 }
 RECOMMENDER = ROOT / "strategies" / "parameter_server" / "train.py"
@@ -122,7 +134,19 @@ def finished(command: list[str], variables: dict[str, str]) -> str:
     return output
 
 
-@pytest.mark.parametrize("name", [pytest.param("one device", marks=pytest.mark.quick), *list(RUNS)[1:]])
+@pytest.mark.quick
+def test_what_runs_a_recipe_is_what_the_readme_shows() -> None:
+    for run in RUNS.values():
+        for shown in (command.split() for command in run.shown if command.startswith("tfdist ")):
+            assert run.command[3 : len(shown) + 1] == shown[1:-1]
+
+
+def of_the_readme(name: str) -> list[pytest.MarkDecorator]:
+    quick = [pytest.mark.quick] if name == "one device" else []
+    return [pytest.mark.readme(*RUNS[name].shown), *quick]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=of_the_readme(name)) for name in RUNS])
 def test_a_recipe_learns_and_says_so_once(name: str, trained: Callable[[str], Result]) -> None:
     result, asked = trained(name), RUNS[name]
     printed = dict(re.findall(r"^(?:\[(?:worker 0|chief)\] )?(\w[\w ]+?)  +(\S.*)$", result.output, re.MULTILINE))

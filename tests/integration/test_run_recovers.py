@@ -49,11 +49,13 @@ KILLS = {
 }
 
 
+@pytest.mark.readme("tfdist run --strategy ring -n 2 --max-restarts 3 train.py")
 @pytest.mark.parametrize("strategy", KILLS)
 def test_killed_at_steps_and_at_every_point_it_heals_and_equals_never_killed(
     strategy: str, forking: Forks, tmp_path: Path
 ) -> None:
     options = ["--strategy", strategy, "-n", "2", "--max-restarts", str(len(KILLS[strategy]))]
+    options += ["--collectives", "native"] if strategy == "multi-worker" else []
     # of an accumulation each worker has a part, and every second step is in the middle of one
     more = {"ACCUMULATE": "2", "ERROR_FEEDBACK": "1"} if strategy == "ring" else {}
     run(forking, tmp_path, *options, *resumable(tmp_path, "never"), **more)
@@ -88,6 +90,10 @@ def test_a_job_with_parameter_servers_goes_on_where_its_chief_was_killed(forking
     assert (tmp_path / "killed.json").read_text() == (tmp_path / "never.json").read_text()
 
 
+@pytest.mark.readme(
+    "tfdist run --strategy ring -n 2 --max-restarts 3 --min-workers 1 --max-workers 3 train.py",
+    "tfdist resize JOB 3",
+)
 @pytest.mark.parametrize("strategy", ["multi-worker", "ring"])
 def test_every_example_counts_once_per_epoch_while_one_worker_becomes_three_and_then_two(
     strategy: str, forking: Forks, tmp_path: Path
@@ -96,6 +102,7 @@ def test_every_example_counts_once_per_epoch_while_one_worker_becomes_three_and_
     script, data, result = str(CASES / "counting.py"), str(tmp_path / "data"), tmp_path / "result.json"
     write({"x": np.arange(40), "seen": np.ones(40, "float32")}, data, processes=1)
     options = ["--strategy", strategy, "-n", "1", "--max-workers", "3"]
+    options += ["--collectives", "tensorflow"] if strategy == "multi-worker" else []
     events = run(
         forking, tmp_path, *options, script, str(result), str(tmp_path / "backup"), data, ACCUMULATE=str(batches)
     )

@@ -131,6 +131,7 @@ if os.environ["TFDIST_WORKER_INDEX"] == "0":
 """
 
 
+@pytest.mark.readme("tfdist run --strategy ring -n 2 --max-restarts 3 --standby train.py")
 def test_fit_goes_on_in_it_as_if_nothing_had_been(forking: Forks, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     options = ["--strategy", "ring", "-n", "2", "--max-restarts", "2"]

@@ -22,13 +22,17 @@ from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 DEADLINE_SECONDS = 120
 CASES = Path(__file__).parent / "cases"
 STRATEGIES = [name for name in registry.names() if registry.get(name).processes == "workers"]
+# of multi-worker, beside what it takes by itself: the others end and are ended in other ways
+COLLECTIVES = ["tensorflow", "horovod"]
+WAYS = [*((name, "auto") for name in STRATEGIES), *(("multi-worker", collectives) for collectives in COLLECTIVES)]
 
 
-def start(forking: Forks, strategy: str, workers: int) -> WorkerPool:
+def start(forking: Forks, strategy: str, workers: int, collectives: str = "auto") -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=1)
-        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+        more = {"PYTHONPATH": python_path(CASES), registry.COLLECTIVES_VARIABLE: collectives}
+        return [environment | more for environment in made]
 
     pool = WorkerPool(environments, start=forking.worker)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
@@ -160,9 +164,9 @@ def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) ->
         assert "Let the model return those" in seen["string"]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_worker_that_waits_in_vain_is_told(strategy: str, forking: Forks) -> None:
-    with start(forking, strategy, 2) as workers:
+@pytest.mark.parametrize(("strategy", "collectives"), WAYS)
+def test_a_worker_that_waits_in_vain_is_told(strategy: str, collectives: str, forking: Forks) -> None:
+    with start(forking, strategy, 2, collectives) as workers:
         waiting, left = call(workers, "waits_for_one_who_left", seconds=5.0)
     assert left == "left"
     assert "this worker has waited 5 s in" in waiting
@@ -192,13 +196,14 @@ model.fit(np.zeros((80, 4)), np.zeros((80, 1)), batch_size=8, epochs=1000, verbo
 """
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_killed_worker_ends_the_job_and_is_named(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "collectives"), WAYS[:-1])  # Horovod ends the ring in the same way
+def test_a_killed_worker_ends_the_job_and_is_named(strategy: str, collectives: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(KILLED_AT_STEP_3)
     (environment, *_) = worker_environments(os.environ, strategy=None, ports=ports.free_ports(1), replicas_per_worker=1)
     quiet = {name: value for name, value in environment.items() if not name.startswith("TFDIST_")}
     command = [sys.executable, "-m", "tfdist", "run", "--strategy", strategy, "-n", "3", "--grace-seconds", "2"]
+    quiet[registry.COLLECTIVES_VARIABLE] = collectives
     done = subprocess.run(
         [*command, str(script)],
         env=quiet,

@@ -68,6 +68,7 @@ def test_a_module_takes_the_batch_by_its_argument_on_several_replicas(tmp_path: 
     assert (trial["outcome"], trial["batch"], trial["examples"], trial["replicas"]) == ("fits", 6, 6, 2)
 
 
+@pytest.mark.readme("tfdist tune batch train.py")
 @pytest.mark.timeout(DEADLINE_SECONDS + 20)
 def test_the_largest_batch_under_a_limit_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -75,6 +75,7 @@ def test_every_way_to_go_wrong_is_told_apart_and_the_rest_goes_on(temporary: Pat
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.readme("tfdist verify")
 def test_the_command_shows_what_is_repaired(temporary: Path, forking: Forks) -> None:
     features = [word for name in ("even", "partial_batch", "dropout") for word in ("--feature", name)]
     request = ["--baseline", "--strategy", "mirrored-2", *features, "--json", "-"]

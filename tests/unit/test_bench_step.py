@@ -26,9 +26,19 @@ def report(strategy: str = "ring") -> StepReport:
     return StepReport(setup=setup(strategy=strategy), seconds=measured, machine={})
 
 
-def test_only_the_ring_has_horovod_for_a_peer() -> None:
-    assert {name for name in STRATEGIES if "horovod loop" in arms(name)} == {"ring"}
+def test_strategies_of_several_processes_have_horovod_for_a_peer_where_it_is_installed() -> None:
+    assert {name for name in STRATEGIES if "horovod loop" in arms(name)} == {"multi-worker", "ring"}
+    assert {name for name in STRATEGIES if "horovod loop" in arms(name, horovod=False)} == {"ring"}
     assert all({"tensorflow loop", "tfdist loop", "tfdist fit"} <= set(arms(name)) for name in STRATEGIES)
+
+
+def test_several_steps_in_a_graph_are_an_arm_more() -> None:
+    one, twenty = arms("mirrored"), arms("mirrored", steps_per_execution=20)
+    assert set(twenty) - set(one) == {"tfdist fit, several steps"}
+    assert report().speed_of_several_steps is None
+    seconds = {**report().seconds, "tfdist fit, several steps": [0.08, 0.16, 0.08]}
+    found = StepReport(setup=setup(steps_per_execution=5), seconds=seconds, machine={})
+    assert json.loads(found.to_json())["speed_of_several_steps"]["median"] == pytest.approx(2.0)
 
 
 def test_peers_have_processes_of_their_own() -> None:
@@ -62,6 +72,9 @@ def test_the_report_is_json_with_its_figures() -> None:
         ({"steps": 0}, "steps is 0"),
         ({"rounds": True}, "rounds is True"),
         ({"strategy": "rings"}, "strategy is 'rings'"),
+        ({"collectives": "native"}, "only 'multi-worker' has a choice"),
+        ({"strategy": "multi-worker", "collectives": "mpi"}, "collectives is 'mpi'"),
+        ({"steps_per_execution": 4}, "steps is 10 and steps_per_execution 4"),
         ({"strategy": "parameter-server"}, "`tfdist bench parameter-server` measures"),
     ],
 )
@@ -86,6 +99,14 @@ def test_every_strategy_whose_replicas_step_together_is_measured(monkeypatch: py
         ("multi-worker", 2, 1),
         ("ring", 2, 1),
     ]
+
+
+def test_each_engine_of_multi_worker_is_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "run", measured)
+    engines = ["--collectives", "native", "--collectives", "tensorflow"]
+    done = CliRunner().invoke(main, ["bench", "step", "--strategy", "ring", "--strategy", "multi-worker", *engines])
+    assert done.exit_code == 0, done.output
+    assert all(title in done.output for title in ("ring, 2 x 1", "multi-worker native,", "multi-worker tensorflow,"))
 
 
 def test_what_was_measured_is_there_when_another_strategy_fails(

@@ -71,6 +71,8 @@ def test_a_strategy_without_its_package_is_one_line_before_anything_starts(
         "Error: the strategy 'ring' needs horovod, which is not installed here. Install it: tfdist build horovod\n"
     )
     assert CliRunner().invoke(cli.main, [*ring, "--dry-run", str(tmp_path / "train.py")]).exit_code == 0
+    result = CliRunner().invoke(cli.main, ["run", "--collectives", "horovod", str(tmp_path / "train.py")])
+    assert (result.exit_code, "collectives 'horovod' need horovod" in result.output) == (1, True), result.output
 
 
 def test_the_collectives_of_several_workers_are_chosen(tmp_path: Path) -> None:

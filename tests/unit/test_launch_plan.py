@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tfdist.cluster import from_environment
+from tfdist.cli.run import described
+from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
 from tfdist.launch import LaunchConfig, WorkerSpec
 from tfdist.launch.plan.plan import WORKER_FILE, plan
@@ -61,6 +62,26 @@ def test_workers_of_an_outer_job() -> None:
     (spec,) = planned(LaunchConfig(target="train.py"))
     outer = dict.fromkeys(ELASTIC, "of somebody")
     assert not ELASTIC & spec.environ(outer).keys()
+
+
+def test_the_key_of_a_job_reaches_its_workers_and_is_shown_nowhere() -> None:
+    key, more = job_key.drawn(), {"job_id": "f00", "directory": Path("/d"), "python": "/bin/py", "agent_pid": 7}
+    two = [("127.0.0.1", 4001), ("127.0.0.1", 4002)]
+    specs = plan(LaunchConfig(target="train.py", workers=2), addresses=two, key=key, **more)  # type: ignore[arg-type]
+    for spec in specs:
+        assert job_key.from_environment(spec.environ({})) == bytes.fromhex(key)
+        assert key not in repr(spec) + described(spec)
+    config = LaunchConfig(target="train.py", workers=1, parameter_servers=1)
+    three = [*two, ("127.0.0.1", 4003)]
+    for spec in plan(config, addresses=three, key=key, **more):  # type: ignore[arg-type]
+        assert job_key.VARIABLE not in spec.environ({job_key.VARIABLE: "of an outer job"})
+
+
+@pytest.mark.parametrize("value", ["short", "0" * 63, "g" * 64, "00" * 33])
+def test_a_key_that_is_none_is_refused_and_not_repeated(value: str) -> None:
+    with pytest.raises(ConfigError, match="must be 64 hexadecimal digits") as refused:
+        job_key.from_environment({job_key.VARIABLE: value})
+    assert value not in str(refused.value)
 
 
 def test_three_workers_agree_with_each_other_and_with_the_cluster() -> None:

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+ROOT = Path(__file__).parents[2]
+SOONER = """
+from tests import conftest
+
+conftest.GRACE_SECONDS = 0.5
+"""
 
 LEAKING = """
 import os, signal, socket, subprocess, sys, threading
@@ -81,10 +86,11 @@ LEAKS = {
 
 
 @pytest.mark.timeout(120)
-def test_each_leak_is_named_and_put_back(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(CONFTEST.read_text().replace("GRACE_SECONDS = 3.0", "GRACE_SECONDS = 0.5"))
+def test_each_leak_is_named_and_put_back(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytester.makeconftest(SOONER)
     pytester.makepyfile(test_leaking=LEAKING)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=100)
+    result = pytester.runpytest_subprocess("-p", "tests.conftest", "-p", "no:cacheprovider", timeout=100)
     result.assert_outcomes(passed=14, errors=len(LEAKS))
     for name, message in LEAKS.items():
         result.stdout.fnmatch_lines([f"*ERROR at teardown of {name} *", "this test left behind*", f"  {message}"])

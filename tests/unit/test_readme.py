@@ -9,81 +9,33 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.readme import MARKS, NOT_RUN, blocks, commands, problems, text
 from tfdist.cli.main import main
 from tfdist.verify.feature import features
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = text()
 MATRIX = (ROOT / "docs" / "matrix.md").read_text(encoding="utf-8")
-TESTS = ROOT / "tests" / "integration"
-
-# The recipes are run by the commands of the README with their own script in the place of train.py.
-RECIPES = "test_recipes.py"
-# command -> the test that runs it, and what in that test shows it; scripts of the tests stand for train.py
-RUN = {
-    "make demo": (RECIPES, "command=demo()"),
-    "tfdist verify": ("test_verify.py", 'forking.start("tfdist", "verify"'),
-    "python train.py": (RECIPES, 'script="digits", command=[sys.executable]'),
-    "tfdist run --strategy multi-worker -n 2 train.py": (RECIPES, "command=demo()"),
-    "tfdist run --strategy ring -n 2 train.py": (RECIPES, '"--strategy", "ring", "-n", "2"]'),
-    "tfdist run --strategy mirrored --replicas-per-worker 2 train.py": (
-        RECIPES,
-        '"--strategy", "mirrored", "--replicas-per-worker", "2"]',
-    ),
-    "tfdist run --strategy parameter-server -n 2 train.py": (RECIPES, '"--strategy", "parameter-server", "-n", "2"'),
-    "tfdist data write photos data": ("test_data_example.py", "data write photos data"),
-    "tfdist data info data/train": ("test_data_example.py", "data info data/train"),
-    "tfdist data verify data/train": ("test_data_example.py", "before, behind, code = blocks()"),
-    "tfdist run --strategy ring -n 2 --max-restarts 3 train.py": (
-        "test_run_recovers.py",
-        'parametrize("strategy", KILLS)\ndef test_killed_at_steps_and_at_every_point',
-    ),
-    "tfdist run --strategy ring -n 2 --max-restarts 3 --standby train.py": (
-        "test_run_standby.py",
-        'options = ["--strategy", "ring", "-n", "2", "--max-restarts", "2"]',
-    ),
-    "tfdist run --strategy ring -n 2 --max-restarts 3 --min-workers 1 --max-workers 3 train.py": (
-        "test_run_recovers.py",
-        'parametrize("strategy", ["multi-worker", "ring"])\ndef test_every_example_counts_once',
-    ),
-    "tfdist resize JOB 3": ("cases/counting.py", '"tfdist", "resize"'),
-    "tfdist chaos -- tfdist run --strategy ring -n 2 train.py": (
-        "test_chaos.py",
-        '"--", "tfdist", "run", "--strategy", "ring", "-n", "2", *training',
-    ),
-    "tfdist doctor": ("test_doctor.py", '"-m", "tfdist", "doctor"'),
-    "tfdist tune batch train.py": ("test_tune.py", '"tfdist", "tune", "batch"'),
-}
-# what needs the network (`make` installs the same into .venv), Docker or a GPU (`make docker-test` builds and runs the
-# image `cpu` with other programs); no test runs these
-NOT_RUN = {
-    "python -m pip install .",
-    "python -m pip install '.[formats,s3]'",
-    "docker build -f docker/Dockerfile --target gpu -t tfdist:gpu .",
-    "docker run --gpus all --shm-size=1g tfdist:gpu tfdist run --strategy mirrored strategies/mirrored/train.py",
-}
 
 
-def blocks(language: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    return [text for name, text in found if name == language]
+def test_every_command_is_run_by_a_test(request: pytest.FixtureRequest) -> None:
+    """Each has a test that is marked `readme("the command")`.
 
-
-def commands() -> list[str]:
-    """The commands of the README, without comments."""
-    return [re.sub(r"\s+#.*", "", line).strip() for block in blocks("") for line in block.splitlines()]
-
-
-def test_every_command_is_run_by_a_test() -> None:
+    All have been collected by `make test` and `make test-fast`; of a part of the tests only the marks are looked at.
+    """
     assert len(commands()) >= 12
-    unknown = [command for command in commands() if command not in RUN and command not in NOT_RUN]
-    assert not unknown, f"write a test that runs it, and name that here: {unknown}"
+    marks = request.config.stash[MARKS]
+    shown = [command for command in commands() if command not in NOT_RUN]
+    assert not problems(shown, marks.tests, complete=marks.complete)
 
 
-@pytest.mark.parametrize("command", RUN)
-def test_the_test_that_runs_a_command_is_there(command: str) -> None:
-    file, evidence = RUN[command]
-    assert evidence in (TESTS / file).read_text(encoding="utf-8"), f"{file} does not run `{command}` any more"
+def test_a_command_without_a_test_and_a_test_without_a_command_are_found() -> None:
+    shown, marked = ["tfdist doctor", "tfdist verify"], {"tfdist verify": "test_a", "tfdist heal": "test_b"}
+    missing = "no test is marked with `tfdist doctor`, which the README shows"
+    gone = "test_b is marked with `tfdist heal`, which the README does not show"
+    assert problems(shown, marked, complete=True) == [gone, missing]
+    assert problems(shown, marked, complete=False) == [gone]
+    assert set(commands()) >= NOT_RUN
 
 
 @pytest.mark.parametrize("command", sorted({one for one in commands() if one.startswith("tfdist run ")}))

@@ -33,13 +33,14 @@ class HorovodCollective:
             members the whole set is one.
         abort: ends Horovod on all ranks, given a reason.
         explain: returns what a failure of Horovod's means, as `Collective.explain`.
+        device: that operations run on, such as a worker's of a cluster of TensorFlow's; empty: this process's.
 
     Example:
         >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
     """
 
-    matches_by_count = False
+    matches_by_count = True  # by name, whichever step of a member it is in
 
     def __init__(
         self,
@@ -51,13 +52,15 @@ class HorovodCollective:
         abort: Callable[[str], None],
         explain: Callable[[BaseException, str], Exception | None],
         pairs: Mapping[int, Any] | None = None,
+        device: str = "",
     ) -> None:
         self.size = size
         self.rank = base.require_rank("rank", rank, size)
         self.hosts = tuple(hosts)
         self._process_set = process_set
+        self._device = device or "/device:CPU:0"
         self._pairs = dict(pairs or {}) | ({1 - rank: process_set} if size == 2 else {})
-        self._side_effect = composed.SideEffect(f"tfdist_sent_{process_set.process_set_id}", "/device:CPU:0")
+        self._side_effect = composed.SideEffect(f"tfdist_sent_{process_set.process_set_id}", self._device)
         self._abort = abort
         self._explain = explain
 
@@ -92,7 +95,8 @@ class HorovodCollective:
 
     def _reduced(self, tensors: list[tf.Tensor], key: str, op: str) -> list[tf.Tensor]:
         first, *others = tensors
-        totals = horovod_ops.all_reduce([_not_folded(first), *others], _name(key), self._process_set, op=op)
+        with tf.device(self._device):
+            totals = horovod_ops.all_reduce([_not_folded(first), *others], _name(key), self._process_set, op=op)
         return [tf.ensure_shape(totals[0], first.shape), *totals[1:]]
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
@@ -101,8 +105,9 @@ class HorovodCollective:
         carried, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:
             return tensor
-        gathered = restore(horovod_ops.all_gather(_not_folded(carried), _name(key), self._process_set))
-        return tf.ensure_shape(gathered, [None, *tensor.shape[1:]])
+        with tf.device(self._device):
+            gathered = horovod_ops.all_gather(_not_folded(carried), _name(key), self._process_set)
+        return tf.ensure_shape(restore(gathered), [None, *tensor.shape[1:]])
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
         """Return this member's part of the sum; see `Collective.reduce_scatter`."""
@@ -132,8 +137,9 @@ class HorovodCollective:
             return tensor
         sizes = base.cut(tensor, self.size)
         splits = tf.stack([tf.cast(size, tf.int32) for size in sizes])
-        arrived = restore(horovod_ops.all_to_all(bits, _not_folded(splits), _name(key), self._process_set))
-        return tf.reshape(arrived, base.with_rows([self.size * sizes[self.rank]], tensor))
+        with tf.device(self._device):
+            arrived = horovod_ops.all_to_all(bits, _not_folded(splits), _name(key), self._process_set)
+        return tf.reshape(restore(arrived), base.with_rows([self.size * sizes[self.rank]], tensor))
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
         """Send a tensor; see `Collective.send`. The two exchange their rows, of which only this member has any."""
@@ -160,7 +166,8 @@ class HorovodCollective:
         count = tf.shape(bits)[0] if sends else 0
         splits = tf.stack([0, count] if self.rank < other else [count, 0])
         rows = bits if sends else bits[:0]
-        return restore(horovod_ops.all_to_all(rows, _not_folded(splits), _name(key), pair))
+        with tf.device(self._device):
+            return restore(horovod_ops.all_to_all(rows, _not_folded(splits), _name(key), pair))
 
     def abort(self, reason: str) -> None:
         """Stop Horovod on every rank: whoever waits in it gets an error."""

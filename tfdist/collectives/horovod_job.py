@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfdist.cluster.values import Cluster, split_address
 from tfdist.collectives.base import Collective, hosts_of
+from tfdist.collectives.joining.exchange import Exchange
 from tfdist.collectives.membership import Membership
 from tfdist.collectives.store import Store, StoreServer
 from tfdist.compat.horovod import broken_connections
@@ -52,7 +53,8 @@ def import_horovod() -> Any:
         import horovod.tensorflow as hvd
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            "Horovod is not installed, and the ring strategy is Horovod's. Install it: tfdist build horovod"
+            "Horovod is not installed, and RingStrategy and horovod collectives are Horovod's. Install it: "
+            "tfdist build horovod"
         ) from error
     except (ImportError, OSError, tf.errors.OpError) as error:
         raise MissingDependencyError(
@@ -129,9 +131,14 @@ class Job:
     hosts: tuple[int, ...]
     mismatches: Iterator[int] = field(default_factory=itertools.count)
 
-    def collective(self, members: Sequence[int]) -> Collective:
+    def collective(self, members: Sequence[int], *, device: str = "", beside: Collective | None = None) -> Collective:
         """Return the collective of some workers, of whom this is one, in rising order.
 
+        Args:
+            members: the workers.
+            device: that operations run on, where a name without a task might mean another process's.
+            beside: another engine of the same workers, which ends with this one; and that explains errors which are
+                not Horovod's.
         Raises:
             ConfigError: they are neither all workers nor one of the groups that Horovod was started with.
         """
@@ -155,9 +162,17 @@ class Job:
             rank=list(members).index(me),
             hosts=hosts_of([self.hosts[worker] for worker in members]),
             pairs={rank: pair for rank, pair in pairs.items() if pair is not None},
-            abort=self.abort,
-            explain=self.explain,
+            abort=self.abort if beside is None else functools.partial(self._abort_both, beside),
+            explain=self.explain if beside is None else functools.partial(self._explain_both, beside),
+            device=device,
         )
+
+    def _abort_both(self, beside: Collective, message: str) -> None:
+        self.abort(message)
+        beside.abort(message)
+
+    def _explain_both(self, beside: Collective, error: BaseException, what: str) -> Exception | None:
+        return self.explain(error, what) or beside.explain(error, what)
 
     def _process_set(self, members: tuple[int, ...]) -> Any:
         everybody = members == tuple(range(self.cluster.num_workers))
@@ -219,7 +234,14 @@ def _horovods_words(text: str) -> str:
 _joined: list[Job] = []
 
 
-def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: float, lost_seconds: float) -> Job:
+def join(
+    cluster: Cluster,
+    *,
+    groups: Sequence[Sequence[int]],
+    timeout_seconds: float,
+    lost_seconds: float,
+    exchange: Exchange | None = None,
+) -> Job:
     """Start Horovod among the workers of the cluster, once in a process; later calls return the same job.
 
     Args:
@@ -228,6 +250,8 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
             order and alike on every worker. Each costs a little in every cycle of Horovod's.
         timeout_seconds: how long to wait for the other workers to start.
         lost_seconds: how long a rank may fail to answer before it is taken for lost; whole seconds.
+        exchange: by which workers tell each other where the store is; None: it is at the chief's own address, where
+            nothing else listens.
     Raises:
         MissingDependencyError: Horovod is missing.
         ConfigError: Horovod already runs among others, or the cluster's addresses are unknown.
@@ -254,7 +278,7 @@ def join(cluster: Cluster, *, groups: Sequence[Sequence[int]], timeout_seconds: 
         if cluster.num_workers == 1:
             variables |= _ALONE
         elif not by_launcher:
-            store = _check_in(cluster, timeout_seconds)
+            store = _check_in(cluster, timeout_seconds, _store_address(cluster, exchange))
             variables |= _gloo_variables(cluster, store.address)
         with _environment(variables):
             hvd.init(process_sets=sets)
@@ -318,7 +342,7 @@ def _same(job: Job, cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> Jo
     missing = [list(group) for group in groups if group not in job.groups]
     if missing:
         raise ConfigError(
-            f"groups has {missing}, which the first ring strategy of this process did not have. Give all groups to the "
+            f"groups has {missing}, with which Horovod was not started in this process. Give all groups to the "
             "first one, alike on every worker."
         )
     return job
@@ -330,34 +354,49 @@ def _server(host: str, port: int) -> StoreServer:
     return StoreServer(host, port)
 
 
-def _check_in(cluster: Cluster, timeout_seconds: float) -> Store:
-    """Return the store at the chief's address once every worker has said that it is there.
+def _store_address(cluster: Cluster, exchange: Exchange | None) -> str:
+    """Return where the store is, which the chief has opened there.
+
+    Raises:
+        ConfigError: the chief cannot listen; alike on all workers where they tell each other.
+    """
+    given = cluster.require_addresses()[0]
+    host, port = split_address("the chief's address", given)
+    address, error = given, ""
+    if cluster.is_chief:
+        try:
+            address = _server(host, port if exchange is None else 0).address
+        except OSError as failed:
+            error = failed.strerror or str(failed)
+    if exchange is not None:
+        told = json.loads(exchange(json.dumps([address, error]).encode())[0])
+        address, error = str(told[0]), str(told[1])
+    if error:
+        raise ConfigError(
+            f"worker 0 cannot listen at {given}: {error}. Give it an address of this host and a free port."
+        )
+    return address
+
+
+def _check_in(cluster: Cluster, timeout_seconds: float, address: str) -> Store:
+    """Return the store at an address once every worker has said that it is there.
 
     Raises:
         DeadlineError: one has not.
     """
     addresses = cluster.require_addresses()
-    if cluster.is_chief:
-        host, port = split_address("the chief's address", addresses[0])
-        try:
-            _server(host, port)
-        except OSError as error:
-            raise ConfigError(
-                f"worker 0 cannot listen at {addresses[0]}: {error.strerror or error}. Give it an address of this host "
-                "and a free port."
-            ) from error
-    store = Store(addresses[0])
+    store = Store(address)
     me = str(cluster.worker_index)
     if not _reach(store, me, timeout_seconds):
         raise DeadlineError(
-            f"worker {me} could not reach worker 0 at {addresses[0]} within {timeout_seconds:g} s. Is it running, does "
+            f"worker {me} could not reach worker 0 at {address} within {timeout_seconds:g} s. Is it running, does "
             "it make the same strategy, and does no firewall stand between?"
         )
     for worker in range(cluster.num_workers):
         if store.wait(_HERE, str(worker), timeout_seconds) is None:
             raise DeadlineError(
                 f"worker {worker} ({addresses[worker]}) has not come within {timeout_seconds:g} s; worker {me} waited "
-                "for it to make its ring strategy. See its output."
+                "for it to make its strategy. See its output."
             )
     return store
 

@@ -18,28 +18,28 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster import job_key
 from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
-from tfdist.errors import DisagreementError, TfdistError, UnsupportedError, WorkerLostError
+from tfdist.collectives.joining.exchange import Exchange, exchange_over
+from tfdist.compat.tensorflow import traced_uses
+from tfdist.errors import ConfigError, DisagreementError, TfdistError, UnsupportedError, WorkerLostError
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
-
-#: what `join` brings members together with: takes this member's bytes, returns those of all, in the order of ranks
-Exchange = Callable[[bytes], list[bytes]]
 
 _REDUCED = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
 )
-_SHARED = Path("/dev/shm")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
 
@@ -217,7 +217,8 @@ class NativeCollective:
         # The kind is no part of it: members that run different operations under one key are told so.
         number = _number_of(f"{'all' if between is None else 'two'} {ranks} {key}")
         with tf.device(self.device):
-            return operation(**tensors, engine=self._number, key=number, argument=argument, ranks=ranks)
+            results = operation(**tensors, engine=self._number, key=number, argument=argument, ranks=ranks)
+        return traced_uses.independent(results)  # members meet by keys, in whatever order they come
 
     def _part(self, rows: tf.Tensor, whole: tf.Tensor, *, times: int) -> tf.Tensor:
         count = None if whole.shape[0] is None else times * base.cut(whole, self.size)[self.rank]
@@ -284,24 +285,29 @@ def join(
     timeout_seconds: float = 0.0,
     device: str = "/device:CPU:0",
     beside: Collective | None = None,
+    secret: bytes | None = None,
 ) -> Job:
     """Bring together processes, who call it at the same time; a process may be in several jobs.
 
-    Who shares a host is proved: one process of those that say so makes the shared memory, with a random name, and the
-    others show that they read in it what it has written. When all have, the name is removed: whatever becomes of the
-    processes, nothing stays behind. Where the memory is too small, the processes of that host use TCP. When it returns,
-    all of them are connected.
+    Who shares a host is proved: one process of those that say so makes the shared memory, and the others show that they
+    read in it what it has written. It has no name: whatever becomes of the processes, nothing stays behind. Where there
+    is too little memory, the processes of that host use TCP; so do those of one machine in containers that do not share
+    a PID namespace. A warning says so. When it returns, all of them are connected.
 
     Args:
         rank: this process's number.
-        exchange: by which they tell each other their bytes; called some times. Who can read it can join in.
+        exchange: by which they tell each other their bytes; called some times.
         address: of this host, at which it listens if there are several hosts.
         host: what processes of one host have in common; another name makes this process one of another host.
         silent_seconds: how long a process may give no sign of life, while others wait for it, until it is lost.
         timeout_seconds: how long an operation may take; 0: however long it takes.
         device: that the ops run on, a CPU.
         beside: see `NativeCollective`.
+        secret: that all members know and nobody else (`tfdist.cluster.job_key`): whoever connects over TCP has to
+            prove that it does. Without one the first member draws it and tells the others, so who can read what is
+            exchanged can join in.
     Raises:
+        ConfigError: some have a secret and others none; on all members.
         UnsupportedError: some have no compiler, or cannot listen; alike on all members.
         WorkerLostError: one of them has ended meanwhile, or cannot be reached; on all others.
 
@@ -312,22 +318,28 @@ def join(
         library, error = native.engines(), ""
     except (TfdistError, OSError) as failed:
         library, error = None, str(failed)
-    mine = _this_host() if host is None else host
-    told = _agreed(exchange, error, host=mine, key=secrets.token_hex(16))
+    machine = _machine() if host is None else host
+    mine = _this_host(machine) if host is None else host
+    said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
+    told = _agreed(exchange, error, secret="no" if secret is None else "yes", **said)
     assert library is not None  # or this one would have said why
-    key = bytes.fromhex(told[0]["key"])
+    key = _key(secret, told)
+    _tell_of_containers(told, rank)
     segment, hosts = _shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
-    listener, port, error = library.listen(address) if len(set(hosts)) > 1 else (0, 0, "")
-    try:
-        told = _agreed(exchange, error, address=address, port=str(port))
-    except BaseException:
-        library.leave(segment, listener)
-        raise
+    listener, addresses = 0, [(address, 0)] * len(hosts)
+    if len(set(hosts)) > 1:
+        listener, port, error = library.listen(address)
+        try:
+            told = _agreed(exchange, error, address=address, port=str(port))
+        except BaseException:
+            library.leave(segment, listener)
+            raise
+        addresses = [(one["address"], int(one["port"])) for one in told]
     members = native.Members(
         rank=rank,
         hosts=hosts,
         indexes=tuple(hosts[:index].count(one) for index, one in enumerate(hosts)),
-        addresses=tuple((one["address"], int(one["port"])) for one in told),
+        addresses=tuple(addresses),
         key=key,
         silent_seconds=silent_seconds,
         timeout_seconds=timeout_seconds,
@@ -340,6 +352,23 @@ def join(
         job.stop()
         raise
     return job
+
+
+def _key(secret: bytes | None, told: Sequence[Mapping[str, str]]) -> bytes:
+    """Return the engine's key; another each time, for every member draws a part of it.
+
+    Raises:
+        ConfigError: not all members have a secret; alike on all.
+    """
+    without = [str(rank) for rank, one in enumerate(told) if one["secret"] == "no"]
+    if secret is None and len(without) == len(told):
+        return bytes.fromhex(told[0]["drawn"])
+    if secret is None or without:
+        raise ConfigError(
+            f"the workers {', '.join(without)} of {len(told)} have no {job_key.VARIABLE}, and the others have one. "
+            "Hand the same to all of them, or to none."
+        )
+    return job_key.derived(secret, "native collectives", [one["drawn"] for one in told])
 
 
 def _meet(job: Job) -> None:
@@ -364,42 +393,31 @@ def _shared(
     Where the memory of a host cannot be had, each of its processes counts as a host.
     """
     mine = [index for index, host in enumerate(hosts) if host == hosts[rank]]
-    makes = rank == mine[0]
-    path, nonce = _SHARED / f"tfdist-collectives-{secrets.token_hex(16)}", secrets.randbits(128)
-    segment, why = 0, ""
-
-    def joined() -> tuple[int, str]:
-        return library.join(path, nonce, members=len(mine), index=mine.index(rank), makes=makes)
-
+    makes, place = rank == mine[0], {"members": len(mine), "index": mine.index(rank)}
+    nonce = secrets.randbits(128)
+    segment, path, why = 0, "", ""
     try:
         if makes:
-            segment, why = joined()
-        told = _told(exchange, path=str(path), nonce=f"{nonce:x}", why=why)
+            segment, said = library.make(nonce, **place)
+            path, why = (said, "") if segment else ("", said)
+        told = _told(exchange, path=path, nonce=f"{nonce:x}", why=why)
         if not makes and not told[mine[0]]["why"]:
-            path, nonce = Path(told[mine[0]]["path"]), int(told[mine[0]]["nonce"], 16)
-            segment, why = joined()
+            segment, why = library.open(told[mine[0]]["path"], int(told[mine[0]]["nonce"], 16), **place)
         _told(exchange, why=why)  # now all have answered in the memory itself
         seen = segment and all(library.has_come(segment, index) for index in range(len(mine)))
         told = _told(exchange, seen="yes" if seen else "", why=why)
     except BaseException:
         library.leave(segment, 0)
         raise
-    finally:
-        if makes:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
     if all(told[index]["seen"] for index in mine):
         return segment, _split(hosts, told)
     library.leave(segment, 0)
     reason = next((told[index]["why"] for index in mine if told[index]["why"]), "it is not the same for all")
     if makes:
         _log.warning(
-            "The processes of this host reduce over TCP, which takes longer, because they share no memory: %s. In a "
-            "container, give %s more room (--shm-size).",
-            reason,
-            _SHARED,
+            "The processes of this host reduce over TCP, which takes longer, because they share no memory: %s.", reason
         )
-    segment, why = library.join(None, nonce)
+    segment, why = library.make(nonce)
     if not segment:
         raise UnsupportedError(f"this process has no memory for the native collectives ({why}). Give it more.")
     return segment, _split(hosts, told)
@@ -411,56 +429,65 @@ def _split(hosts: Sequence[int], told: Sequence[Mapping[str, str]]) -> tuple[int
     return base.hosts_of([(host, rank if host in without else None) for rank, host in enumerate(hosts)])
 
 
-def _this_host() -> str:
-    """Return what only processes that may share memory have in common: the running kernel, the place, and the user."""
+def _machine() -> str:
+    """Return what the processes that run on one kernel have in common."""
     with contextlib.suppress(OSError):
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat(_SHARED).st_dev} {os.getuid()}"
+        return _BOOT.read_text().strip()
     return secrets.token_hex(16)
 
 
+def _this_host(machine: str) -> str:
+    """Return what only processes that may share memory have in common: the kernel, the PID namespace, and the user."""
+    with contextlib.suppress(OSError):
+        return f"{machine} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
+    return secrets.token_hex(16)
+
+
+def _tell_of_containers(told: Sequence[Mapping[str, str]], rank: int) -> None:
+    """Say once for a machine that some of its processes cannot share memory."""
+    mine = [other for other, one in enumerate(told) if one["machine"] == told[rank]["machine"]]
+    if rank == mine[0] and len({told[other]["host"] for other in mine}) > 1:
+        _log.warning(
+            "Processes %s run on one machine in several containers (PID namespaces) or for several users, and reduce "
+            "over TCP, which takes longer. Give the containers one PID namespace (docker run --pid=host, Kubernetes "
+            "shareProcessNamespace), or start the processes in one.",
+            ", ".join(map(str, mine)),
+        )
+
+
 def of_workers(
-    carrier: Collective, *, device: str, address: str = "127.0.0.1", host: str | None = None
+    carrier: Collective,
+    *,
+    device: str,
+    exchange: Exchange | None = None,
+    address: str = "127.0.0.1",
+    host: str | None = None,
 ) -> NativeCollective:
-    """Return the collective of members that another engine has brought together, and that it tells each other by.
+    """Return the collective of members that another engine has brought together.
+
+    The secret is the key that `tfdist run` hands to workers, where there is one.
 
     Args:
         carrier: the other engine's; it ends with this one.
         device: that the ops run on, a CPU.
+        exchange: by which they tell each other their bytes; None: by the carrier.
         address: see `join`.
         host: see `join`.
     Raises:
+        ConfigError: see `join`.
         UnsupportedError: see `join`.
     """
     found = join(
         rank=carrier.rank,
-        exchange=exchange_over(carrier),
+        exchange=exchange_over(carrier) if exchange is None else exchange,
         address=address,
         host=host,
         device=device,
         beside=carrier,
+        secret=job_key.from_environment(os.environ),
     ).collective()
     assert found is not None  # it is one of all
     return found
-
-
-def exchange_over(collective: Collective) -> Exchange:
-    """Return how members of another collective tell each other bytes.
-
-    Args:
-        collective: of all of them; its `all_gather` is called.
-    """
-
-    def exchange(mine: bytes) -> list[bytes]:
-        # each with its length before it, so that one gathering is enough
-        framed = tf.io.decode_raw(len(mine).to_bytes(8, "big") + mine, tf.uint8)
-        left, told = collective.all_gather(framed, key="native bytes").numpy().tobytes(), []
-        while left:
-            end = 8 + int.from_bytes(left[:8], "big")
-            told.append(left[8:end])
-            left = left[end:]
-        return told
-
-    return exchange
 
 
 def _told(exchange: Exchange, **said: str) -> list[dict[str, str]]:

@@ -24,12 +24,12 @@ class TracedCollective:
 
     Args:
         collective: carries the tensors.
-        bucket_bytes: tensors are reduced in buckets of about this size: large enough to fill the wire, and small enough
-            that the first can leave while the backward pass goes on.
+        bucket_bytes: see `buckets.in_buckets`: large enough to fill the wire, and small enough that the last bucket,
+            which nothing hides, is soon done.
         replica: of this process, whose end of the collective it is.
 
     Example:
-        >>> TracedCollective(collective, bucket_bytes=32 << 20).all_reduce([tf.ones([3])])     # doctest: +SKIP
+        >>> TracedCollective(collective, bucket_bytes=4 << 20).all_reduce([tf.ones([3])])     # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
     """
 
@@ -37,7 +37,7 @@ class TracedCollective:
         self.collective = collective
         self.size = collective.size
         self.rank = collective.rank
-        self._bucket_bytes = bucket_bytes
+        self.bucket_bytes = bucket_bytes
         self._replica = replica
 
     def all_reduce(
@@ -45,8 +45,11 @@ class TracedCollective:
     ) -> list[Any]:
         """Return the sums over members, in the order given.
 
+        A bucket waits for its own tensors alone, and for no other bucket.
+
         Args:
-            values: tensors alike on every member, or `tf.IndexedSlices` of alike tables.
+            values: tensors alike on every member, or `tf.IndexedSlices` of alike tables; what is there first comes
+                first.
             labels: what the values are, for messages; equal on every member.
             keep_duplicate_indices: whether rows of `tf.IndexedSlices` must stay apart, as one device has them.
         Returns:
@@ -63,7 +66,7 @@ class TracedCollective:
                 results[index] = self._sum_of_slices(value, names[index], keep_duplicate_indices)
             else:
                 dense[index] = tf.convert_to_tensor(value)
-        for bucket in in_buckets(dense, self._bucket_bytes):
+        for bucket in in_buckets(dense, self.bucket_bytes):
             key = self._key(*[keys.described("sum", dense[index], names[index]) for index in bucket])
             totals = self.collective.all_reduce([dense[index] for index in bucket], key=key)
             for index, total in zip(bucket, totals, strict=True):

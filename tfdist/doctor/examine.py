@@ -16,6 +16,7 @@ from tfdist.doctor import cgroup, framework
 from tfdist.doctor.checks import (
     clock,
     cluster_environment,
+    collectives,
     devices,
     horovod,
     native,
@@ -91,6 +92,7 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
         Check("precision", lambda: precision.judge(asked(), precision.observe_processor())),
         Check("compiler", lambda: toolchain.judge(toolchain.observe(environ))),
         Check("native", lambda: [native.judge(native.observe(environ))]),
+        Check("collectives", lambda: [collectives.judge(collectives.observe(environ), asked().gpus)]),
         Check("memory", lambda: resources.judge_memory(resources.observe_memory(limits()))),
         Check("processors", lambda: resources.judge_processors(resources.observe_processors(limits()))),
         Check("shared-memory", lambda: resources.judge_shared_memory(resources.observe_shared_memory())),

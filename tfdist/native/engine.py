@@ -60,7 +60,8 @@ class Engines:
         number, text = ctypes.c_int64, ctypes.c_char_p
         self._library = ctypes.CDLL(str(path))
         for name, result, *arguments in (
-            ("join", number, text, *[ctypes.c_uint64] * 4, ctypes.c_bool, text, ctypes.c_size_t),
+            ("make", number, *[ctypes.c_uint64] * 4, text, ctypes.c_size_t),
+            ("open", number, text, *[ctypes.c_uint64] * 4, text, ctypes.c_size_t),
             ("has_come", ctypes.c_bool, number, ctypes.c_uint64),
             ("listen", number, text, ctypes.c_void_p, text, ctypes.c_size_t),
             (
@@ -75,26 +76,36 @@ class Engines:
             function = getattr(self._library, f"tfdist_collectives_{name}")
             function.restype, function.argtypes = result, arguments
 
-    def join(
-        self, path: Path | None, nonce: int, *, members: int = 1, index: int = 0, makes: bool = True
-    ) -> tuple[int, str]:
-        """Map the memory that the members of a host share.
+    def make(self, nonce: int, *, members: int = 1, index: int = 0) -> tuple[int, str]:
+        """Make the memory that the members of a host share; it ends with the last of their processes.
 
         Args:
-            path: of its file, which one member makes and the others open; None: memory of this process alone.
             nonce: of 128 bits, by which they know that it is the same.
-            members: number of members on this host.
+            members: number of members on this host; of one that is alone it is memory of its process.
             index: this process's among them.
-            makes: whether this is the one that makes it.
         Returns:
-            Its number, or 0 and why not.
+            Its number and where the others open it, or 0 and why not.
         """
-        why = ctypes.create_string_buffer(_WHY_BYTES)
-        low, high = nonce % 2**64, nonce >> 64
-        number = self._library.tfdist_collectives_join(
-            str(path or "").encode(), low, high, members, index, makes, why, _WHY_BYTES
-        )
-        return number, why.value.decode(errors="replace")
+        return self._joined("make", nonce, members, index)
+
+    def open(self, path: str, nonce: int, *, members: int, index: int) -> tuple[int, str]:
+        """Open the memory that another member has made.
+
+        Args:
+            path: from its `make`, while that process has not called `start`.
+            nonce: see `make`.
+            members: see `make`.
+            index: see `make`.
+        Returns:
+            Its number and "", or 0 and why not.
+        """
+        return self._joined("open", nonce, members, index, path.encode())
+
+    def _joined(self, name: str, nonce: int, members: int, index: int, *path: bytes) -> tuple[int, str]:
+        text = ctypes.create_string_buffer(_WHY_BYTES)
+        function = getattr(self._library, f"tfdist_collectives_{name}")
+        number = function(*path, nonce % 2**64, nonce >> 64, members, index, text, _WHY_BYTES)
+        return number, text.value.decode(errors="replace")
 
     def has_come(self, segment: int, index: int) -> bool:
         """Return whether a member has shown in the shared memory itself that it has it too."""
@@ -114,7 +125,7 @@ class Engines:
         """Start the engine of this process, once all members of its host have come, and return its number.
 
         Args:
-            segment: from `join`; the engine takes it over.
+            segment: from `make` or `open`; the engine takes it over.
             listener: from `listen`, likewise; 0: all members are on one host.
             members: who they are.
         """

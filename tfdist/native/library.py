@@ -40,19 +40,21 @@ class Library:
         name: of the library.
         folder: where its sources are, below `SOURCES`.
         flags: for the compiler, beside those that all have.
+        takes: how long it takes to compile, in words, on two idle processors.
     """
 
     name: str
     folder: str
     flags: tuple[str, ...]
+    takes: str
 
     def sources(self, pattern: str) -> list[Path]:
         """Return the files of its folder that a pattern fits."""
         return sorted((SOURCES / self.folder).glob(pattern))
 
 
-RECORDS = Library(name="records", folder=".", flags=("-O2",))
-COLLECTIVES = Library(name="collectives", folder="collectives", flags=("-O3", "-pthread"))
+RECORDS = Library(name="records", folder=".", flags=("-O2",), takes="some seconds")
+COLLECTIVES = Library(name="collectives", folder="collectives", flags=("-O3", "-pthread"), takes="half a minute")
 LIBRARIES = (RECORDS, COLLECTIVES)
 
 
@@ -72,7 +74,8 @@ class Built:
 def name(of: Library, target: Target, *, digest: str) -> str:
     """Return the file name of a library: everything that it depends on.
 
-    The ops use TensorFlow's C interface, so what a compiler makes of C++ classes is no part of it.
+    The ops use TensorFlow's C interface, and of its C++ classes only where `collectives/cancellation.cc` finds a member,
+    which the version says: so what a compiler makes of C++ classes is no part of it.
 
     Args:
         of: which one.
@@ -104,6 +107,17 @@ def find(of: Library, target: Target, environ: Mapping[str, str]) -> Path | None
         return path if is_sealed(path.read_bytes()) else None
     except OSError:
         return None
+
+
+def why_not(of: Library, target: Target, environ: Mapping[str, str]) -> str:
+    """Return why the library is not to be had, or an empty text where it is kept or there is a compiler."""
+    if find(of, target, environ):
+        return ""
+    try:
+        _compiler(environ)
+    except MissingDependencyError as error:
+        return str(error)
+    return ""
 
 
 def sealed(content: bytes) -> bytes:
@@ -160,7 +174,7 @@ def build(
         kept = None if force else find(of, target, environ)
         if kept:
             return Built(path=kept, was="kept")
-        on_start(f"Compiling tfdist's ops of {of.name} for TensorFlow {target.version} (some seconds, once).")
+        on_start(f"Compiling tfdist's ops of {of.name} for TensorFlow {target.version} ({of.takes}, once).")
         cache.remove_stale(root / "work")
         with tempfile.TemporaryDirectory(dir=root / "work", prefix="ops-") as work:
             made = Path(work, f"{of.name}.so")

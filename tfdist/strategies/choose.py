@@ -50,7 +50,8 @@ def from_environment(
 
     ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, several others
     multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of
-    this process; a machine without GPUs then gets as many logical CPU devices. For the parameter-server strategy
+    this process; a machine without GPUs then gets as many logical CPU devices. ``TFDIST_COLLECTIVES`` names what
+    carries the tensors of multi-worker. For the parameter-server strategy
     ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the default); where the cluster
     has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and ``TFDIST_LOCAL_SERVERS``
     servers on this host.
@@ -91,7 +92,10 @@ def from_environment(
         kind = "GPU" if gpus else "CPU"
         devices = None if replicas is None else [f"{kind}:{index}" for index in range(replicas)]
         return create(name, devices=devices, loss_reduction=loss_reduction)
-    return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction)
+    options: dict[str, Any] = {}
+    if name == "multi-worker" and environ.get(registry.COLLECTIVES_VARIABLE):
+        options["collectives"] = environ[registry.COLLECTIVES_VARIABLE]
+    return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction, **options)
 
 
 def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist import validation
+from tfdist.collectives import buckets
 from tfdist.collectives.tensorflow import of_replicas
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -31,6 +32,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
             CPUs (`tfdist.collectives.replicas`); "auto", native where that is possible. None takes the variable
             ``TFDIST_COLLECTIVES``, of which names that only strategies of several processes know are passed over, or
             else "tensorflow".
+        bucket_bytes: gradients are reduced in buckets of about this many bytes, which leave in the order in which the
+            backward pass makes them.
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
@@ -58,18 +61,21 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         devices: Sequence[str] | None = None,
         *,
         collectives: str | None = None,
+        bucket_bytes: int = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
     ) -> None:
         engine = _engine(collectives)
         self.loss_reduction = loss_reduction
+        validation.integer("bucket_bytes", bucket_bytes, minimum=1)
         self._workers = Workers()
         threads.ensure_inter_op(threads.devices_to_come())
         tf_strategies.claim_collective_keys(self, within_worker=True)
         extended = tf_strategies.MirroredReplicas(self, _resolved(devices))
+        extended.bucket_bytes = bucket_bytes
         extended.collectives = of_replicas(extended.worker_devices)
         native = native_replicas.of_devices(engine, extended.worker_devices)
         if native:
-            extended.collectives, extended.between = native, native_replicas.traced(native)
+            extended.collectives, extended.between = native, native_replicas.traced(native, bucket_bytes)
         tf.distribute.Strategy.__init__(self, extended)
 
 

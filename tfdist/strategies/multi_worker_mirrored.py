@@ -7,18 +7,16 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.cluster.values import split_address
-from tfdist.collectives import native
+from tfdist.collectives import buckets
 from tfdist.collectives.base import Collective
 from tfdist.collectives.local import LocalCollective
-from tfdist.collectives.replicas import in_process
-from tfdist.collectives.replicas.two_levels import TwoLevelCollective
 from tfdist.collectives.tensorflow import of_replicas, of_workers
 from tfdist.compat.tensorflow import coordination as tf_coordination
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.strategies import native_replicas
+from tfdist.errors import ConfigError
+from tfdist.strategies import engines, native_replicas
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
+from tfdist.training.multi_worker import agreement
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.strategy import KerasTraining, agree_on_seed
 
@@ -39,19 +37,26 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         replicas_per_worker: replicas in this process, equal on every worker; None takes every GPU, or else one CPU.
         timeout_seconds: how long a worker waits in a step or an agreement for the others, which may be tracing a large
             model or saving it, before it ends with a `DeadlineError`.
-        communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow.
-        collectives: what adds up gradients, states and metrics in a step. "tensorflow"; "native", tfdist's own in
-            shared memory, and TCP between hosts (`tfdist.collectives.native`), for CPUs, where replicas of a worker add
-            up in its own memory first (`tfdist.collectives.replicas`); "auto", native where that is possible.
-            TensorFlow's bring the workers together in any case. None takes the variable ``TFDIST_COLLECTIVES``, or
-            else "tensorflow".
+        communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow, whose own reductions
+            are used on GPUs and where a worker has several replicas; with a ``bytes_per_pack`` it is theirs.
+        collectives: what adds up gradients, states and metrics in a step, the same on every worker. "tensorflow":
+            TensorFlow's, over gRPC or NCCL. "native": tfdist's own (`tfdist.collectives.native`), in shared memory, and
+            over TCP between hosts, for CPUs; replicas of a worker add up in its own memory first. "horovod": Horovod's,
+            over gloo, MPI or NCCL, for workers with one replica each. "auto": native where each worker has one CPU
+            replica and a C++ compiler or a compiled copy, else TensorFlow's. TensorFlow's bring the workers together in
+            any case. None takes the variable ``TFDIST_COLLECTIVES``, or else "auto".
+        bucket_bytes: gradients are reduced in buckets of at most this many bytes, which leave in the order in which the
+            backward pass makes them, the first of at most 1 MiB. "auto" measures latency and bandwidth when the
+            strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
+            and then a sum of floats may have other last bits.
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
     Raises:
         ConfigError: there are more replicas than devices, the cluster's addresses are unknown, or ``collectives`` is
-            none of these.
+            none of these, not the same on all workers, or not for their replicas.
         UnsupportedError: "native" is not possible here; the message says why.
+        MissingDependencyError: "horovod" is asked for and not installed (``tfdist build horovod``).
 
     Example:
         >>> strategy = MultiWorkerMirroredStrategy()          # doctest: +SKIP
@@ -69,11 +74,13 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         timeout_seconds: float = 1800.0,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         collectives: str | None = None,
+        bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
     ) -> None:
         engine = validation.one_of(
             "collectives", collectives or os.environ.get(COLLECTIVES_VARIABLE) or COLLECTIVES[0], COLLECTIVES
         )
+        validation.number("timeout_seconds", timeout_seconds, above=0)
         self.loss_reduction = loss_reduction
         cluster = clusters.from_environment() if cluster is None else cluster
         if not cluster.is_worker:
@@ -81,6 +88,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 f"this process is {cluster.task} ({cluster.source}); MultiWorkerMirroredStrategy runs on workers "
                 "alone. Construct it only where cluster.is_worker."
             )
+        buckets.require_bytes("bucket_bytes", bucket_bytes)
         if replicas_per_worker is not None:
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             _require_devices(replicas_per_worker)
@@ -114,49 +122,32 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if several:
             tensorflows = of_workers(cluster, range(cluster.num_workers))
             assert tensorflows is not None  # this worker is one of all
-            workers = _native(tensorflows, engine, extended.worker_devices, cluster)
+            workers = engines.between_workers(
+                tensorflows, engine, extended.worker_devices, cluster, timeout_seconds=timeout_seconds
+            )
         self._workers = Workers(
             workers,
-            timeout_seconds=validation.number("timeout_seconds", timeout_seconds, above=0),
+            timeout_seconds=timeout_seconds,
             notes=tf_coordination if several else None,
         )
         extended.collectives = of_replicas(extended.worker_devices, cluster if several else None)
+        if several and workers is not tensorflows:
+            extended.collectives = engines.of_replicas(workers, extended.worker_devices)
         replicas = [] if several else native_replicas.of_devices(engine, extended.worker_devices)
-        if isinstance(workers, native.NativeCollective):
-            replicas = _of_replicas(workers, extended.worker_devices)
+        with self._workers.waiting("the measurement of bucket_bytes"):
+            extended.bucket_bytes = buckets.chosen_bytes(bucket_bytes, workers)
+        if several and (workers is not tensorflows or _is_one_cpu(extended.worker_devices)):
+            replicas = list(extended.collectives)
+            extended.traced = agreement.Signatures(self._workers).require_alike
         if replicas:
-            extended.collectives, extended.between = replicas, native_replicas.traced(replicas)
+            extended.collectives = replicas
+            extended.between = native_replicas.traced(replicas, extended.bucket_bytes)
         if several:
             agree_on_seed(self._workers)
 
 
-def _native(workers: Collective, engine: str, devices: Sequence[str], cluster: "clusters.Cluster") -> Collective:
-    """Return the collective that was asked for, given TensorFlow's of the same workers; alike on all of them.
-
-    Raises:
-        ConfigError: native collectives are asked for, and a worker has a GPU.
-        UnsupportedError: they are, and cannot be had; see `native.join`.
-    """
-    if not native_replicas.are_for(engine, devices):
-        return workers
-    try:
-        address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
-        return native.of_workers(workers, device=devices[0], address=address)
-    except UnsupportedError:
-        if engine == "native":
-            raise
-        return workers
-
-
-def _of_replicas(workers: native.NativeCollective, devices: Sequence[str]) -> list[Collective]:
-    """Return the collectives of this worker's replicas, of which each worker has as many."""
-    if len(devices) == 1:
-        return [workers]
-    between = in_process.in_order(workers)
-    return [
-        TwoLevelCollective(one, between, hosts=workers.hosts, index=workers.rank)
-        for one in in_process.of_replicas(devices)
-    ]
+def _is_one_cpu(devices: Sequence[str]) -> bool:
+    return len(devices) == 1 and "GPU" not in devices[0]
 
 
 def _require_devices(replicas: int) -> None:

@@ -20,7 +20,7 @@ from tfdist.validation import nearest
 __all__ = ["Entry", "get", "names"]
 
 #: what may carry the tensors of `multi-worker`; the first is the default
-COLLECTIVES = ("tensorflow", "native", "auto")
+COLLECTIVES = ("auto", "tensorflow", "native", "horovod")
 #: what may carry those of `mirrored`, between replicas of one process; the first is the default
 REPLICA_COLLECTIVES = ("tensorflow", "native", "auto")
 #: names one of them where the code does not

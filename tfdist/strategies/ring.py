@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.collectives import horovod_job
+from tfdist.collectives import buckets, horovod_job
 from tfdist.collectives.tensorflow import of_replicas
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import ring as tf_ring
@@ -24,7 +24,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
 
     Every worker runs the same script with the same data; replica r of N takes its contiguous rows of each global
     batch. Worker 0 hands its initial weights to all, shows progress and writes files. Gradients are summed by Horovod
-    in fused groups of a fixed order, which leave while the backward pass goes on; a group of S bytes costs each worker
+    in buckets of a fixed order, which leave while the backward pass goes on; a bucket of S bytes costs each worker
     2 S (n - 1) / n bytes on the wire, whatever n is.
 
     Start it with `tfdist run --strategy ring`, `horovodrun`, or `mpirun` (Horovod built with MPI, or the chief's
@@ -42,7 +42,10 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         lost_after_seconds: a worker whose process does not answer for so long (stopped, its host gone) is taken for
             lost, and the others end with a `WorkerLostError`. One that ends is noticed at once. The first strategy of a
             process decides.
-        bucket_bytes: gradients are reduced in groups of about this many bytes.
+        bucket_bytes: gradients are reduced in buckets of at most this many bytes, which leave in the order in which the
+            backward pass makes them, the first of at most 1 MiB. "auto" measures latency and bandwidth when the
+            strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
+            and then a sum of floats may have other last bits.
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
@@ -71,7 +74,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         groups: Sequence[Sequence[int]] | None = None,
         timeout_seconds: float = 1800.0,
         lost_after_seconds: float = 120.0,
-        bucket_bytes: int = 32 << 20,
+        bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
     ) -> None:
         self.loss_reduction = loss_reduction
@@ -83,7 +86,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             )
         validation.number("timeout_seconds", timeout_seconds, above=0)
         validation.number("lost_after_seconds", lost_after_seconds, above=0)
-        validation.integer("bucket_bytes", bucket_bytes, minimum=1)
+        buckets.require_bytes("bucket_bytes", bucket_bytes)
         members = _members(groups, cluster)
         devices = _devices(replicas_per_worker, cluster)
         self._job = horovod_job.join(
@@ -99,12 +102,14 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             timeout_seconds=timeout_seconds,
             notes=None if self._job.store is None else horovod_job.Notes(self._job.store, members),
         )
+        with self._workers.waiting("the measurement of bucket_bytes"):
+            chosen = buckets.chosen_bytes(bucket_bytes, collective)
         self._signatures = agreement.Signatures(self._workers)
         tf_strategies.claim_collective_keys(self, within_worker=True)
         extended = tf_ring.RingReplicas(
             self,
             devices=devices,
-            collective=TracedCollective(collective, bucket_bytes=bucket_bytes),
+            collective=TracedCollective(collective, bucket_bytes=chosen),
             waiting=self._workers.waiting,
             traced=self._signatures.require_alike,
         )

@@ -96,7 +96,7 @@ def operations(name: str, groups: Sequence[Sequence[int]], group: int | None, tr
     return wrong
 
 
-def results_of(own: Any, dtype: str) -> Iterator[tuple[str, tf.Tensor, np.ndarray]]:
+def results_of(own: Any, dtype: str, *, sends: bool = True) -> Iterator[tuple[str, tf.Tensor, np.ndarray]]:
     """Run every operation on one dtype; give what it was, its result, and the right one."""
     rank, size = own.rank, own.size
 
@@ -122,7 +122,7 @@ def results_of(own: Any, dtype: str) -> Iterator[tuple[str, tf.Tensor, np.ndarra
     for root, shape in itertools.product({0, size - 1}, SHAPES[-1:]):
         got = own.broadcast(mine(shape), key=f"broadcast {dtype} {shape} {root}", root=root)
         yield f"broadcast {dtype} {shape} {root}", got, value(root, shape, dtype)
-    for sender in range(size if size > 1 else 0):
+    for sender in range(size if size > 1 and sends else 0):
         receiver = (sender + 1) % size
         for shape in SHAPES[::3]:
             if rank == sender:
@@ -308,6 +308,12 @@ def _wait(own: Any, folder: str, fails: bool = False) -> None:
     with open(partial, "w") as file:
         file.write(text)
     os.rename(partial, os.path.join(folder, f"{own.rank}.txt"))
+
+
+def answers_to_strangers(name: str, groups: Sequence[Sequence[int]]) -> list[str]:
+    """Return what members have answered to a stranger that this process let in between."""
+    collective(name, groups, None)
+    return [answer.hex() for answer in collective_makers.ANSWERS]
 
 
 def abort(name: str, groups: Sequence[Sequence[int]], who_aborts: int) -> None:

@@ -6,17 +6,26 @@ thread of its own.
 """
 
 import functools
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist import cluster as clusters
+from tfdist.cluster import job_key
 
 _Made = tuple[Any, list[Any]]
 
 _making = threading.Lock()
 #: of this process, those of the native collectives
 JOBS: list[Any] = []
+#: what members answered to a stranger who knew all that members had told each other, and not the key of the job
+ANSWERS: list[bytes] = []
 
 
 def horovod(groups: Sequence[Sequence[int]]) -> _Made:
@@ -33,7 +42,7 @@ def tensorflow(groups: Sequence[Sequence[int]]) -> _Made:
     import tfdist.strategies
     from tfdist.collectives.tensorflow import of_workers
 
-    strategy = tfdist.strategies.MultiWorkerMirroredStrategy()
+    strategy = tfdist.strategies.MultiWorkerMirroredStrategy(collectives="tensorflow")
     cluster = clusters.from_environment()
     return strategy.workers.collective, [of_workers(cluster, group) for group in groups]
 
@@ -52,11 +61,15 @@ def _native(groups: Sequence[Sequence[int]], host: str | None) -> _Made:
     import tfdist.strategies
     from tfdist.collectives.native import exchange_over, join
 
-    strategy = tfdist.strategies.MultiWorkerMirroredStrategy()
+    strategy = tfdist.strategies.MultiWorkerMirroredStrategy(collectives="tensorflow")
     cluster = clusters.from_environment()
     device = f"/job:worker/replica:0/task:{cluster.worker_index}/device:CPU:0"
     exchange = exchange_over(strategy.workers.collective)
-    job = join(rank=cluster.worker_index, exchange=exchange, host=host, device=device)
+    if cluster.worker_index == 1:
+        exchange = _with_a_stranger(exchange, cluster.num_workers)
+    secret = job_key.from_environment(os.environ)
+    assert secret is not None
+    job = join(rank=cluster.worker_index, exchange=exchange, host=host, device=device, secret=secret)
     JOBS.append(job)
     return job.collective(), [job.collective(group) for group in groups]
 
@@ -74,6 +87,37 @@ def native_in_one_process(groups: Sequence[Sequence[int]], rank: int, count: int
     with _making:  # one for all threads
         replicas = _replicas(count)
     return replicas.collective(rank), [replicas.collective(rank, group) for group in groups]
+
+
+def _with_a_stranger(exchange: Any, members: int) -> Any:
+    """Return the same exchange, behind which a stranger says to the first member that it is member 1."""
+    drawn: list[str] = []
+
+    def exchanged(mine: bytes) -> list[bytes]:
+        every = exchange(mine)
+        told = [json.loads(one) for one in every]
+        drawn.extend(one["drawn"] for one in told if "drawn" in one)
+        if told[0].get("port"):
+            key = job_key.derived(secrets.token_bytes(32), "native collectives", drawn)
+            ANSWERS.append(_answer_to_a_stranger((told[0]["address"], int(told[0]["port"])), key, members))
+        return every
+
+    return exchanged
+
+
+def _answer_to_a_stranger(address: tuple[str, int], key: bytes, members: int) -> bytes:
+    """Return what comes after a handshake that is right but for the key; see `handshake.h`."""
+    with socket.create_connection(address, timeout=60) as connection:
+        challenge = b""
+        while len(challenge) < 40:
+            challenge += connection.recv(40 - len(challenge))
+        claim = struct.pack("<QIIII", 0, 1, 0, members, 0)
+        answer = challenge[:8] + secrets.token_bytes(32) + claim
+        connection.sendall(answer + hmac.digest(key, b"connects" + challenge + answer, "sha256"))
+        try:
+            return connection.recv(1)
+        except ConnectionResetError:
+            return b""
 
 
 def local(groups: Sequence[Sequence[int]]) -> _Made:

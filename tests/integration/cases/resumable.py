@@ -79,13 +79,14 @@ def main(result, backup, kind, save_freq):
     x = rng.normal(size=(EXAMPLES, 4)).astype("float32")
     y = x[:, :1] * 2
     with scope.scope():
+        # something of every kind, and no variable more: to trace a step takes most of the time, and the more the longer
         model = keras.Sequential(
             [
                 keras.Input((4,)),
-                keras.layers.Dense(6, "relu"),
-                keras.layers.BatchNormalization(),
+                keras.layers.Dense(6, "relu", use_bias=False),
+                keras.layers.BatchNormalization(center=False, scale=False),
                 keras.layers.Dropout(0.3),
-                keras.layers.Dense(1),
+                keras.layers.Dense(1, use_bias=False),
             ]
         )
         optimizer = keras.optimizers.Adam(0.01)

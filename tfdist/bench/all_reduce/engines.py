@@ -84,7 +84,9 @@ def measure(engine: str, calls: int) -> float:
 
 
 def _strategy_of(engine: str) -> tf.distribute.Strategy:
-    return strategies.of_tensorflow("multi-worker") if engine == "tensorflow" else strategies.of_tfdist(engine)
+    if engine == "tensorflow":
+        return strategies.of_tensorflow("multi-worker")
+    return strategies.of_tfdist(engine, "tensorflow" if engine == "multi-worker" else None)
 
 
 @functools.cache

@@ -3,11 +3,12 @@
 - ``tensorflow loop``: TensorFlow's own strategy, in a hand-written loop;
 - ``horovod loop``: Horovod's `DistributedGradientTape` around a plain model, in the loop of its synthetic benchmark;
 - ``tfdist loop``: tfdist's strategy, in the same loop, which has none of what `fit` needs to be right;
-- ``tfdist fit``: tfdist's strategy, Keras' `compile` and `fit`.
+- ``tfdist fit``: tfdist's strategy, Keras' `compile` and `fit`;
+- ``tfdist fit, several steps``: the same with ``steps_per_execution``.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -22,10 +23,10 @@ from tfdist.bench.workers.models import MODELS
 _prepared: dict[str, Callable[[int], float]] = {}
 
 
-def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: int) -> None:
+def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps_per_execution: int, steps: int) -> None:
     """Build the model of an arm and run it for so many steps, which trace and warm it."""
     if arm not in _prepared:
-        _prepared[arm] = _ARMS[arm](strategy, model, global_batch_size)
+        _prepared[arm] = _runner(arm, strategy, model, global_batch_size, steps_per_execution)
     _prepared[arm](steps)
 
 
@@ -99,12 +100,14 @@ def _timed(step: Callable[[], tf.Tensor]) -> Callable[[int], float]:
     return run
 
 
-def _fit(strategy: tf.distribute.Strategy, model: str, global_batch_size: int) -> Callable[[int], float]:
+def _fit(
+    strategy: tf.distribute.Strategy, model: str, global_batch_size: int, steps_per_execution: int
+) -> Callable[[int], float]:
     """Return a runner of plain Keras `fit`; the seconds are those of its epoch."""
     with strategy.scope():
         network = MODELS[model].build()
         loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        network.compile(keras.optimizers.SGD(0.01), loss_function)
+        network.compile(keras.optimizers.SGD(0.01), loss_function, steps_per_execution=steps_per_execution)
     dataset = _dataset(model, global_batch_size)
 
     def run(steps: int) -> float:
@@ -115,9 +118,13 @@ def _fit(strategy: tf.distribute.Strategy, model: str, global_batch_size: int) -
     return run
 
 
-_ARMS: Mapping[str, Callable[[str, str, int], Callable[[int], float]]] = {
-    "tensorflow loop": lambda strategy, *rest: _loop(strategies.of_tensorflow(strategy), *rest),
-    "horovod loop": lambda strategy, *rest: _horovod_loop(*rest),
-    "tfdist loop": lambda strategy, *rest: _loop(strategies.of_tfdist(strategy), *rest),
-    "tfdist fit": lambda strategy, *rest: _fit(strategies.of_tfdist(strategy), *rest),
-}
+def _runner(
+    arm: str, strategy: str, model: str, global_batch_size: int, steps_per_execution: int
+) -> Callable[[int], float]:
+    if arm == "tensorflow loop":
+        return _loop(strategies.of_tensorflow(strategy), model, global_batch_size)
+    if arm == "horovod loop":
+        return _horovod_loop(model, global_batch_size)
+    if arm == "tfdist loop":
+        return _loop(strategies.of_tfdist(strategy), model, global_batch_size)
+    return _fit(strategies.of_tfdist(strategy), model, global_batch_size, steps_per_execution)

@@ -47,6 +47,11 @@ def _convolutional() -> keras.Model:
     )
 
 
+def _small() -> keras.Model:
+    """A perceptron of 7,000 parameters: a step takes about a millisecond, most of it beside computing."""
+    return keras.Sequential([keras.Input((32,)), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10)])
+
+
 def _resnet50() -> keras.Model:
     return keras.applications.ResNet50(weights=None, classifier_activation=None)
 
@@ -55,6 +60,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "perceptron": Model(build=_perceptron, input_shape=(1000,), classes=1000),
         "convolutional": Model(build=_convolutional, input_shape=(8, 8, 1), classes=10),
+        "small": Model(build=_small, input_shape=(32,), classes=10),
         "resnet50": Model(build=_resnet50, input_shape=(224, 224, 3), classes=1000),
     }
 )

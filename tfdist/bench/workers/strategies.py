@@ -15,11 +15,17 @@ __all__ = ["horovod", "of_tensorflow", "of_tfdist"]
 
 
 @functools.cache
-def of_tfdist(name: str) -> tf.distribute.Strategy:
-    """Return tfdist's strategy of this name for the workers that the environment tells of."""
+def of_tfdist(name: str, collectives: str | None = None) -> tf.distribute.Strategy:
+    """Return tfdist's strategy of this name for the workers that the environment tells of.
+
+    Args:
+        name: registered name.
+        collectives: of a multi-worker strategy; None: what a user gets who does not choose.
+    """
     if name == "ring":  # its workers are held while other lanes run, and must not be taken for lost
         return tfdist.strategies.create(name, lost_after_seconds=LONGEST_SECONDS)
-    return tfdist.strategies.from_environment({**os.environ, "TFDIST_STRATEGY": name})
+    chosen = {registry.COLLECTIVES_VARIABLE: collectives} if collectives else {}
+    return tfdist.strategies.from_environment({**os.environ, "TFDIST_STRATEGY": name, **chosen})
 
 
 @functools.cache

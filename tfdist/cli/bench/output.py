@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import click
 
-MODELS = ("perceptron", "convolutional", "resnet50")
+MODELS = ("perceptron", "convolutional", "small", "resnet50")
 
 
 class _Report(Protocol):

@@ -26,8 +26,8 @@ _WIDTH_IN_FILES = 120
     cls=Command,
     examples={
         "tfdist bench step": "every strategy: minutes",
-        "tfdist bench step --strategy ring --rounds 2 --steps 3": "a first look",
-        "tfdist bench step --model convolutional --batch-size 64 --steps 30": "steps of milliseconds",
+        "tfdist bench step --strategy multi-worker --collectives native": "one engine",
+        "tfdist bench step --model small --steps 200 --steps-per-execution 20": "steps of 1 ms",
     },
     page="benchmarks",
 )
@@ -37,20 +37,22 @@ _WIDTH_IN_FILES = 120
     multiple=True,
     help="Only this one; repeatable. Default: all.",
 )
+@click.option(
+    "--collectives",
+    type=click.Choice(registry.COLLECTIVES),
+    multiple=True,
+    help="Of multi-worker; repeatable.",
+)
 @click.option("--model", type=click.Choice(MODELS), default="perceptron", show_default=True, help="What is trained.")
 @click.option(
     "--workers",
     type=click.IntRange(1),
     default=2,
     show_default=True,
-    help="Processes of multi-worker and ring, a replica each.",
+    help="Not of mirrored.",
 )
-@click.option(
-    "--replicas", type=click.IntRange(1), default=2, show_default=True, help="Replicas of mirrored, in its one process."
-)
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Examples per step, over all replicas."
-)
+@click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Replicas of mirrored.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Of all replicas.")
 @click.option(
     "--warm-up-steps",
     type=click.IntRange(1),
@@ -59,16 +61,25 @@ _WIDTH_IN_FILES = 120
     help="Steps to warm up.",
 )
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Steps per measurement.")
+@click.option(
+    "--steps-per-execution",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Of one more `fit`.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Measurements each.")
 @json_option
 def command(
     strategy: tuple[str, ...],
+    collectives: tuple[str, ...],
     model: str,
     workers: int,
     replicas: int,
     batch_size: int,
     warm_up_steps: int,
     steps: int,
+    steps_per_execution: int,
     rounds: int,
     json_path: str | None,
 ) -> None:
@@ -78,19 +89,19 @@ def command(
 
     \b
     tensorflow loop   peer: TensorFlow's own strategy, in the loop of its guide
-    horovod loop      peer of ring: DistributedGradientTape, in the loop of Horovod's benchmark
+    horovod loop      peer of workers: DistributedGradientTape, in Horovod's own loop
     tfdist loop       tfdist's strategy in TensorFlow's loop, without what makes `fit` right
     tfdist fit        tfdist's strategy, compile and fit
 
     "Speed of fit" is a peer's time over that of `fit`: above 1 tfdist is faster. "Cost of correctness" is the time of
-    `fit` over that of the tfdist loop, which neither weighs examples nor reduces metrics nor calls callbacks. "Examples
-    per second" are over all workers, by the time of the slowest worker: mean and 1.96 standard deviations of rounds.
-    Parameter servers are measured by `tfdist bench parameter-server`.
+    `fit` over that of the tfdist loop, which neither weighs examples nor reduces metrics. Examples are those of
+    all workers, by the time of the slowest worker: mean and 1.96 standard deviations.
 
     \b
     perceptron        25 M parameters in 50 tensors: communication weighs
     convolutional     0.1 M parameters: what a step costs beside computing shows
-    resnet50          25.6 M parameters, 224 x 224 images: slow on a CPU; try --batch-size 8 --steps 2
+    small             7,000 parameters: little else than that
+    resnet50          25.6 M parameters: slow on a CPU; try --batch-size 8 --steps 2
     """
     setups = [
         step_bench.Setup(
@@ -102,8 +113,11 @@ def command(
             warm_up_steps=warm_up_steps,
             steps=steps,
             rounds=rounds,
+            collectives=engine,
+            steps_per_execution=steps_per_execution,
         )
         for name in dict.fromkeys(strategy or step_bench.STRATEGIES)
+        for engine in (dict.fromkeys(collectives) if collectives and name == "multi-worker" else (None,))
     ]
     reports = list[step_bench.StepReport]()
     try:
@@ -139,10 +153,16 @@ def _leave(reports: list[step_bench.StepReport], json_path: str | None) -> None:
     _print_steps(reports)
 
 
+def _title(setup: step_bench.Setup) -> str:
+    name = setup.strategy if setup.collectives is None else f"{setup.strategy} {setup.collectives}"
+    return f"{name}, {setup.workers} x {setup.replicas_per_worker}"
+
+
 def _print_steps(reports: list[step_bench.StepReport]) -> None:
     setups = [report.setup for report in reports]
-    result = Table("", *(f"{s.strategy}, {s.workers} x {s.replicas_per_worker}" for s in setups), box=None)
-    arms = [arm for arm in step_bench.arms("ring") if any(arm in report.seconds for report in reports)]
+    result = Table("", *map(_title, setups), box=None)
+    every = step_bench.arms("ring", steps_per_execution=setups[0].steps_per_execution)
+    arms = [arm for arm in every if any(arm in report.seconds for report in reports)]
     for arm in arms:
         times = [report.seconds.get(arm) for report in reports]
         result.add_row(
@@ -156,6 +176,10 @@ def _print_steps(reports: list[step_bench.StepReport]) -> None:
         if any(speeds):
             shown = [escape(str(speed)) if speed else "-" for speed in speeds]
             result.add_row(f"speed of fit, against the {peer}", *shown)
+    several = [report.speed_of_several_steps for report in reports]
+    if any(several):
+        what = f"speed of {setups[0].steps_per_execution} steps at once, against single ones"
+        result.add_row(what, *(escape(str(speed)) for speed in several))
     result.add_row(
         "cost of correctness, fit / tfdist loop", *(escape(str(report.correctness_cost)) for report in reports)
     )

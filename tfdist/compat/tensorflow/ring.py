@@ -61,7 +61,8 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
     ) -> None:
         self._collective = collective
         self._waiting = waiting
-        self._traced = traced
+        self.traced = traced
+        self.bucket_bytes = collective.bucket_bytes
         super().__init__(container_strategy, devices=list(devices))
 
     # Who there is.
@@ -118,12 +119,6 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     # Reductions inside a replica.
 
-    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        results = super()._call_for_each_replica(fn, args, kwargs)
-        if not tf.executing_eagerly():
-            self._traced()
-        return results
-
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if tf.executing_eagerly():  # a merge call: replicas of this process run one after the other
             return tf.distribute.StrategyExtended._replica_ctx_all_reduce(self, reduce_op, value, options)
@@ -176,8 +171,9 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         sums: list[Any] = [None] * len(flat)
         for dtype in dict.fromkeys(value.dtype for value in flat):
             mine = [index for index, value in enumerate(flat) if value.dtype == dtype]
+            mine.reverse()  # TensorFlow fills its packs from the last value to the first
             sent = owned([as_rows(flat[index]) for index in mine])
-            reduced = super()._replica_ctx_all_reduce(_SUM, sent, packed(options))
+            reduced = super()._replica_ctx_all_reduce(_SUM, sent, packed(options, self.bucket_bytes))
             for index, total in zip(mine, reduced, strict=True):
                 sums[index] = of_rows(total, flat[index])
         return sums

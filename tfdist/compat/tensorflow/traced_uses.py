@@ -1,7 +1,8 @@
 """What the function that is being traced does with variables, and whether it is a branch of another.
 
 Private names, read in TensorFlow 2.21.0: `FuncGraph` and its kinds for conditions and loops; `Graph._get_function`,
-what a call calls; `DistributedVariable._get_on_device_or_primary`, a variable's copy on the replica that is traced.
+what a call calls; `DistributedVariable._get_on_device_or_primary`, a variable's copy on the replica that is traced;
+`experimental_acd_manager`, what puts the operations of a function that have effects one behind the other.
 """
 
 from typing import Any
@@ -58,6 +59,23 @@ def _is_read(graph: Any, op: tf.Operation, handle: tf.Tensor) -> bool:
     inner = graph._get_function(op.get_attr("f").name).graph
     places = [place for place, given in enumerate(op.inputs) if given is handle]
     return all(_is_read(inner, use, inner.inputs[place]) for place in places for use in inner.inputs[place].consumers())
+
+
+def independent(results: Any) -> Any:
+    """Return what an operation with effects has returned, and let it wait for its inputs alone.
+
+    TensorFlow runs it in any case, and would run it behind all operations with effects that were traced before it.
+
+    Args:
+        results: the operation, a tensor of its or a list of them; None eagerly.
+    """
+    if tf.executing_eagerly():
+        return results
+    first = results[0] if isinstance(results, (list, tuple)) else results
+    operation = first if isinstance(first, tf.Operation) else first.op
+    if operation.graph.experimental_acd_manager is not None:  # a graph of TensorFlow 1 has none
+        operation.graph.experimental_acd_manager.run_independently(operation)
+    return results
 
 
 def in_condition() -> bool:

@@ -136,7 +136,7 @@ class Pipeline:
         if share is not None:
             return batches
         # behind the prefetching, so that it happens when the last batch is asked for
-        return batches.map(lambda is_last, data: _after(is_last, end, data))
+        return batches.map(_as_it_is(lambda is_last, data: _after(is_last, end, data)))
 
     def _fingerprint(self, position: Position) -> np.int64:
         text = repr((self.identity, position.epoch, position.start, self.global_batch_size, self.tail))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any
 
+from tfdist.cluster import job_key
 from tfdist.launch.agent import jobs
 from tfdist.launch.agent.restart_reporter import RestartReporter
 from tfdist.launch.agent.standby import Standby
@@ -43,6 +44,7 @@ class Job:
         begun: clock time of its start.
         step_seconds: of the last start that had enough steps.
         addresses: of the last processes that were started.
+        key: by which the workers know each other.
     """
 
     config: LaunchConfig
@@ -58,6 +60,7 @@ class Job:
     begun: float = field(default_factory=time.monotonic)
     step_seconds: tuple[float, ...] = ()
     addresses: tuple[str, ...] = ()
+    key: str = field(default_factory=job_key.drawn, repr=False)
 
     def say(self, text: str) -> None:
         """Tell the user."""
@@ -105,6 +108,7 @@ class Job:
             agent_pid=os.getpid(),
             memory=self.guard.memory,
             restarts=starts,
+            key=self.key,
         )
         reporting = reporting_role(roles_of(config))
         channel = opened(

@@ -73,7 +73,7 @@ def check_strategy(config: LaunchConfig) -> None:
 
 
 def require_installed(config: LaunchConfig) -> None:
-    """Check that what the strategy needs is installed, before any worker is started that would find out by itself.
+    """Check that what the strategy and its collectives need is installed, before a worker is started that finds out.
 
     Raises:
         MissingDependencyError: it is not.
@@ -81,11 +81,11 @@ def require_installed(config: LaunchConfig) -> None:
     Example:
         >>> require_installed(LaunchConfig(target="train.py", strategy="multi-worker", workers=2))
     """
-    if config.strategy is None:
-        return
-    entry = registry.get(config.strategy)
-    if entry.needs is not None and not entry.is_installed:
-        package, cure = entry.needs
-        raise MissingDependencyError(
-            f"the strategy {entry.name!r} needs {package}, which is not installed here. Install it: {cure}"
-        )
+    wanted = [] if config.strategy is None else [(registry.get(config.strategy), f"the strategy {config.strategy!r}")]
+    if config.environment.get(registry.COLLECTIVES_VARIABLE) == "horovod":
+        wanted.append((registry.get("ring"), "collectives 'horovod'"))  # the ring is Horovod's
+    for entry, what in wanted:
+        if entry.needs is not None and not entry.is_installed:
+            package, cure = entry.needs
+            verb = "needs" if entry.name == config.strategy else "need"
+            raise MissingDependencyError(f"{what} {verb} {package}, which is not installed here. Install it: {cure}")

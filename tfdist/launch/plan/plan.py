@@ -46,6 +46,7 @@ def plan(
     agent_pid: int,
     memory: Path | None = None,
     restarts: int = 0,
+    key: str = "",
 ) -> tuple[WorkerSpec, ...]:
     """Return one specification per process, in the order of `roles.tasks`.
 
@@ -58,6 +59,7 @@ def plan(
         agent_pid: process that they do not outlive.
         memory: where what outlives them is; the same directory by default.
         restarts: how often the job has been started again.
+        key: of the job, for those that step together.
 
     Example:
         >>> more = dict(job_id="a1", directory=Path("/d"), python="python3", agent_pid=7)
@@ -96,6 +98,7 @@ def plan(
                 host=addresses[index][0],
                 port=addresses[index][1],
                 peers=tuple(dict.fromkeys(hosts)),
+                key=key if role.in_step else "",
             )
         )
     return tuple(result)

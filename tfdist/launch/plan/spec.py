@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tfdist.cluster import job_key
 from tfdist.cluster.values import TaskId
 
 BOTH = frozenset({1, 2})  # standard output and standard error
@@ -27,6 +28,7 @@ class WorkerSpec:
         host: where it runs, by the name at which the others reach it; empty where nobody has to reach it.
         port: on which it listens there; 0 with an empty host.
         peers: the hosts of all processes of the job, which it reaches without a proxy.
+        key: of the job, handed to it in its environment; empty: it gets none. It is shown nowhere.
         piped: its streams that go through the agent: standard output (1) and error (2), error alone, or none. Without
             output it has the agent's input, too.
     """
@@ -40,6 +42,7 @@ class WorkerSpec:
     host: str = ""
     port: int = 0
     peers: tuple[str, ...] = ()
+    key: str = field(default="", repr=False)
     piped: frozenset[int] = BOTH
 
     @property
@@ -62,8 +65,11 @@ class WorkerSpec:
             >>> spec.environ({"B": "2", "C": "3"})
             {'C': '3', 'A': '1'}
         """
-        kept = {name: value for name, value in inherited.items() if name not in self.removed}
-        return {**kept, **around_the_proxy(kept, self.peers), **self.environment}
+        # an outer job's key is none of this one's
+        removed = (*self.removed, job_key.VARIABLE)
+        kept = {name: value for name, value in inherited.items() if name not in removed}
+        own = {job_key.VARIABLE: self.key} if self.key else {}
+        return {**kept, **around_the_proxy(kept, self.peers), **self.environment, **own}
 
 
 def around_the_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tfdist.cluster import job_key
 from tfdist.launch.placement.local import LOOPBACK
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.plan import plan
@@ -58,6 +59,7 @@ def worker_environments(
         directory=Path(os.devnull),
         python=sys.executable,
         agent_pid=os.getpid(),
+        key=job_key.drawn(),
     )
     environments = [spec.environ({**clean, **_QUIET}) for spec in specs]
     for environment in environments:

@@ -13,6 +13,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "stream.h"
+
 namespace tfdist::collectives {
 
 enum class DType : std::uint8_t {
@@ -155,39 +157,56 @@ void accumulate(T* __restrict into, const T* __restrict from, std::size_t count)
   for (std::size_t i = 0; i < count; ++i) into[i] = combined<op>(into[i], from[i]);
 }
 
+// Where a result goes as well; nowhere if it is null.
+template <typename T>
+struct Copy {
+  T* to;
+  bool streams;
+};
+
+// So many numbers, which are all read before one is written.
+template <Op op, std::size_t numbers, typename T>
+inline void reduce_some(T* into, Copy<T> copy, const void* const* parts, std::size_t members, std::size_t begin) {
+  const auto part = [&](std::size_t member) { return static_cast<const T*>(parts[member]) + begin; };
+  T line[numbers];
+  if constexpr (kIsHalf<T> && op == Op::kSum) {
+    float total[numbers];
+    for (std::size_t i = 0; i < numbers; ++i) total[i] = widen(part(0)[i]);
+    for (std::size_t member = 1; member < members; ++member) {
+      for (std::size_t i = 0; i < numbers; ++i) total[i] += widen(part(member)[i]);
+    }
+    for (std::size_t i = 0; i < numbers; ++i) narrow(total[i], &line[i]);
+  } else {
+    for (std::size_t i = 0; i < numbers; ++i) line[i] = combined<op>(part(0)[i], part(1)[i]);
+    for (std::size_t member = 2; member < members; ++member) {
+      for (std::size_t i = 0; i < numbers; ++i) line[i] = combined<op>(line[i], part(member)[i]);
+    }
+  }
+  std::memcpy(into + begin, line, sizeof line);
+  if (copy.to == nullptr) return;
+  if (copy.streams) {
+    stream_line(copy.to + begin, line);
+  } else {
+    std::memcpy(copy.to + begin, line, sizeof line);
+  }
+}
+
 template <Op op, typename T>
-void reduce(T* into, const void* const* parts, std::size_t members, std::size_t count) {
+void reduce(T* into, Copy<T> copy, const void* const* parts, std::size_t members, std::size_t count) {
   if (members == 1) {
     if (into != parts[0] && count > 0) std::memcpy(into, parts[0], count * sizeof(T));
+    if (copy.to != nullptr && count > 0) std::memcpy(copy.to, parts[0], count * sizeof(T));
     return;
   }
-  if constexpr (kIsHalf<T> && op == Op::kSum) {
-    constexpr std::size_t kBlock = 512;
-    float total[kBlock];
-    for (std::size_t begin = 0; begin < count; begin += kBlock) {
-      const std::size_t size = std::min(kBlock, count - begin);
-      const T* first = static_cast<const T*>(parts[0]) + begin;
-      for (std::size_t i = 0; i < size; ++i) total[i] = widen(first[i]);
-      for (std::size_t member = 1; member < members; ++member) {
-        const T* part = static_cast<const T*>(parts[member]) + begin;
-        for (std::size_t i = 0; i < size; ++i) total[i] += widen(part[i]);
-      }
-      for (std::size_t i = 0; i < size; ++i) narrow(total[i], into + begin + i);
-    }
-  } else {
-    constexpr std::size_t kBlock = 2048;  // stays in the nearest cache while the other members are added
-    T total[kBlock];
-    for (std::size_t begin = 0; begin < count; begin += kBlock) {
-      const std::size_t size = std::min(kBlock, count - begin);
-      const T* one = static_cast<const T*>(parts[0]) + begin;
-      const T* other = static_cast<const T*>(parts[1]) + begin;
-      for (std::size_t i = 0; i < size; ++i) total[i] = combined<op>(one[i], other[i]);
-      for (std::size_t member = 2; member < members; ++member) {
-        accumulate<op, T>(total, static_cast<const T*>(parts[member]) + begin, size);
-      }
-      std::memcpy(into + begin, total, size * sizeof(T));
-    }
-  }
+  constexpr std::size_t kNumbers = kLine / sizeof(T);
+  const bool lined_up = before_line(copy.to) % sizeof(T) == 0;
+  const std::size_t head = copy.streams && lined_up ? std::min(count, before_line(copy.to) / sizeof(T)) : 0;
+  const std::size_t end = head + (count - head) / kNumbers * kNumbers;
+  const Copy<T> plain{copy.to, false}, lines{copy.to, copy.streams && lined_up};
+  for (std::size_t i = 0; i < head; ++i) reduce_some<op, 1>(into, plain, parts, members, i);
+  for (std::size_t i = head; i < end; i += kNumbers) reduce_some<op, kNumbers>(into, lines, parts, members, i);
+  for (std::size_t i = end; i < count; ++i) reduce_some<op, 1>(into, plain, parts, members, i);
+  if (lines.streams) end_stream();
 }
 
 // Calls `function` with a null pointer of the dtype's type.
@@ -247,12 +266,15 @@ inline void accumulate(DType dtype, Op op, void* into, const void* from, std::si
   });
 }
 
-// into[i] = parts[0][i] op parts[1][i] op ..., in this order, rounded once. `into` may be one of the parts.
-inline void reduce(DType dtype, Op op, void* into, const void* const* parts, std::size_t members, std::size_t count) {
+// into[i] = parts[0][i] op parts[1][i] op ..., in this order, rounded once; and the same in `also`, if that is not null:
+// past the caches if it `streams`. Both may be one of the parts.
+inline void reduce(DType dtype, Op op, void* into, const void* const* parts, std::size_t members, std::size_t count,
+                   void* also = nullptr, bool streams = false) {
   internal::with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     internal::with_op(op, [&](auto constant) {
-      internal::reduce<decltype(constant)::value, T>(static_cast<T*>(into), parts, members, count);
+      internal::reduce<decltype(constant)::value, T>(static_cast<T*>(into), {static_cast<T*>(also), streams}, parts,
+                                                     members, count);
     });
   });
 }

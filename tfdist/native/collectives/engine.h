@@ -102,6 +102,7 @@ class Engine {
   const std::shared_ptr<Segment> segment_;
   const std::unique_ptr<Transport> transport_;  // the thread's own
   const Options options_;
+  const bool together_;  // each member on this host can have a processor of its own
   Liveness liveness_;
   std::atomic<bool> stopping_{false};
   std::atomic<int> looks_at_half_a_cause_{0};

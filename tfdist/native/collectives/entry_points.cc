@@ -13,27 +13,37 @@ using namespace tfdist::collectives;
 
 namespace {
 constexpr double kLeastJoinSeconds = 5;  // between members who have agreed a moment ago that they begin
+
+std::int64_t entered(const std::shared_ptr<Segment>& segment, std::uint64_t index) {
+  if (segment == nullptr) return 0;
+  segment->come(index);
+  return segments().add(segment);
+}
 }  // namespace
 
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 extern "C" {
 
-// Makes or opens the memory that the members of a host share, of whom this process is the one with `index`. Its number, or
-// 0 and why not. No path: memory of this process alone.
-TFDIST_EXPORT std::int64_t tfdist_collectives_join(const char* path, std::uint64_t nonce, std::uint64_t other_nonce,
-                                                   std::uint64_t members, std::uint64_t index, bool makes, char* why,
+// Makes the memory that the members of a host share, of whom this process is the one with `index`. Its number, and in
+// `text` where the others open it; or 0, and why not. Of a member that is alone it is memory of its process.
+TFDIST_EXPORT std::int64_t tfdist_collectives_make(std::uint64_t nonce, std::uint64_t other_nonce, std::uint64_t members,
+                                                   std::uint64_t index, char* text, std::size_t room) {
+  const std::uint64_t nonces[2] = {nonce, other_nonce};
+  std::string error;
+  const auto segment = members == 1 ? Segment::anonymous(members, &error) : Segment::create(nonces, members, &error);
+  std::snprintf(text, room, "%s", segment == nullptr ? error.c_str() : segment->path().c_str());
+  return entered(segment, index);
+}
+
+// Opens what another member has made. Its number, or 0, and in `text` why not.
+TFDIST_EXPORT std::int64_t tfdist_collectives_open(const char* path, std::uint64_t nonce, std::uint64_t other_nonce,
+                                                   std::uint64_t members, std::uint64_t index, char* text,
                                                    std::size_t room) {
   const std::uint64_t nonces[2] = {nonce, other_nonce};
   std::string error;
-  const auto segment = *path == 0 ? Segment::anonymous(members, &error)
-                       : makes    ? Segment::create(path, nonces, members, &error)
-                                  : Segment::open(path, nonces, members, &error);
-  if (segment == nullptr) {
-    std::snprintf(why, room, "%s", error.c_str());
-    return 0;
-  }
-  segment->come(index);
-  return segments().add(segment);
+  const auto segment = Segment::open(path, nonces, members, &error);
+  std::snprintf(text, room, "%s", error.c_str());
+  return entered(segment, index);
 }
 
 // Whether a member has shown that it has the same memory.
@@ -64,6 +74,7 @@ TFDIST_EXPORT std::int64_t tfdist_collectives_start(std::int64_t segment, std::i
                                                     double silent_seconds, double timeout_seconds) {
   auto taken = segments().take(segment);
   if (taken == nullptr) return 0;
+  taken->close_file();
   std::unique_ptr<Transport> transport;
   const auto socket = listeners().take(listener);
   if (socket != nullptr) {

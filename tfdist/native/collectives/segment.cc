@@ -2,19 +2,25 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <new>
-
-#include "socket.h"
 
 namespace tfdist::collectives {
 namespace {
 
-std::string failure(const std::string& what, int error) { return what + " (" + std::strerror(error) + ")"; }
+constexpr char kName[] = "tfdist-collectives";
+constexpr char kTarget[] = "/memfd:tfdist-collectives";  // what the link of a descriptor says
+constexpr unsigned kNoExecution = 8;                     // MFD_NOEXEC_SEAL, which older headers do not have
+
+std::string failure(const std::string& what, int error) {
+  return error == 0 ? what : what + " (" + std::strerror(error) + ")";
+}
+
+std::string in_words(const Layout& layout) { return "shared memory of " + std::to_string(layout.bytes >> 10) + " KiB"; }
 
 // Of what the process's number is one; another container may have another.
 std::uint64_t pid_namespace() {
@@ -24,14 +30,14 @@ std::uint64_t pid_namespace() {
 
 }  // namespace
 
-std::shared_ptr<Segment> Segment::map(int descriptor, const Layout& layout, std::string* error) {
-  const int flags = descriptor < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
-  void* base = mmap(nullptr, layout.bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
+std::shared_ptr<Segment> Segment::map(Descriptor file, const Layout& layout, std::string* error) {
+  const int flags = file ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS;
+  void* base = mmap(nullptr, layout.bytes, PROT_READ | PROT_WRITE, flags, file.get(), 0);
   if (base == MAP_FAILED) {
-    *error = failure("shared memory of " + std::to_string(layout.bytes) + " bytes cannot be mapped", errno);
+    *error = failure(in_words(layout) + " cannot be mapped", errno);
     return nullptr;
   }
-  return std::shared_ptr<Segment>(new Segment(static_cast<char*>(base), layout));
+  return std::shared_ptr<Segment>(new Segment(static_cast<char*>(base), layout, std::move(file)));
 }
 
 Segment::~Segment() { munmap(base_, layout_.bytes); }
@@ -51,47 +57,67 @@ void Segment::initialise(const std::uint64_t nonce[2]) {
   head.magic.store(kSegmentMagic, std::memory_order_release);
 }
 
-std::shared_ptr<Segment> Segment::create(const std::string& path, const std::uint64_t nonce[2], std::size_t members,
-                                         std::string* error) {
+std::shared_ptr<Segment> Segment::create(const std::uint64_t nonce[2], std::size_t members, std::string* error) {
   const Layout layout(members);
-  const Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (file.get() < 0) {
-    *error = failure(path + " cannot be made", errno);
+  // The kernel's answer to a file beyond the limit is a signal that ends a process.
+  rlimit limit;
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < layout.bytes) {
+    *error = in_words(layout) + " is more than the " + std::to_string(limit.rlim_cur >> 10) +
+             " KiB that a file of this process may have. Raise that limit (ulimit -f)";
+    return nullptr;
+  }
+  Descriptor file(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecution));
+  if (!file && errno == EINVAL) file = Descriptor(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));  // before Linux 6.3
+  if (!file || fchmod(file.get(), 0600) != 0) {
+    *error = failure("shared memory cannot be made", errno);
     return nullptr;
   }
   int full;
   do {
     full = posix_fallocate(file.get(), 0, static_cast<off_t>(layout.bytes));
   } while (full == EINTR);
-  std::shared_ptr<Segment> segment;
   if (full != 0) {
-    *error = failure(path + " cannot have " + std::to_string(layout.bytes >> 20) + " MiB", full);
-  } else {
-    segment = map(file.get(), layout, error);
-  }
-  if (segment == nullptr) {
-    unlink(path.c_str());
+    *error = failure(in_words(layout) + " is not to be had", full) + ". Give the host or the container more memory";
     return nullptr;
   }
-  segment->initialise(nonce);
+  if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    *error = failure("shared memory cannot be sealed", errno);
+    return nullptr;
+  }
+  std::shared_ptr<Segment> segment = map(std::move(file), layout, error);
+  if (segment != nullptr) segment->initialise(nonce);
   return segment;
+}
+
+std::string Segment::path() const {
+  return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file_.get());
 }
 
 std::shared_ptr<Segment> Segment::open(const std::string& path, const std::uint64_t nonce[2], std::size_t members,
                                        std::string* error) {
   const Layout layout(members);
-  const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  // The number may be another process's here. What that one has there must not be opened unseen: it may be a device.
+  char target[256] = {};
+  errno = 0;
+  const bool is_memory = readlink(path.c_str(), target, sizeof target - 1) > 0 &&
+                         std::strncmp(target, kTarget, sizeof kTarget - 1) == 0;
+  Descriptor file(is_memory ? ::open(path.c_str(), O_RDWR | O_CLOEXEC) : -1);
   struct stat found;
-  if (file.get() < 0 || fstat(file.get(), &found) != 0) {
-    *error = failure(path + " cannot be opened", errno);
+  if (!file || fstat(file.get(), &found) != 0) {
+    *error = failure(path + " is not the shared memory, or cannot be opened", errno) +
+             ". Only processes of one user and one PID namespace share memory: start them in one container, or containers "
+             "with --pid=host";
     return nullptr;
   }
-  if (found.st_uid != geteuid() || static_cast<std::uint64_t>(found.st_size) != layout.bytes) {
-    *error = path + " is another user's, or of another size";
+  const int seals = fcntl(file.get(), F_GET_SEALS), wanted = F_SEAL_SHRINK | F_SEAL_GROW;
+  if (found.st_uid != geteuid() || (found.st_mode & 0077) != 0 || seals < 0 || (seals & wanted) != wanted ||
+      static_cast<std::uint64_t>(found.st_size) != layout.bytes) {
+    *error = path + " is another user's, or of another size; do all members run the same version of tfdist?";
     return nullptr;
   }
-  std::shared_ptr<Segment> segment = map(file.get(), layout, error);
+  std::shared_ptr<Segment> segment = map(std::move(file), layout, error);
   if (segment == nullptr) return nullptr;
+  segment->close_file();
   const Header& head = segment->header();
   if (head.magic.load(std::memory_order_acquire) != kSegmentMagic || head.nonce[0] != nonce[0] || head.nonce[1] != nonce[1]) {
     *error = path + " is another job's";
@@ -102,7 +128,7 @@ std::shared_ptr<Segment> Segment::open(const std::string& path, const std::uint6
 
 std::shared_ptr<Segment> Segment::anonymous(std::size_t members, std::string* error) {
   const std::uint64_t nonce[2] = {1, 2};
-  std::shared_ptr<Segment> segment = map(-1, Layout(members), error);
+  std::shared_ptr<Segment> segment = map({}, Layout(members), error);
   if (segment != nullptr) segment->initialise(nonce);
   return segment;
 }

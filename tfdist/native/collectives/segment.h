@@ -7,23 +7,32 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "layout.h"
+#include "socket.h"
 
 namespace tfdist::collectives {
 
 // A mapped segment; unmapped when it is destroyed.
 class Segment {
  public:
-  // Makes the file, with mode 0600, which must not be there yet. All of its memory is allocated: where the file system has
-  // too little of it this fails, and no access ends the process later. Null on failure, and `error` says why.
-  static std::shared_ptr<Segment> create(const std::string& path, const std::uint64_t nonce[2], std::size_t members,
-                                         std::string* error);
+  // Makes memory without a name, which ends with the last process that has it, whatever becomes of them: of this user alone
+  // (mode 0600), and of a size that nobody can change. All of it is allocated: where there is too little this fails, and no
+  // access ends the process later. Null on failure; `error` says why, and what to do.
+  static std::shared_ptr<Segment> create(const std::uint64_t nonce[2], std::size_t members, std::string* error);
 
-  // Opens the file that another member has made, and writes into it what shows that it is the same memory. Null if it is
-  // not: it cannot be opened, is another user's, or holds another nonce.
+  // Where other processes of this user and this PID namespace open what this one has made: "/proc/17/fd/5". Until
+  // `close_file`, and as long as this process lives.
+  std::string path() const;
+
+  // Opens what another member has made. Null if it is not that: it cannot be opened, is no memory of this kind, is another
+  // user's, or holds another nonce.
   static std::shared_ptr<Segment> open(const std::string& path, const std::uint64_t nonce[2], std::size_t members,
                                        std::string* error);
+
+  // All members have opened it.
+  void close_file() { file_.reset(); }
 
   // Memory of this process alone, for threads that are members.
   static std::shared_ptr<Segment> anonymous(std::size_t members, std::string* error);
@@ -61,12 +70,14 @@ class Segment {
   bool has_come(std::size_t member);
 
  private:
-  Segment(char* base, const Layout& layout) : base_(base), layout_(layout) {}
-  static std::shared_ptr<Segment> map(int descriptor, const Layout& layout, std::string* error);
+  Segment(char* base, const Layout& layout, Descriptor file) : base_(base), layout_(layout), file_(std::move(file)) {}
+  // A file, or none: memory of this process and its children.
+  static std::shared_ptr<Segment> map(Descriptor file, const Layout& layout, std::string* error);
   void initialise(const std::uint64_t nonce[2]);
 
   char* base_;
   Layout layout_;
+  Descriptor file_;
 };
 
 }  // namespace tfdist::collectives

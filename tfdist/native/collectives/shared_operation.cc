@@ -5,12 +5,16 @@
 
 #include "bell.h"
 #include "signature.h"
+#include "stream.h"
 
 namespace tfdist::collectives {
 namespace {
 
 // One call moves at most so many chunks, so that operations that are under way together all get on.
 constexpr int kStepsPerMove = 24;
+
+// A result of so many bytes is written past the caches: they would lose it before anybody reads it.
+constexpr std::size_t kStreamedBytes = std::size_t{8} << 20;
 
 }  // namespace
 
@@ -246,8 +250,8 @@ class AllReduce final : public SharedOperation {
                for (std::size_t i = 0; i < size(); ++i) {
                  parts_[i] = i == me() ? piece.from + offset : slot(i, chunk) + first + at;
                }
-               collectives::reduce(dtype_, op_, result + first + at, parts_.data(), size(), bytes / size_of(dtype_));
-               copy(piece.into + offset, result + first + at, bytes);
+               collectives::reduce(dtype_, op_, result + first + at, parts_.data(), size(), bytes / size_of(dtype_),
+                                   piece.into + offset, streams(piece));
              });
   }
 
@@ -261,10 +265,17 @@ class AllReduce final : public SharedOperation {
       const char* result = slot(i, chunk) + first;
       in_range(pieces_, begin + first, begin + last,
                [&](const Piece& piece, std::size_t offset, std::size_t at, std::size_t bytes) {
-                 copy(piece.into + offset, result + at, bytes);
+                 if (streams(piece)) {
+                   stream_copy(piece.into + offset, result + at, bytes);
+                 } else {
+                   copy(piece.into + offset, result + at, bytes);
+                 }
                });
     }
   }
+
+  // What is written where it was read is in a cache already.
+  bool streams(const Piece& piece) const { return bytes_ >= kStreamedBytes && piece.into != piece.from; }
 
   std::vector<Piece> pieces_;
   const std::size_t bytes_;

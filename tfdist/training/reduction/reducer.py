@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint.sharding import ShardedState
+from tfdist.collectives import buckets
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.training.multi_worker import agreement
@@ -41,12 +42,14 @@ class Gradient:
             `keras_optimizer.keeps_duplicate_indices`.
         place: of the variable among those that the optimizer was built for, whose specs `GradientReducer.variables` was
             given; for reducers that remember something.
+        turn: of the gradients of a step, the how manieth the backward pass has made, see `buckets.as_made`.
     """
 
     value: Any
     path: str
     keep_duplicate_indices: bool = True
     place: int = 0
+    turn: int = 0
 
     def mapped(self, function: Callable[[tf.Tensor], tf.Tensor]) -> "Gradient":
         """Return this gradient with a function of its values."""
@@ -157,8 +160,9 @@ def present(gradients: Sequence[Any], variables: Sequence[Any] | None, optimizer
     places = list(range(len(gradients)))
     if variables is not None and choices_of(optimizer).compression is not None:
         places = [keras_optimizer.index_of(optimizer, variable) for variable in variables]
-    every = zip(gradients, paths, places, strict=True)
-    return [Gradient(value, path, keep, place) for value, path, place in every if value is not None]
+    there = [index for index, value in enumerate(gradients) if value is not None]
+    turns = {there[index]: turn for turn, index in enumerate(buckets.as_made([gradients[index] for index in there]))}
+    return [Gradient(gradients[i], paths[i], keep, places[i], turns[i]) for i in there]
 
 
 def in_their_places(values: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
@@ -259,12 +263,15 @@ class AllReduce(Stateless):
     """The exchange that adds up over all replicas, by the strategy's collectives."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the sums; of `tf.IndexedSlices`, the rows of all replicas."""
+        """Return the sums; of `tf.IndexedSlices`, the rows of all replicas. What was made first leaves first."""
         sums = list(gradients)
+        order = sorted(range(len(gradients)), key=lambda i: gradients[i].turn)
         for keep in dict.fromkeys(gradient.keep_duplicate_indices for gradient in gradients):
-            places = [i for i, gradient in enumerate(gradients) if gradient.keep_duplicate_indices is keep]
+            places = [i for i in order if gradients[i].keep_duplicate_indices is keep]
             values, labels = [gradients[i].value for i in places], [_label(gradients[i]) for i in places]
-            arrived = replica_sums.sum_over_replicas(values, labels=labels, keep_duplicate_indices=keep)
+            arrived = replica_sums.sum_over_replicas(
+                values, labels=labels, keep_duplicate_indices=keep, is_differentiable=False
+            )
             for place, value in zip(places, arrived, strict=True):
                 sums[place] = replace(gradients[place], value=value)
         return sums

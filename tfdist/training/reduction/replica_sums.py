@@ -11,21 +11,27 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 
 
 def sum_over_replicas(
-    tensors: list[Any], *, labels: Sequence[str] = (), keep_duplicate_indices: bool = True
+    tensors: list[Any],
+    *,
+    labels: Sequence[str] = (),
+    keep_duplicate_indices: bool = True,
+    is_differentiable: bool = True,
 ) -> list[Any]:
     """Return the sums over all replicas of tensors that every replica of the strategy holds.
 
     To be called in a replica context, by all replicas, in the same order. Tensors of one dtype travel
-    together, in packs of a few MiB.
+    together, in buckets that fill in the order given.
 
     Args:
         tensors: tensors of equal shape and dtype on every replica, or `tf.IndexedSlices`, whose rows are gathered.
         labels: what the tensors are, for messages.
         keep_duplicate_indices: whether rows of `tf.IndexedSlices` must stay apart, see `tf_strategies.ValueOptions`.
+        is_differentiable: whether a gradient may be taken through the sums. Then each of them waits for the last one.
     Returns:
         The sums, in the order of ``tensors``, equal bit for bit on every replica.
     """
     replica_context = tf.distribute.get_replica_context()
+    reduce = replica_context.all_reduce if is_differentiable else tf_strategies.all_reduce_of(replica_context)
     names = list(labels) or [""] * len(tensors)
     groups: dict[Any, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
@@ -35,7 +41,7 @@ def sum_over_replicas(
         options = tf_strategies.ValueOptions(
             [names[index] for index in indices], keep_duplicate_indices=keep_duplicate_indices
         )
-        reduced = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[i] for i in indices], options)
+        reduced = reduce(tf.distribute.ReduceOp.SUM, [tensors[i] for i in indices], options)
         for index, value in zip(indices, reduced, strict=True):
             sums[index] = value
     return sums

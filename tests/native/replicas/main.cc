@@ -1,4 +1,4 @@
-// Checks operations among replicas of one process by themselves, without TensorFlow, for sanitizers: `check_replicas`.
+// Checks operations among replicas of one process by themselves, without TensorFlow, for sanitizers: `replicas`.
 //
 //   operations  replicas are threads that begin a hundred operations of every kind in orders of their own
 //   withdrawn   some are broken off while others arrive: each ends once, and what comes later meets as if nothing had been
@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../tfdist/native/collectives/replicas.h"
+#include "../../../tfdist/native/collectives/replicas.h"
 
 namespace {
 

@@ -1,0 +1,145 @@
+// Members that are threads, for ThreadSanitizer, on one host or on two.
+
+#include <thread>
+
+#include "cases.h"
+#include "parts.h"
+
+namespace tfdist::collectives::checks {
+namespace {
+
+void check_dtypes() {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      const std::uint16_t half[] = {static_cast<std::uint16_t>(bits), 0};
+      float wide;
+      std::uint16_t back[2];
+      convert(dtype, half, DType::kFloat32, &wide, 1);
+      convert(DType::kFloat32, &wide, dtype, back, 1);
+      if (wide == wide && back[0] != half[0]) complain("a 16-bit float does not come back");
+    }
+  }
+  const std::int8_t a[] = {127, -5}, b[] = {1, 7};
+  const void* parts[] = {a, b};
+  std::int8_t total[2];
+  reduce(DType::kInt8, Op::kSum, total, parts, 2, 2);
+  if (total[0] != -128 || total[1] != 2) complain("int8 does not wrap");
+  const std::uint16_t one = 0x3c00, quarter = 0x1000;  // in float16: 1, and a half of what 1 can be raised by
+  const void* halves[] = {&one, &quarter, &quarter};
+  std::uint16_t sum;
+  reduce(DType::kFloat16, Op::kSum, &sum, halves, 3, 1);
+  if (sum != 0x3c01) complain("16-bit floats are rounded more than once");
+  const bool yes = true, no = false;
+  const void* bools[] = {&yes, &no};
+  bool any, all;
+  reduce(DType::kBool, Op::kSum, &any, bools, 2, 1);
+  reduce(DType::kBool, Op::kMin, &all, bools, 2, 1);
+  if (!any || all) complain("bools");
+}
+
+void check_layout() {
+  for (std::size_t members = 1; members <= 1000; ++members) {
+    if (Layout(members).chunk < members * kLine) complain("the chunks of " + std::to_string(members) + " members are too small");
+  }
+}
+
+}  // namespace
+
+void threads(int rounds) {
+  check_dtypes();
+  check_layout();
+  for (const int members : {1, 2, 3, 5, 8}) {
+    std::string error;
+    const auto segment = Segment::anonymous(members, &error);
+    if (segment == nullptr) return complain(error);
+    std::vector<std::thread> all;
+    for (int i = 0; i < members; ++i) segment->come(i);
+    for (int rank = 0; rank < members; ++rank) {
+      all.emplace_back([=] {
+        Engine engine(here(rank, members), segment, nullptr, Engine::Options());
+        run_cases(engine, members, rounds, 300000);
+        Results last;  // an engine that goes while others still read would be a member that has ended
+        Case barrier(groups_of(members)[0], rank, 999, 0, 1);
+        engine.submit(barrier.operation(engine), barrier.ranks, last.next());
+        last.wait();
+      });
+    }
+    for (auto& one : all) one.join();
+    if (segment->header().free_areas != (1u << kAreas) - 1) complain("an area is not given back");
+  }
+}
+
+// Members are threads, in turns on two hosts that have memory of their own each, and TCP between them.
+void hosts(int rounds) {
+  for (const int members : {2, 3, 4}) {
+    std::string error;
+    Membership membership;
+    membership.key = "0123456789abcdef";
+    std::vector<Descriptor> listeners;
+    std::vector<std::shared_ptr<Segment>> memory;
+    Engine::Members who;
+    for (int rank = 0; rank < members; ++rank) {
+      listeners.push_back(listen_on({"127.0.0.1", 0}, &error));
+      membership.members.push_back({"127.0.0.1", port_of(listeners.back())});
+      who.hosts.push_back(rank % 2);
+      who.index_of_rank.push_back(rank / 2);
+    }
+    for (int host = 0; host < 2; ++host) {
+      const int here = (members + 1 - host) / 2;
+      memory.push_back(Segment::anonymous(here, &error));
+      for (int i = 0; i < here; ++i) memory.back()->come(i);
+    }
+    std::vector<std::thread> all;
+    for (int rank = 0; rank < members; ++rank) {
+      membership.rank = who.rank = rank;
+      auto transport = std::make_unique<Transport>(membership, std::move(listeners[rank]));
+      all.emplace_back([=, transport = std::move(transport)]() mutable {
+        Engine engine(who, memory[rank % 2], std::move(transport), Engine::Options());
+        run_cases(engine, members, rounds, 300000);
+        const std::vector<int> ranks = groups_of(members)[0];
+        std::vector<char> rows(members);
+        Results results;
+        engine.submit(far_all_gather(engine.hosts(ranks), engine.next_id(999), "r", 1, 1,
+                                     [&](std::uint64_t) { return rank == 0 ? nullptr : rows.data(); }),
+                      ranks, results.next());
+        const std::string said = results.wait();
+        if (said.find("no memory for " + std::to_string(members) + " bytes") == std::string::npos) complain("no memory: " + said);
+      });
+    }
+    for (auto& one : all) one.join();
+  }
+}
+
+void restart(int times) {
+  constexpr int members = 3;
+  for (int i = 0; i < times; ++i) {
+    std::string error;
+    double longest = 0;
+    std::mutex mutex;
+    for (int generation = 0; generation < 2; ++generation) {
+      const auto segment = Segment::anonymous(members, &error);
+      std::vector<std::thread> all;
+      for (int rank = 0; rank < members; ++rank) segment->come(rank);
+      for (int rank = 0; rank < members; ++rank) {
+        all.emplace_back([&, rank] {
+          Engine engine(here(rank, members), segment, nullptr, Engine::Options());
+          run_cases(engine, members, 1, 5000);
+          Case waits({0, 1, 2}, rank, 77, 0, 100000);
+          Results results;
+          if (rank != 1) engine.submit(waits.operation(engine), waits.ranks, results.next());
+          const Clock::time_point begin = Clock::now();
+          if (rank == 1) engine.abort("on purpose");
+          const std::string said = results.wait();
+          if (rank != 1 && said.find("member 1 gave up: on purpose") == std::string::npos) complain(said);
+          engine.stop();
+          const std::lock_guard<std::mutex> guard(mutex);
+          longest = std::max(longest, seconds_since(begin));
+        });
+      }
+      for (auto& one : all) one.join();
+    }
+    std::printf("after an abort the engine can be started again within %.3f s\n", longest);
+  }
+}
+
+}  // namespace tfdist::collectives::checks

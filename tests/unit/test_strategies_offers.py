@@ -1,0 +1,59 @@
+"""The engine that workers take: one for all, by what each of them has; a table."""
+
+import pytest
+
+from tfdist.errors import ConfigError, MissingDependencyError, TfdistError, UnsupportedError
+from tfdist.strategies.offers import Offer, chosen
+
+CPU, GPU = "/job:worker/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:0/device:GPU:0"
+
+
+def offers(asked: str, *workers: tuple[tuple[str, ...], str]) -> list[Offer]:
+    return [Offer(asked=asked, devices=devices, missing=missing) for devices, missing in workers]
+
+
+HAS, LACKS = ((CPU,), ""), ((CPU,), "no compiler")
+
+
+@pytest.mark.parametrize(
+    ("workers", "engine", "why"),
+    [
+        ((HAS, HAS), "native", "one CPU replica"),
+        ((HAS, LACKS), "tensorflow", "worker 1: no compiler"),
+        ((HAS, ((GPU,), "")), "tensorflow", "worker 1 has a GPU"),
+        ((((CPU, CPU), ""), ((CPU, CPU), "")), "tensorflow", "worker 0 has several replicas"),
+    ],
+)
+def test_auto_takes_what_all_have_and_says_why(
+    workers: tuple[tuple[tuple[str, ...], str], ...], engine: str, why: str
+) -> None:
+    found, said = chosen(offers("auto", *workers))
+    assert found == engine
+    assert why in said
+
+
+@pytest.mark.parametrize("engine", ["tensorflow", "native", "horovod"])
+def test_what_is_asked_for_is_taken(engine: str) -> None:
+    assert chosen(offers(engine, HAS, HAS))[0] == engine
+
+
+def test_native_collectives_serve_several_replicas_per_worker() -> None:
+    assert chosen(offers("native", ((CPU, CPU), ""), ((CPU, CPU), "")))[0] == "native"
+
+
+@pytest.mark.parametrize(
+    ("of_all", "error", "says"),
+    [
+        (offers("native", HAS, LACKS), UnsupportedError, "worker 1: no compiler"),
+        (offers("horovod", HAS, LACKS), MissingDependencyError, "worker 1: no compiler"),
+        (offers("native", HAS, ((GPU,), "")), ConfigError, "native collectives are for CPUs"),
+        (offers("native", ((CPU, CPU), ""), HAS), ConfigError, "every worker must have as many"),
+        (offers("horovod", ((CPU, CPU), ""), HAS), ConfigError, "one replica per worker"),
+        (offers("native", HAS) + offers("auto", HAS), ConfigError, '"native" on worker 0 and "auto" on worker 1'),
+    ],
+)
+def test_what_cannot_be_is_refused_alike_on_all_workers(
+    of_all: list[Offer], error: type[TfdistError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        chosen(of_all)

@@ -1,0 +1,78 @@
+"""The engine that workers take, as a pure function of what each of them offers: so all take the same. No TensorFlow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfdist.errors import ConfigError, MissingDependencyError, UnsupportedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a worker tells the others before an engine is chosen.
+
+    Attributes:
+        asked: the name of the engine that it was asked for, or "auto".
+        devices: of its replicas.
+        missing: why it cannot take part in the engine that is asked for, or in native ones under "auto"; empty: it can.
+    """
+
+    asked: str
+    devices: tuple[str, ...]
+    missing: str = ""
+
+
+def chosen(offers: Sequence[Offer]) -> tuple[str, str]:
+    """Return the engine of all workers and why it is that one, given what each of them offers.
+
+    Raises:
+        ConfigError: they were asked for different ones, or have replicas that the engine cannot serve.
+        UnsupportedError: native collectives are asked for, and a worker has none.
+        MissingDependencyError: Horovod is, and a worker has none.
+
+    Example:
+        >>> cpu, gpu = (Offer(asked="auto", devices=(f"/device:{kind}:0",)) for kind in ("CPU", "GPU"))
+        >>> chosen([cpu, cpu])[0], chosen([gpu, gpu])[0]
+        ('native', 'tensorflow')
+    """
+    asked = offers[0].asked
+    other = next((index for index, offer in enumerate(offers) if offer.asked != asked), None)
+    if other is not None:
+        raise ConfigError(
+            f'collectives is "{asked}" on worker 0 and "{offers[other].asked}" on worker {other}. Ask for the same on '
+            "every worker."
+        )
+    several = next((index for index, offer in enumerate(offers) if len(offer.devices) > 1), None)
+    gpu = next((index for index, offer in enumerate(offers) if "GPU" in offer.devices[0]), None)
+    missing = [f"worker {index}: {offer.missing}" for index, offer in enumerate(offers) if offer.missing]
+    if asked == "auto":
+        if several is not None:
+            return "tensorflow", f"worker {several} has several replicas"
+        if gpu is not None:
+            return "tensorflow", f"worker {gpu} has a GPU"
+        if missing:
+            return "tensorflow", f"native collectives cannot be had ({missing[0]})"
+        return "native", "each worker has one CPU replica"
+    if asked == "tensorflow":
+        return asked, "it was asked for"
+    uneven = next((index for index, offer in enumerate(offers) if len(offer.devices) != len(offers[0].devices)), None)
+    if asked == "native" and uneven is not None:
+        raise ConfigError(
+            f"worker 0 has the replicas {', '.join(offers[0].devices)}, and worker {uneven} has "
+            f"{', '.join(offers[uneven].devices)}; every worker must have as many."
+        )
+    wrong = gpu if asked == "native" else several
+    if wrong is not None:
+        kind = "for CPUs" if asked == "native" else "for one replica per worker"
+        cure = "Choose" if asked == "native" else "Start more workers with one each, or choose"
+        raise ConfigError(
+            f'collectives is "{asked}", and worker {wrong} has the replicas {", ".join(offers[wrong].devices)}; '
+            f'{asked} collectives are {kind}. {cure} collectives="tensorflow".'
+        )
+    if missing and asked == "horovod":
+        raise MissingDependencyError(f'collectives is "horovod"; {"; ".join(missing)}')
+    if missing:
+        raise UnsupportedError(
+            "the native collectives need a C++ compiler, or a compiled copy in the cache, on every worker; "
+            f'{"; ".join(missing)}. Mend that, or choose collectives="tensorflow".'
+        )
+    return asked, "it was asked for"
