@@ -7,6 +7,7 @@
 #   make peers KERAS=PATH TENSORFLOW=PATH  the tests of Keras and TensorFlow, from checkouts, in a scope of tfdist
 #   make compat TENSORFLOW=2.18.1 [KERAS=3.15.1]  test_compat and a part of verify beside these versions; RING=1: Horovod too
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
+#   make ops        the ops that tfdist compiles for itself
 #   make sanitize   the native collectives' own test programs, under ThreadSanitizer and AddressSanitizer
 #   make check-aarch64  the same programs for aarch64 under qemu, which it needs, and a compiler for it
 #   make lint       ruff and mypy
@@ -59,11 +60,15 @@ demo: $(STAMP)
 horovod: $(STAMP)
 	@$(BIN)/tfdist build horovod
 
+# Kept already: nothing; else half a minute for the collectives, which several workers take by themselves.
+ops: $(STAMP)
+	@$(BIN)/tfdist build ops
+
 # What comes before the tests waits for the network or keeps one processor busy: two of it at a time, each printed whole.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 $(STAMP) $(IO_STAMP)
-	@echo "ruff and mypy, Horovod, and the tests with tensorflow-io, two at a time"
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint horovod test-io
+	@echo "ruff and mypy, Horovod, the ops, and the tests with tensorflow-io, two at a time"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint horovod ops test-io
 	$(BIN)/python -m pytest tests $(SHARED)
 
 # The last tensorflow-io loads under TensorFlow 2.16 alone, which is also the oldest that tfdist takes.
@@ -83,10 +88,10 @@ compat: $(STAMP)
 	@$(BIN)/python -m tests.compat $(if $(TENSORFLOW),--tensorflow "$(TENSORFLOW)") $(if $(KERAS),--keras "$(KERAS)") \
 	  $(if $(RING),--ring) $(PARTS:%=--part %)
 
-test-fast: lint horovod
+test-fast: lint horovod ops
 	$(BIN)/python -m pytest tests -m quick $(SHARED)
 
-verify: horovod
+verify: horovod ops
 	@$(BIN)/tfdist verify
 
 lint: $(STAMP)

@@ -27,25 +27,26 @@ pytest_plugins = ["pytester"]
 UNIT = Path(__file__).parent / "unit"
 # what takes longest comes first, so that no process is left with it when the others have nothing to do any more
 LONGEST = (
-    "test_backup_and_restore.py",
     "test_matrix.py",
-    "test_training_mirrored.py",
     "test_notebooks.py",
+    "test_training_mirrored.py",
+    "test_backup_and_restore.py",
     "test_training_parameter_server.py",
     "test_matrix_workers.py",
-    "test_recipes.py",
     "test_run_recovers.py",
     "test_training_multi_worker.py",
+    "test_recipes.py",
     "test_matrix_numbers.py",
     "test_collectives.py",
     "test_training_ring.py",
-    "test_data_strategies.py",
     "test_build.py",
+    "test_data_pictures.py",
+    "test_data_strategies.py",
     "test_bench.py",
-    "test_verify.py",
+    "test_tune.py",
 )
 MARK = "PYTEST_LEAK_GUARD"
-GRACE_SECONDS = 3.0  # what is about to end may end
+GRACE_SECONDS = 30.0  # what is about to end may end, on a busy machine too
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # set once per process by libraries when they are imported
 FOREIGN_VARIABLES = ("PYTEST_", "TF2_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "KMP_", "TPU_", "CUDA_MODULE_", "HDF5_")
@@ -79,6 +80,8 @@ class Snapshot:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = uuid.uuid4().hex
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before items are deselected

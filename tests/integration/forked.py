@@ -71,24 +71,29 @@ def forked_server() -> ForkServer | None:
     return ForkServer(process=Child(pid), channel=ours)  # type: ignore[arg-type]
 
 
+def let_all_be_imported() -> None:
+    """Undo here what `tests.integration.light` is for: who draws, or loads the digits, may."""
+    sys.path[:] = [folder for folder in sys.path if folder not in python_path().split(os.pathsep)]
+
+
 def run_tfdist(arguments: list[str]) -> None:
     """Run `tfdist` with these arguments; all workers that it starts are forked from a fork of this process."""
     from tfdist.cli.main import main
     from tfdist.launch.agent import run
     from tfdist.launch.placement.worker_factory import WorkerFactory
 
+    let_all_be_imported()  # the recipes draw, and load the digits
     if (server := forked_server()) is None:
         return
-    sys.path[:] = [folder for folder in sys.path if folder not in python_path().split(os.pathsep)]  # this one draws
 
     class Prepared(WorkerFactory):
-        """Has the process that forks before the first start, not before the second."""
+        """Has the process that forks before the first start, not before the second, and for jobs without restarts."""
 
         def __init__(self, *given: object) -> None:
             super().__init__(*given)  # type: ignore[arg-type]
-            self.prepare(os.getpid())
+            self._server, self._tried = server, True
+            self._watch()
 
-    ForkServer.start = lambda *_, **__: server  # type: ignore[assignment, method-assign]
     run.WorkerFactory = Prepared  # type: ignore[misc]
     try:
         with Forks(server, {}, Path()).for_pools():
@@ -104,6 +109,7 @@ def work_for_a_pool() -> None:
         os.dup2(nothing.fileno(), 0)
     os.dup2(1, 2)
     folders = os.environ["PYTHONPATH"].split(os.pathsep)
+    let_all_be_imported()  # unless its environment says otherwise
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     sys.argv = ["worker", str(requests), str(replies)]
     if os.environ.get("TFDIST_STRATEGY", "parameter-server") != "parameter-server":

@@ -23,8 +23,8 @@ from tfdist.launch.process.forking import MODULES
 
 ROOT = Path(__file__).parents[2]
 ENTRY = str(Path(__file__).with_name("forked.py"))
-DEADLINE_SECONDS = 300  # after which a fork is killed, for a machine that does other things
-_READY_SECONDS = 120
+DEADLINE_SECONDS = 800  # after which a fork is killed, for a machine that does other things
+_READY_SECONDS = 600
 _MODULES = (
     *MODULES,
     "tfdist.strategies.mirrored",
@@ -131,7 +131,7 @@ class Forks:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)  # an agent ends its workers
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(15)
+                    process.wait(60)
                 process.kill()
                 process.wait()
 

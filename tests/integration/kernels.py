@@ -53,7 +53,7 @@ class Kernel:
         """Send a cell, and return its name."""
         return str(self.client.execute(code))
 
-    def end(self, cell: str, *, seconds: float = 90) -> Shown:
+    def end(self, cell: str, *, seconds: float = 200) -> Shown:
         """Return what the cell has shown, once it is done."""
         shown, deadline = Shown(), time.monotonic() + seconds
         while True:
@@ -67,7 +67,7 @@ class Kernel:
                     return shown
                 _add(shown, kind, content)
 
-    def run(self, code: str, *, seconds: float = 90) -> Shown:
+    def run(self, code: str, *, seconds: float = 200) -> Shown:
         """Run a cell, and return what it has shown."""
         return self.end(self.begin(code), seconds=seconds)
 
@@ -105,7 +105,7 @@ def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
     client = manager.blocking_client()
     try:
         client.start_channels()
-        client.wait_for_ready(timeout=90)
+        client.wait_for_ready(timeout=200)
         yield Kernel(manager, client)
     finally:
         client.stop_channels()

@@ -36,7 +36,7 @@ def connected():
     if ME == 0:
         with socket.create_server((host, int(port))) as server:
             return [server.accept()[0] for _ in ADDRESSES[1:]]
-    deadline = time.monotonic() + 50
+    deadline = time.monotonic() + 150
     while True:
         try:
             return [socket.create_connection((host, int(port)))]

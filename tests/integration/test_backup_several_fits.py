@@ -12,8 +12,6 @@ CASES = Path(__file__).parent / "cases"
 TWO, WORDS = str(CASES / "two_fits.py"), str(CASES / "backup_words.py")
 ENDED = 9  # the code of a script that ends in its training
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_every_fit_goes_on_from_its_own_backup_and_says_so(forking: Forks, tmp_path: Path) -> None:
     def run(*words: str) -> int:

@@ -22,7 +22,6 @@ def bench(forking: Forks, *arguments: str) -> str:
     return out.decode()
 
 
-@pytest.mark.timeout(300)
 def test_all_reduce_measures_every_engine_and_finds_every_sum_right(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,
@@ -46,7 +45,6 @@ def test_all_reduce_measures_every_engine_and_finds_every_sum_right(forking: For
         assert expected[0] <= result["bus_bandwidth"]["median"] <= expected[1]
 
 
-@pytest.mark.timeout(300)
 def test_a_step_on_the_ring_is_measured_beside_both_peers(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,
@@ -65,7 +63,6 @@ def test_a_step_on_the_ring_is_measured_beside_both_peers(forking: Forks, tmp_pa
         assert f"speed of fit, against the {peer}" in out
 
 
-@pytest.mark.timeout(600)
 def test_slow_workers_and_a_table_on_parameter_servers_are_measured(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,
@@ -95,7 +92,6 @@ def test_slow_workers_and_a_table_on_parameter_servers_are_measured(forking: For
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.timeout(300)
 def test_a_job_recovers_beside_horovod_elastic_with_the_same_state(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,
@@ -114,7 +110,6 @@ def test_a_job_recovers_beside_horovod_elastic_with_the_same_state(forking: Fork
         assert way["name"] in out
 
 
-@pytest.mark.timeout(120)
 def test_wrong_elements_are_counted(forking: Forks) -> None:
     # one of two workers by itself, whose engines do not talk
     def environments() -> list[dict[str, str]]:

@@ -6,15 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.integration.light import python_path
 from tfdist.bench.checkpoint.ways import WAYS
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(240)
 def test_every_way_is_measured(tmp_path: Path) -> None:
     done = subprocess.run(
         [
@@ -24,7 +21,7 @@ def test_every_way_is_measured(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": python_path(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

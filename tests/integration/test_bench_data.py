@@ -3,13 +3,10 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tfdist.bench.data import benchmark as data
 from tfdist.bench.data.rows import TARGETS, Setup
 
 
-@pytest.mark.timeout(240)
 def test_every_side_is_measured(tmp_path: Path) -> None:
     setup = Setup(rows=4096, images=256, written_rows=40, written_images=8, rounds=1)
     report = data.run(setup, tmp_path)

@@ -11,9 +11,8 @@ import pytest
 from tests.integration.agents import ROOT, environment
 from tests.integration.light import python_path
 
-DEADLINE_SECONDS = 200
+DEADLINE_SECONDS = 800
 RESUMABLE = Path(__file__).parent / "cases" / "resumable.py"
-pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 20)
 
 # the steps of a training, without TensorFlow
 TRAIN = """
@@ -71,8 +70,9 @@ def test_a_training_on_the_ring_is_killed_and_then_its_backup_meets_a_full_disk(
     faults = [{"kind": "kill", "worker": 1, "step": 2}, {"kind": "disk-full", "at": "save-begin", "restart": 1}]
     path.write_text(json.dumps(faults))
     training = [str(RESUMABLE), str(result), str(shared / "backup"), "tfdist", "1"]
+    patient = ["--hang-seconds", "60"]  # a busy machine may hold a step up for longer than the usual 2 s
     code, out, err = chaos(
-        *(shared, "--plan", str(path), "--", "tfdist", "run", "--strategy", "ring", "-n", "2", *training),
+        *(shared, "--plan", str(path), "--", "tfdist", "run", *patient, "--strategy", "ring", "-n", "2", *training),
         TF_CPP_MIN_LOG_LEVEL="2",
         CUDA_VISIBLE_DEVICES="",
         PYTHONPATH=python_path(ROOT),

@@ -17,11 +17,10 @@ from tests.integration.agents import alive, wait_until
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.native import library, target
 from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
-DEADLINE_SECONDS = 240
+DEADLINE_SECONDS = 800
 
 sys.path.insert(0, str(CASES))
 try:
@@ -41,10 +40,11 @@ class Members:
 
     def call(self, function: str, **arguments: Any) -> list[Any]:
         given = {"name": self.name, "groups": self.groups, **arguments}
+        module, _, name = function.rpartition(":")
         if self.in_one_process:
-            given = {"function": function, "count": self.count, "given": given}
-            function = "of_replicas"
-        answers = self.pool.call(f"collective_cases:{function}", given, timeout_seconds=DEADLINE_SECONDS)
+            given = {"function": name, "count": self.count, "given": given}
+            name = "of_replicas"
+        answers = self.pool.call(f"{module or 'collective_cases'}:{name}", given, timeout_seconds=DEADLINE_SECONDS)
         for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
             assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
         return list(answers[0].value) if self.in_one_process else [reply.value for reply in answers]
@@ -64,8 +64,6 @@ def started(forking: Forks, name: str, count: int, groups: tuple[tuple[int, ...]
         made = worker_environments(forking.environment, strategy=MAKERS[name][1], ports=free, replicas_per_worker=1)
         return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
-    if name.startswith("native"):  # minutes on a busy machine, which are not the members' to wait
-        library.build(library.COLLECTIVES, target.observe(), os.environ)
     with WorkerPool(environments, start=forking.worker) as pool:
         pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
         yield Members(name, count, groups, pool)
@@ -123,12 +121,66 @@ def test_members_get_the_same_bits(members: Members) -> None:
     assert len(set(members.call("digest_of_sums", group=None))) == 1
 
 
+def test_the_cut_of_tensors_into_messages_changes_no_bit(members: Members) -> None:
+    """What native collectives promise, and others do not; where hosts are told apart, algorithms go by size."""
+    if members.name.startswith("native"):
+        assert [one for those in members.call("sums_cut_in_messages") for one in those] == []
+
+
+def test_algorithms_between_hosts_by_name(members: Members) -> None:
+    if (members.name, members.count) == ("native_over_tcp", 3):
+        first, *others = members.call("algorithms_by_name")
+        assert others == [first] * 2
+        assert first["chosen"] == first["one-shot"] == first["two-shot"]  # in the order of ranks
+        assert first["chosen"] not in (first["ring"], first["halving-doubling"], first["double-tree"])
+        assert "different algorithms of all_reduce (member 0: one-shot, member 1: two-shot, " in first["refused"]
+
+
 def test_what_cannot_be_is_refused_before_anything_travels(members: Members) -> None:
     for said in members.call("refusals"):
         kinds = {what: text.partition(":")[0] for what, text in said.items()}
         unsupported = {"text", "sum of text", "complex"}
         assert kinds == {what: "UnsupportedError" if what in unsupported else "ConfigError" for what in said}, said
     assert [one for those in members.call("under_way", group=None) for one in those] == []
+
+
+def test_members_that_run_different_operations_are_told_so_alike(members: Members) -> None:
+    told = members.call("native_cases:different")
+    expected = ["all_reduce (sum, float32) of 20 bytes", "broadcast from member 0 of 20 bytes"]
+    assert all(
+        said is None or (said.startswith("DisagreementError: ") and all(one in said for one in expected))
+        for said in told
+    ), told
+    assert members.name.startswith("native") == (None not in told)
+
+
+def test_a_member_that_lives_and_does_not_come_is_named_on_all(members: Members, tmp_path: Path) -> None:
+    told = members.call("native_cases:late", folder=str(tmp_path))
+    wanted = "all_reduce (sum, float32) of 20 bytes is not done within 2 s: waiting for member 1"
+    assert all(said is None or (said.startswith("DeadlineError: ") and wanted in said) for said in told), told
+    assert members.name.startswith("native") == (None not in told)
+
+
+def test_what_is_used_no_more_ends_its_engine_and_what_was_traced_with_it_says_so(members: Members) -> None:
+    for found in members.call("native_cases:dropped"):
+        if members.name.startswith("native"):
+            ended, said = found
+            assert (ended, "The native collectives have ended: they were stopped" in said) == (1, True), said
+        else:
+            assert found is None
+
+
+def test_too_little_shared_memory_leads_to_tcp_and_is_said_once_with_the_cure(members: Members) -> None:
+    found = members.call("native_cases:without_memory")
+    if not members.name.startswith("native"):
+        assert found == [None] * members.count
+        return
+    on = hosts(members.name, members.count)
+    alone = [on.count(host) == 1 for host in on]  # these need no memory
+    for rank, (where, total, said) in enumerate(found):
+        assert (where, total) == (list(range(members.count)), 5.0 * members.count)
+        assert len(said) == (not alone[rank] and on.index(on[rank]) == rank), said
+        assert all("reduce over TCP" in one and "(ulimit -f)" in one for one in said)
 
 
 def test_a_member_that_gives_up_ends_its_wait(members: Members, tmp_path: Path) -> None:

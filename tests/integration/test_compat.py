@@ -131,9 +131,12 @@ def is_in(owner: Any, name: str) -> bool:
 
 #: a name of the file's own, in a class that derives from one of TensorFlow's or Keras'
 OURS = None
-MIRRORED = "_container_strategy _create_variable _get_variable_creator_initial_value _replica_ctx_all_reduce"
+MIRRORED = (
+    "_call_for_each_replica _container_strategy _create_variable _get_variable_creator_initial_value "
+    "_replica_ctx_all_reduce"
+)
 EXTENDED = (
-    "_call_for_each_replica _container_strategy _get_replica_id_in_sync_group _get_local_replica_id _devices "
+    "_container_strategy _get_replica_id_in_sync_group _get_local_replica_id _devices "
     "_in_multi_worker_mode _get_variable_creator_initial_value _replica_ctx_all_reduce _reduce_to _batch_reduce_to "
     "_gather_to_implementation _experimental_distribute_dataset _distribute_datasets_from_function "
     "_experimental_distribute_values_from_function _input_workers_with_options _num_replicas_in_sync"
@@ -212,7 +215,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each(EXTENDED, lambda: MirroredExtended),
         "_replica_id": lambda: tf.distribute.ReplicaContext,
         **each("_collective _from_first_replica _input_context _local_sums", OURS),
-        **each("_sum_of_local _sums_of_several _traced _waiting", OURS),
+        **each("_sum_of_local _sums_of_several _waiting", OURS),
     },
     "tensorflow/sparse_rows.py": {"_create_op_internal": lambda: tf.Graph, "_mask": OURS},
     "tensorflow/servers.py": {
@@ -238,10 +241,11 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_distribute_strategy": lambda: type(tf.Variable(1.0)),
         "_get_default_strategy": lambda: distribute_lib,
         **each("_replica_id _replica_id_in_sync_group", lambda: tf.distribute.ReplicaContext),
-        "_replicas_per_worker": OURS,
+        **each("_packed_sums _replicas_per_worker", OURS),
     },
     "tensorflow/traced_uses.py": {
         "_get_function": lambda: tf.Graph,
+        "experimental_acd_manager": lambda: tf.Graph,
         "_get_on_device_or_primary": lambda: model().weights[0].value,
     },
     "tensorflow/trial.py": each(

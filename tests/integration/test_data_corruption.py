@@ -14,7 +14,7 @@ from tests.corruption import LAYOUTS, PARTS, flip_stored, parts, write
 from tfdist import data, native
 from tfdist.errors import CorruptDataError, DataChangedError, MissingFileError
 
-pytestmark = [pytest.mark.quick, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.quick
 
 COUNT = 50
 BATCH = 8

@@ -12,7 +12,7 @@ from tfdist.data.format.schema import Feature
 from tfdist.data.sources import open_source
 from tfdist.errors import ConfigError
 
-pytestmark = [pytest.mark.quick, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.quick
 
 Dataset = tf.data.Dataset
 COUNT = 307

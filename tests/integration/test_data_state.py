@@ -8,7 +8,7 @@ import pytest
 
 from tfdist import data
 
-pytestmark = [pytest.mark.quick, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.quick
 
 COUNT = 41
 

@@ -7,12 +7,10 @@ import sys
 import zlib
 from pathlib import Path
 
-import pytest
-
 from tests.unit.test_docs_api import public
 
 ROOT = Path(__file__).parents[2]
-SECONDS_FOR_THE_SITE = 240
+SECONDS_FOR_THE_SITE = 800
 
 
 BUILD = """
@@ -23,7 +21,6 @@ print("loaded", *{name.split(".")[0] for name in sys.modules} & {"tensorflow", "
 """
 
 
-@pytest.mark.timeout(SECONDS_FOR_THE_SITE + 20)
 def test_the_site_is_built_without_a_warning_and_has_every_public_name(tmp_path: Path) -> None:
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-c", BUILD, str(tmp_path / "site")]

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.integration.agents import environment
 
 CASES = Path(__file__).with_name("cases") / "first_errors.py"
@@ -32,12 +30,11 @@ TABLE = {
 }
 
 
-@pytest.mark.timeout(300)
 def test_errors_say_what_was_received_what_is_required_and_what_to_do(shared: Path) -> None:
     (shared / "data").mkdir()
     done = subprocess.run(
         [sys.executable, CASES, shared / "data"],
-        env=environment(shared), cwd=shared, capture_output=True, text=True, timeout=280,
+        env=environment(shared), cwd=shared, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -21,10 +21,10 @@ from tfdist.launch.placement import fork_server as module
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.plan.plan import WORKER_FILE
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
+pytestmark = pytest.mark.quick
 
 GET_CHILD_SUBREAPER = 37
-READY_SECONDS = 60.0
+READY_SECONDS = 200.0
 
 # what a process can see of how it was started
 LOOK = """
@@ -220,7 +220,7 @@ AGENT = """
 import os, signal, sys, time
 from tfdist.launch.placement.fork_server import ForkServer
 it = ForkServer.start(os.environ, folder=".", modules=[])
-assert it.wait(60)
+assert it.wait(200)
 it.prepare(2)
 argv = ["python", {worker!r}, "--parent", str(os.getpid()), "--script", {script!r}]
 print(*it.pids, it.spawn(argv, os.environ, stdin=0, stdout=1, stderr=2), flush=True)
@@ -244,7 +244,7 @@ def test_nobody_outlives_the_agent(tmp_path: Path) -> None:
         pids = [int(word) for word in " ".join(lines).split() if word.isdigit()]
         assert len(set(pids)) == 3, lines
         assert all(alive(pid) for pid in pids)
-        agent.communicate("now\n", timeout=60)
+        agent.communicate("now\n", timeout=200)
     wait_until(lambda: not any(alive(pid) for pid in pids), "they outlive the agent")
 
 

@@ -16,7 +16,7 @@ from tfdist.errors import ConfigError, ConfigTypeError
 sys.path.insert(0, str(Path(__file__).parent / "cases"))
 import noise_cases as cases
 
-pytestmark = [pytest.mark.quick, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.quick
 
 
 def test_it_measures_what_numpy_measures() -> None:

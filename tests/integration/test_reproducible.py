@@ -12,9 +12,7 @@ from tests.integration.light import python_path
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "cases" / "reproducible_jobs.py"
-DEADLINE_SECONDS = 280
-
-pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 20)
+DEADLINE_SECONDS = 800
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.agents import DEADLINE_SECONDS, agent, alive, environment, finished, told, wait_until
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
+pytestmark = pytest.mark.quick
 
 
 def test_the_first_failure_by_time_is_the_root_cause(script, shared):  # type: ignore[no-untyped-def]

@@ -24,7 +24,7 @@ from tests.integration.agents import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
+pytestmark = pytest.mark.quick
 
 SERVER = """
 import itertools, os, pathlib, socket, types

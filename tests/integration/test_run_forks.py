@@ -2,12 +2,8 @@
 
 import signal
 
-import pytest
-
 from tests.integration.agents import DEADLINE_SECONDS, alive, told, wait_until
 from tests.integration.steppers import STEPPER, done, job, wait_for_event
-
-pytestmark = [pytest.mark.timeout(240)]
 
 FOREVER = (
     """

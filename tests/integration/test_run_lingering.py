@@ -26,10 +26,21 @@ FLAGS = {
 OF_A_STEP = {"no scope": {"TRACING", "INPUT"}, "multi-worker": {"TRACING", "STEPPING"}, "parameter-server": set()}
 
 
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("kind", list(FLAGS))
 def test_nobody_is_blamed_for_the_time_of_the_user(kind: str, forking: Forks, tmp_path: Path) -> None:
-    command = ["tfdist", "run", "--max-restarts", "1", *FLAGS[kind], str(SCRIPT), str(tmp_path), "0", "all"]
+    command = [
+        "tfdist",
+        "run",
+        "--max-restarts",
+        "1",
+        "--hang-seconds",
+        "60",
+        *FLAGS[kind],
+        str(SCRIPT),
+        str(tmp_path),
+        "0",
+        "all",
+    ]
     assert forking.run(*command) == 0, forking.output[-4000:]
     told = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("places *.json"))]
     assert len(told) == 1 + (kind == "multi-worker")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.agents import DEADLINE_SECONDS, agent, alive, environment, finished, own_lines, told, wait_until
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
+pytestmark = pytest.mark.quick
 
 
 def test_unicode_and_spaces(script, shared):  # type: ignore[no-untyped-def]

@@ -11,19 +11,23 @@ from tests.integration.forks import Forks
 from tfdist.data import write
 
 CASES = Path(__file__).parent / "cases"
-DEADLINE_SECONDS = 300
-
-pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 30)
+DEADLINE_SECONDS = 800
 
 
 def run(
-    forking: Forks, folder: Path, *command: str, faults: list[dict[str, Any]] | None = None, **variables: str
+    forking: Forks,
+    folder: Path,
+    *command: str,
+    faults: list[dict[str, Any]] | None = None,
+    hang_seconds: float = 60.0,  # a busy machine may hold a step up for longer than the usual 2 s
+    **variables: str,
 ) -> list[Any]:
     """Run a job to its end; return its events."""
     events = folder / "events"
     events.unlink(missing_ok=True)
     variables = {"TFDIST_FAULTS": json.dumps(faults) if faults else "", **variables}
-    with forking.start("tfdist", "run", "--event-file", str(events), *command, cwd=folder, **variables) as process:
+    options = ["--event-file", str(events), "--hang-seconds", str(hang_seconds)]
+    with forking.start("tfdist", "run", *options, *command, cwd=folder, **variables) as process:
         _, errors = process.communicate(DEADLINE_SECONDS)
     assert process.returncode == 0, errors.decode(errors="replace")[-4000:]
     return [json.loads(line) for line in events.read_text().splitlines()]
@@ -76,7 +80,7 @@ def test_one_process_with_two_replicas_heals_from_a_kill_and_from_a_hang(forking
         {"kind": "kill", "worker": 0, "at": "step", "step": 3},
         {"kind": "hang", "worker": 0, "at": "step", "step": 4, "restart": 1},  # the first step of an epoch
     ]
-    events = run(forking, tmp_path, *options, *resumable(tmp_path, "faults"), faults=faults, **longer)
+    events = run(forking, tmp_path, *options, *resumable(tmp_path, "faults"), faults=faults, hang_seconds=5.0, **longer)
     assert (tmp_path / "faults.json").read_text() == (tmp_path / "never.json").read_text()
     assert [event["cause"] for event in events if event["event"] == "failed"] == ["signal", "hang"]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.agents import DEADLINE_SECONDS, environment, told
 from tests.integration.steppers import STEPPER, done, fault, happened, job, wait_for_event
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
+pytestmark = pytest.mark.quick
 # workers train until somebody tells that it is enough; the list of the steps is checked at the end
 FOREVER = (
     STEPPER

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.agents import environment, finished, own_lines
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
+pytestmark = pytest.mark.quick
 
 
 def test_workers_know_who_they_are(script, shared):  # type: ignore[no-untyped-def]
@@ -78,7 +78,7 @@ def test_the_script_finds_what_plain_python_gives(how, shared, tmp_path):  # typ
     }[how]
     options = {"cwd": tmp_path / "folder", "env": environment(shared)}
     plain = subprocess.run(
-        [sys.executable, *target, "a", "-m"], capture_output=True, text=True, check=True, timeout=60, **options
+        [sys.executable, *target, "a", "-m"], capture_output=True, text=True, check=True, timeout=200, **options
     )
     if how == "module":  # runpy keeps two names of its own in the module that `python -m` has too, in another way
         assert (
@@ -128,7 +128,7 @@ def test_a_dry_run_shows_all_and_starts_nothing(script, shared):  # type: ignore
         assert shown in out
     assert out.count("export TF_CONFIG=") == out.count("'an argument'") == 2
     second = out[out.index("# worker 1") :]
-    done = subprocess.run(["sh", "-c", second], env=environment(shared), timeout=60, check=True, capture_output=True)
+    done = subprocess.run(["sh", "-c", second], env=environment(shared), timeout=200, check=True, capture_output=True)
     assert done.stdout == b""
     assert (shared / "ran").exists()
 
@@ -173,7 +173,7 @@ def test_wrong_requests_start_nothing(arguments, shown, script, shared):  # type
 def test_the_agent_loads_no_framework(shared):  # type: ignore[no-untyped-def]
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "tfdist", "run", "--help"],
-        env=environment(shared), capture_output=True, text=True, timeout=60, check=True,
+        env=environment(shared), capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
     assert "tfdist.launch.agent" in modules

@@ -13,8 +13,6 @@ from tests.integration.forks import Forks
 from tests.integration.steppers import STEPPER, done, happened, job, wait_for_event
 from tests.integration.test_run_recovers import run
 
-pytestmark = [pytest.mark.timeout(400)]
-
 WAITING = (
     """
 import tensorflow as tf

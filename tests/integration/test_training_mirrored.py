@@ -13,7 +13,7 @@ from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
 
 
@@ -126,7 +126,7 @@ def test_positions_of_a_loop_of_ones_own_are_there_once(pool: WorkerPool) -> Non
 
 
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
-    (reply,) = pool.call("reducer_cases:collectives", {}, timeout_seconds=2 * DEADLINE_SECONDS)
+    (reply,) = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)
     assert reply.value == [], reply
 
 
@@ -238,7 +238,7 @@ def test_the_gradient_noise_scale_is_that_of_one_device_and_changes_nothing(pool
 
 
 def _reductions(pool: WorkerPool, function: str) -> Any:
-    (reply,) = pool.call(f"reduction_cases:{function}", {}, timeout_seconds=2 * DEADLINE_SECONDS)
+    (reply,) = pool.call(f"reduction_cases:{function}", {}, timeout_seconds=DEADLINE_SECONDS)
     assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
     return reply.value
 
@@ -291,7 +291,7 @@ def test_observers_are_told_of_as_many_steps_as_the_model_counts(pool: WorkerPoo
     traced = [*usual, "trace"]
     fit = seen["fit_with_validation"]
     assert fit["kinds"] == ["train", "train", "train", "test", "train", "train", "train", "test", "predict"]
-    assert fit["phases"] == [traced, usual, usual, traced, *[usual] * 4, ["dispatch", "execute", "trace"]]
+    assert fit["phases"] == [traced, usual, usual, traced, *[usual] * 4, traced]
     assert fit["updates"] == 6
     inner = seen["evaluated_in_callbacks"]
     assert (inner["kinds"], inner["updates"]) == (["test", "train", "test"] * 3, 3)
@@ -310,6 +310,7 @@ def test_observers_are_told_of_as_many_steps_as_the_model_counts(pool: WorkerPoo
 def test_steps_of_one_execution_are_those_of_single_calls_to_the_bit(pool: WorkerPool) -> None:
     seen = call(pool, "at_once", cases="step_cases")
     assert (seen["compared"] > 20, seen["differ"]) == (True, [])
+    assert seen["calls"] == [1] * 5, "of 13 batches a graph predicts four in a call, and the last call finds none"
 
 
 def test_several_steps_in_a_graph_tell_that_they_go_on(pool: WorkerPool) -> None:

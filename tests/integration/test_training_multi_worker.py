@@ -19,19 +19,25 @@ from tfdist.cluster import ports
 from tfdist.strategies import registry
 from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
 STRATEGIES = [name for name in registry.names() if registry.get(name).processes == "workers"]
-# of multi-worker, beside what it takes by itself: the others end and are ended in other ways
-COLLECTIVES = ["tensorflow", "horovod"]
-WAYS = [*((name, "auto") for name in STRATEGIES), *(("multi-worker", collectives) for collectives in COLLECTIVES)]
+# what carries the workers' tensors, by what is asked for; each ends waits, and is ended, in another way
+CARRIERS = [
+    ("multi-worker", "auto", "NativeCollective"),
+    ("multi-worker", "auto without a compiler", "TensorFlowCollective"),
+    ("multi-worker", "horovod", "HorovodCollective"),
+    ("ring", "auto", "HorovodCollective"),
+]
 
 
 def start(forking: Forks, strategy: str, workers: int, collectives: str = "auto") -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=1)
-        more = {"PYTHONPATH": python_path(CASES), registry.COLLECTIVES_VARIABLE: collectives}
+        asked, _, lacks = collectives.partition(" without ")
+        more = {"PYTHONPATH": python_path(CASES), registry.COLLECTIVES_VARIABLE: asked}
+        made[-1] |= {"CXX": "/no/compiler", "TFDIST_CACHE_DIR": os.devnull} if lacks else {}
         return [environment | more for environment in made]
 
     pool = WorkerPool(environments, start=forking.worker)
@@ -45,8 +51,8 @@ def pool(request: pytest.FixtureRequest, forking: Forks) -> Iterator[WorkerPool]
         yield workers
 
 
-def replies(pool: WorkerPool, function: str, **arguments: Any) -> tuple[Reply, ...]:
-    return pool.call(f"multi_worker_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+def replies(pool: WorkerPool, function: str, cases: str = "multi_worker_cases", **arguments: Any) -> tuple[Reply, ...]:
+    return pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
 
 
 def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
@@ -60,8 +66,37 @@ def test_numbers_are_looked_at_as_on_one_device(pool: WorkerPool) -> None:
     assert call(pool, "numbers") == [{}, {}]
 
 
+def test_gradients_leave_as_the_backward_pass_makes_them(pool: WorkerPool, request: pytest.FixtureRequest) -> None:
+    strategy = request.node.callspec.params["pool"]
+    engines = ["tensorflow", "native"] if strategy == "multi-worker" else [None]
+    for engine in engines:
+        chief, other = call(pool, "reductions_of_a_step", cases="bucket_cases", engine=engine)
+        assert chief == other
+        # what is used last leaves first, whatever was created first
+        assert chief["leave"] == [["last"], ["second"], ["first"]]
+        if engine == "tensorflow":  # whose reductions wait for those that were traced before them
+            assert chief["needs"] == [["last"], ["last", "second"], ["first", "last", "second"]]
+        else:
+            assert chief["needs"] == chief["leave"]
+            assert chief["waits"] == [[], [], [], []]
+            assert chief["others_need"] == [[]]  # metrics wait for no gradient
+
+
+def test_measured_buckets_are_alike(pool: WorkerPool) -> None:
+    chief, other = call(pool, "measured_buckets", cases="bucket_cases")
+    assert chief == other
+    assert chief["mebibytes"] in (1, 2, 4, 8, 16, 32, 64)
+    assert 'must be a number of bytes, such as 4194304, or "auto"' in chief["refused"]
+
+
+def test_steps_that_reduce_different_gradients_are_named(pool: WorkerPool) -> None:
+    for said in call(pool, "models_that_differ", cases="bucket_cases"):
+        assert "workers run different functions: at reduction" in said
+        assert "gradient of" in said
+
+
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
-    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=2 * DEADLINE_SECONDS)
+    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)
     assert [reply.value for reply in answers] == [[], []], answers
 
 
@@ -164,9 +199,10 @@ def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) ->
         assert "Let the model return those" in seen["string"]
 
 
-@pytest.mark.parametrize(("strategy", "collectives"), WAYS)
-def test_a_worker_that_waits_in_vain_is_told(strategy: str, collectives: str, forking: Forks) -> None:
+@pytest.mark.parametrize(("strategy", "collectives", "carrier"), CARRIERS)
+def test_a_worker_that_waits_in_vain_is_told(strategy: str, collectives: str, carrier: str, forking: Forks) -> None:
     with start(forking, strategy, 2, collectives) as workers:
+        assert call(workers, "carrier") == [carrier] * 2
         waiting, left = call(workers, "waits_for_one_who_left", seconds=5.0)
     assert left == "left"
     assert "this worker has waited 5 s in" in waiting
@@ -196,7 +232,9 @@ model.fit(np.zeros((80, 4)), np.zeros((80, 1)), batch_size=8, epochs=1000, verbo
 """
 
 
-@pytest.mark.parametrize(("strategy", "collectives"), WAYS[:-1])  # Horovod ends the ring in the same way
+@pytest.mark.parametrize(
+    ("strategy", "collectives"), [("multi-worker", "native"), ("multi-worker", "tensorflow"), ("ring", "auto")]
+)
 def test_a_killed_worker_ends_the_job_and_is_named(strategy: str, collectives: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(KILLED_AT_STEP_3)

@@ -16,7 +16,7 @@ from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 240
+DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
 
 
@@ -26,9 +26,9 @@ def environments(path: str = python_path(CASES)) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
+def pool(forking: Forks) -> Iterator[WorkerPool]:
     """A chief whose tasks live as long as it does; it learns the digits, which are scikit-learn's."""
-    with WorkerPool(lambda: environments(str(CASES))) as chief:
+    with WorkerPool(lambda: environments(str(CASES)), start=forking.worker) as chief:
         call(chief, "ready")
         yield chief
 
@@ -275,29 +275,20 @@ def test_a_server_that_goes_ends_training_at_once_with_the_cure(forking: Forks) 
     assert seen["seconds"] < 30
 
 
-# In its first life the chief kills a server in its third epoch; in its second it has the job asked to end in its
-# fourth. It prints what came of it.
-SCRIPT = """
-import os, pathlib, signal, sys, time
+# The chief may have the job asked to end in its fourth epoch. It prints what came of it.
+SCRIPT = f"""
+import os, signal, sys, time
 import keras, numpy as np, tensorflow as tf, tfdist
+sys.path.append({str(CASES)!r})
 from parameter_server_cases import At, Constant, Examples, RATE
 
 what, backup = sys.argv[1:]
-
-def kill():
-    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
-        try:
-            environ = path.read_text()
-        except OSError:
-            continue
-        if f"TFDIST_JOB_ID={os.environ['TFDIST_JOB_ID']}" in environ and f'"type": "{what}", "index": 0' in environ:
-            os.kill(int(path.parent.name), signal.SIGKILL)
 
 def ask_to_end():
     came, handler = [], signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda number, frame: (came.append(number), handler(number, frame)))
     os.kill(os.getppid(), signal.SIGTERM)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not came and time.monotonic() < deadline:
         time.sleep(0.01)  # else training would be over before the agent has passed it on
 
@@ -305,8 +296,7 @@ strategy = tfdist.strategies.from_environment()
 with strategy.scope():
     model = keras.Sequential([keras.Input((2,)), Constant()])
     model.compile(keras.optimizers.SGD(RATE), "mae", metrics=[Examples()])
-life = os.environ["TFDIST_RESTARTS"] if what != "nothing" else ""
-trouble = {"0": [At(2, 3, kill)], "1": [At(3, 5, ask_to_end)]}.get(life, [])
+trouble = [At(3, 5, ask_to_end)] if what == "asked" else []
 x, y = np.zeros((80, 2)), np.full((80, 1), -1000.0)
 callbacks = [tfdist.callbacks.BackupAndRestore(backup), *trouble]
 history = model.fit(x, y, batch_size=8, epochs=5, verbose=0, callbacks=callbacks)
@@ -315,25 +305,15 @@ print("finished", *told, "restarts", os.environ["TFDIST_RESTARTS"], "lost", stra
 """
 
 
-def job(folder: Path, what: str, *before: str) -> "subprocess.CompletedProcess[str]":
-    """Run the script under `tfdist run` to its end, or under what is given before it."""
+def job(folder: Path, what: str) -> list[str]:
+    """Write the script; return what runs it."""
     script = folder / "train ü.py"
     script.write_text(SCRIPT)
-    (clean,) = environments()
-    clean = {name: value for name, value in clean.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
-    launcher = ["tfdist", "run", "--strategy", "parameter-server", "-n", "2"]
-    command = [sys.executable, "-m", *(["tfdist", *before, "--"] if before else []), *launcher]
-    return subprocess.run(
-        [*command, "--parameter-servers", "2", str(script), what, str(folder / "backup")],
-        env=clean,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
+    launcher = ["tfdist", "run", "--strategy", "parameter-server", "-n", "2", "--parameter-servers", "2"]
+    launcher += ["--hang-seconds", "10"]  # a busy machine may hold a step up for longer than the usual 2 s
+    return [*launcher, str(script), what, str(folder / "backup")]
 
 
-@pytest.mark.timeout(DEADLINE_SECONDS)
 def test_a_worker_a_server_and_the_chief_fail_and_no_step_counts_twice(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     faults: list[dict[str, Any]] = [
@@ -343,7 +323,15 @@ def test_a_worker_a_server_and_the_chief_fail_and_no_step_counts_twice(tmp_path:
         {"kind": "kill", "task": "chief", "at": "save-middle", "restart": 2},
     ]
     plan.write_text(json.dumps(faults))
-    ended = job(tmp_path, "nothing", "chaos", "--plan", str(plan))
+    (clean,) = environments()
+    ended = subprocess.run(
+        [sys.executable, "-m", "tfdist", "chaos", "--plan", str(plan), "--", *job(tmp_path, "nothing")],
+        env={name: value for name, value in clean.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "finished 50 50.0 5 restarts 3" in ended.stdout
     worker, server, hang, save, last = ended.stdout[ended.stdout.index("fault ") :].splitlines()[1:]
@@ -357,14 +345,10 @@ def test_a_worker_a_server_and_the_chief_fail_and_no_step_counts_twice(tmp_path:
     assert "ended with code 0 after 3 of 4 restarts; 1 worker replaced while the others went on; 17 steps" in said[-1]
 
 
-@pytest.mark.timeout(2 * DEADLINE_SECONDS)
-def test_a_server_is_killed_and_the_job_is_asked_to_end_and_no_step_counts_twice(tmp_path: Path) -> None:
-    ended = job(tmp_path, "ps")
-    assert ended.returncode == 143, ended.stdout + ended.stderr
-    assert "ps 0 ended (killed by SIGKILL (signal 9)); the job is started again" in ended.stderr
-    ended = job(tmp_path, "nothing")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "finished 50 50.0 5 restarts 0 lost 0" in ended.stdout
+def test_a_job_is_asked_to_end_and_no_step_counts_twice(forking: Forks, tmp_path: Path) -> None:
+    assert forking.run(*job(tmp_path, "asked")) == 143, forking.output
+    assert forking.run(*job(tmp_path, "nothing")) == 0, forking.output
+    assert "finished 50 50.0 5 restarts 0 lost 0" in forking.output
 
 
 def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> None:

@@ -15,7 +15,7 @@ from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 150
+DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
 
 
@@ -56,7 +56,7 @@ def test_sums_are_exact_in_every_dtype(pool: WorkerPool, traced: bool) -> None:
 
 
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
-    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=2 * DEADLINE_SECONDS)
+    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)
     assert not any(reply.value != [] for reply in answers), answers
 
 
@@ -206,7 +206,6 @@ MPIRUN = [
 ]
 
 
-@pytest.mark.timeout(2 * DEADLINE_SECONDS)
 @pytest.mark.parametrize(("launcher", "source"), [(HOROVODRUN, "horovodrun"), (MPIRUN, "Open MPI")])
 def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -227,11 +226,11 @@ def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Pa
         text=True,
     )
     try:
-        output, errors = process.communicate(timeout=2 * DEADLINE_SECONDS - 30)
+        output, errors = process.communicate(timeout=DEADLINE_SECONDS)
     finally:
         if process.poll() is None:  # it ends its ranks when it is asked to
             process.terminate()
-            process.wait(timeout=15)
+            process.wait(timeout=60)
     assert process.returncode == 0, errors[-3000:]
     lines = re.findall(rf"RingStrategy {source} 2 (-?\d+\.\d+)", output)
     assert len(lines) == 2

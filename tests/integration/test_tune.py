@@ -12,7 +12,7 @@ from PIL import Image
 from tests.integration.light import workers_path
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 280
+DEADLINE_SECONDS = 800
 # an example takes 4 MB in each of several layers
 SCRIPT = """
 import sys
@@ -57,7 +57,6 @@ def tuned(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(DEADLINE_SECONDS + 20)
 def test_a_module_takes_the_batch_by_its_argument_on_several_replicas(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(MODULE)
     size = ["--start", "6", "--max", "6", "--warm-up", "1", "--steps", "2"]
@@ -69,7 +68,6 @@ def test_a_module_takes_the_batch_by_its_argument_on_several_replicas(tmp_path: 
 
 
 @pytest.mark.readme("tfdist tune batch train.py")
-@pytest.mark.timeout(DEADLINE_SECONDS + 20)
 def test_the_largest_batch_under_a_limit_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--start", "32", "--max", "128", "--warm-up", "1", "--steps", "2", "--precision", "1"]

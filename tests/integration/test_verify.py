@@ -2,27 +2,24 @@
 
 import importlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.forks import Forks
+from tests.integration.forks import Fork, Forks
 from tests.integration.light import python_path
+from tests.integration.matrix import CELL_SECONDS
 from tfdist.verify import Column, feature, run
 from tfdist.verify.report import Cell, Report
 
-pytestmark = pytest.mark.timeout(300)
-
-ROOT = Path(__file__).parents[2]
 CASES = Path(__file__).parent / "cases"
+PATIENT = ["--timeout-seconds", str(CELL_SECONDS)]
 TWO = Column(name="two", strategy="mirrored", replicas_per_worker=2)
 
 
@@ -78,7 +75,7 @@ def test_every_way_to_go_wrong_is_told_apart_and_the_rest_goes_on(temporary: Pat
 @pytest.mark.readme("tfdist verify")
 def test_the_command_shows_what_is_repaired(temporary: Path, forking: Forks) -> None:
     features = [word for name in ("even", "partial_batch", "dropout") for word in ("--feature", name)]
-    request = ["--baseline", "--strategy", "mirrored-2", *features, "--json", "-"]
+    request = ["--baseline", "--strategy", "mirrored-2", *features, "--json", "-", *PATIENT]
     with forking.start("tfdist", "verify", *request, TMPDIR=str(temporary)) as process:
         out, err = (text.decode() for text in process.communicate())
     assert process.returncode == 0, out + err
@@ -105,60 +102,67 @@ def test_plain_tensorflow_fails_at_once_on_several_workers(forking: Forks) -> No
         assert (cell.status, cell.error) == ("error", "ValueError")
 
 
-ONE_CASE = """
+OWN_CASES = """
 import sys
-sys.path[:0] = [{root!r}, {cases!r}]
+import tempfile
+from tests.integration import forked
+sys.path.insert(0, {cases!r})
 import matrix_cases
 from tfdist.verify import feature
+tempfile.tempdir = None  # what the process that forks has found out
 feature.features = lambda: {{name: feature.registered(name) for name in {names!r}}}
-from tfdist.cli.main import main
-main(prog_name="tfdist")
+forked.run_tfdist(sys.argv[1:])
 """
 
 
-def start(names: Sequence[str], *arguments: str) -> "subprocess.Popen[str]":
-    """Start the command with the cases of these tests as its features."""
-    code = ONE_CASE.format(root=str(ROOT), cases=str(CASES), names=list(names))
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "verify", "--strategy", "mirrored-2", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+Start = Callable[..., AbstractContextManager[Fork]]
 
 
-def test_a_cell_that_is_not_green_ends_with_1_and_is_explained() -> None:
+@pytest.fixture
+def start(forking: Forks, tmp_path: Path, temporary: Path) -> Start:
+    """Starts the command with cases of these tests as its features."""
+
+    def started(names: Sequence[str], *arguments: str, **environment: str) -> AbstractContextManager[Fork]:
+        script = tmp_path / "verify.py"
+        script.write_text(OWN_CASES.format(cases=str(CASES), names=list(names)))
+        environment |= {"TMPDIR": str(temporary), "PYTHONPATH": python_path(CASES)}
+        return forking.start(str(script), "verify", "--strategy", "mirrored-2", *PATIENT, *arguments, **environment)
+
+    return started
+
+
+def test_a_cell_that_is_not_green_ends_with_1_and_is_explained(start: Start) -> None:
     with start(["same", "other"]) as process:
-        output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1
+        output = process.communicate()[0].decode()
+    assert process.returncode == 1, process.written
     assert "WRONG 5.0e-01" in output
     assert "number: 1.5, one device has 1.0" in output
     assert "tfdist: 1 of 2 cells green, 1 wrong" in output
 
 
-def test_markdown_and_files(tmp_path: Path) -> None:
+def test_markdown_and_files(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     with start(["same"], "--markdown", "--json", str(path)) as process:
-        output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
+        output = process.communicate()[0].decode()
+    assert process.returncode == 0, process.written
     assert output.splitlines()[:3] == ["| feature | mirrored-2 |", "|---|---|", "| same | 0 |"]
     assert json.loads(path.read_text())["is_green"] is True
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_leaves_nothing(
-    number: signal.Signals, code: int, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, code: int, temporary: Path, tmp_path: Path, start: Start
 ) -> None:
     begun = tmp_path / "begun"
-    monkeypatch.setenv("MATRIX_BEGUN", str(begun))
-    with start(["never_ending"]) as process:
-        deadline = time.monotonic() + 100
+    with start(["never_ending"], MATRIX_BEGUN=str(begun)) as process:
+        deadline = time.monotonic() + 200
         while not (begun.exists() and begun.read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
         workers = psutil.Process(process.pid).children(recursive=True)
         assert int(begun.read_text()) in [worker.pid for worker in workers]
-        os.kill(process.pid, number)
-        process.communicate(timeout=30)
-    assert process.returncode == code
-    assert not psutil.wait_procs(workers, timeout=10)[1]
+        assert list(temporary.iterdir())
+        process.send_signal(number)
+        process.wait()
+    assert process.returncode == code, process.written
+    assert not psutil.wait_procs(workers, timeout=200)[1]
     assert list(temporary.iterdir()) == []

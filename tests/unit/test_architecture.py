@@ -399,13 +399,12 @@ print("changed", *changed)
 """
 
 
-@pytest.mark.timeout(60)
 def test_these_modules_load_no_tensorflow_and_set_no_variable() -> None:
     modules = [s.module for s in sources() if s.package in LOADS_NO_TENSORFLOW or s.module in LAYER_OF_MODULE]
     assert "tfdist.cluster.ports" in modules
     assert "tfdist.strategies.registry" in modules
     command = [sys.executable, "-c", IMPORT_ALL, *modules]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["loaded", "changed"]
 

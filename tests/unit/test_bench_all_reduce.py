@@ -54,15 +54,15 @@ class Workers:
         if function == "start" and engine in self.missing:
             raise MissingDependencyError(HINT)
         if function == "measure":
-            slowest = {**SECONDS, **OWN, **LIMITS}[engine]
-            return [slowest / 2, slowest]
+            slowest = {**SECONDS, **OWN, **LIMITS}[engine.partition(":")[0]]
+            return [[(0.0, slowest / 2)], [(0.0, slowest)]]
         return [[256, 512]] * 2 if function == "gradients" else [1, 2]
 
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     found = Workers()
-    monkeypatch.setattr(lanes, "Lane", lambda engine, workers, network: found)
+    monkeypatch.setattr(lanes, "Lane", lambda engine, **_: found)
     return found
 
 
@@ -94,6 +94,22 @@ def test_the_slower_worker_counts_and_wrong_elements_of_all_workers_do(workers: 
     (row,) = all_reduce.run(setup(rounds=2)).rows
     assert row.seconds["ring"] == [0.1, 0.1]
     assert row.wrong["ring"] == 3
+
+
+def test_each_algorithm_between_hosts_is_one_more_engine(monkeypatch: pytest.MonkeyPatch, workers: Workers) -> None:
+    started: list[tuple[str, dict[str, str]]] = []
+
+    def lane(name: str, *, environment: dict[str, str], **_: Any) -> Workers:
+        started.append((name, environment))
+        return workers
+
+    monkeypatch.setattr(lanes, "Lane", lane)
+    monkeypatch.setattr(all_reduce, "network", lambda link, workers: contextlib.nullcontext())
+    (row,) = all_reduce.run(setup(engines=("native",), algorithms=("ring",), link=Link(rate="1gbit"))).rows
+    assert started == [("native", {}), ("native", {"TFDIST_ALL_REDUCE_ALGORITHM": "ring"})]
+    assert list(row.seconds) == ["native", "native:ring"]
+    with pytest.raises(ConfigError, match="Name one, such as 1gbit, or no algorithm"):
+        setup(algorithms=("ring",))
 
 
 def test_gradients_are_one_more_row_of_many_tensors(workers: Workers) -> None:

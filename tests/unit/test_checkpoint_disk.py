@@ -14,8 +14,7 @@ from tfdist.checkpoint import Store, local
 from tfdist.checkpoint.names import step_name
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 100
-pytestmark = pytest.mark.timeout(120)
+DEADLINE_SECONDS = 280
 
 
 def run(code: str, *arguments: object, before: tuple[str, ...] = ()) -> str:

@@ -141,5 +141,5 @@ def test_the_completion_that_the_guide_shows_is_a_script_of_the_shell() -> None:
         assert f"_TFDIST_COMPLETE={shell}_source tfdist" in guide
     environment = {**os.environ, "_TFDIST_COMPLETE": "zsh_source"}
     command = [sys.executable, "-c", "import sys; sys.argv = ['tfdist']; from tfdist.cli.main import main; main()"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert "#compdef tfdist" in done.stdout

@@ -1,11 +1,17 @@
 """Ports: distinct, free, and refused with a reason."""
 
+import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tfdist.cluster import ports
 from tfdist.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_ports_are_distinct_and_free() -> None:
@@ -24,6 +30,27 @@ def test_held_ports_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         taken = held.getsockname()[1]
         monkeypatch.setattr(ports.random, "randint", lambda low, high: taken)
         assert taken not in ports.free_ports(3)
+
+
+def test_what_another_process_was_given_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys; from tfdist.cluster import ports; print(*ports.free_ports(1), flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        given = int(other.stdout.readline())
+        monkeypatch.setattr(ports.random, "randint", lambda low, high: given)
+        assert given not in ports.free_ports(1)
+        other.communicate()
+    assert ports.free_ports(1) == [given], "the process has ended"
+    assert given not in ports.free_ports(1), "this one has been given it"
+
+
+def test_a_process_does_not_claim_more_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_CLAIMS", len(ports._claims) + 2)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        ports.free_ports(4)
+    assert len(os.listdir("/proc/self/fd")) == before + 2
 
 
 def test_ports_stay_below_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def store(server: StoreServer) -> Store:
 
 
 def request(server: StoreServer, method: str, path: str, body: bytes = b"", **headers: str) -> int:
-    connection = http.client.HTTPConnection(*server.address.rsplit(":", 1), timeout=5)
+    connection = http.client.HTTPConnection(*server.address.rsplit(":", 1), timeout=200)
     try:
         connection.request(method, path, body, headers)
         return connection.getresponse().status

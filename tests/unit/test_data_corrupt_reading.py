@@ -16,8 +16,6 @@ from tfdist.data.reading.examples import Examples
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher, source_of
 from tfdist.errors import CorruptDataError
 
-pytestmark = pytest.mark.timeout(60)
-
 BAD = 7
 IDS = np.arange(EXAMPLES)
 

@@ -24,8 +24,6 @@ from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError, StorageError
 from tfdist.storage.local import LocalStorage
 
-pytestmark = pytest.mark.timeout(60)
-
 PACK = {"": bytes, ".gz": gzip.compress, ".zlib": zlib.compress}
 
 

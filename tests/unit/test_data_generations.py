@@ -25,8 +25,6 @@ from tfdist.data.writing import writer
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
 from tfdist.storage.directory import storage
 
-pytestmark = pytest.mark.timeout(120)
-
 COUNT = 12
 OLD, NEW = 0, 100  # what is added to the numbers of a generation
 SCHEMAS = {"generic": data.Schema({"image": data.Feature("int64", (None,)), "label": data.Feature("int64")})}

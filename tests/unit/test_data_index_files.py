@@ -13,8 +13,6 @@ from tfdist.data.format.records import frame
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError, StorageError, TfdistError
 
-pytestmark = pytest.mark.timeout(60)
-
 _FEATURES = {bytes: Feature("string", (None,)), float: Feature("float32", (None,)), int: Feature("int64", (None,))}
 
 

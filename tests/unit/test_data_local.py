@@ -20,8 +20,7 @@ from tfdist.storage.filenames import is_temporary
 from tfdist.storage.local import LOCK_NAME, LocalStorage
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 50
-pytestmark = pytest.mark.timeout(60)
+DEADLINE_SECONDS = 200
 
 
 @pytest.fixture

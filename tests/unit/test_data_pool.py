@@ -23,5 +23,5 @@ print(sys.modules.keys() & {"tensorflow", "keras"})
 
 
 def test_the_tracker_ends_behind_the_threads_that_hold_what_it_tracks() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=200)
     assert (done.stdout, done.stderr) == ("set()\n", "")

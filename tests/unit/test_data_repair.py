@@ -30,8 +30,6 @@ from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError, TfdistError
 from tfdist.storage.directory import storage
 
-pytestmark = pytest.mark.timeout(60)
-
 ALL = list(range(EXAMPLES))
 
 

@@ -175,7 +175,7 @@ def test_several_writers_of_splits_write_once(tmp_path: Path) -> None:
     photos = pictures(tmp_path / "photos")
     with ThreadPoolExecutor(3) as pool:
         keep = [pool.submit(write, photos, tmp_path / "data", exists="keep") for _ in range(3)]
-        found = [future.result(timeout=60) for future in keep]
+        found = [future.result(timeout=200) for future in keep]
     assert [{name: manifest.digest for name, manifest in one.items()} for one in found] == [
         {name: manifest.digest for name, manifest in found[0].items()}
     ] * 3

@@ -265,12 +265,11 @@ assert place.read("f", 999) == b"x"
 """
 
 
-@pytest.mark.timeout(60)
 def test_a_forked_process_has_connections_of_its_own(s3: dict[str, Any]) -> None:
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
     put(storage(url, storage_options=s3), "f", b"x" * 1000)
     command = [sys.executable, "-c", FORK, url, json.dumps(s3)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 

@@ -33,8 +33,6 @@ from tfdist.data.sources import open_source
 from tfdist.errors import CorruptDataError, StorageError, TfdistError
 from tfdist.storage.directory import storage
 
-pytestmark = pytest.mark.timeout(60)
-
 MOST_BYTES = 64 << 20
 _QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True

@@ -16,8 +16,6 @@ from tfdist.data.format.scan import Content, walk
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import storage
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_sound_directory_is_sound(tmp_path: Path, layout: str) -> None:

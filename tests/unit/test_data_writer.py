@@ -17,7 +17,7 @@ from tfdist import data
 from tfdist.data.writing.plan import cuts
 from tfdist.errors import ConfigError, StorageError, TfdistError
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 200
 FIXED = {"x": np.arange(202, dtype="float32").reshape(101, 2), "label": np.arange(101)}
 TEXTS = {"text": [f"{place}".encode() * (place % 13) for place in range(101)], "label": np.arange(101)}
 LISTS = data.Schema({"list": data.Feature("int64", (None,)), "label": data.Feature("int64")})

@@ -48,7 +48,9 @@ print(json.dumps({"": said.install_requires, **said.extras_require}))
 @cache
 def setup() -> dict[str, list[str]]:
     """What setup.py asks for by extra, "" being what is always needed; asked for in a child, which it may change."""
-    done = subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], cwd=ROOT, capture_output=True, text=True, timeout=200, check=True
+    )
     return json.loads(done.stdout)
 
 

@@ -27,7 +27,7 @@ with claimed("dead", pathlib.Path(sys.argv[1])) as folder:
 
 def test_a_dead_jobs_folder_goes_and_the_files_that_it_lists(tmp_path: Path) -> None:
     died = subprocess.run(
-        [sys.executable, "-c", MAKER, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        [sys.executable, "-c", MAKER, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, timeout=200, check=False
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert Path(died.stdout.strip()).is_dir()
@@ -77,7 +77,7 @@ worker.list_generated_files(sys.argv[1] + "/no folder/list")
 tempfile.mkstemp(prefix="__autograph_generated_file", suffix=".py", dir=sys.argv[1])
 """
     folder = str(Path(worker.__file__).parent)
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), folder], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), folder], timeout=200, check=True)
     listed = (tmp_path / "list").read_bytes().split(b"\0")[:-1]
     assert {os.fsencode(path) for path in tmp_path.glob("__auto*")} == set(listed)
     assert len(listed) == 2

@@ -143,7 +143,6 @@ def test_an_event_file_is_appended_to(tmp_path: Path) -> None:
         EventFile(str(tmp_path / "no" / "folder"), "a1")
 
 
-@pytest.mark.timeout(30)
 def test_a_job_is_found_and_asked(tmp_path: Path) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path / ("long " * 20 + "name"))}
     events: SimpleQueue[Any] = SimpleQueue()
@@ -157,22 +156,30 @@ def test_a_job_is_found_and_asked(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert jobs.ask(environ, "abc", 2, timeout_seconds=20) == "done"
+        assert jobs.ask(environ, "abc", 2, timeout_seconds=200) == "done"
         thread.join()
         with pytest.raises(TfdistError, match="--min-workers 1 and --max-workers 3"):
-            jobs.ask(environ, "abc", 4, timeout_seconds=20)
+            jobs.ask(environ, "abc", 4, timeout_seconds=200)
         with pytest.raises(ConfigError, match="These run: abc123"):
-            jobs.ask(environ, "b", 2, timeout_seconds=20)
+            jobs.ask(environ, "b", 2, timeout_seconds=200)
         with pytest.raises(DeadlineError, match="after 0"):
-            jobs.ask(environ, "", 2, timeout_seconds=0.01)
-        waiting = threading.Timer(0, lambda: (events.get(), events.get(), control.close()))
+            jobs.ask(environ, "", 3, timeout_seconds=0.01)
+
+        def end() -> None:
+            while events.get() != Asked(
+                workers=2
+            ):  # of the request before nothing has come if its time was up too soon
+                pass
+            control.close()
+
+        waiting = threading.Thread(target=end)
         waiting.start()
         with pytest.raises(TfdistError, match="has ended"):
-            jobs.ask(environ, "abc", 2, timeout_seconds=20)
+            jobs.ask(environ, "abc", 2, timeout_seconds=200)
         waiting.join()
     assert jobs.running(environ) == []
     with pytest.raises(ConfigError, match="None runs"):
-        jobs.ask(environ, "abc", 2, timeout_seconds=20)
+        jobs.ask(environ, "abc", 2, timeout_seconds=200)
 
 
 def test_what_an_ended_job_has_left_is_removed(tmp_path: Path) -> None:

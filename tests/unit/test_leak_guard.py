@@ -85,7 +85,6 @@ LEAKS = {
 }
 
 
-@pytest.mark.timeout(120)
 def test_each_leak_is_named_and_put_back(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makeconftest(SOONER)

@@ -208,7 +208,7 @@ def test_make_hands_its_variables_on() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=200,
     )
     line = " ".join(done.stdout.replace("\\\n", " ").split())
     wanted = '--tensorflow "2.18.1" --keras "3.15.0" --ring --part test_compat --part ring-2'

@@ -36,7 +36,7 @@ def ended(plan: str, *, point: str = "step", **environment: str) -> tuple[int, s
         env={**kept, "TFDIST_FAULTS": plan, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     return process.returncode, process.stdout.strip()
 
@@ -77,7 +77,7 @@ def test_a_stopped_process_stands_still() -> None:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         os.kill(process.pid, signal.SIGCONT)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=200) == 0
 
 
 def test_what_is_meant_for_whom() -> None:
@@ -142,7 +142,7 @@ def test_a_signal_goes_to_the_task_that_is_meant(tmp_path: Path) -> None:
         try:
             tasks.write_text(json.dumps({"ps 0": server.pid}))
             code, said = ended(plan, TFDIST_TASKS_FILE=str(tasks))
-            assert server.wait(timeout=60) == -signal.SIGTERM
+            assert server.wait(timeout=200) == -signal.SIGTERM
         finally:
             server.kill()
     assert (code, said) == (1, ""), "there is no worker 9, which is an error"

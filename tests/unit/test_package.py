@@ -115,7 +115,7 @@ def test_python_versions_agree() -> None:
 
 def make_demo(venv: Path, *variables: str) -> "subprocess.CompletedProcess[str]":
     command = ["make", f"VENV={venv}", *variables, "demo"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
 @pytest.mark.parametrize(

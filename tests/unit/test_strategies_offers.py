@@ -27,18 +27,19 @@ HAS, LACKS = ((CPU,), ""), ((CPU,), "no compiler")
 def test_auto_takes_what_all_have_and_says_why(
     workers: tuple[tuple[tuple[str, ...], str], ...], engine: str, why: str
 ) -> None:
-    found, said = chosen(offers("auto", *workers))
-    assert found == engine
-    assert why in said
+    choice = chosen(offers("auto", *workers))
+    assert choice.engine == engine
+    assert why in choice.why
+    assert choice.is_second_best == any(missing for _, missing in workers)
 
 
 @pytest.mark.parametrize("engine", ["tensorflow", "native", "horovod"])
 def test_what_is_asked_for_is_taken(engine: str) -> None:
-    assert chosen(offers(engine, HAS, HAS))[0] == engine
+    assert chosen(offers(engine, HAS, HAS)).engine == engine
 
 
 def test_native_collectives_serve_several_replicas_per_worker() -> None:
-    assert chosen(offers("native", ((CPU, CPU), ""), ((CPU, CPU), "")))[0] == "native"
+    assert chosen(offers("native", ((CPU, CPU), ""), ((CPU, CPU), ""))).engine == "native"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Ports on which local workers can listen.
 
 A worker binds its port seconds after it was chosen (TensorFlow loads first). Ports of the kernel's ephemeral range are
-given to any outgoing connection in between, so ports below that range are preferred.
+given to any outgoing connection in between, so ports below that range are preferred. And another job may choose in
+between, so whoever chooses a port claims its number among the processes of tfdist on this host: by a socket that has
+the number in its name, which is one that no file system has and that ends with the process.
 
 Example:
     >>> len(set(free_ports(3)))
@@ -10,8 +12,11 @@ Example:
 
 import contextlib
 import errno
+import os
 import random
 import socket
+import sys
+from collections import deque
 from pathlib import Path
 
 from tfdist.errors import ConfigError
@@ -20,13 +25,14 @@ from tfdist.validation import integer, text
 _LOWEST = 10_000  # below are the well-known services
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _ATTEMPTS_PER_PORT = 50
+_CLAIMS = 256  # of a process at a time; by then the first ones are bound
+_claims: "deque[int]" = deque()  # descriptors
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return ``count`` distinct TCP ports on which nothing listens at ``host``.
 
-    All are held open together while they are chosen, so they differ from each other and from those of a call that
-    runs at the same time.
+    They differ from each other, and on Linux from those that other processes have been given that still run.
 
     Args:
         count: how many ports, at least 0.
@@ -70,8 +76,25 @@ def _hold_one(held: contextlib.ExitStack, family: socket.AddressFamily, address:
                 "ports; use 127.0.0.1, or end programs that hold ports."
             ) from error
         held.enter_context(candidate)
+        if port != 0 and not _claimed(port):
+            continue
         return int(candidate.getsockname()[1])
     raise AssertionError("the loop ends by return or by raise")
+
+
+def _claimed(port: int) -> bool:
+    """Claim a port; return whether nobody else has."""
+    if sys.platform != "linux":
+        return True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
+        try:
+            mark.bind(f"\0tfdist-port-{port}")
+        except OSError:
+            return False
+        _claims.append(mark.detach())
+    if len(_claims) > _CLAIMS:
+        os.close(_claims.popleft())
+    return True
 
 
 def _ephemeral_start() -> int:

@@ -6,31 +6,36 @@ the others' parts from theirs. Up to 4 KiB go at once. Operations match by key, 
 Over several hosts an `all_reduce` adds up in each host, then between the members of equal index on each host, and hands
 out in each host, where hosts have as many members each; all else goes over TCP alone.
 
+How hosts add up is chosen by size, from the latency and the bandwidth that members measure of their network when they
+meet: each member adds up everything, or its part. Both add in the order of ranks, so neither a measurement nor the cut
+of tensors into messages changes a bit of a sum. Integers may take other ways too. `algorithm`, or the variable
+``TFDIST_ALL_REDUCE_ALGORITHM``, names one for all sizes; `ring`, `halving-doubling` and `double-tree` add in orders of
+their own, the same in every run.
+
 Costs, of S bytes on n members: `all_reduce` reads and writes about 4 S per member; `all_gather` the rows of all;
 `reduce_scatter` and `all_to_all` 2 S; `broadcast` and `send` 2 S. Nothing is negotiated: a small operation takes some
 ten microseconds once all members are there.
 """
 
 import atexit
-import contextlib
 import hashlib
-import json
-import logging
 import os
 import secrets
+import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist import validation
 from tfdist.cluster import job_key
 from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.cause import cause_of
-from tfdist.collectives.joining.exchange import Exchange, exchange_over
+from tfdist.collectives.joining import memory
+from tfdist.collectives.joining.exchange import Exchange, agreed, exchange_over
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.errors import ConfigError, DisagreementError, TfdistError, UnsupportedError, WorkerLostError
+from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
@@ -39,8 +44,7 @@ _REDUCED = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
 )
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_log = logging.getLogger(__name__)
+_START = "the start of the native collectives"
 
 
 class NativeCollective:
@@ -57,6 +61,7 @@ class NativeCollective:
         order: where a function holds operations of several replicas, a resource of each replica's own on its device:
             those of one replica begin in the order in which they were traced, and wait for no other's. None: all
             stateful operations of a function begin in that order, and those of one replica alone can stand in it.
+        job: what the engine ends with, once no collective has it any more.
 
     Example:
         >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
@@ -73,6 +78,7 @@ class NativeCollective:
         device: str,
         beside: Collective | None = None,
         order: tf.Tensor | None = None,
+        job: "Job | None" = None,
     ) -> None:
         self.size = len(members)
         self.rank = base.require_rank("rank", rank, self.size)
@@ -83,6 +89,7 @@ class NativeCollective:
         self._members = list(members)
         self._beside = beside
         self._order = order
+        self._job = job
         self._library = native.engines()
 
     def ordered_by(self, order: tf.Tensor) -> "NativeCollective":
@@ -95,6 +102,7 @@ class NativeCollective:
             device=self.device,
             beside=self._beside,
             order=order,
+            job=self._job,
         )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
@@ -182,6 +190,10 @@ class NativeCollective:
         like = tf.zeros(spec.shape, spec.dtype)
         return self._run("receive", f"{source} {self.rank} {key}", between=(source, self.rank), like=like)
 
+    def waits_for(self) -> str:
+        """Return in words for whom this member has been waiting longest, and in what; empty if for nobody."""
+        return self._library.waits_for(self._number)
+
     def abort(self, reason: str) -> None:
         """End the waits of all members of the job at once; nothing travels between them afterwards."""
         self._library.abort(self._number, reason)
@@ -200,6 +212,12 @@ class NativeCollective:
                 return DisagreementError(
                     f"members do different things: {cause}, in {what}. Every worker must build the same model and call "
                     "compile, fit, evaluate, predict and reductions in the same order."
+                )
+            if native.LATE in cause:
+                return DeadlineError(
+                    f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. Every "
+                    "worker must call fit, evaluate and predict alike; see in the others' output what they do. If "
+                    "steps take that long, give more time (timeout_seconds)."
                 )
             return WorkerLostError(
                 f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. See the other "
@@ -228,21 +246,26 @@ class NativeCollective:
 class Job:
     """The processes that `join` has brought together.
 
+    It ends with the process, by `stop`, or when neither it nor a collective of it is used any more. A function that was
+    traced with a collective does not keep it: its operations raise an error then.
+
     Attributes:
         size: how many.
         rank: this process's number.
         hosts: the number of each rank's host.
+        number: of this process's engine.
     """
 
     def __init__(self, number: int, *, rank: int, hosts: Sequence[int], device: str, beside: Collective | None) -> None:
         self.size = len(hosts)
         self.rank = rank
         self.hosts = tuple(hosts)
-        self._number = number
+        self.number = number
         self._device = device
         self._beside = beside
-        self._pid = os.getpid()
-        atexit.register(self.stop)
+        self._end = weakref.finalize(self, _end, number, os.getpid())
+        self._end.atexit = False  # it would be called after what TensorFlow has registered
+        atexit.register(self._end)
 
     def collective(self, members: Sequence[int] | None = None) -> NativeCollective | None:
         """Return the collective of some members; None where this process is none of them.
@@ -256,12 +279,13 @@ class Job:
         if self.rank not in group:
             return None
         return NativeCollective(
-            self._number,
+            self.number,
             members=group,
             rank=group.index(self.rank),
             hosts=base.hosts_of([self.hosts[rank] for rank in group]),
             device=self._device,
             beside=self._beside,
+            job=self,
         )
 
     def stop(self) -> None:
@@ -269,10 +293,13 @@ class Job:
 
         In a fork of this process, which has no part of its own, it does nothing.
         """
-        if os.getpid() != self._pid:
-            return
-        native.engines().stop(self._number)
-        atexit.unregister(self.stop)
+        self._end()
+        atexit.unregister(self._end)
+
+
+def _end(number: int, process: int) -> None:
+    if os.getpid() == process:
+        native.engines().stop(number)
 
 
 def join(
@@ -286,6 +313,7 @@ def join(
     device: str = "/device:CPU:0",
     beside: Collective | None = None,
     secret: bytes | None = None,
+    algorithm: str | None = None,
 ) -> Job:
     """Bring together processes, who call it at the same time; a process may be in several jobs.
 
@@ -306,31 +334,37 @@ def join(
         secret: that all members know and nobody else (`tfdist.cluster.job_key`): whoever connects over TCP has to
             prove that it does. Without one the first member draws it and tells the others, so who can read what is
             exchanged can join in.
+        algorithm: how an all_reduce between hosts goes, whatever its size: one of `tfdist.native.engine.ALGORITHMS`.
+            None: what ``TFDIST_ALL_REDUCE_ALGORITHM`` names, or else by size; see the head of this file.
     Raises:
-        ConfigError: some have a secret and others none; on all members.
+        ConfigError: some have a secret and others none, or they name different algorithms; on all members. There is no
+            such algorithm.
         UnsupportedError: some have no compiler, or cannot listen; alike on all members.
         WorkerLostError: one of them has ended meanwhile, or cannot be reached; on all others.
 
     Example:
         >>> job = join(rank=0, exchange=lambda mine: [mine])                     # doctest: +SKIP
     """
+    algorithm = algorithm or os.environ.get(native.ALGORITHM_VARIABLE) or None
+    if algorithm is not None:
+        validation.one_of(native.ALGORITHM_VARIABLE, algorithm, native.ALGORITHMS)
     try:
         library, error = native.engines(), ""
     except (TfdistError, OSError) as failed:
         library, error = None, str(failed)
-    machine = _machine() if host is None else host
-    mine = _this_host(machine) if host is None else host
+    machine = memory.machine() if host is None else host
+    mine = memory.this_host(machine) if host is None else host
     said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
-    told = _agreed(exchange, error, secret="no" if secret is None else "yes", **said)
+    told = agreed(exchange, error, secret="no" if secret is None else "yes", **said)
     assert library is not None  # or this one would have said why
     key = _key(secret, told)
-    _tell_of_containers(told, rank)
-    segment, hosts = _shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
+    memory.tell_of_containers(told, rank)
+    segment, hosts = memory.shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
     listener, addresses = 0, [(address, 0)] * len(hosts)
     if len(set(hosts)) > 1:
         listener, port, error = library.listen(address)
         try:
-            told = _agreed(exchange, error, address=address, port=str(port))
+            told = agreed(exchange, error, address=address, port=str(port), algorithm=algorithm or "")
         except BaseException:
             library.leave(segment, listener)
             raise
@@ -348,6 +382,8 @@ def join(
     job = Job(number, rank=rank, hosts=hosts, device=device, beside=beside)
     try:
         _meet(job)
+        if len(set(hosts)) > 1:
+            _choose(job, library, [one["algorithm"] for one in told])
     except BaseException:
         job.stop()
         raise
@@ -375,84 +411,28 @@ def _meet(job: Job) -> None:
     """Wait until the engines of all members run and are connected; from then on a connection tells who is lost."""
     everybody = job.collective()
     assert everybody is not None  # it is one of all
-    what = "the start of the native collectives"
     try:
         everybody.all_reduce([tf.zeros([])], key="joined")
     except tf.errors.OpError as error:
-        explained = everybody.explain(error, what)
+        explained = everybody.explain(error, _START)
         if explained is None:
             raise
         raise explained from error
 
 
-def _shared(
-    library: native.Engines, exchange: Exchange, rank: int, hosts: Sequence[int]
-) -> tuple[int, tuple[int, ...]]:
-    """Return the number of the memory that this process shares with those of its host, and each rank's host.
-
-    Where the memory of a host cannot be had, each of its processes counts as a host.
-    """
-    mine = [index for index, host in enumerate(hosts) if host == hosts[rank]]
-    makes, place = rank == mine[0], {"members": len(mine), "index": mine.index(rank)}
-    nonce = secrets.randbits(128)
-    segment, path, why = 0, "", ""
-    try:
-        if makes:
-            segment, said = library.make(nonce, **place)
-            path, why = (said, "") if segment else ("", said)
-        told = _told(exchange, path=path, nonce=f"{nonce:x}", why=why)
-        if not makes and not told[mine[0]]["why"]:
-            segment, why = library.open(told[mine[0]]["path"], int(told[mine[0]]["nonce"], 16), **place)
-        _told(exchange, why=why)  # now all have answered in the memory itself
-        seen = segment and all(library.has_come(segment, index) for index in range(len(mine)))
-        told = _told(exchange, seen="yes" if seen else "", why=why)
-    except BaseException:
-        library.leave(segment, 0)
-        raise
-    if all(told[index]["seen"] for index in mine):
-        return segment, _split(hosts, told)
-    library.leave(segment, 0)
-    reason = next((told[index]["why"] for index in mine if told[index]["why"]), "it is not the same for all")
-    if makes:
-        _log.warning(
-            "The processes of this host reduce over TCP, which takes longer, because they share no memory: %s.", reason
+def _choose(job: Job, library: native.Engines, named: Sequence[str]) -> None:
+    """Fix the algorithm between hosts, by what all members name."""
+    if len(set(named)) > 1:
+        every = ", ".join(f"member {rank}: {name or 'none'}" for rank, name in enumerate(named))
+        raise ConfigError(
+            f"members name different algorithms of all_reduce ({every}). Set {native.ALGORITHM_VARIABLE} alike on all "
+            "of them, or on none."
         )
-    segment, why = library.make(nonce)
-    if not segment:
-        raise UnsupportedError(f"this process has no memory for the native collectives ({why}). Give it more.")
-    return segment, _split(hosts, told)
-
-
-def _split(hosts: Sequence[int], told: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-    """Return each rank's host, where the processes of those without shared memory are alone."""
-    without = {host for host, one in zip(hosts, told, strict=True) if not one["seen"]}
-    return base.hosts_of([(host, rank if host in without else None) for rank, host in enumerate(hosts)])
-
-
-def _machine() -> str:
-    """Return what the processes that run on one kernel have in common."""
-    with contextlib.suppress(OSError):
-        return _BOOT.read_text().strip()
-    return secrets.token_hex(16)
-
-
-def _this_host(machine: str) -> str:
-    """Return what only processes that may share memory have in common: the kernel, the PID namespace, and the user."""
-    with contextlib.suppress(OSError):
-        return f"{machine} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
-    return secrets.token_hex(16)
-
-
-def _tell_of_containers(told: Sequence[Mapping[str, str]], rank: int) -> None:
-    """Say once for a machine that some of its processes cannot share memory."""
-    mine = [other for other, one in enumerate(told) if one["machine"] == told[rank]["machine"]]
-    if rank == mine[0] and len({told[other]["host"] for other in mine}) > 1:
-        _log.warning(
-            "Processes %s run on one machine in several containers (PID namespaces) or for several users, and reduce "
-            "over TCP, which takes longer. Give the containers one PID namespace (docker run --pid=host, Kubernetes "
-            "shareProcessNamespace), or start the processes in one.",
-            ", ".join(map(str, mine)),
-        )
+    failed = library.choose(job.number, named[0] or None)
+    if failed:
+        everybody = job.collective()
+        assert everybody is not None  # it is one of all
+        raise everybody.explain(RuntimeError(failed), _START) or TfdistError(failed)
 
 
 def of_workers(
@@ -462,6 +442,7 @@ def of_workers(
     exchange: Exchange | None = None,
     address: str = "127.0.0.1",
     host: str | None = None,
+    timeout_seconds: float = 0.0,
 ) -> NativeCollective:
     """Return the collective of members that another engine has brought together.
 
@@ -473,6 +454,7 @@ def of_workers(
         exchange: by which they tell each other their bytes; None: by the carrier.
         address: see `join`.
         host: see `join`.
+        timeout_seconds: see `join`.
     Raises:
         ConfigError: see `join`.
         UnsupportedError: see `join`.
@@ -482,33 +464,13 @@ def of_workers(
         exchange=exchange_over(carrier) if exchange is None else exchange,
         address=address,
         host=host,
+        timeout_seconds=timeout_seconds,
         device=device,
         beside=carrier,
         secret=job_key.from_environment(os.environ),
     ).collective()
     assert found is not None  # it is one of all
     return found
-
-
-def _told(exchange: Exchange, **said: str) -> list[dict[str, str]]:
-    """Tell all members what this one has to say; return what all say."""
-    return [json.loads(told) for told in exchange(json.dumps(said).encode())]
-
-
-def _agreed(exchange: Exchange, error: str, **said: str) -> list[dict[str, str]]:
-    """Do the same, and tell what is wrong with this member.
-
-    Raises:
-        UnsupportedError: something is wrong with one of them.
-    """
-    every = _told(exchange, error=error, **said)
-    wrong = [f"member {rank}: {told['error']}" for rank, told in enumerate(every) if told["error"]]
-    if wrong:
-        raise UnsupportedError(
-            "the native collectives need a C++ compiler and an address to listen at on every worker; "
-            f"{'; '.join(wrong)}. Mend that, or choose another engine, such as TensorFlow's."
-        )
-    return every
 
 
 def _number_of(text: str) -> int:

@@ -14,6 +14,13 @@ from tfdist.native.loading import load
 BROKEN = "The native collectives have ended: "
 #: what errors begin with when members have run different operations under one key
 DIFFERENT = "Members do different things: "
+#: what errors say when a member lives and has not come to an operation in time
+LATE = " is not done within "
+
+#: how an all_reduce between hosts goes, in the order of plan.h; without a name it is chosen by size
+ALGORITHMS = ("one-shot", "two-shot", "ring", "halving-doubling", "double-tree")
+#: the variable that names one
+ALGORITHM_VARIABLE = "TFDIST_ALL_REDUCE_ALGORITHM"
 
 _OPS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "hand_out", "send", "receive")
 _WHY_BYTES = 1000
@@ -69,7 +76,9 @@ class Engines:
                 *(number, *[ctypes.c_void_p] * 2, text, ctypes.c_size_t, *[ctypes.c_double] * 2),
             ),
             ("replicas", None, ctypes.c_int32, ctypes.c_void_p),
+            ("choose", ctypes.c_bool, number, ctypes.c_int32, text, ctypes.c_size_t),
             ("leave", None, number, number),
+            ("waits_for", None, number, text, ctypes.c_size_t),
             ("abort", None, number, text),
             ("stop", None, number),
         ):
@@ -140,6 +149,21 @@ class Engines:
             )
         )
 
+    def choose(self, engine: int, algorithm: str | None) -> str:
+        """Fix the algorithm of all reductions between hosts; all members do, before they reduce anything.
+
+        Args:
+            engine: from `start`.
+            algorithm: one of `ALGORITHMS`; None: it is chosen by size, from what is measured of the network now.
+        Returns:
+            Why it could not be measured, if a member has ended meanwhile; else "".
+        """
+        why = ctypes.create_string_buffer(_WHY_BYTES)
+        self._library.tfdist_collectives_choose(
+            engine, -1 if algorithm is None else ALGORITHMS.index(algorithm), why, _WHY_BYTES
+        )
+        return why.value.decode(errors="replace")
+
     def leave(self, segment: int, listener: int) -> None:
         """Let go of a segment and a socket for which no engine was started."""
         self._library.tfdist_collectives_leave(segment, listener)
@@ -149,6 +173,12 @@ class Engines:
         numbers = (ctypes.c_int64 * count)()
         self._library.tfdist_collectives_replicas(count, numbers)
         return list(numbers)
+
+    def waits_for(self, engine: int) -> str:
+        """Return in words for whom it has been waiting longest, and in which operation; empty if for nobody."""
+        text = ctypes.create_string_buffer(_WHY_BYTES)
+        self._library.tfdist_collectives_waits_for(engine, text, _WHY_BYTES)
+        return text.value.decode(errors="replace")
 
     def abort(self, engine: int, reason: str) -> None:
         """End the operations of all members with an error; nothing travels afterwards."""

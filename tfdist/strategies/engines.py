@@ -17,7 +17,7 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import MissingDependencyError, UnsupportedError
 from tfdist.native import library
 from tfdist.native.target import observe
-from tfdist.strategies.offers import Offer, chosen
+from tfdist.strategies.offers import Offer, chosen, without_native
 
 _LOST_SECONDS = 120.0
 _log = logging.getLogger(__name__)
@@ -50,25 +50,24 @@ def between_workers(
     )
     mine = Offer(asked=asked, devices=tuple(devices), missing=_missing(asked))
     told = [json.loads(one) for one in exchange(json.dumps(asdict(mine)).encode())]
-    engine, why = chosen([Offer(**{**one, "devices": tuple(one["devices"])}) for one in told])
-    if engine == "native":
+    choice = chosen([Offer(**{**one, "devices": tuple(one["devices"])}) for one in told])
+    found = tensorflows
+    if choice.engine == "native":
         try:
-            found: Collective = _native(tensorflows, devices[0], cluster, exchange)
+            found = _native(tensorflows, devices[0], cluster, exchange, timeout_seconds)
         except UnsupportedError as error:  # alike on all workers
             if asked == "native":
                 raise
-            found, engine, why = tensorflows, "tensorflow", str(error)
-    elif engine == "horovod":
+            choice = without_native(str(error))
+    elif choice.engine == "horovod":
         job = horovod_job.join(
             cluster, groups=(), timeout_seconds=timeout_seconds, lost_seconds=_LOST_SECONDS, exchange=exchange
         )
         everybody = range(cluster.num_workers)
         found = job.collective(everybody, device=devices[0], beside=tensorflows)
-    else:
-        found = tensorflows
-    # What was not to be had is worth a line by itself; what was is there for who listens.
-    short = engine == "tensorflow" and "cannot be had" in why and cluster.is_chief
-    _log.log(logging.WARNING if short else logging.INFO, "Tensors travel by the %s collectives: %s.", engine, why)
+    # A lack that can be mended is worth a warning, one for all workers.
+    level = logging.WARNING if choice.is_second_best and cluster.is_chief else logging.INFO
+    _log.log(level, "Tensors travel by %s collectives: %s.", choice.engine, choice.why)
     return found
 
 
@@ -101,6 +100,10 @@ def _missing(asked: str) -> str:
     return ""
 
 
-def _native(tensorflows: Collective, device: str, cluster: Cluster, exchange: Exchange) -> Collective:
+def _native(
+    tensorflows: Collective, device: str, cluster: Cluster, exchange: Exchange, timeout_seconds: float
+) -> Collective:
     address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
-    return native.of_workers(tensorflows, device=device, address=address, exchange=exchange)
+    return native.of_workers(
+        tensorflows, device=device, address=address, exchange=exchange, timeout_seconds=timeout_seconds
+    )

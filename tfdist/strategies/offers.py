@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tfdist.errors import ConfigError, MissingDependencyError, UnsupportedError
 
@@ -21,8 +22,22 @@ class Offer:
     missing: str = ""
 
 
-def chosen(offers: Sequence[Offer]) -> tuple[str, str]:
-    """Return the engine of all workers and why it is that one, given what each of them offers.
+class Choice(NamedTuple):
+    """What all workers take.
+
+    Attributes:
+        engine: a name of `registry.COLLECTIVES`, and not "auto".
+        why: a clause.
+        is_second_best: whether another would be better, and something can be done about it.
+    """
+
+    engine: str
+    why: str
+    is_second_best: bool = False
+
+
+def chosen(offers: Sequence[Offer]) -> Choice:
+    """Return the engine of all workers, given what each of them offers.
 
     Raises:
         ConfigError: they were asked for different ones, or have replicas that the engine cannot serve.
@@ -31,7 +46,7 @@ def chosen(offers: Sequence[Offer]) -> tuple[str, str]:
 
     Example:
         >>> cpu, gpu = (Offer(asked="auto", devices=(f"/device:{kind}:0",)) for kind in ("CPU", "GPU"))
-        >>> chosen([cpu, cpu])[0], chosen([gpu, gpu])[0]
+        >>> chosen([cpu, cpu]).engine, chosen([gpu, gpu]).engine
         ('native', 'tensorflow')
     """
     asked = offers[0].asked
@@ -46,14 +61,14 @@ def chosen(offers: Sequence[Offer]) -> tuple[str, str]:
     missing = [f"worker {index}: {offer.missing}" for index, offer in enumerate(offers) if offer.missing]
     if asked == "auto":
         if several is not None:
-            return "tensorflow", f"worker {several} has several replicas"
+            return Choice("tensorflow", f"worker {several} has several replicas")
         if gpu is not None:
-            return "tensorflow", f"worker {gpu} has a GPU"
+            return Choice("tensorflow", f"worker {gpu} has a GPU")
         if missing:
-            return "tensorflow", f"native collectives cannot be had ({missing[0]})"
-        return "native", "each worker has one CPU replica"
+            return without_native(missing[0])
+        return Choice("native", "each worker has one CPU replica")
     if asked == "tensorflow":
-        return asked, "it was asked for"
+        return Choice(asked, "it was asked for")
     uneven = next((index for index, offer in enumerate(offers) if len(offer.devices) != len(offers[0].devices)), None)
     if asked == "native" and uneven is not None:
         raise ConfigError(
@@ -75,4 +90,9 @@ def chosen(offers: Sequence[Offer]) -> tuple[str, str]:
             "the native collectives need a C++ compiler, or a compiled copy in the cache, on every worker; "
             f'{"; ".join(missing)}. Mend that, or choose collectives="tensorflow".'
         )
-    return asked, "it was asked for"
+    return Choice(asked, "it was asked for")
+
+
+def without_native(missing: str) -> Choice:
+    """Return what is taken where native collectives would be better, given why they cannot be had."""
+    return Choice("tensorflow", f"native collectives, which are faster, cannot be had ({missing})", is_second_best=True)

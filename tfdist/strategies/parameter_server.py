@@ -214,6 +214,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
     def _slices(self) -> int:
         return self._chief.parts
 
+    _predicts_from_input = False  # the chief hands out batches to workers
+
     def _adopt(self, model: Any) -> None:
         self._chief.adopt(model)
 

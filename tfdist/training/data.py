@@ -40,6 +40,7 @@ class Input:
         local_replicas: replicas of this worker.
         workers: the workers that take part.
         expect: told how many batches the next epoch has, where that is known when one ends.
+        gives_places: whether batches are taken where they are predicted, see `Epoch`.
 
     Attributes:
         layout: of every batch.
@@ -53,7 +54,9 @@ class Input:
         local_replicas: int,
         workers: Workers,
         expect: Callable[[int], None] = lambda _: None,
+        gives_places: bool = False,
     ) -> None:
+        self._gives_places = gives_places
         policy = dataset.options().experimental_distribute.auto_shard_policy
         own = workers.count > 1 and policy in (_Policy.OFF, _Policy.FILE)
         self.source = Source.OWN if own else Source.SHARED
@@ -78,7 +81,15 @@ class Input:
         # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
         # that is made, and Keras makes some that it does not use.
         elements = tf_data.iterator(self._dataset, self._failure)
-        return Epoch(elements, self.layout, self._walk(), failure=self._failure, begin=self._begin, took=self._took)
+        return Epoch(
+            elements,
+            self.layout,
+            self._walk(),
+            failure=self._failure,
+            begin=self._begin,
+            took=self._took,
+            gives_places=self._gives_places,
+        )
 
     def _walk(self) -> Walk:
         if self.workers.count == 1:

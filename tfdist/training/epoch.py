@@ -70,6 +70,16 @@ class Walk(Protocol):
         """
 
 
+class Place(NamedTuple):
+    """Stands for the next batch of an epoch, which whoever gets it takes from there.
+
+    Attributes:
+        epoch: from which.
+    """
+
+    epoch: "Epoch"
+
+
 class Epoch:
     """The batches of one iteration over the input; iterate to take them one by one.
 
@@ -80,6 +90,8 @@ class Epoch:
         failure: the text of a TensorFlow error -> what is behind it, or None.
         begin: called before the first batch is taken.
         took: called for each batch that was taken.
+        gives_places: whether to iterate gives `Place`s without end, for `predict`: Keras takes its batches before it
+            calls the function that could take several of them by a graph.
     """
 
     def __init__(
@@ -91,8 +103,10 @@ class Epoch:
         failure: Callable[[str], Exception | None],
         begin: Callable[[], None],
         took: Callable[[], None],
+        gives_places: bool = False,
     ) -> None:
         self.layout = layout
+        self._gives_places = gives_places
         self._elements = elements
         self._walk = walk
         self._failure = failure
@@ -104,9 +118,16 @@ class Epoch:
     def __iter__(self) -> "Epoch":
         return self
 
-    def __next__(self) -> Batch:
-        if self._has_ended:
+    def __next__(self) -> Batch | Place:
+        batch = Place(self) if self._gives_places else self.take()
+        if batch is None:
             raise StopIteration
+        return batch
+
+    def take(self) -> Batch | None:
+        """Return the next batch; None where the epoch has ended."""
+        if self._has_ended:
+            return None
         # while a batch is waited for, the agent is told so, whoever asks for it
         with step_clock().during(Phase.INPUT):
             self._begin_once()
@@ -114,7 +135,7 @@ class Epoch:
             found = self._walk.next(None if tensors is None else Element.of(tensors), self._position)
             if found is None:
                 self._has_ended = True
-                raise StopIteration
+                return None
             self._count(1)
         element, rows = found
         return Batch(element.slices, rows, self.layout)

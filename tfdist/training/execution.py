@@ -7,7 +7,7 @@ single steps.
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -17,72 +17,146 @@ from tfdist.training.heartbeat import Progress, heartbeat
 _untraced = tf.autograph.experimental.do_not_convert
 
 
+class Kept(Protocol):
+    """What a graph of several steps keeps of what they return."""
+
+    def begin(self, outputs: Any) -> Any:
+        """Return what is kept before any step, as tensors of a loop, given what a step returns."""
+
+    def add(self, kept: Any, number: tf.Tensor, outputs: Any) -> Any:
+        """Return what is kept after a step, of this number from 0."""
+
+    def end(self, kept: Any) -> Any:
+        """Return what the graph returns."""
+
+    def value(self, returned: Any) -> Any:
+        """Return what Python gets of that, where there was a step."""
+
+
+class Last(Kept):
+    """The logs of the last step."""
+
+    def begin(self, outputs: Any) -> Any:
+        """Return an empty optional."""
+        specs = tf.nest.map_structure(tf.type_spec_from_value, outputs, expand_composites=False)
+        return tf.experimental.Optional.empty(specs)
+
+    def add(self, kept: Any, number: tf.Tensor, outputs: Any) -> Any:
+        """Return an optional with the outputs."""
+        return tf.experimental.Optional.from_value(outputs)
+
+    def end(self, kept: Any) -> Any:
+        """Return the optional."""
+        return kept
+
+    def value(self, returned: Any) -> Any:
+        """Return the outputs."""
+        return returned.get_value()
+
+
+class Rows(Kept):
+    """The rows that all steps return, one after the other."""
+
+    @staticmethod
+    def can_keep(outputs: Any) -> bool:
+        """Return whether what a step returns are tensors of rows whose shape is known."""
+        return all(
+            isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.shape[1:].is_fully_defined()
+            for leaf in tf.nest.flatten(outputs)
+        )
+
+    def begin(self, outputs: Any) -> Any:
+        """Return empty arrays."""
+        self._structure = outputs
+        return [
+            tf.TensorArray(
+                leaf.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=[None, *leaf.shape[1:]]
+            )
+            for leaf in tf.nest.flatten(outputs)
+        ]
+
+    def add(self, kept: Any, number: tf.Tensor, outputs: Any) -> Any:
+        """Return the arrays with the rows of a step."""
+        return [array.write(number, leaf) for array, leaf in zip(kept, tf.nest.flatten(outputs), strict=True)]
+
+    def end(self, kept: Any) -> Any:
+        """Return all rows."""
+        return [array.concat() for array in kept]
+
+    def value(self, returned: Any) -> Any:
+        """Return all rows, as a step returns its own."""
+        return tf.nest.pack_sequence_as(self._structure, returned)
+
+
 class Execution:
     """Runs several steps in one call.
 
     Args:
         step: the function of a step, traced: takes the examples of all replicas and the tensors of a batch.
+        kept: what is kept of what steps return.
         renew: called from another thread whenever a step has gone on; None where nobody wants to know.
         on_trace: called when the graph is made.
     """
 
-    def __init__(self, step: Any, *, renew: Callable[[], None] | None, on_trace: Callable[[], None]) -> None:
+    def __init__(
+        self, step: Any, kept: Kept, *, renew: Callable[[], None] | None, on_trace: Callable[[], None]
+    ) -> None:
         self._step = step
+        self._kept = kept
         self._renew = renew
         self._progress = None if renew is None else Progress()
         self._on_trace = on_trace
         self._function: Any = None
 
     def run(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
-        """Run steps on the next batches; return the last one's logs, and the examples of all replicas in each.
+        """Run steps on the next batches; return what is kept of them, and the examples of all replicas in each.
 
         They are fewer than ``count`` where the input has ended, and may be none.
         """
-        logs: Any = None
+        kept: Any = None
         rows: list[int] = []
 
         def take(iterator: Any) -> int:
-            nonlocal logs, rows
+            nonlocal kept, rows
             if self._function is None:
                 counts = tf.TensorSpec([], tf.int32)
                 self._function = tf.function(_untraced(self._loop)).get_concrete_function(iterator, counts)
-            last, counted = self._function(iterator, tf.constant(count, tf.int32))
+            returned, counted = self._function(iterator, tf.constant(count, tf.int32))
             rows = counted.numpy().tolist()
-            logs = last.get_value() if rows else None
+            kept = self._kept.value(returned) if rows else None
             return len(rows)
 
         with self._watched():
             batches.give(take)
-        return logs, rows
+        return kept, rows
 
     def _watched(self) -> AbstractContextManager[None]:
         if self._progress is None or self._renew is None:
             return contextlib.nullcontext()
         return heartbeat().of(self._progress, self._renew)
 
-    def _loop(self, iterator: Any, count: tf.Tensor) -> tuple[tf.experimental.Optional, tf.Tensor]:
+    def _loop(self, iterator: Any, count: tf.Tensor) -> tuple[Any, tf.Tensor]:
         self._on_trace()
-        specs = tf.nest.map_structure(tf.type_spec_from_value, self._step.structured_outputs, expand_composites=False)
-        nothing = tf.experimental.Optional.empty(specs)
+        nothing = self._kept.begin(self._step.structured_outputs)
         batch = self._next(iterator, [] if self._progress is None else [self._progress.reset()])
         rows = tf.TensorArray(tf.int32, size=0, dynamic_size=True, element_shape=[])
 
-        def goes_on(done: tf.Tensor, batch: Any, logs: Any, rows: Any) -> tf.Tensor:
+        def goes_on(done: tf.Tensor, batch: Any, kept: Any, rows: Any) -> tf.Tensor:
             return tf.logical_and(done < count, batch.has_value())
 
-        def run(done: tf.Tensor, batch: Any, logs: Any, rows: Any) -> tuple[Any, ...]:
+        def run(done: tf.Tensor, batch: Any, kept: Any, rows: Any) -> tuple[Any, ...]:
             _, examples, *tensors = batch.get_value()
-            logs = self._step(examples, *tensors)
-            rows = rows.write(done, examples)
+            outputs = self._step(examples, *tensors)
+            kept, rows = self._kept.add(kept, done, outputs), rows.write(done, examples)
             done += 1
-            after = tf.nest.flatten(logs, expand_composites=True)
+            after = tf.nest.flatten(outputs, expand_composites=True)
             # the batch after the last step is the next execution's
             batch = tf.cond(done < count, lambda: self._next(iterator, after), lambda: _no_batch(batch))
-            return done, batch, tf.experimental.Optional.from_value(logs), rows
+            return done, batch, kept, rows
 
         # One step after the other: collectives of two steps have the same names.
-        _, _, logs, rows = tf.while_loop(goes_on, run, (tf.constant(0), batch, nothing, rows), parallel_iterations=1)
-        return logs, rows.stack()
+        _, _, kept, rows = tf.while_loop(goes_on, run, (tf.constant(0), batch, nothing, rows), parallel_iterations=1)
+        return self._kept.end(kept), rows.stack()
 
     def _next(self, iterator: Any, after: list[Any]) -> Any:
         """Return the next batch, an optional; where somebody looks, it is asked for when these tensors are there."""

@@ -18,8 +18,8 @@ from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training import callbacks, standby
 from tfdist.training.checks import probe
-from tfdist.training.epoch import Batch, Epoch
-from tfdist.training.execution import Execution
+from tfdist.training.epoch import Batch, Epoch, Place
+from tfdist.training.execution import Execution, Kept, Last, Rows
 from tfdist.training.layout import Layout
 from tfdist.training.multi_worker import saving
 from tfdist.training.multi_worker.workers import Workers
@@ -112,20 +112,56 @@ def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> An
         return replica_step.predict(model, unseeded, data, step.Step(rows=rows, global_rows=rows))
 
     collect = functools.partial(tf_strategies.rows_of_all_replicas, strategy)
-    run = _Replicated(model, strategy, workers, run_on_replica, collect)
+    return _Predictions(model, _Replicated(model, strategy, workers, run_on_replica, collect, keeps=Rows))
 
-    def function(batches: list[Any]) -> Any:
+
+class _Predictions:
+    """What Keras calls with a list of `steps_per_execution` batches, or of their places; all rows are returned.
+
+    Args:
+        model: whose.
+        run: predicts a batch.
+    """
+
+    def __init__(self, model: keras.Model, run: "_Replicated") -> None:
+        self._model = model
+        self._run = run
+
+    def __call__(self, given: list[Any]) -> Any:
         clock = step_clock()
         try:
             clock.begin(Kind.PREDICT)
-            outputs = [run(element, whole=True) for element in batches]
+            if isinstance(given[0], Place):
+                outputs = self._from(given[0].epoch, len(given))
+            else:
+                outputs = [self._run(element, whole=True) for element in given]
         finally:
             clock.end()
+        if not outputs:
+            raise StopIteration
         return (
             outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *outputs)
         )
 
-    return function
+    def _from(self, batches: Epoch, left: int) -> list[Any]:
+        """Return the rows of the next batches, fewer where they end."""
+        outputs = []
+        while left:
+            count = 0 if self._model.run_eagerly else batches.free(left)
+            if count > 1 and self._run.can_run_several(batches.layout):
+                rows, examples = self._run.several(batches, count)
+                taken = len(examples)
+            else:
+                count, rows, taken = 1, None, 0
+                step_clock().enter(Phase.INPUT)
+                if (batch := batches.take()) is not None:
+                    rows, taken = self._run(batch, whole=True), 1
+            if taken:
+                outputs.append(rows)
+            if taken < count:
+                break
+            left -= taken
+        return outputs
 
 
 class _Steps:
@@ -202,6 +238,7 @@ class _Replicated:
         workers: how long they may wait for each other.
         run_on_replica: takes a replica's data, its number of examples, and that of all replicas (or None).
         collect: makes of the per-replica results what is returned.
+        keeps: makes what a graph of several steps keeps of what is returned.
     """
 
     def __init__(
@@ -211,7 +248,10 @@ class _Replicated:
         workers: Workers,
         run_on_replica: Callable[..., Any],
         collect: Callable[..., Any],
+        *,
+        keeps: Callable[[], Kept] = Last,
     ) -> None:
+        self._keeps = keeps
         self._workers = workers
         self._model = model
         self._strategy = strategy
@@ -229,8 +269,12 @@ class _Replicated:
                 return self._traced_free(tensors(element), whole)
             return self._of(element.layout)(element.rows, *element.tensors)
 
+    def can_run_several(self, layout: Layout) -> bool:
+        """Return whether the rows that steps on batches of this layout return can be kept in one graph."""
+        return Rows.can_keep(self._of(layout).get_concrete_function().structured_outputs)
+
     def several(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
-        """Run steps on the next batches in one graph; return the last one's logs, and the examples of each.
+        """Run steps on the next batches in one graph; return what is kept of them, and the examples of each.
 
         Fewer steps than ``count`` have run where the input has ended.
         """
@@ -245,6 +289,7 @@ class _Replicated:
             is_watched = step_clock().reporter is not None or self._workers.count > 1
             self._executions[layout.key] = Execution(
                 self._of(layout).get_concrete_function(),
+                self._keeps(),
                 renew=self._workers.renew if is_watched else None,
                 on_trace=self._note_tracing,
             )

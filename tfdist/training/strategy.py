@@ -102,6 +102,7 @@ class KerasTraining:
             local_replicas=self._slices,
             workers=self._workers,
             expect=lambda batches: keras_model.expect_batches(epoch_iterator, batches),
+            gives_places=self._predicts_from_input and keras_model.is_predicting(caller),
         )
         if distributed.source is Source.OWN:
             keras_model.set_batches(epoch_iterator, distributed.batches)
@@ -131,6 +132,9 @@ class KerasTraining:
         self._take(compiling)
         if getattr(compiling, "optimizer", None) is not None:
             optimizers.require_scope(compiling.optimizer, self)
+
+    #: whether the predict function of its models takes `epoch.Place`s in the place of batches
+    _predicts_from_input = True
 
     @property
     def _slices(self) -> int:

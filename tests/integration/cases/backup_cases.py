@@ -43,7 +43,8 @@ class Interrupt(keras.callbacks.Callback):
 def model_of(units=4, strategy=None):
     keras.utils.set_random_seed(1)
     with (strategy or tf.distribute.get_strategy()).scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(1)])
+        hidden = keras.layers.Dense(units, "tanh", use_bias=False)  # the fewer variables, the sooner a step is traced
+        model = keras.Sequential([keras.Input((3,)), hidden, keras.layers.Dense(1, use_bias=False)])
         model.compile(keras.optimizers.Adam(0.01), "mse")
     return model
 
@@ -324,20 +325,21 @@ def several_steps_per_execution(folder):
         model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=2)
         return model
 
-    for scope in (tf.distribute.get_strategy(), tfdist.strategies.MirroredStrategy(["CPU:0"])):
-        for name, _ in inputs():
-            with scope.scope():
-                expected = model_of_two().fit(**dict(inputs())[name], epochs=3, verbose=0).history["loss"]
-            for batch in (0, 2):
-                backup = BackupAndRestore(folder / f"b {name}", save_freq=1, asynchronous=False)
-                given, callbacks = dict(inputs())[name], [backup, Interrupt(1, batch)]
-                with scope.scope():
-                    model = model_of_two()
-                with pytest.raises(KeyboardInterrupt):
-                    model.fit(**given, epochs=3, verbose=0, callbacks=callbacks)
-                with scope.scope():
-                    again = model_of_two().fit(**dict(inputs())[name], epochs=3, verbose=0, callbacks=[backup])
-                assert again.history["loss"] == expected, (name, batch)
+    plain, mirrored = tf.distribute.get_strategy(), tfdist.strategies.MirroredStrategy(["CPU:0"])
+    # at the beginning of an epoch and in its middle, with each input and in each scope
+    cases = [(plain, "arrays", 0), (plain, "tfdist", 2), (mirrored, "arrays", 2), (mirrored, "tfdist", 0)]
+    for scope, name, batch in cases:
+        with scope.scope():
+            expected = model_of_two().fit(**dict(inputs())[name], epochs=3, verbose=0).history["loss"]
+        backup = BackupAndRestore(folder / f"b {name}", save_freq=1, asynchronous=False)
+        given, callbacks = dict(inputs())[name], [backup, Interrupt(1, batch)]
+        with scope.scope():
+            model = model_of_two()
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(**given, epochs=3, verbose=0, callbacks=callbacks)
+        with scope.scope():
+            again = model_of_two().fit(**dict(inputs())[name], epochs=3, verbose=0, callbacks=[backup])
+        assert again.history["loss"] == expected, (name, batch)
 
 
 def in_an_evaluation(folder):

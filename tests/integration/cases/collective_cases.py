@@ -14,6 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import errors
+from tfdist.collectives import native
+from tfdist.collectives.joining.exchange import exchange_over
+from tfdist.native.engine import ALGORITHMS
 from tfdist.training.multi_worker.watchdog import Watchdog
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -212,6 +215,38 @@ def digest_of_sums(name: str, groups: Sequence[Sequence[int]], group: int | None
     bits = [b"".join(total.numpy().tobytes() for total in sums()) for _ in range(3)]
     assert bits[0] == bits[1] == bits[2]
     return hashlib.sha256(bits[0]).hexdigest()
+
+
+def sums_cut_in_messages(name: str, groups: Sequence[Sequence[int]]) -> list[str]:
+    """Return whether bits of sums depend on how many numbers travel together; each order of adding makes others."""
+    own, wrong = collective(name, groups, None), list[str]()
+    draw = np.random.RandomState(own.rank)
+    numbers = (draw.normal(size=200_003) * 10.0 ** draw.randint(-3, 4, size=200_003)).astype(np.float32)
+    (whole,) = own.all_reduce([tf.constant(numbers)], key="whole")
+    for length in (7, 5_000, 150_000):
+        (part,) = own.all_reduce([tf.constant(numbers[:length])], key=f"first {length}")
+        check(wrong, f"the first {length} of {len(numbers)}", part, whole.numpy()[:length])
+    return wrong
+
+
+def algorithms_by_name(name: str, groups: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return digests of sums by algorithm, and what is said to members that name different ones."""
+    own, found = collective(name, groups, None), dict[str, Any]()
+    exchange = exchange_over(own)
+    numbers = tf.constant(np.random.RandomState(own.rank).normal(size=50_000), tf.float32)
+    device = f"/job:worker/replica:0/task:{own.rank}/device:CPU:0"
+    given: dict[str, Any] = {"rank": own.rank, "exchange": exchange, "host": f"host {own.rank}", "device": device}
+    for algorithm in (None, *ALGORITHMS):
+        job = native.join(**given, algorithm=algorithm)
+        (total,) = job.collective().all_reduce([numbers], key="named")
+        found[algorithm or "chosen"] = hashlib.sha256(total.numpy().tobytes()).hexdigest()
+        exchange(b"")  # nobody stops before all are done
+        job.stop()
+    try:
+        native.join(**given, algorithm=ALGORITHMS[own.rank])
+    except errors.ConfigError as refused:
+        found["refused"] = str(refused)
+    return found
 
 
 def who(name: str, groups: Sequence[Sequence[int]], group: int | None) -> Any:

@@ -33,7 +33,7 @@ class Resize(keras.callbacks.Callback):
         if size and size != tfdist.cluster.from_environment().num_workers:
             command = [sys.executable, "-m", "tfdist", "resize", os.environ["TFDIST_JOB_ID"], str(size)]
             subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 200
             while not step_clock().reporter.is_asked_to_hold and time.monotonic() < deadline:
                 time.sleep(0.01)  # else training would be over before the other process has started
 

@@ -236,6 +236,11 @@ def waits_for_one_who_left(seconds: float) -> str:
     return "trained alone"
 
 
+def carrier() -> str:
+    """Return what carries the workers' tensors."""
+    return type(STRATEGY.workers.collective).__name__
+
+
 def several_strategies() -> list[bool]:
     """A second strategy over the workers and one within each worker, models of different sizes, in turns."""
     finite = []

@@ -489,7 +489,7 @@ def _weight(model: keras.Model) -> float:
     return float(model.get_weights()[0][0]) / -RATE
 
 
-def _wait(done: Callable[[], bool], seconds: float = 60.0) -> None:
+def _wait(done: Callable[[], bool], seconds: float = 200.0) -> None:
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not done() and time.monotonic() < deadline:

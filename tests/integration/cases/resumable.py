@@ -4,6 +4,7 @@ python resumable.py RESULT BACKUP DATA SAVE_FREQ
 
 With ASYNCHRONOUS in the environment backups are written while training goes on; else each is whole before it does. With
 ACCUMULATE an update is made of so many batches, and with ERROR_FEEDBACK its reducer remembers what it has left out.
+With EAGERLY no step is traced, which is most of the time where the input is what matters.
 """
 
 import hashlib
@@ -93,7 +94,7 @@ def main(result, backup, kind, save_freq):
         if "ACCUMULATE" in os.environ:  # over the ends of epochs
             kind_of_optimizer = ErrorFeedback if "ERROR_FEEDBACK" in os.environ else DistributedOptimizer
             optimizer = kind_of_optimizer(optimizer, accumulate_steps=int(os.environ["ACCUMULATE"]))
-        model.compile(optimizer, "mse", metrics=["mae"])
+        model.compile(optimizer, "mse", metrics=["mae"], run_eagerly="EAGERLY" in os.environ)
     if "TFDIST_STRATEGY" not in os.environ:  # Keras' own function is traced, which says so to nobody
         own_step = model.train_step
 

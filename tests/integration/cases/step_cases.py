@@ -13,7 +13,7 @@ from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training.data import Input
-from tfdist.training.execution import Execution
+from tfdist.training.execution import Execution, Last
 from tfdist.training.multi_worker.workers import Workers
 
 X = np.random.RandomState(0).normal(size=(20, 4)).astype(np.float32)
@@ -101,9 +101,24 @@ def steps_per_execution(model: keras.Model) -> None:
     model.steps_per_execution = 1
 
 
+class Wide(keras.Model):
+    """Predicts two numbers for an example, one of them with the shape of a scalar."""
+
+    def __init__(self, network: keras.Model) -> None:
+        super().__init__()
+        self.network = network
+
+    def call(self, x: Any) -> dict[str, Any]:
+        """Return them by name."""
+        row = self.network(x)
+        return {"row": row, "number": row[:, 0]}
+
+
 def at_once() -> dict[str, Any]:
     """Train, evaluate and predict with one step in a call and with four; return what is not the same to the bit."""
     rows = np.random.RandomState(1).normal(size=(101, 4)).astype(np.float32)  # 13 batches, the last with 5 examples
+
+    calls: list[list[int]] = []
 
     def outcome(at_once: int) -> dict[str, bytes]:
         keras.utils.set_random_seed(2)
@@ -120,13 +135,25 @@ def at_once() -> dict[str, Any]:
         found["history"] = repr(history).encode()
         found["evaluation"] = repr(network.evaluate(rows, rows[:, :1], batch_size=BATCH, verbose=0)).encode()
         found["prediction"] = network.predict(rows, batch_size=BATCH, verbose=0).tobytes()
+        steps = Recorder()
+        step_clock().attach(steps)
+        with strategy.scope():
+            wide = Wide(network)
+            wide.compile(steps_per_execution=at_once)
+        of_unknown = tf.data.Dataset.from_tensor_slices(rows).batch(BATCH).filter(lambda x: True)
+        try:
+            for name, value in wide.predict(of_unknown, verbose=0).items():
+                found[f"prediction {name}"] = value.tobytes()
+        finally:
+            step_clock().detach(steps)
+        calls.append([step["phases"].count(Phase.EXECUTE) for step in steps.steps.values()])
         for variable in [*network.variables, *network.optimizer.variables]:
             found[variable.path.split("/", 1)[-1]] = np.asarray(variable.value).tobytes()
         return found
 
     one, four = outcome(1), outcome(4)
     names = [name for name, before, after in zip(one, one.values(), four.values(), strict=True) if before != after]
-    return {"compared": len(one), "differ": names}
+    return {"compared": len(one), "differ": names, "calls": calls[1]}
 
 
 def signs_of_life() -> dict[str, Any]:
@@ -149,7 +176,7 @@ def signs_of_life() -> dict[str, Any]:
     given = Input(data, batches=2, local_replicas=1, workers=Workers())
     counts = [tf.TensorSpec([], tf.int32), *given.layout.signature]
     step = tf.function(lambda examples, *batch: {"examples": examples}, input_signature=counts).get_concrete_function()
-    execution = Execution(step, renew=told.set, on_trace=lambda: None)
+    execution = Execution(step, Last(), renew=told.set, on_trace=lambda: None)
     listener = Listener()
     step_clock().attach(listener)
     try:

@@ -223,7 +223,7 @@ void ended() {
   }
   all->meet(1, {0, 1}, 0, one.share);
   all->meet(1, {0, 1}, 1, other.share);
-  if (errors.size() != 2 || errors[0].find("all_reduce (sum, dtype 2) of 44 bytes") == std::string::npos) complain("a difference");
+  if (errors.size() != 2 || errors[0].find("all_reduce (sum, float32) of 44 bytes") == std::string::npos) complain("a difference");
   all->meet(1, {0, 1}, 0, one.share);
   all->abort("on purpose");
   all->meet(1, {0, 1}, 1, late.share);

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -58,13 +57,6 @@ class Results {
   int open_ = 0;
   std::string error_;
 };
-
-// All members on one host.
-inline Engine::Members here(int rank, std::size_t members) {
-  std::vector<std::uint32_t> indexes(members);
-  std::iota(indexes.begin(), indexes.end(), 0);
-  return {rank, std::vector<int>(members), indexes};
-}
 
 inline float value(int rank, std::size_t i, std::uint64_t key) { return static_cast<float>((i * 7 + key + 3 * rank) % 64); }
 

@@ -8,6 +8,7 @@ namespace tfdist::collectives::checks {
 void threads(int rounds);
 void hosts(int rounds);
 void processes(int rounds);
+void waits(int);
 void kills(int times);
 void restart(int times);
 void speed(int members);

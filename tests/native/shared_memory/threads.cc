@@ -1,8 +1,8 @@
 // Members that are threads, for ThreadSanitizer, on one host or on two.
 
-#include <thread>
+#include <mutex>
 
-#include "cases.h"
+#include "engines.h"
 #include "parts.h"
 
 namespace tfdist::collectives::checks {
@@ -49,94 +49,55 @@ void threads(int rounds) {
   check_dtypes();
   check_layout();
   for (const int members : {1, 2, 3, 5, 8}) {
-    std::string error;
-    const auto segment = Segment::anonymous(members, &error);
-    if (segment == nullptr) return complain(error);
-    std::vector<std::thread> all;
-    for (int i = 0; i < members; ++i) segment->come(i);
-    for (int rank = 0; rank < members; ++rank) {
-      all.emplace_back([=] {
-        Engine engine(here(rank, members), segment, nullptr, Engine::Options());
-        run_cases(engine, members, rounds, 300000);
-        Results last;  // an engine that goes while others still read would be a member that has ended
-        Case barrier(groups_of(members)[0], rank, 999, 0, 1);
-        engine.submit(barrier.operation(engine), barrier.ranks, last.next());
-        last.wait();
-      });
-    }
-    for (auto& one : all) one.join();
-    if (segment->header().free_areas != (1u << kAreas) - 1) complain("an area is not given back");
+    const auto memory = with_engines(members, 1, Engine::Options(), [&](Engine& engine) {
+      run_cases(engine, members, rounds, 300000);
+      Results last;  // an engine that goes while others still read would be a member that has ended
+      Case barrier(groups_of(members)[0], engine.rank(), 999, 0, 1);
+      engine.submit(barrier.operation(engine), barrier.ranks, last.next());
+      last.wait();
+    });
+    if (memory[0]->header().free_areas != (1u << kAreas) - 1) complain("an area is not given back");
   }
 }
 
-// Members are threads, in turns on two hosts that have memory of their own each, and TCP between them.
 void hosts(int rounds) {
   for (const int members : {2, 3, 4}) {
-    std::string error;
-    Membership membership;
-    membership.key = "0123456789abcdef";
-    std::vector<Descriptor> listeners;
-    std::vector<std::shared_ptr<Segment>> memory;
-    Engine::Members who;
-    for (int rank = 0; rank < members; ++rank) {
-      listeners.push_back(listen_on({"127.0.0.1", 0}, &error));
-      membership.members.push_back({"127.0.0.1", port_of(listeners.back())});
-      who.hosts.push_back(rank % 2);
-      who.index_of_rank.push_back(rank / 2);
-    }
-    for (int host = 0; host < 2; ++host) {
-      const int here = (members + 1 - host) / 2;
-      memory.push_back(Segment::anonymous(here, &error));
-      for (int i = 0; i < here; ++i) memory.back()->come(i);
-    }
-    std::vector<std::thread> all;
-    for (int rank = 0; rank < members; ++rank) {
-      membership.rank = who.rank = rank;
-      auto transport = std::make_unique<Transport>(membership, std::move(listeners[rank]));
-      all.emplace_back([=, transport = std::move(transport)]() mutable {
-        Engine engine(who, memory[rank % 2], std::move(transport), Engine::Options());
-        run_cases(engine, members, rounds, 300000);
-        const std::vector<int> ranks = groups_of(members)[0];
-        std::vector<char> rows(members);
-        Results results;
-        engine.submit(far_all_gather(engine.hosts(ranks), engine.next_id(999), "r", 1, 1,
-                                     [&](std::uint64_t) { return rank == 0 ? nullptr : rows.data(); }),
-                      ranks, results.next());
-        const std::string said = results.wait();
-        if (said.find("no memory for " + std::to_string(members) + " bytes") == std::string::npos) complain("no memory: " + said);
-      });
-    }
-    for (auto& one : all) one.join();
+    with_engines(members, 2, Engine::Options(), [&](Engine& engine) {
+      const std::string unmeasured = engine.measure();
+      if (!unmeasured.empty()) complain("the connections cannot be measured: " + unmeasured);
+      run_cases(engine, members, rounds, 300000);
+      const std::vector<int> ranks = groups_of(members)[0];
+      std::vector<char> rows(members);
+      Results results;
+      engine.submit(far_all_gather(engine.hosts(ranks), engine.next_id(999), "r", 1, 1,
+                                   [&](std::uint64_t) { return engine.rank() == 0 ? nullptr : rows.data(); }),
+                    ranks, results.next());
+      const std::string said = results.wait();
+      if (said.find("no memory for " + std::to_string(members) + " bytes") == std::string::npos) complain("no memory: " + said);
+    });
   }
 }
 
 void restart(int times) {
   constexpr int members = 3;
   for (int i = 0; i < times; ++i) {
-    std::string error;
     double longest = 0;
     std::mutex mutex;
     for (int generation = 0; generation < 2; ++generation) {
-      const auto segment = Segment::anonymous(members, &error);
-      std::vector<std::thread> all;
-      for (int rank = 0; rank < members; ++rank) segment->come(rank);
-      for (int rank = 0; rank < members; ++rank) {
-        all.emplace_back([&, rank] {
-          Engine engine(here(rank, members), segment, nullptr, Engine::Options());
-          run_cases(engine, members, 1, 5000);
-          Case waits({0, 1, 2}, rank, 77, 0, 100000);
-          Results results;
-          if (rank != 1) engine.submit(waits.operation(engine), waits.ranks, results.next());
-          const Clock::time_point begin = Clock::now();
-          if (rank == 1) engine.abort("on purpose");
-          const std::string said = results.wait();
-          if (rank != 1 && said.find("member 1 gave up: on purpose") == std::string::npos) complain(said);
-          engine.stop();
-          const std::lock_guard<std::mutex> guard(mutex);
-          longest = std::max(longest, seconds_since(begin));
-        });
-      }
-      for (auto& one : all) one.join();
+      with_engines(members, 1, Engine::Options(), [&](Engine& engine) {
+        const int rank = engine.rank();
+        run_cases(engine, members, 1, 5000);
+        Case waits({0, 1, 2}, rank, 77, 0, 100000);
+        Results results;
+        if (rank != 1) engine.submit(waits.operation(engine), waits.ranks, results.next());
+        const Clock::time_point begin = Clock::now();
+        if (rank == 1) engine.abort("on purpose");
+        const std::string said = results.wait();
+        if (rank != 1 && said.find("member 1 gave up: on purpose") == std::string::npos) complain(said);
+        engine.stop();
+        const std::lock_guard<std::mutex> guard(mutex);
+        longest = std::max(longest, seconds_since(begin));
+      });
     }
     std::printf("after an abort the engine can be started again within %.3f s\n", longest);
   }

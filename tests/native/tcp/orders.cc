@@ -1,8 +1,11 @@
 // Members that come to their operations in different orders.
 
 #include <algorithm>
+#include <atomic>
+#include <future>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "members.h"
@@ -71,9 +74,43 @@ void check_credit_comes_back() {
   });
 }
 
+// A name server that does not answer keeps nobody waiting but for the member whose name it is.
+void check_slow_names() {
+  Job job(3);
+  const Address named{"a.name", job.addresses[0].port};
+  std::promise<void> answer;  // until it is there, the name server says nothing
+  const std::shared_future<void> answered = answer.get_future().share();
+  std::vector<std::thread> threads;
+  std::atomic<int> met{0};
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      Membership membership = job.membership(rank);
+      if (rank > 0) membership.members[0] = named;
+      membership.resolve = [answered](const Address& address, std::string* error) {
+        answered.wait();
+        return resolve({"127.0.0.1", address.port}, error);
+      };
+      Transport transport(membership, std::move(job.listeners[rank]));
+      float data = 1;
+      if (rank > 0) {
+        const std::string error = run(
+            transport, all_reduce({transport, {{1, 2}, rank - 1}, 1}, Algorithm::kOneShot, &data, 1, DType::kFloat32, Op::kSum));
+        require(error.empty() && data == 2, "a name that is not known yet keeps others waiting: " + error);
+        if (++met == 2) answer.set_value();
+      }
+      const std::string error = run(
+          transport, all_reduce({transport, {{0, 1, 2}, rank}, 2}, Algorithm::kOneShot, &data, 1, DType::kFloat32, Op::kSum));
+      require(error.empty() && data == 5, "a name that is known at last: " + error);
+      transport.finish(20);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 }  // namespace
 
 void check_orders() {
+  check_slow_names();
   check_shuffled_operations();
   check_last_message_first();
   check_credit_comes_back();

@@ -109,15 +109,16 @@ void check_choice() {
       for (std::size_t bytes = 1; bytes <= (std::size_t{1} << 30); bytes *= 4) {
         const Algorithm chosen = choose(bytes, members, line);
         for (const Algorithm other : kAlgorithms) {
-          require(all_reduce_seconds(chosen, bytes, members, line, false) <=
-                      1.06 * all_reduce_seconds(other, bytes, members, line, false),
+          require(all_reduce_seconds(chosen, bytes, members, line) <=
+                      1.06 * all_reduce_seconds(other, bytes, members, line),
                   "what is chosen costs no more than any other");
         }
       }
     }
     require(choose(64, 2, line) == Algorithm::kOneShot, "a few bytes travel once");
     require(choose(1 << 30, 7, line) == Algorithm::kRing, "many bytes go around a ring");
-    require(choose(1 << 30, 8, line, true) == Algorithm::kRing, "and so do those of 16-bit floats");
+    require(choose_in_rank_order(64, 2, line) == Algorithm::kOneShot, "a few bytes travel once");
+    require(choose_in_rank_order(1 << 30, 7, line) == Algorithm::kTwoShot, "many bytes are added up in parts");
   }
   require(choose(256 << 10, 64, {5e-3, 1.25e9}) == Algorithm::kTwoShot, "latency counts where lines are long");
 }

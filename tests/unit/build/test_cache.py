@@ -88,8 +88,8 @@ def test_a_damaged_wheel_counts_for_none(cache: Cache, tmp_path: Path) -> None:
 def test_who_waits_is_told_for_whom_and_not_for_ever(cache: Cache) -> None:
     told: list[str] = []
     with (
-        locked(cache.lock("key"), timeout_seconds=10, on_wait=told.append),
-        locked(cache.lock("other"), timeout_seconds=10, on_wait=told.append),
+        locked(cache.lock("key"), timeout_seconds=200, on_wait=told.append),
+        locked(cache.lock("other"), timeout_seconds=200, on_wait=told.append),
     ):
         assert told == []
         with (
@@ -105,7 +105,7 @@ def test_who_waits_is_told_for_whom_and_not_for_ever(cache: Cache) -> None:
 def test_a_folder_is_locked_without_a_file(tmp_path: Path) -> None:
     told: list[str] = []
     with (
-        locked_folder(tmp_path, timeout_seconds=10, on_wait=told.append),
+        locked_folder(tmp_path, timeout_seconds=200, on_wait=told.append),
         pytest.raises(DeadlineError, match="another process has been doing the same"),
         locked_folder(tmp_path, timeout_seconds=0.1, on_wait=told.append),
     ):

@@ -63,9 +63,9 @@ def fake_driver(folder, script: str) -> None:
 def test_driver_is_asked(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     fake_driver(tmp_path, f'echo "{A100}"; echo "{A100}"')
-    assert devices.observe_driver(timeout_seconds=30) == Driver(present=True, gpus=(A100, A100))
+    assert devices.observe_driver(timeout_seconds=200) == Driver(present=True, gpus=(A100, A100))
     fake_driver(tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9")
-    assert devices.observe_driver(timeout_seconds=30) == Driver(present=True, error="NVIDIA-SMI has failed")
+    assert devices.observe_driver(timeout_seconds=200) == Driver(present=True, error="NVIDIA-SMI has failed")
 
 
 def test_driver_that_hangs_is_left(tmp_path, monkeypatch) -> None:

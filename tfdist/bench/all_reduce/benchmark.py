@@ -8,11 +8,12 @@ from typing import Any
 
 from tfdist.bench.all_reduce import message
 from tfdist.bench.workers import lanes
-from tfdist.bench.workers.links import Link, network
+from tfdist.bench.workers.links import Link, Network, network
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, quartiles, ratio
 from tfdist.measurement.sizes import shown
+from tfdist.native.engine import ALGORITHM_VARIABLE
 from tfdist.validation import integer
 
 __all__ = ["ENGINES", "LIMITS", "PEERS", "Report", "Row", "Setup", "run"]
@@ -38,6 +39,8 @@ class Setup:
         gradients: a model from `tfdist.bench.workers.models.MODELS`, whose gradients are one more row; None for none.
         rounds: measurements of each engine in each row.
         link: what connects the workers; None: they share this host.
+        algorithms: from `tfdist.native.engine.ALGORITHMS`: each is one more engine, the native one by this algorithm.
+            Only over a link: workers of one host need none.
     """
 
     engines: Sequence[str]
@@ -46,6 +49,7 @@ class Setup:
     gradients: str | None
     rounds: int
     link: Link | None = None
+    algorithms: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         integer("workers", self.workers, minimum=2)
@@ -53,6 +57,15 @@ class Setup:
         unknown = [engine for engine in self.engines if engine not in ENGINES]
         if unknown or not self.engines:
             raise ConfigError(f"engines is {list(self.engines)}; name some of {', '.join(ENGINES)}.")
+        if self.algorithms and self.link is None:
+            raise ConfigError(
+                f"algorithms is {list(self.algorithms)}, of hosts that are connected by a link, and there is none. "
+                "Name one, such as 1gbit, or no algorithm."
+            )
+
+    def lanes(self) -> list[str]:
+        """Return the names of all engines, with the algorithm behind a colon where one is named."""
+        return [*self.engines, *(f"native:{algorithm}" for algorithm in self.algorithms)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +76,7 @@ class Row:
         name: the size, or whose gradients.
         elements: of each float32 tensor in it.
         calls: all-reduces in one measurement.
-        seconds: engine -> seconds per all-reduce, one per round; the slower worker's.
+        seconds: engine -> seconds per all-reduce, one per round; see `message.seconds`.
         wrong: engine -> wrong elements of a result, over all workers.
     """
 
@@ -156,10 +169,7 @@ def run(
     about = machine.describe()
     with contextlib.ExitStack() as stack:
         joined = stack.enter_context(network(setup.link, setup.workers)) if setup.link else None
-        lane_of = {
-            engine: stack.enter_context(lanes.Lane(engine, workers=setup.workers, network=joined))
-            for engine in setup.engines
-        }
+        lane_of = {engine: stack.enter_context(_lane(engine, setup.workers, joined)) for engine in setup.lanes()}
         left_out = _start(lane_of, leave_out)
         rows = []
         for name, elements in _messages(setup, lane_of) if lane_of else ():
@@ -167,6 +177,12 @@ def run(
             on_row(rows[-1])
     about["load average at the end"] = machine.describe()["load average"]
     return Report(setup=setup, rows=rows, left_out=left_out, machine=about)
+
+
+def _lane(engine: str, workers: int, joined: Network | None) -> lanes.Lane:
+    name, _, algorithm = engine.partition(":")
+    environment = {ALGORITHM_VARIABLE: algorithm} if algorithm else {}
+    return lanes.Lane(name, workers=workers, environment=environment, network=joined)
 
 
 def _module(engine: str) -> str:
@@ -217,5 +233,5 @@ def _row(
         turn = number % len(engines)
         for engine in engines[turn:] + engines[:turn]:
             on_turn(name, engine, number + 1)
-            seconds[engine].append(max(call(engine, "measure", calls=calls)))
+            seconds[engine].append(message.seconds(call(engine, "measure", calls=calls)))
     return Row(name=name, elements=elements, calls=calls, seconds=seconds, wrong=wrong)

@@ -3,11 +3,14 @@
 - ``tensorflow``: TensorFlow's MultiWorkerMirroredStrategy as it is, all tensors of a call in one pack;
 - ``horovod``: an `allreduce` of Horovod for each tensor, as its users write it;
 - ``multi-worker`` and ``ring``: tfdist's strategies, one `all_reduce` of a list of tensors in a replica;
-- ``native``: tfdist's own collectives, one `all_reduce` of the list; another address counts as another host.
+- ``native``: tfdist's own collectives, one `all_reduce` of the list; another address counts as another host. A name
+  behind a colon is the algorithm between hosts.
+
+As in a step, the tensors are written anew before each all-reduce, by an op whose results nobody else needs. The clock
+runs in the graph, from the last tensor that is written to the last sum.
 """
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,8 +25,11 @@ from tfdist.cluster.values import split_address
 from tfdist.collectives import native
 from tfdist.collectives.base import Collective
 
+#: sums, and when the tensors were there and when the sums were, in seconds since 1970
+Timed = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]
+
 # engine -> one all-reduce of what was prepared last; what was prepared before is let go of
-_prepared: dict[str, Callable[[], list[tf.Tensor]]] = {}
+_prepared: dict[str, Callable[[], Timed]] = {}
 
 
 def start(engine: str) -> None:
@@ -34,7 +40,7 @@ def start(engine: str) -> None:
     """
     if engine == "horovod":
         strategies.horovod()
-    elif engine == "native":
+    elif engine.startswith("native"):
         _native()
     else:
         _strategy_of(engine)
@@ -54,18 +60,19 @@ def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
         warm_up: calls, at least 1; the last one's result is looked at.
     """
     _prepared.pop(engine, None)
+    _one()  # outside of any graph
     workers = clusters.from_environment()
     tensors = [
         tf.Variable(values(count, tensor=tensor, worker=workers.worker_index)) for tensor, count in enumerate(elements)
     ]
     if engine == "horovod":
         _prepared[engine] = _horovod(tensors)
-    elif engine == "native":
+    elif engine.startswith("native"):
         _prepared[engine] = _through_collective(_native(), tensors)
     else:
         _prepared[engine] = _through_strategy(_strategy_of(engine), tensors)
     for _ in range(warm_up):
-        sums = _prepared[engine]()
+        sums, _, _ = _prepared[engine]()
     wrong = 0
     for tensor, (count, total) in enumerate(zip(elements, sums, strict=True)):
         expected = sum(values(count, tensor=tensor, worker=worker) for worker in range(workers.num_workers))
@@ -73,14 +80,11 @@ def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
     return wrong
 
 
-def measure(engine: str, calls: int) -> float:
-    """Return the seconds of one call, a mean over so many, after one that is not counted."""
+def measure(engine: str, calls: int) -> list[tuple[float, float]]:
+    """Return when each call had its tensors and when it had the sums, after one call that is not counted."""
     reduce = _prepared[engine]
-    reduce()
-    began = time.perf_counter()
-    for _ in range(calls):
-        reduce()
-    return (time.perf_counter() - began) / calls
+    times = [reduce()[1:] for _ in range(calls + 1)][1:]
+    return [(float(began), float(ended)) for began, ended in times]
 
 
 def _strategy_of(engine: str) -> tf.distribute.Strategy:
@@ -99,35 +103,52 @@ def _native() -> Collective:
     return native.of_workers(carrier, device=device, address=mine, host=mine if len(set(hosts)) > 1 else None)
 
 
-def _through_collective(collective: Collective, tensors: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
+@functools.cache
+def _one() -> tf.Variable:
+    """Return what no graph can know to be 1."""
+    return tf.Variable(1.0)
+
+
+def _timed(tensors: list[tf.Variable], reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> Timed:
+    written = [tensor * _one() for tensor in tensors]
+    with tf.control_dependencies(written):
+        began = tf.timestamp()
+    with tf.control_dependencies([began]):
+        sums = reduce([tf.identity(tensor) for tensor in written])
+    with tf.control_dependencies(sums):
+        ended = tf.timestamp()
+    return sums, began, ended
+
+
+def _through_collective(collective: Collective, tensors: list[tf.Variable]) -> Callable[[], Timed]:
     @tf.function
-    def reduce() -> list[tf.Tensor]:
-        return collective.all_reduce([tf.identity(tensor) for tensor in tensors], key="benchmark")
+    def timed() -> Timed:
+        return _timed(tensors, lambda written: collective.all_reduce(written, key="benchmark"))
 
-    return reduce
+    return timed
 
 
-def _through_strategy(strategy: Any, tensors: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
-    def replica() -> list[tf.Tensor]:
-        read = [tf.identity(tensor) for tensor in tensors]  # an op of the replica, as gradients are
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, read)
+def _through_strategy(strategy: Any, tensors: list[tf.Variable]) -> Callable[[], Timed]:
+    def reduce(written: list[tf.Tensor]) -> list[tf.Tensor]:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, written)
 
     @tf.function
-    def reduce() -> list[tf.Tensor]:
-        return strategy.run(replica)
+    def timed() -> Timed:
+        found = strategy.run(lambda: _timed(tensors, reduce))
+        return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], found)
 
-    return lambda: [strategy.experimental_local_results(total)[0] for total in reduce()]
+    return timed
 
 
-def _horovod(tensors: list[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
+def _horovod(tensors: list[tf.Variable]) -> Callable[[], Timed]:
     hvd = strategies.horovod()
     names = [f"benchmark_{index}_{tensor.shape.num_elements()}" for index, tensor in enumerate(tensors)]
 
-    @tf.function
-    def reduce() -> list[tf.Tensor]:
-        return [
-            hvd.allreduce(tf.identity(tensor), op=hvd.Sum, name=name)
-            for tensor, name in zip(tensors, names, strict=True)
-        ]
+    def reduce(written: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [hvd.allreduce(tensor, op=hvd.Sum, name=name) for tensor, name in zip(written, names, strict=True)]
 
-    return reduce
+    @tf.function
+    def timed() -> Timed:
+        return _timed(tensors, reduce)
+
+    return timed

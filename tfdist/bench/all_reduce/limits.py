@@ -58,16 +58,15 @@ def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
     return int(np.count_nonzero(_arrays[1] != values(count, tensor=0, worker=before)))
 
 
-def measure(engine: str, calls: int) -> float:
-    """Return the seconds of one call, a mean over so many, after one that is not counted."""
-    seconds = 0.0
+def measure(engine: str, calls: int) -> list[tuple[float, float]]:
+    """Return when each call began and ended, in seconds since 1970, after one call that is not counted."""
+    times = []
     for call in range(calls + 1):
-        if engine == "memcpy":
-            _arrays[0].fill(call)
-        began = time.perf_counter()
+        _arrays[0].fill(call)
+        began = time.time()
         _move(engine)
-        seconds += (time.perf_counter() - began) if call else 0.0
-    return seconds / calls
+        times.append((began, time.time()))
+    return times[1:]
 
 
 def _move(engine: str) -> None:

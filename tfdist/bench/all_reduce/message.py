@@ -1,9 +1,11 @@
 """Sizes of what an all-reduce carries, and the bandwidths that nccl-tests print for it."""
 
+from collections.abc import Sequence
+
 from tfdist.errors import ConfigError
 from tfdist.measurement.sizes import shown
 
-__all__ = ["bus_bandwidth", "calls", "sizes"]
+__all__ = ["bus_bandwidth", "calls", "seconds", "sizes"]
 
 _ELEMENT_BYTES = 4
 _BYTES_PER_MEASUREMENT = 64 << 20
@@ -40,6 +42,20 @@ def calls(number_of_bytes: int) -> int:
         (50, 16, 1)
     """
     return max(_FEWEST_CALLS, min(_MOST_CALLS, _BYTES_PER_MEASUREMENT // number_of_bytes))
+
+
+def seconds(times: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Return the mean seconds of a call, from when the last worker has its tensors until the last one has its sums.
+
+    Args:
+        times: of each worker, of each call: when it began and when it ended; by one clock.
+
+    Example:
+        >>> seconds([[(0.0, 3.0), (5.0, 7.0)], [(1.0, 2.0), (4.0, 6.0)]])
+        2.0
+    """
+    of_calls = list(zip(*times, strict=True))
+    return sum(max(end for _, end in call) - max(begin for begin, _ in call) for call in of_calls) / len(of_calls)
 
 
 def bus_bandwidth(number_of_bytes: int, seconds: float, workers: int) -> float:

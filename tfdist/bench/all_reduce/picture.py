@@ -6,6 +6,7 @@ from typing import Any
 from tfdist.bench.all_reduce.benchmark import Report, Row
 from tfdist.measurement.pictures import plain, require_matplotlib
 from tfdist.measurement.sizes import shown
+from tfdist.native.engine import ALGORITHMS
 
 __all__ = ["draw"]
 
@@ -19,6 +20,8 @@ _STYLES = {
     "tcp": ("#7a9a3a", ":"),
     "memcpy": ("#b04a4a", ":"),
 }
+
+_SHADES = ("#8fd0ab", "#5fb98a", "#1f7d4d", "#155f39", "#0b3d24")  # of native, by algorithm
 
 
 def draw(report: Report, path: Path) -> None:
@@ -52,10 +55,16 @@ def draw(report: Report, path: Path) -> None:
     figure.savefig(path, format="png")
 
 
+def _style(engine: str) -> tuple[str, str]:
+    name, _, algorithm = engine.partition(":")
+    colour, line = _STYLES[name]
+    return (_SHADES[ALGORITHMS.index(algorithm)], "-.") if algorithm else (colour, line)
+
+
 def _bandwidth(axes: Any, report: Report, rows: list[Row]) -> None:
     sizes = [row.bytes for row in rows]
     for engine in rows[0].seconds:
-        colour, line = _STYLES[engine]
+        colour, line = _style(engine)
         bandwidths = [row.bus_bandwidth(engine, report.setup.workers) for row in rows]
         axes.plot(sizes, [b.median / 1e9 for b in bandwidths], line, color=colour, marker="o", ms=4, label=engine)
         lower, upper = [b.lower / 1e9 for b in bandwidths], [b.upper / 1e9 for b in bandwidths]
@@ -76,7 +85,7 @@ def _times(axes: Any, report: Report, rows: list[Row]) -> None:
     for position, (row, engine) in enumerate(bars):
         time = row.time(engine)
         error = [[1e3 * (time.median - time.lower)], [1e3 * (time.upper - time.median)]]
-        colour = _STYLES[engine][0]
+        colour, _ = _style(engine)
         axes.barh(position, 1e3 * time.median, xerr=error, color=colour, height=0.6, ecolor="#222222", capsize=4)
         axes.annotate(
             f"{1e3 * time.median:.0f} ms",

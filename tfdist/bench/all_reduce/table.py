@@ -7,14 +7,14 @@ from tfdist.measurement.ratio import Quartiles
 
 __all__ = ["footer", "header", "lines", "where"]
 
-_COLUMNS = "{:>13}  {:>9}  {:>5}  {:>5}  {:<12}  {:>25}  {:>6}  {:>6}  {:>6}  {:>17}  {:>17}"
+_COLUMNS = "{:>13}  {:>9}  {:>5}  {:>5}  {:<24}  {:>25}  {:>6}  {:>6}  {:>6}  {:>17}  {:>17}"
 
 
 def header(setup: Setup) -> list[str]:
     """Return the lines above the table."""
     return [
-        f"{setup.workers} workers {where(setup)}; {setup.rounds} rounds in which the engines take turns; time of the "
-        "slowest worker;",
+        f"{setup.workers} workers {where(setup)}; {setup.rounds} rounds in which the engines take turns; time from "
+        "the last worker's tensors to its sums;",
         "median [lower-upper quartile]; the last columns are the peer's time over the engine's in the same round.",
         "",
         _COLUMNS.format(

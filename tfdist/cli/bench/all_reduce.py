@@ -14,6 +14,7 @@ from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Line
 from tfdist.measurement.pictures import require_matplotlib
 from tfdist.measurement.sizes import as_bytes
+from tfdist.native.engine import ALGORITHMS
 
 
 @click.command(
@@ -32,6 +33,14 @@ from tfdist.measurement.sizes import as_bytes
     type=click.Choice(list(all_reduce_bench.ENGINES)),
     multiple=True,
     help="Only this one; repeatable. Default: all that are installed.",
+)
+@click.option(
+    "--algorithm",
+    "algorithms",
+    type=click.Choice(ALGORITHMS),
+    metavar="NAME",
+    multiple=True,
+    help="Over a link: native by this algorithm too.",
 )
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Workers of each engine.")
 @click.option("--min-bytes", metavar="SIZE", default="4K", show_default=True, help="Smallest tensor.")
@@ -53,6 +62,7 @@ from tfdist.measurement.sizes import as_bytes
 @plot_option
 def command(
     engines: tuple[str, ...],
+    algorithms: tuple[str, ...],
     workers: int,
     min_bytes: str,
     max_bytes: str,
@@ -66,8 +76,7 @@ def command(
 ) -> None:
     """Time and bandwidth of an all-reduce by engine, as nccl-tests print them.
 
-    Workers on this machine's CPU sum a float32 tensor of each size, then all gradients of a model. The engines take
-    turns:
+    Workers on this machine's CPU sum float32 tensors, then the gradients of a model. The engines take turns:
 
     \b
     tensorflow     peer: TensorFlow's MultiWorkerMirroredStrategy as it is
@@ -78,15 +87,17 @@ def command(
     tcp            the limit of the line: as many bytes as an all-reduce sends, plainly
     memcpy         the limit of the memory: the tensor copied once, within each worker
 
-    A time is the slowest worker's, median [quartiles] of the rounds; algbw the bytes over it, busbw algbw x
-    2 (n - 1) / n. #wrong counts elements that are not the exact sum. "vs" is the peer's time over the engine's: above
-    1 it is faster.
+    A time is from the last worker's tensors, written anew, to the last sums; algbw the bytes over it, busbw algbw x
+    2 (n - 1) / n; #wrong: elements that are not the exact sum; "vs": the peer's time over the engine's.
     """
     if plot is not None:
         require_matplotlib()
     if delay_ms is not None and link is None:
         raise click.UsageError("--delay is of a link; name one, such as --link 1gbit.")
+    if algorithms and link is None:
+        raise click.UsageError("--algorithm is of workers behind a link; name one, such as --link 1gbit.")
     setup = all_reduce_bench.Setup(
+        algorithms=tuple(dict.fromkeys(algorithms)),
         engines=tuple(dict.fromkeys(engines)) or all_reduce_bench.ENGINES,
         workers=workers,
         sizes=message.sizes(as_bytes(min_bytes), as_bytes(max_bytes), factor),

@@ -7,6 +7,7 @@ length.
 
 import base64
 import itertools
+import json
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -14,9 +15,9 @@ from typing import Protocol
 import tensorflow as tf
 
 from tfdist.collectives.base import Collective
-from tfdist.errors import DeadlineError, WorkerLostError
+from tfdist.errors import DeadlineError, UnsupportedError, WorkerLostError
 
-__all__ = ["Exchange", "exchange_over", "exchange_over_notes"]
+__all__ = ["Exchange", "agreed", "exchange_over", "exchange_over_notes", "told_by_all"]
 
 #: takes this member's bytes, returns those of all, in the order of ranks
 Exchange = Callable[[bytes], list[bytes]]
@@ -102,3 +103,33 @@ def exchange_over(collective: Collective) -> Exchange:
         return told
 
     return exchange
+
+
+def told_by_all(exchange: Exchange, **said: str) -> list[dict[str, str]]:
+    """Tell all members what this one has to say; return what all say, in the order of ranks.
+
+    Args:
+        exchange: by which they tell each other bytes.
+        said: words by name, the same names on all members.
+    """
+    return [json.loads(told) for told in exchange(json.dumps(said).encode())]
+
+
+def agreed(exchange: Exchange, error: str, **said: str) -> list[dict[str, str]]:
+    """Tell all members what this one has to say and what is wrong with it; return what all say.
+
+    Args:
+        exchange: by which they tell each other bytes.
+        error: what is wrong; nothing if it is empty.
+        said: words by name, the same names on all members.
+    Raises:
+        UnsupportedError: something is wrong with one of them.
+    """
+    every = told_by_all(exchange, error=error, **said)
+    wrong = [f"member {rank}: {told['error']}" for rank, told in enumerate(every) if told["error"]]
+    if wrong:
+        raise UnsupportedError(
+            "the native collectives need a C++ compiler and an address to listen at on every worker; "
+            f"{'; '.join(wrong)}. Mend that, or choose another engine, such as TensorFlow's."
+        )
+    return every

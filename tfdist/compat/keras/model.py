@@ -120,6 +120,17 @@ def data_of_calling_step() -> Any:
     return None
 
 
+def is_predicting(model: keras.Model) -> bool:
+    """Return whether Keras' own `predict` of this model is running, with the function that `override` has given it."""
+    kind = type(model)
+    own = kind.make_predict_function is TensorFlowTrainer.make_predict_function
+    predict = keras_calls.code_of(TensorFlowTrainer.predict)
+    return own and any(
+        frame.f_code is predict and frame.f_locals.get("self") is model
+        for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH)
+    )
+
+
 def compiling_model() -> keras.Model | None:
     """Return the model whose `compile` is making a variable now, if one is."""
     for frame in keras_calls.frames(2, _FRAMES_OF_A_VARIABLE):

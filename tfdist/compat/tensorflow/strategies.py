@@ -185,8 +185,7 @@ class ReduceInReplicas:
         """Return a nest reduced by TensorFlow's own packs, which it fills from the last value to the first."""
 
         def sums(flat: list[Any]) -> list[Any]:
-            totals = reduce(reduce_op, owned(flat[::-1]), packed(options, self.bucket_bytes))
-            return list(totals)[::-1]
+            return list(reduce(reduce_op, owned(flat[::-1]), packed(options, self.bucket_bytes)))[::-1]
 
         return reduced(value, sums)
 
@@ -446,9 +445,9 @@ def replica_index() -> int:
 
 
 def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[Any]]:
-    """Return what reduces over replicas, through which no gradient is taken: each result is there when it has come.
+    """Return what reduces over replicas where no gradient is taken through it: a result is there when it has come.
 
-    The public `all_reduce` hands out its results together, so that none is there before the last one.
+    The public `all_reduce` hands out its results together, when the last one has come.
     """
     extended = replica_context.strategy.extended
     if extended._use_merge_call():

@@ -290,6 +290,9 @@ bool Channel::start(const Frame& frame) {
       return true;
     case Kind::kPong:
       return true;
+    case Kind::kDoing:
+      said_.push_back({frame.operation, {frame.total, frame.bytes}});
+      return true;
     case Kind::kCredit:
       credit_ += frame.bytes;
       return credit_ <= kEagerCredit;

@@ -10,9 +10,11 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "message.h"
+#include "signature.h"
 #include "socket.h"
 
 namespace tfdist::collectives {
@@ -62,6 +64,14 @@ class Channel {
   const std::string& error() const { return error_; }  // empty unless it is closed
   const std::string& member() const { return member_; }
   bool is_waited_for() const { return !outgoing_.empty() || !queue_.empty() || waiting_ > 0; }
+
+  // Tells the other what this member does under an operation's number; `said` is what the other has told, once.
+  struct Said {
+    std::uint64_t operation;
+    Doing doing;
+  };
+  void say(const Said& doing) { control(Kind::kDoing, {doing.operation, 0}, doing.doing.signature, doing.doing.size); }
+  std::vector<Said> said() { return std::exchange(said_, {}); }
 
   // Asks whether the other is there, unless an answer is outstanding.
   void ping();
@@ -139,6 +149,7 @@ class Channel {
   std::size_t body_left_ = 0;
   std::array<char, 16 << 10> ahead_;  // read, and not yet looked at
   std::size_t ahead_begin_ = 0, ahead_end_ = 0;
+  std::vector<Said> said_;
   std::size_t owed_credit_ = 0;
   std::size_t kept_bytes_ = 0;
   int waiting_ = 0;  // requests to receive

@@ -6,6 +6,9 @@
 #include <string>
 #include <utility>
 
+#include "declared.h"
+#include "measure.h"
+
 namespace tfdist::collectives {
 namespace {
 
@@ -58,6 +61,10 @@ class Failed final : public Operation {
   const std::string why_;
 };
 
+std::unique_ptr<Operation> declared(const Hosts& hosts, std::uint64_t id, const Doing& doing, std::unique_ptr<Operation> inner) {
+  return std::make_unique<Declared>(*hosts.transport, hosts.ranks, id, doing, std::move(inner));
+}
+
 // The number of one of the operations that an operation is made of.
 std::uint64_t part_of(std::uint64_t id, std::uint64_t part) { return id ^ (part * 0x9e3779b97f4a7c15u); }
 
@@ -78,6 +85,11 @@ std::vector<std::vector<int>> by_host(const Hosts& hosts) {
     found[at].push_back(hosts.ranks[i]);
   }
   return found;
+}
+
+Algorithm algorithm_of(const Hosts& hosts, std::size_t bytes, int members, DType dtype) {
+  if (hosts.algorithm.has_value()) return *hosts.algorithm;
+  return is_exact(dtype) ? choose(bytes, members, hosts.line) : choose_in_rank_order(bytes, members, hosts.line);
 }
 
 void copy(void* into, const void* from, std::size_t bytes) {
@@ -140,7 +152,7 @@ std::vector<Steps::Step> in_two_levels(const std::shared_ptr<Reduction>& it, con
       },
       [it, across, index] {
         const std::size_t bytes = it->begins[index + 1] - it->begins[index], count = bytes / size_of(it->wide);
-        const Algorithm algorithm = choose(bytes, across.size(), it->hosts.line);
+        const Algorithm algorithm = algorithm_of(it->hosts, bytes, across.size(), it->wide);
         return all_reduce({*it->hosts.transport, across, part_of(it->id, 2)}, algorithm, it->part.data(), count, it->wide,
                           it->op);
       },
@@ -161,21 +173,23 @@ std::unique_ptr<Operation> far_all_reduce(Hosts hosts, std::uint64_t id, std::ve
                                              [&](const std::vector<int>& group) { return group.size() == local; });
   const auto it = std::make_shared<Reduction>();
   it->wide = even ? accumulator(dtype, op) : dtype;
+  std::size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  const Doing doing{signature(What::kAllReduce, dtype, op, 0), bytes};
   it->hosts = std::move(hosts);
-  it->id = id;
+  it->id = number_of(id, doing);
   it->pieces = std::move(pieces);
   it->dtype = dtype;
   it->op = op;
-  for (const Piece& piece : it->pieces) it->count += piece.bytes / size_of(dtype);
+  it->count = bytes / size_of(dtype);
   std::vector<Steps::Step> steps;
   if (even) {
     steps = in_two_levels(it, groups);
   } else {
     steps.push_back([it] {
       it->pack();
-      const bool widened = accumulator(it->dtype, it->op) != it->dtype;
       const Algorithm algorithm =
-          choose(it->bytes(), static_cast<int>(it->hosts.ranks.size()), it->hosts.line, widened);
+          algorithm_of(it->hosts, it->bytes(), static_cast<int>(it->hosts.ranks.size()), it->dtype);
       return all_reduce(call_of(it->hosts, it->id), algorithm, it->data, it->count, it->dtype, it->op);
     });
   }
@@ -183,26 +197,28 @@ std::unique_ptr<Operation> far_all_reduce(Hosts hosts, std::uint64_t id, std::ve
     it->unpack();
     return nullptr;
   });
-  return std::make_unique<Steps>(std::move(steps));
+  return declared(it->hosts, id, doing, std::make_unique<Steps>(std::move(steps)));
 }
 
 std::unique_ptr<Operation> far_reduce_scatter(Hosts hosts, std::uint64_t id, const char* from, char* into,
                                               const std::vector<std::size_t>& begins, DType dtype, Op op) {
   const auto data = std::make_shared<std::vector<char>>();
   const auto shared = std::make_shared<Hosts>(std::move(hosts));
+  const Doing doing{signature(What::kReduceScatter, dtype, op, 0), begins.back()};
+  const std::uint64_t number = number_of(id, doing);
   std::vector<Steps::Step> steps = {
       [=] {
         data->assign(from, from + begins.back());
         std::vector<std::size_t> counts;
         for (std::size_t i = 0; i + 1 < begins.size(); ++i) counts.push_back((begins[i + 1] - begins[i]) / size_of(dtype));
-        return reduce_scatter(call_of(*shared, id), data->data(), counts, dtype, op);
+        return reduce_scatter(call_of(*shared, number), data->data(), counts, dtype, op);
       },
       [=]() -> std::unique_ptr<Operation> {
         copy(into, data->data() + begins[shared->me], begins[shared->me + 1] - begins[shared->me]);
         return nullptr;
       },
   };
-  return std::make_unique<Steps>(std::move(steps));
+  return declared(*shared, id, doing, std::make_unique<Steps>(std::move(steps)));
 }
 
 std::unique_ptr<Operation> far_all_to_all(Hosts hosts, std::uint64_t id, const char* from, char* into,
@@ -210,17 +226,20 @@ std::unique_ptr<Operation> far_all_to_all(Hosts hosts, std::uint64_t id, const c
   std::vector<std::size_t> sent;
   for (std::size_t i = 0; i + 1 < begins.size(); ++i) sent.push_back(begins[i + 1] - begins[i]);
   const std::vector<std::size_t> received(sent.size(), sent[hosts.me]);
-  return all_to_all(call_of(hosts, id), from, sent, into, received);
+  const Doing doing{signature(What::kAllToAll, DType::kUint8, Op::kSum, 0), begins.back()};
+  return declared(hosts, id, doing, all_to_all(call_of(hosts, number_of(id, doing)), from, sent, into, received));
 }
 
 std::unique_ptr<Operation> far_all_gather(Hosts hosts, std::uint64_t id, const char* from, std::size_t rows,
                                           std::size_t row_bytes, Allocate allocate) {
   const auto shared = std::make_shared<Hosts>(std::move(hosts));
   const auto counts = std::make_shared<std::vector<std::uint64_t>>(shared->ranks.size());
+  const Doing doing{signature(What::kAllGather, DType::kUint8, Op::kSum, 0), row_bytes};
+  const std::uint64_t number = number_of(id, doing);
   std::vector<Steps::Step> steps = {
       [=] {
         (*counts)[shared->me] = rows;
-        return all_gather(call_of(*shared, part_of(id, 1)), counts->data(),
+        return all_gather(call_of(*shared, part_of(number, 1)), counts->data(),
                           std::vector<std::size_t>(counts->size(), sizeof(std::uint64_t)));
       },
       [=]() -> std::unique_ptr<Operation> {
@@ -237,24 +256,33 @@ std::unique_ptr<Operation> far_all_gather(Hosts hosts, std::uint64_t id, const c
           return std::make_unique<Failed>("no memory for " + std::to_string(total * row_bytes) + " bytes");
         }
         copy(into + mine, from, rows * row_bytes);
-        return all_gather(call_of(*shared, part_of(id, 2)), into, bytes);
+        return all_gather(call_of(*shared, part_of(number, 2)), into, bytes);
       },
   };
-  return std::make_unique<Steps>(std::move(steps));
+  return declared(*shared, id, doing, std::make_unique<Steps>(std::move(steps)));
 }
 
 std::unique_ptr<Operation> far_broadcast(Hosts hosts, std::uint64_t id, const char* from, char* into, std::size_t bytes,
                                          std::size_t root) {
   if (hosts.me == root) copy(into, from, bytes);
-  return broadcast(call_of(hosts, id), into, bytes, static_cast<int>(root));
+  const Doing doing{signature(What::kBroadcast, DType::kUint8, Op::kSum, root), bytes};
+  return declared(hosts, id, doing, broadcast(call_of(hosts, number_of(id, doing)), into, bytes, static_cast<int>(root)));
 }
 
 std::unique_ptr<Operation> far_send(Hosts hosts, std::uint64_t id, const char* from, std::size_t bytes) {
-  return send(call_of(hosts, id), from, bytes, 1 - static_cast<int>(hosts.me));
+  const Doing doing{signature(What::kSend, DType::kUint8, Op::kSum, 0), bytes};
+  return declared(hosts, id, doing, send(call_of(hosts, number_of(id, doing)), from, bytes, 1 - static_cast<int>(hosts.me)));
+}
+
+std::unique_ptr<Operation> far_measurement(Hosts hosts, std::uint64_t id, Line* line) {
+  const auto shared = std::make_shared<Hosts>(std::move(hosts));
+  return std::make_unique<Steps>(
+      std::vector<Steps::Step>{[=] { return measure_line(call_of(*shared, id), line); }});
 }
 
 std::unique_ptr<Operation> far_receive(Hosts hosts, std::uint64_t id, char* into, std::size_t bytes) {
-  return receive(call_of(hosts, id), into, bytes, 1 - static_cast<int>(hosts.me));
+  const Doing doing{signature(What::kSend, DType::kUint8, Op::kSum, 0), bytes};
+  return declared(hosts, id, doing, receive(call_of(hosts, number_of(id, doing)), into, bytes, 1 - static_cast<int>(hosts.me)));
 }
 
 }  // namespace tfdist::collectives

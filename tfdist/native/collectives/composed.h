@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cost.h"
@@ -24,6 +25,7 @@ struct Hosts {
   std::vector<int> host;  // of each member
   Place near;             // those on this member's host
   Line line;              // between hosts
+  std::optional<Algorithm> algorithm;  // of an all_reduce, whatever its size; none: by the line
 };
 
 std::unique_ptr<Operation> far_all_reduce(Hosts hosts, std::uint64_t id, std::vector<Piece> pieces, DType dtype, Op op);
@@ -36,6 +38,8 @@ std::unique_ptr<Operation> far_all_gather(Hosts hosts, std::uint64_t id, const c
 std::unique_ptr<Operation> far_broadcast(Hosts hosts, std::uint64_t id, const char* from, char* into, std::size_t bytes,
                                          std::size_t root);
 std::unique_ptr<Operation> far_send(Hosts hosts, std::uint64_t id, const char* from, std::size_t bytes);
+// Measures the connections of all members; `line` receives the same on each.
+std::unique_ptr<Operation> far_measurement(Hosts hosts, std::uint64_t id, Line* line);
 std::unique_ptr<Operation> far_receive(Hosts hosts, std::uint64_t id, char* into, std::size_t bytes);
 
 }  // namespace tfdist::collectives

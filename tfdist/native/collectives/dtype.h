@@ -63,6 +63,11 @@ constexpr DType accumulator(DType dtype, Op op) {
   return op == Op::kSum && (dtype == DType::kFloat16 || dtype == DType::kBFloat16) ? DType::kFloat32 : dtype;
 }
 
+// Whether a sum is the same in whatever order it is added up.
+constexpr bool is_exact(DType dtype) {
+  return dtype != DType::kFloat16 && dtype != DType::kBFloat16 && dtype != DType::kFloat32 && dtype != DType::kFloat64;
+}
+
 struct Half {
   std::uint16_t bits;
 };

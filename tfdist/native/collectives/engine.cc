@@ -1,10 +1,13 @@
 #include "engine.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <future>
+#include <numeric>
 
 #include "bell.h"
 #include "standard_floats.h"
@@ -31,8 +34,7 @@ void pause() {
 #endif
 }
 
-// What is assumed of the network: 10 Gbit/s. On a slower one the same algorithms are the fastest for almost all sizes.
-constexpr Line kNetwork{50e-6, 1.25e9};
+constexpr std::uint64_t kMeasurementKey = 0x6d656173757265;  // "measure"
 
 // Whether so many members can run at the same time on the processors that this process may use.
 bool can_run_together(std::size_t members) {
@@ -57,6 +59,7 @@ Engine::Engine(Members members, std::shared_ptr<Segment> segment, std::unique_pt
       together_(can_run_together(segment_->layout().members)),
       liveness_(segment_, members_.index_of_rank[members_.rank], options.silent_seconds) {
   thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "tfdist-native");
 }
 
 Engine::~Engine() { stop(); }
@@ -78,12 +81,33 @@ Place Engine::place(const std::vector<int>& ranks) const {
 }
 
 Hosts Engine::hosts(const std::vector<int>& ranks) const {
-  Hosts hosts{transport_.get(), ranks, 0, {}, place(ranks), kNetwork};
+  std::unique_lock<std::mutex> lock(mutex_);
+  Hosts hosts{transport_.get(), ranks, 0, {}, place(ranks), line_, algorithm_};
+  lock.unlock();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] == members_.rank) hosts.me = i;
     hosts.host.push_back(members_.hosts[ranks[i]]);
   }
   return hosts;
+}
+
+void Engine::use(Algorithm algorithm) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  algorithm_ = algorithm;
+}
+
+std::string Engine::measure() {
+  if (transport_ == nullptr) return "";
+  std::vector<int> all(members_.hosts.size());
+  std::iota(all.begin(), all.end(), 0);
+  Line line{};
+  std::promise<std::string> measured;
+  submit(far_measurement(hosts(all), next_id(kMeasurementKey), &line), all,
+         [&](const std::string& error) { measured.set_value(error); });
+  const std::string error = measured.get_future().get();
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (error.empty()) line_ = line;
+  return error;
 }
 
 std::uint64_t Engine::next_id(std::uint64_t key) {
@@ -207,6 +231,11 @@ void Engine::look_after() {
     fail_all(kBroken + broken);
     return close_transport();
   }
+  {
+    const std::string waits = oldest_wait();
+    const std::lock_guard<std::mutex> guard(mutex_);
+    waits_for_ = waits;
+  }
   if (live_.empty()) {
     faults_ = 0;
     return;
@@ -255,10 +284,24 @@ std::string Engine::fault() {
     const std::chrono::duration<double> took = Clock::now() - work.begun;
     if (options_.timeout_seconds <= 0 || took.count() <= options_.timeout_seconds) continue;
     const std::string absent = work.operation->waits_for();
-    return "an operation has taken longer than " + std::to_string(static_cast<long>(options_.timeout_seconds)) + " s" +
-           (absent.empty() ? "" : "; it waits for member " + absent);
+    char limit[32];
+    std::snprintf(limit, sizeof limit, "%g s", options_.timeout_seconds);
+    return work.operation->what() + " is not done within " + limit + (absent.empty() ? "" : ": " + absent);
   }
   return "";
+}
+
+std::string Engine::oldest_wait() const {
+  const auto older = [](const Work& one, const Work& other) { return one.begun < other.begun; };
+  const auto oldest = std::min_element(live_.begin(), live_.end(), older);
+  if (oldest == live_.end()) return "";
+  const std::string absent = oldest->operation->waits_for();
+  return absent.empty() ? "" : oldest->operation->what() + " is " + absent;
+}
+
+std::string Engine::waits_for() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return waits_for_;
 }
 
 void Engine::abort(const std::string& reason) {

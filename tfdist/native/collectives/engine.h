@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -62,6 +63,13 @@ class Engine {
   // All of them, over several hosts.
   Hosts hosts(const std::vector<int>& ranks) const;
 
+  // The algorithm of every all_reduce over several hosts from now on, alike on all members.
+  void use(Algorithm algorithm);
+
+  // Measures the connections between hosts, by which the algorithm is chosen otherwise; all members call it, before they
+  // reduce anything. Returns an error, or nothing.
+  std::string measure();
+
   // The number of the next operation with this key, alike on all of its members: they all have used the key as often.
   std::uint64_t next_id(std::uint64_t key);
 
@@ -71,6 +79,10 @@ class Engine {
 
   // Ends all operations of all members with an error, now and later. In a fork it does nothing, as `stop`.
   void abort(const std::string& reason);
+
+  // For whom this member has been waiting longest: "all_reduce (sum, float32) of 4 bytes is waiting for member 1". Empty if for
+  // nobody.
+  std::string waits_for();
 
   // Ends this process's part. Its operations fail; those of others that need it fail too.
   void stop();
@@ -90,6 +102,7 @@ class Engine {
   bool advance_all();
   void look_after();
   std::string fault();
+  std::string oldest_wait() const;
   void fail_all(const std::string& error);
   void end(const std::string& cause);
   std::string cause();
@@ -106,8 +119,11 @@ class Engine {
   Liveness liveness_;
   std::atomic<bool> stopping_{false};
   std::atomic<int> looks_at_half_a_cause_{0};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  Line line_{50e-6, 1.25e9};                                   // by mutex_; until it is measured, 10 Gbit/s
+  std::optional<Algorithm> algorithm_;                         // by mutex_
   std::vector<Work> submitted_;                                // by mutex_
+  std::string waits_for_;                                      // by mutex_; as of the last look
   std::unordered_map<std::uint64_t, std::uint64_t> uses_;      // by mutex_
   std::vector<Work> live_;                                     // the thread's own
   int faults_ = 0;                                             // looks in a row that have found one; likewise

@@ -104,6 +104,27 @@ TFDIST_EXPORT void tfdist_collectives_replicas(std::int32_t count, std::int64_t*
   }
 }
 
+// For whom an engine has been waiting longest, in words; empty if for nobody.
+TFDIST_EXPORT void tfdist_collectives_waits_for(std::int64_t engine, char* text, std::size_t room) {
+  const auto found = engines().find(engine);
+  std::snprintf(text, room, "%s", found == nullptr ? "" : found->waits_for().c_str());
+}
+
+// Fixes the algorithm of all reductions over several hosts; -1: measures the network among all members, who all call this
+// before they reduce anything, and chooses by size. False, and why, where a member has ended meanwhile.
+TFDIST_EXPORT bool tfdist_collectives_choose(std::int64_t engine, std::int32_t algorithm, char* why, std::size_t room) {
+  const auto found = engines().find(engine);
+  if (found == nullptr) return true;
+  std::string error;
+  if (algorithm < 0) {
+    error = found->measure();
+  } else {
+    found->use(static_cast<Algorithm>(algorithm));
+  }
+  std::snprintf(why, room, "%s", error.c_str());
+  return error.empty();
+}
+
 TFDIST_EXPORT void tfdist_collectives_abort(std::int64_t engine, const char* reason) {
   if (engine < 0) {
     const auto replica = replicas().find(-engine);

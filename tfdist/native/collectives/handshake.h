@@ -22,7 +22,7 @@ namespace tfdist::collectives {
 using Nonce = std::array<std::uint8_t, 32>;
 using Magic = std::array<char, 8>;
 
-constexpr Magic kMagic = {'t', 'f', 'd', 'i', 's', 't', 'C', '1'};
+constexpr Magic kMagic = {'t', 'f', 'd', 'i', 's', 't', 'C', '2'};
 constexpr char kConfirmed = 1;
 
 struct Challenge {

@@ -48,6 +48,12 @@ Joining::Joining(const Membership& membership, Descriptor listener)
     Call& call = calls_[rank];
     call.next = Clock::now();
   }
+  // Those who call this one, and so are of a higher rank, are not looked up.
+  const auto& members = membership_.members;
+  if (!calls_.empty()) {
+    resolver_ = std::make_unique<Resolver>(std::vector<Address>(members.begin(), members.begin() + membership_.rank),
+                                           membership_.resolve);
+  }
   if (listener_) watch(kListener, listener_.get(), EPOLLIN, true);
   const timespec interval{0, std::chrono::nanoseconds(kBetweenCalls).count()};
   const itimerspec times{interval, interval};
@@ -99,6 +105,7 @@ std::vector<Joining::Joined> Joining::progress() {
 void Joining::close_all() {
   strangers_.clear();
   incoming_.clear();
+  resolver_.reset();
   listener_.reset();
   timer_.reset();
 }
@@ -131,12 +138,12 @@ void Joining::call(int rank) {
   Call& call = calls_[rank];
   call.next = Clock::now() + kBetweenCalls;
   std::string error;
-  if (call.addresses.empty()) call.addresses = resolve(membership_.members[rank], &error);
-  if (call.addresses.empty()) {
+  const std::vector<SocketAddress> addresses = resolver_->find(static_cast<std::size_t>(rank), &error);
+  if (addresses.empty()) {
     call.reason = error;
     return;
   }
-  Descriptor connection = begin_connect(call.addresses[call.attempts++ % call.addresses.size()], &error);
+  Descriptor connection = begin_connect(addresses[call.attempts++ % addresses.size()], &error);
   if (!connection) {
     call.reason = error;
     return;

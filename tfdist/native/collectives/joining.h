@@ -9,11 +9,13 @@
 #include <chrono>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "handshake.h"
+#include "resolver.h"
 #include "socket.h"
 
 namespace tfdist::collectives {
@@ -29,6 +31,7 @@ struct Membership {
   std::uint64_t generation = 0;  // counts the starts of the job
   double join_seconds = 60;      // until everybody must be there
   double handshake_seconds = 10;  // that a connection has to prove itself
+  Resolver::Resolve resolve = &collectives::resolve;  // what asks for a name
 };
 
 class Joining {
@@ -64,7 +67,6 @@ class Joining {
   };
 
   struct Call {
-    std::vector<SocketAddress> addresses;
     std::size_t attempts = 0;
     bool under_way = false;
     Clock::time_point next;
@@ -93,6 +95,7 @@ class Joining {
   Descriptor listener_;
   Descriptor events_;
   Descriptor timer_;
+  std::unique_ptr<Resolver> resolver_;  // while somebody is called
   std::unordered_map<int, Call> calls_;
   std::unordered_map<std::uint64_t, Stranger> strangers_;
   std::list<std::uint64_t> incoming_;  // the oldest first

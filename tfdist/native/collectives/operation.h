@@ -25,7 +25,8 @@ class Operation {
   State state() const { return state_; }
   const std::string& error() const { return error_; }  // says which member is the cause, as far as that is known
 
-  // Which members have not come, for the message of a deadline; empty where that is not known.
+  // For messages: what it is, and for whom it waits ("waiting for member 1"); empty where that is not known.
+  virtual std::string what() const { return "an operation"; }
   virtual std::string waits_for() const { return ""; }
 
   // Ends it with an error, if it still runs: a deadline has passed, a member has gone, or somebody has given up.

@@ -149,26 +149,24 @@ std::size_t size_of(const Share& share) {
   return total;
 }
 
-bool alike(const Share& one, const Share& other) {
-  if (signature(one.what, one.dtype, one.op, one.root) != signature(other.what, other.dtype, other.op, other.root)) {
-    return false;
-  }
-  if (one.what == What::kAllGather) return one.row_bytes == other.row_bytes;
-  return std::equal(one.pieces.begin(), one.pieces.end(), other.pieces.begin(), other.pieces.end(),
-                    [](const Piece& a, const Piece& b) { return a.bytes == b.bytes; });
-}
+Doing doing(const Share& share) { return {signature(share.what, share.dtype, share.op, share.root), size_of(share)}; }
 
-std::string in_words(const Share& share) {
-  return described(signature(share.what, share.dtype, share.op, share.root), size_of(share)) +
-         (share.pieces.size() > 1 ? " in " + std::to_string(share.pieces.size()) + " tensors" : "");
+// Whether tensors are of the same sizes; those of a gathering may differ.
+bool alike(const Share& one, const Share& other) {
+  return one.what == What::kAllGather ||
+         std::equal(one.pieces.begin(), one.pieces.end(), other.pieces.begin(), other.pieces.end(),
+                    [](const Piece& a, const Piece& b) { return a.bytes == b.bytes; });
 }
 
 }  // namespace
 
 std::string perform(const std::vector<int>& ranks, const std::vector<Share*>& shares) {
   for (std::size_t i = 1; i < shares.size(); ++i) {
+    const Doing first = doing(*shares[0]), other = doing(*shares[i]);
+    if (first != other) return difference(ranks[0], first, ranks[i], other);
     if (!alike(*shares[0], *shares[i])) {
-      return difference(ranks[0], in_words(*shares[0]), ranks[i], in_words(*shares[i]));
+      return "Members do different things: members " + std::to_string(ranks[0]) + " and " + std::to_string(ranks[i]) +
+             " run " + described(first) + " in tensors of other sizes";
     }
   }
   Work work;

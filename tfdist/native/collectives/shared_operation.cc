@@ -144,10 +144,10 @@ void SharedOperation::tell_others() {
 }
 
 std::string SharedOperation::disagreement(const Post* posts) const {
+  const Doing mine{post_.signature, post_.size};
   for (std::size_t i = 0; i < place_.members.size(); ++i) {
-    if (posts[i].signature == post_.signature && posts[i].size == post_.size) continue;
-    return difference(place_.ranks[i], described(posts[i].signature, posts[i].size), place_.ranks[me()],
-                      described(post_.signature, post_.size));
+    const Doing other{posts[i].signature, posts[i].size};
+    if (other != mine) return difference(place_.ranks[me()], mine, place_.ranks[i], other);
   }
   return "";
 }
@@ -157,7 +157,7 @@ std::string SharedOperation::waits_for() const {
   std::vector<std::size_t> absent;
   directory_.add_absent(ticket_, &absent);
   std::string text;
-  for (const std::size_t i : absent) text += (text.empty() ? "" : ", ") + std::to_string(place_.ranks[i]);
+  for (const std::size_t i : absent) text += (text.empty() ? "waiting for member " : ", member ") + std::to_string(place_.ranks[i]);
   return text;
 }
 

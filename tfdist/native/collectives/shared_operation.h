@@ -18,6 +18,7 @@
 #include "dtype.h"
 #include "operation.h"
 #include "segment.h"
+#include "signature.h"
 
 namespace tfdist::collectives {
 
@@ -41,6 +42,7 @@ class SharedOperation : public Operation {
   SharedOperation(Place place, std::uint64_t id, const Post& post)
       : place_(std::move(place)), directory_(*place_.segment, place_.members[place_.me]), id_(id), post_(post) {}
 
+  std::string what() const override { return described({post_.signature, post_.size}); }
   std::string waits_for() const override;
 
  protected:

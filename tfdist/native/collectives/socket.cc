@@ -36,12 +36,10 @@ bool is_name_of_loopback(const std::string& host, const SocketAddress& address) 
   return ntohl(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr.s_addr) >> 24 == 127;
 }
 
-}  // namespace
-
-std::vector<SocketAddress> resolve(const Address& address, std::string* error) {
+std::vector<SocketAddress> addresses_of(const Address& address, int flags, std::string* error) {
   addrinfo wanted{};
   wanted.ai_socktype = SOCK_STREAM;
-  wanted.ai_flags = AI_NUMERICSERV;
+  wanted.ai_flags = AI_NUMERICSERV | flags;
   addrinfo* found = nullptr;
   const std::string host = address.host.empty() ? "127.0.0.1" : address.host;
   const int code = getaddrinfo(host.c_str(), std::to_string(address.port).c_str(), &wanted, &found);
@@ -59,6 +57,15 @@ std::vector<SocketAddress> resolve(const Address& address, std::string* error) {
   }
   return addresses;
 }
+
+}  // namespace
+
+std::vector<SocketAddress> resolve_number(const Address& address) {
+  std::string unused;
+  return addresses_of(address, AI_NUMERICHOST, &unused);
+}
+
+std::vector<SocketAddress> resolve(const Address& address, std::string* error) { return addresses_of(address, 0, error); }
 
 Descriptor listen_on(const Address& address, std::string* error) {
   for (SocketAddress one : resolve(address, error)) {

@@ -56,6 +56,9 @@ struct SocketAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
+// The address of a number; none for a name.
+std::vector<SocketAddress> resolve_number(const Address& address);
+
 // All addresses that a name has; none, and the reason in `error`, where it cannot be resolved. It may ask a name server.
 std::vector<SocketAddress> resolve(const Address& address, std::string* error);
 

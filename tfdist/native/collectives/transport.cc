@@ -19,6 +19,7 @@ constexpr auto kFarewell = std::chrono::milliseconds(100);
 
 Transport::Transport(const Membership& membership, Descriptor listener)
     : membership_(membership),
+      agreement_(membership.rank),
       watched_for_writing_(membership.members.size()),
       joining_(std::make_unique<Joining>(membership, std::move(listener))),
       memory_(std::make_unique<PassingMemory>()),
@@ -99,10 +100,12 @@ bool Transport::progress() {
       std::uint64_t ticks;
       (void)!read(timer_.get(), &ticks, sizeof ticks);
       ask();
+      tell();
     } else {
       const int member = static_cast<int>(id - kFirstMember);
       Channel& channel = *channels_[member];
       moved |= channel.read(*memory_);
+      hear(member);
       moved |= channel.write();  // also what was read may want an answer
       watch(member, false);
     }
@@ -136,6 +139,25 @@ void Transport::ask() {
     if (!channels_[member]->is_open()) continue;
     channels_[member]->ping();
     flush(member);
+  }
+}
+
+// Tells the members of what has been under way for a while that this one is in it.
+void Transport::tell() {
+  for (const auto& [id, entry] : agreement_.waiting(kBetweenPings)) {
+    for (const int member : entry->ranks) {
+      if (member == rank() || !channels_[member]->is_open()) continue;
+      channels_[member]->say({id, entry->doing});
+      flush(member);
+    }
+  }
+}
+
+void Transport::hear(int member) {
+  for (const Channel::Said& said : channels_[member]->said()) {
+    if (const auto answer = agreement_.hear(member, said.operation, said.doing)) {
+      channels_[member]->say({said.operation, *answer});
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "agreement.h"
 #include "buffers.h"
 #include "channel.h"
 #include "joining.h"
@@ -71,16 +72,20 @@ class Transport {
   // For how long a member has not answered; 0 for one that is not connected, or answers.
   double silent_seconds(int member) const { return channels_[member]->silent_seconds(); }
   Buffers& buffers() { return buffers_; }
+  Agreement& agreement() { return agreement_; }
 
  private:
   void flush(int member);
   void watch(int member, bool is_new);
   void join();
   void ask();
+  void tell();
+  void hear(int member);
   void say_why(const std::string& reason);
 
   const Membership membership_;
   Buffers buffers_;
+  Agreement agreement_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by rank
   std::vector<bool> watched_for_writing_;
   std::unique_ptr<Joining> joining_;  // until everybody is there

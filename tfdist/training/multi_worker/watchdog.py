@@ -24,6 +24,7 @@ class Watchdog:
         timeout_seconds: how long a wait may last.
         abort: breaks off every collective of this process, with a message; none can be run afterwards.
         explain: returns what an error of TensorFlow's means, given the error and what was being done, or None.
+        waits_for: returns in words who has not come, as far as that is known.
         ends_with_a_step: whether to break off also when a step fails for another reason: what it has left out would
             meet what the others do in their next step, and nobody would be told.
     """
@@ -34,11 +35,13 @@ class Watchdog:
         timeout_seconds: float,
         abort: Callable[[str], None],
         explain: Callable[[BaseException, str], Exception | None] | None = None,
+        waits_for: Callable[[], str] | None = None,
         ends_with_a_step: bool = False,
     ) -> None:
         self._timeout = timeout_seconds
         self._abort = abort
         self._explain = explain
+        self._waits_for = waits_for
         self._ends_with_a_step = ends_with_a_step
         self._lock = threading.Lock()
         self._deadline: float | None = None
@@ -86,8 +89,10 @@ class Watchdog:
             with self._lock:
                 late = self._deadline is not None and time.monotonic() > self._deadline
                 if late:
+                    who = "" if self._waits_for is None else self._waits_for()
                     self._expired = (
-                        f"this worker has waited {self._timeout:g} s in {self._what} for the others. Every worker must "
+                        f"this worker has waited {self._timeout:g} s in {self._what} for the others"
+                        f"{f' ({who})' if who else ''}. Every worker must "
                         "call fit, evaluate and predict alike; see in the others' output what they do. If steps take "
                         "that long, pass a larger timeout_seconds to the strategy."
                     )

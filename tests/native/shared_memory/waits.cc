@@ -1,0 +1,71 @@
+// Members that live, and do not come to an operation, or come to another one: all are told, and who it was.
+
+#include <atomic>
+
+#include "engines.h"
+#include "parts.h"
+
+namespace tfdist::collectives::checks {
+namespace {
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// What becomes of an operation of this member.
+std::string outcome(Engine& engine, Case one) {
+  Results results;
+  engine.submit(one.operation(engine), one.ranks, results.next());
+  return results.wait();
+}
+
+// One of three members does not come. The others, and the one when it comes, get the same error.
+void check_late(int hosts) {
+  std::atomic<int> ended{0};
+  with_engines(3, hosts, Engine::Options{20, 2.5}, [&](Engine& engine) {
+    const Case sum({0, 1, 2}, engine.rank(), 5, 0, 300);
+    const int rank = engine.rank();
+    while (rank == 1 && ended < 2) std::this_thread::yield();
+    const std::string error = outcome(engine, sum);
+    ++ended;
+    const bool names = has(error, "all_reduce (sum, float32) of 1200 bytes is not done within 2.5 s: waiting for member 1");
+    if (!names || has(error, ", member")) {
+      complain("one that does not come, member " + std::to_string(rank) + ": " + error);
+    }
+    while (ended < 3) std::this_thread::yield();
+  });
+}
+
+// Two operations under one key, of which some send nothing to each other, or are done before the other begins.
+void check_different(int hosts, int members, int first, int second, std::size_t first_count, std::size_t second_count) {
+  std::atomic<int> ended{0};
+  std::vector<std::string> errors(members);
+  with_engines(members, hosts, Engine::Options{20, 30}, [&](Engine& engine) {
+    const int rank = engine.rank();
+    std::vector<int> all = groups_of(members)[0];
+    const bool is_first = rank < members - 1;
+    errors[rank] = outcome(engine, Case(all, rank, 4, is_first ? first : second, is_first ? first_count : second_count));
+    // One that was done at once is told by its next operation.
+    if (errors[rank].empty()) errors[rank] = outcome(engine, Case(all, rank, 5, 0, 10));
+    ++ended;
+    while (ended < members) std::this_thread::yield();
+  });
+  for (const std::string& error : errors) {
+    if (has(error, "Members do different things: member ") && has(error, " runs ")) continue;
+    complain("different operations " + std::to_string(first) + " and " + std::to_string(second) + " of " +
+             std::to_string(members) + " on " + std::to_string(hosts) + " hosts: " + error);
+  }
+}
+
+}  // namespace
+
+void waits(int) {
+  for (const int hosts : {1, 2, 3}) {
+    check_late(hosts);
+    check_different(hosts, 3, 0, 0, 100, 101);   // sums of other sizes
+    check_different(hosts, 3, 0, 3, 100, 100);   // a sum, and a broadcast whose root is another member
+    check_different(hosts, 3, 3, 0, 100, 100);   // the root of a broadcast needs nobody
+    check_different(hosts, 3, 2, 4, 30000, 30000);
+  }
+  check_different(2, 4, 0, 1, 100, 100);  // on hosts that would add up in two levels
+}
+
+}  // namespace tfdist::collectives::checks
