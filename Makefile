@@ -47,7 +47,7 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo sanitize check-aarch64 test test-io test-fast verify horovod peers compat lint docs package docker-lock docker-test clean
+.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast verify horovod peers compat lint docs package docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:

@@ -19,6 +19,8 @@ from tfdist.errors import DeadlineError, UnsupportedError, WorkerLostError
 
 __all__ = ["Exchange", "agreed", "exchange_over", "exchange_over_notes", "told_by_all"]
 
+_LOOK_SECONDS = 5.0
+
 #: takes this member's bytes, returns those of all, in the order of ranks
 Exchange = Callable[[bytes], list[bytes]]
 
@@ -59,22 +61,33 @@ def exchange_over_notes(notes: Notes, *, name: str, rank: int, size: int, timeou
     def exchange(mine: bytes) -> list[bytes]:
         prefix = f"{name}/{next(rounds)}"
         notes.leave_note(f"{prefix}/{rank}", base64.b64encode(mine).decode())
-        begun = time.monotonic()
+        deadline = time.monotonic() + timeout_seconds
         told = []
         for member in range(size):
-            left = timeout_seconds - (time.monotonic() - begun)
-            note = notes.wait_for_note(f"{prefix}/{member}", max(left, 0.001))
+            note, is_lost = _waited(notes, f"{prefix}/{member}", deadline)
             if note is None:
-                raise _missing(member, rank, size, timeout_seconds, time.monotonic() - begun)
+                raise _missing(member, rank, size, timeout_seconds, is_lost=is_lost)
             told.append(base64.b64decode(note))
         return told
 
     return exchange
 
 
-def _missing(member: int, rank: int, size: int, timeout_seconds: float, waited_seconds: float) -> Exception:
+def _waited(notes: Notes, key: str, deadline: float) -> tuple[str | None, bool]:
+    """Return the note, or None and whether it cannot come any more: a wait that is begun after that ends at once."""
+    while True:
+        begun = time.monotonic()
+        seconds = min(_LOOK_SECONDS, max(deadline - begun, 0.001))
+        note = notes.wait_for_note(key, seconds)
+        now = time.monotonic()
+        if note is not None or now - begun < seconds / 2 or now >= deadline:
+            return note, note is None and now - begun < seconds / 2
+        # a wait that was under way when a member died would last until its end
+
+
+def _missing(member: int, rank: int, size: int, timeout_seconds: float, *, is_lost: bool) -> Exception:
     what = f"member {rank} of {size} was waiting for member {member} in the start of the collectives"
-    if waited_seconds < timeout_seconds:
+    if is_lost:
         return WorkerLostError(
             f"{what} when the workers' connections ended. See the other workers' output for the first that failed, "
             "then start the job again."

@@ -285,6 +285,23 @@ void Joining::join(Stranger& stranger, int rank, std::vector<Joined>& joined) {
   --missing_;
 }
 
+std::vector<int> Joining::absent() const {
+  std::vector<int> absent;
+  for (std::size_t rank = 0; rank < expected_.size(); ++rank) {
+    if (expected_[rank] && !joined_[rank]) absent.push_back(static_cast<int>(rank));
+  }
+  return absent;
+}
+
+std::vector<Joining::Joined> Joining::half_joined() {
+  std::vector<Joined> found;
+  for (auto& [id, stranger] : strangers_) {
+    const int rank = static_cast<int>(stranger.answer.claim.from);
+    if (stranger.stage == Stage::kConfirm && !joined_[rank]) found.push_back({rank, std::move(stranger.connection)});
+  }
+  return found;
+}
+
 std::string Joining::reason(int rank) const {
   const auto found = calls_.find(rank);
   return found == calls_.end() ? "it has not connected" : found->second.reason;

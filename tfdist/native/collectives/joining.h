@@ -45,9 +45,11 @@ class Joining {
 
   int descriptor() const { return events_.get(); }
   std::vector<Joined> progress();
+  // Connections whose other side may take them for joined already: its last word is on the way. For a farewell.
+  std::vector<Joined> half_joined();
   bool complete() const { return missing_ == 0; }
   bool late() const { return !complete() && Clock::now() >= deadline_; }
-  bool has(int rank) const { return joined_[rank]; }
+  std::vector<int> absent() const;
   // Why a member is not there yet; for those that connect to this one there is no reason but that they have not.
   std::string reason(int rank) const;
 

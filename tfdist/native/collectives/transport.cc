@@ -121,10 +121,13 @@ void Transport::join() {
     watch(joined.rank, true);
   }
   if (joining_->late()) {
-    for (int member = 0; member < size(); ++member) {
-      if (member == rank() || joining_->has(member)) continue;
+    const std::vector<int> absent = joining_->absent();
+    for (const int member : absent) {
+      // Which of several is to blame is not known here: one of them may have given up because of another.
+      std::string others;
+      for (const int other : absent) others += other == member ? "" : (others.empty() ? "; nor did " : ", ") + name(other);
       channels_[member]->close("did not join within " + std::to_string(static_cast<int>(membership_.join_seconds)) +
-                               " s: " + joining_->reason(member));
+                               " s: " + joining_->reason(member) + others);
     }
   }
   if (joining_->complete() || joining_->late()) joining_.reset();
@@ -164,6 +167,9 @@ void Transport::hear(int member) {
 void Transport::abort(const std::string& reason) {
   if (aborted_) return;
   aborted_ = true;
+  if (joining_ != nullptr) {
+    for (Joining::Joined& half : joining_->half_joined()) channels_[half.rank]->open(std::move(half.connection));
+  }
   joining_.reset();
   say_why(reason);
   for (const auto& channel : channels_) {
