@@ -168,12 +168,9 @@ class ReduceInReplicas:
 
     def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
         """Return a nest reduced by `between`, inside of a replica."""
-        between = self.between[tf.distribute.get_replica_context()._replica_id]
-
-        def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
-            return list(between.all_reduce(sent, labels, keep_duplicate_indices=keep))
-
-        return reduced_by(sums, reduce_op, value, replicas=between.size, **told(options))
+        one = self.between[tf.distribute.get_replica_context()._replica_id]
+        sums = lambda sent, labels, keep: one.all_reduce(sent, labels, keep_duplicate_indices=keep)  # noqa: E731
+        return reduced_by(sums, reduce_op, value, replicas=one.size, **told(options))
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         results = super()._call_for_each_replica(fn, args, kwargs)  # type: ignore[misc]

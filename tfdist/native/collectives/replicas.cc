@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "crew.h"
+#include "helpers.h"
 #include "engine.h"
 
 namespace tfdist::collectives {
@@ -17,19 +17,19 @@ constexpr std::size_t kChunk = 128 * 1024;  // of a part that one thread does: i
 constexpr std::size_t kMostHelpers = 15;
 
 // The helpers of this process; a fork of it has none and makes its own. Never destroyed, as the registry.
-Crew& crew() {
+Helpers& helpers() {
   struct Own {
     pid_t pid = 0;
-    Crew* crew = nullptr;
+    Helpers* helpers = nullptr;
   };
   static auto* const mutex = new std::mutex;
   static auto* const own = new Own;
   const std::lock_guard<std::mutex> guard(*mutex);
   if (own->pid != getpid()) {
     const std::size_t processors = std::max(1u, std::thread::hardware_concurrency());
-    *own = {getpid(), new Crew(std::min(processors - 1, kMostHelpers))};
+    *own = {getpid(), new Helpers(std::min(processors - 1, kMostHelpers))};
   }
-  return *own->crew;
+  return *own->helpers;
 }
 
 void copy(void* into, const void* from, std::size_t bytes) {
@@ -65,7 +65,7 @@ class Work {
 
   void run() const {
     const auto part = [this](std::size_t i) { (*parts_[i].what)(parts_[i].begin, parts_[i].end); };
-    if (bytes_ > kChunk) return crew().run(parts_.size(), part);
+    if (bytes_ > kChunk) return helpers().run(parts_.size(), part);
     const StandardFloats floats;
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i);
   }

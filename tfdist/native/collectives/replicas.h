@@ -1,7 +1,7 @@
 // Operations among replicas of one process, whose tensors lie in one address space.
 //
 // A replica leaves what it has where its operation's others find it, and goes on; who comes last does what is to be done,
-// from everybody's tensors straight into everybody's results, together with the helpers of the process (`crew.h`). So no
+// from everybody's tensors straight into everybody's results, together with the helpers of the process (`helpers.h`). So no
 // thread ever waits, and nothing is copied on the way. Every number is reduced in the order of the replicas, whoever does
 // it: all have the same bits, in every run.
 //

@@ -1,7 +1,7 @@
 // Threads of this process that help whoever has much to do.
 
-#ifndef TFDIST_NATIVE_COLLECTIVES_CREW_H_
-#define TFDIST_NATIVE_COLLECTIVES_CREW_H_
+#ifndef TFDIST_NATIVE_COLLECTIVES_HELPERS_H_
+#define TFDIST_NATIVE_COLLECTIVES_HELPERS_H_
 
 #include <algorithm>
 #include <atomic>
@@ -16,33 +16,33 @@
 
 namespace tfdist::collectives {
 
-class Crew {
+class Helpers {
  public:
-  explicit Crew(std::size_t helpers) {
-    for (std::size_t i = 0; i < helpers; ++i) helpers_.emplace_back([this] { help(); });
+  explicit Helpers(std::size_t helpers) {
+    for (std::size_t i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
   }
-  ~Crew() {
+  ~Helpers() {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
       ends_ = true;
     }
     called_.notify_all();
-    for (std::thread& helper : helpers_) helper.join();
+    for (std::thread& helper : threads_) helper.join();
   }
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  Helpers(const Helpers&) = delete;
+  Helpers& operator=(const Helpers&) = delete;
 
   // Calls part(0) ... part(parts - 1), in no order, in this thread and in those of helpers that have nothing to do. All
   // have returned when it does. It never waits for a helper to come, so it may be called by any number of threads.
   void run(std::size_t parts, const std::function<void(std::size_t)>& part) {
     Job job{parts, part};
-    if (parts > 1 && !helpers_.empty()) {
+    if (parts > 1 && !threads_.empty()) {
       const std::lock_guard<std::mutex> guard(mutex_);
       jobs_.push_back(&job);
       called_.notify_all();
     }
     job.work();
-    if (parts <= 1 || helpers_.empty()) return;
+    if (parts <= 1 || threads_.empty()) return;
     std::unique_lock<std::mutex> lock(mutex_);
     jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), &job), jobs_.end());
     left_.wait(lock, [&job] { return job.helpers == 0; });
@@ -80,9 +80,9 @@ class Crew {
   std::condition_variable called_, left_;
   std::vector<Job*> jobs_;  // by mutex_: those that helpers may still join
   bool ends_ = false;       // by mutex_
-  std::vector<std::thread> helpers_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace tfdist::collectives
 
-#endif  // TFDIST_NATIVE_COLLECTIVES_CREW_H_
+#endif  // TFDIST_NATIVE_COLLECTIVES_HELPERS_H_
