@@ -47,7 +47,7 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo sanitize check-aarch64 test test-io test-fast verify horovod peers compat lint docs package docker-lock docker-test clean
+.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast verify horovod peers compat lint docs package docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -101,7 +101,7 @@ lint: $(STAMP)
 # The test programs of the native collectives, which need no TensorFlow; each is the files of a folder. A sanitizer finds what it
 # finds while a program runs.
 SANITIZERS := thread address,undefined
-CORE := $(filter-out %/ops.cc,$(wildcard tfdist/native/collectives/*.cc))
+CORE := $(filter-out %/ops.cc %/cancellation.cc,$(wildcard tfdist/native/collectives/*.cc))
 CHECKS := -std=c++17 -pthread -Wall -Wextra -Werror
 sanitize:
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; for kind in $(SANITIZERS); do \
@@ -112,6 +112,9 @@ sanitize:
 	  echo "TCP, $$kind"; \
 	  $(CXX) $$flags tests/native/tcp/*.cc $(CORE) -o "$$folder/check"; \
 	  "$$folder/check" pure orders strangers failures algorithms; \
+	  echo "replicas of one process, $$kind"; \
+	  $(CXX) $$flags tests/native/replicas/*.cc $(CORE) -o "$$folder/check"; \
+	  "$$folder/check"; \
 	done
 
 # The same programs for aarch64, emulated. The emulator translates to this machine's instructions: where it is an x86, whose memory

@@ -20,7 +20,7 @@ CELL_SECONDS = 600.0  # a feature's own deadline is for a machine that does noth
 # rows take turns: a third of them run where a cell is cheapest, in one process, the others under the other strategies
 TURNS = (
     *("mirrored-2", "multi-worker-2x1", "mirrored-2", "ring-2", "multi-worker-native-2"),
-    *("mirrored-2", "multi-worker-horovod-2", "parameter-server-2"),
+    *("mirrored-native-2", "multi-worker-horovod-2", "parameter-server-2"),
 )
 SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2", "multi-worker-horovod-2")
 WHERE_NUMBERS_MATTER = (

@@ -41,10 +41,18 @@ class Members:
     def call(self, function: str, **arguments: Any) -> list[Any]:
         given = {"name": self.name, "groups": self.groups, **arguments}
         module, _, name = function.rpartition(":")
+        if self.in_one_process:
+            given = {"function": name, "count": self.count, "given": given}
+            name = "of_replicas"
         answers = self.pool.call(f"{module or 'collective_cases'}:{name}", given, timeout_seconds=DEADLINE_SECONDS)
         for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
             assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-        return [reply.value for reply in answers]
+        return list(answers[0].value) if self.in_one_process else [reply.value for reply in answers]
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether the members are replicas of one process."""
+        return self.name.endswith("_in_one_process")
 
 
 @contextlib.contextmanager
@@ -52,7 +60,7 @@ def started(forking: Forks, name: str, count: int, groups: tuple[tuple[int, ...]
     """Start processes that have the collectives of one implementation."""
 
     def environments() -> list[dict[str, str]]:
-        free = ports.free_ports(count)
+        free = ports.free_ports(1 if name.endswith("_in_one_process") else count)
         made = worker_environments(forking.environment, strategy=MAKERS[name][1], ports=free, replicas_per_worker=1)
         return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
@@ -137,6 +145,8 @@ def test_what_cannot_be_is_refused_before_anything_travels(members: Members) -> 
 
 
 def test_members_that_run_different_operations_are_told_so_alike(members: Members) -> None:
+    if members.in_one_process:  # it has no engine
+        return
     told = members.call("native_cases:different")
     expected = ["all_reduce (sum, float32) of 20 bytes", "broadcast from member 0 of 20 bytes"]
     assert all(
@@ -147,6 +157,8 @@ def test_members_that_run_different_operations_are_told_so_alike(members: Member
 
 
 def test_a_member_that_lives_and_does_not_come_is_named_on_all(members: Members, tmp_path: Path) -> None:
+    if members.in_one_process:  # it has no engine
+        return
     told = members.call("native_cases:late", folder=str(tmp_path))
     wanted = "all_reduce (sum, float32) of 20 bytes is not done within 2 s: waiting for member 1"
     assert all(said is None or (said.startswith("DeadlineError: ") and wanted in said) for said in told), told
@@ -154,6 +166,8 @@ def test_a_member_that_lives_and_does_not_come_is_named_on_all(members: Members,
 
 
 def test_what_is_used_no_more_ends_its_engine_and_what_was_traced_with_it_says_so(members: Members) -> None:
+    if members.in_one_process:  # it has no engine
+        return
     for found in members.call("native_cases:dropped"):
         if members.name.startswith("native"):
             ended, said = found
@@ -163,6 +177,8 @@ def test_what_is_used_no_more_ends_its_engine_and_what_was_traced_with_it_says_s
 
 
 def test_too_little_shared_memory_leads_to_tcp_and_is_said_once_with_the_cure(members: Members) -> None:
+    if members.in_one_process:  # it has no engine
+        return
     found = members.call("native_cases:without_memory")
     if not members.name.startswith("native"):
         assert found == [None] * members.count
@@ -190,7 +206,7 @@ def test_a_member_that_gives_up_ends_its_wait(members: Members, tmp_path: Path) 
         assert members.call("abort", who_aborts=-1) == [None] * members.count
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, counts) in MAKERS.items() if 3 in counts])
+@pytest.mark.parametrize("name", [name for name in MAKERS if 3 in MAKERS[name][2] and "in_one_process" not in name])
 def test_a_member_that_is_killed_ends_the_waits_of_the_others(name: str, forking: Forks, tmp_path: Path) -> None:
     with started(forking, name, 3, ()) as members:
         processes = members.call("begin_to_wait", absent=2, folder=str(tmp_path))

@@ -44,6 +44,6 @@ def test_rows_where_numbers_matter_are_trained_under_every_strategy() -> None:
 
 
 @pytest.mark.timeout(matrix.DEADLINE_SECONDS)
-@pytest.mark.parametrize("name", ["mirrored-2", "parameter-server-2"])
+@pytest.mark.parametrize("name", ["mirrored-2", "mirrored-native-2", "parameter-server-2"])
 def test_its_share_has_the_numbers_of_one_device(name: str, forking: Forks) -> None:
     matrix.require_its_share(name, forking)

@@ -19,7 +19,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("native")
     compiler = target.find_program(os.environ, "CXX", *target.COMPILERS)
     assert compiler is not None
-    core = [path for path in library.COLLECTIVES.sources("*.cc") if path.name != "ops.cc"]
+    core = [path for path in library.COLLECTIVES.sources("*.cc") if path.name not in ("ops.cc", "cancellation.cc")]
     command = [compiler, "-std=c++17", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([*command, "-c", *map(str, core)], cwd=folder, check=True, timeout=DEADLINE_SECONDS)
 
@@ -55,6 +55,11 @@ def test_over_tcp_every_algorithm_is_right_and_every_failure_names_its_member(
     parts = ("pure", "algorithms", "orders", "strangers", "failures")
     said = ran(program("tcp"), *parts)
     assert [part for part in parts if f"{part}: ok" in said] == list(parts)
+
+
+def test_replicas_of_one_process(program: Callable[[str], Path]) -> None:
+    """Every operation in orders that differ, steps that are broken off, and what is said; see the program."""
+    ran(program("replicas"))
 
 
 @pytest.mark.parametrize("part", ["threads", "hosts", "processes", "restart"])

@@ -172,6 +172,13 @@ def test_one_worker_stops_all(pool: WorkerPool) -> None:
     assert chief["steps"] == 3
 
 
+def test_a_callback_that_can_only_watch_costs_no_agreement(pool: WorkerPool) -> None:
+    chief, other = call(pool, "agreements")
+    assert chief == other
+    assert chief["watch"] == chief["nothing"]
+    assert chief["ask"] == chief["nothing"] + 5, "one after each batch"
+
+
 def test_the_chiefs_learning_rate_holds(pool: WorkerPool) -> None:
     chief, other = call(pool, "chief_sets_the_rate")
     assert chief == other

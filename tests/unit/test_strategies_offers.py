@@ -38,12 +38,17 @@ def test_what_is_asked_for_is_taken(engine: str) -> None:
     assert chosen(offers(engine, HAS, HAS)).engine == engine
 
 
+def test_native_collectives_serve_several_replicas_per_worker() -> None:
+    assert chosen(offers("native", ((CPU, CPU), ""), ((CPU, CPU), ""))).engine == "native"
+
+
 @pytest.mark.parametrize(
     ("of_all", "error", "says"),
     [
         (offers("native", HAS, LACKS), UnsupportedError, "worker 1: no compiler"),
         (offers("horovod", HAS, LACKS), MissingDependencyError, "worker 1: no compiler"),
-        (offers("native", HAS, ((GPU,), "")), ConfigError, "one CPU replica per worker"),
+        (offers("native", HAS, ((GPU,), "")), ConfigError, "native collectives are for CPUs"),
+        (offers("native", ((CPU, CPU), ""), HAS), ConfigError, "every worker must have as many"),
         (offers("horovod", ((CPU, CPU), ""), HAS), ConfigError, "one replica per worker"),
         (offers("native", HAS) + offers("auto", HAS), ConfigError, '"native" on worker 0 and "auto" on worker 1'),
     ],

@@ -65,7 +65,7 @@ def test_an_unknown_feature_is_named_with_what_exists(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("mirrored", ["mirrored-2", "mirrored-3"]),
+        ("mirrored", ["mirrored-2", "mirrored-3", "mirrored-native-2"]),
         ("multi-worker-2x*", ["multi-worker-2x1", "multi-worker-2x2"]),
         ("ring", ["ring-2", "ring-3", "ring-2x2"]),
         ("mirrored-3", ["mirrored-3"]),
@@ -92,7 +92,7 @@ def test_columns_are_checked() -> None:
 
 def test_features_for_several_workers_leave_single_processes_out() -> None:
     entry = feature.features()["seeds_differ"]
-    left_out = ["mirrored-2", "mirrored-3", "parameter-server-2", "parameter-server-3"]
+    left_out = ["mirrored-2", "mirrored-3", "mirrored-native-2", "parameter-server-2", "parameter-server-3"]
     assert [one.name for one in COLUMNS if not entry.applies(one)] == left_out
 
 

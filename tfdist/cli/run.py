@@ -19,7 +19,14 @@ from tfdist.launch.plan.choice import (
     require_installed,
     server_count,
 )
-from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
+from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, REPLICA_COLLECTIVES
+
+# Which strategies know which; None is a script that names its own.
+_COLLECTIVES_OF: dict[str | None, tuple[str, ...]] = {
+    None: COLLECTIVES,
+    "multi-worker": COLLECTIVES,
+    "mirrored": REPLICA_COLLECTIVES,
+}
 
 
 @click.command(
@@ -50,7 +57,7 @@ from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
     "--collectives",
     metavar="NAME",
     type=click.Choice(COLLECTIVES),
-    help=f"Of multi-worker: {', '.join(COLLECTIVES)}.",
+    help=f"Of multi-worker and mirrored: {', '.join(COLLECTIVES)}.",
 )
 @click.option("-n", "--workers", type=int, default=1, show_default=True, metavar="N", help="Number of workers.")
 @click.option(
@@ -145,10 +152,11 @@ def command(
     SCRIPT runs as `python SCRIPT ARGUMENTS` would, once per worker; with parameter servers once, on the chief. What
     follows its name is its own. Across machines Slurm, Kubernetes, MPI or SageMaker start the script themselves.
     """
-    if collectives and strategy not in (None, "multi-worker"):
+    if collectives and collectives not in _COLLECTIVES_OF.get(strategy, ()):
         raise click.UsageError(
-            f"--collectives {collectives} is for --strategy multi-worker, and the strategy is {strategy}, which has "
-            "collectives of its own. Leave one of the two out."
+            f"--collectives {collectives} is for --strategy "
+            f"{' and '.join(str(name) for name, known in _COLLECTIVES_OF.items() if name and collectives in known)}, "
+            f"and the strategy is {strategy}, which has collectives of its own. Leave one of the two out."
         )
     servers = server_count(strategy, parameter_servers=parameter_servers)
     config = LaunchConfig(

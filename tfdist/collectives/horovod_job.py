@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfdist.cluster.values import Cluster, split_address
 from tfdist.collectives.base import Collective, hosts_of
+from tfdist.collectives.joining import gloo
 from tfdist.collectives.joining.exchange import Exchange
 from tfdist.collectives.membership import Membership
 from tfdist.collectives.store import Store, StoreServer
@@ -279,7 +280,7 @@ def join(
             variables |= _ALONE
         elif not by_launcher:
             store = _check_in(cluster, timeout_seconds, _store_address(cluster, exchange))
-            variables |= _gloo_variables(cluster, store.address)
+            variables |= gloo.variables(cluster, store.address)
         with _environment(variables):
             hvd.init(process_sets=sets)
     elif sets:
@@ -433,44 +434,6 @@ def _hosts(hvd: Any, cluster: Cluster) -> tuple[int, ...]:
     mine = hashlib.blake2b(socket.gethostname().encode(), digest_size=8).digest()
     table = hvd.allgather(tf.constant([list(mine)], tf.uint8), name="tfdist_hosts")
     return hosts_of([row.tobytes() for row in table.numpy()])
-
-
-def _gloo_variables(cluster: Cluster, store_address: str) -> dict[str, str]:
-    """Return the variables by which Horovod's gloo finds the store and knows its ranks, as `horovodrun` sets them."""
-    addresses = cluster.require_addresses()
-    hosts = [split_address("address", address)[0] for address in addresses]
-    distinct = list(dict.fromkeys(hosts))
-    mine = hosts[cluster.worker_index]
-    store_host, store_port = split_address("address", store_address)
-    variables = {
-        "HOROVOD_RANK": str(cluster.worker_index),
-        "HOROVOD_SIZE": str(cluster.num_workers),
-        "HOROVOD_LOCAL_RANK": str([w for w, host in enumerate(hosts) if host == mine].index(cluster.worker_index)),
-        "HOROVOD_LOCAL_SIZE": str(hosts.count(mine)),
-        "HOROVOD_CROSS_RANK": str(distinct.index(mine)),
-        "HOROVOD_CROSS_SIZE": str(len(distinct)),
-        "HOROVOD_HOSTNAME": mine,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": store_host,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(store_port),
-    }
-    interface = _interface_of(mine)
-    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
-
-
-def _interface_of(host: str) -> str | None:
-    """Return the network interface of this machine that has the host's address, or None."""
-    import psutil
-
-    try:
-        wanted = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
-    except OSError:
-        return None
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address.partition("%")[0] in wanted for address in addresses):
-            return name
-    return None
 
 
 @contextlib.contextmanager

@@ -15,26 +15,31 @@ from tfdist.collectives.signature import Signature
 #: the key of all that is reduced outside of functions
 EAGER = "eager"
 
-_of_graph: "weakref.WeakKeyDictionary[Any, Signature]" = weakref.WeakKeyDictionary()
+_of_graph: "weakref.WeakKeyDictionary[Any, dict[int, Signature]]" = weakref.WeakKeyDictionary()
 
 
-def current_signature() -> Signature | None:
-    """Return the signature of the function that is being traced, its conditions and loops included; None eagerly."""
+def current_signature(replica: int = 0) -> Signature | None:
+    """Return the signature of the function that is being traced, its conditions and loops included; None eagerly.
+
+    Args:
+        replica: of this process, whose part of the function it is.
+    """
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
         graph = graph.outer_graph
-    return _of_graph.setdefault(graph, Signature())
+    return _of_graph.setdefault(graph, {}).setdefault(replica, Signature())
 
 
-def next_key(entries: Sequence[str]) -> str:
+def next_key(entries: Sequence[str], replica: int = 0) -> str:
     """Return the key of the operation that reduces these next, and note them in the function's signature.
 
     Args:
         entries: what each tensor is, as `described` says it; at least one.
+        replica: of this process; those that are traced into one function have equal keys.
     """
-    traced = current_signature()
+    traced = current_signature(replica)
     return EAGER if traced is None else [traced.add(entry) for entry in entries][-1]
 
 

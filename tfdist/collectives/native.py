@@ -58,14 +58,15 @@ class NativeCollective:
         device: that the ops run on, a CPU.
         beside: another engine of the same members, which ends with this one; and that explains errors which are not
             this one's.
+        order: where a function holds operations of several replicas, a resource of each replica's own on its device:
+            those of one replica begin in the order in which they were traced, and wait for no other's. None: all
+            stateful operations of a function begin in that order, and those of one replica alone can stand in it.
         job: what the engine ends with, once no collective has it any more.
 
     Example:
         >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
     """
-
-    matches_by_count = True
 
     def __init__(
         self,
@@ -76,17 +77,33 @@ class NativeCollective:
         hosts: Sequence[int],
         device: str,
         beside: Collective | None = None,
+        order: tf.Tensor | None = None,
         job: "Job | None" = None,
     ) -> None:
         self.size = len(members)
         self.rank = base.require_rank("rank", rank, self.size)
         self.hosts = tuple(hosts)
+        self.matches_by_count = number > 0  # operations of replicas whose step fails are taken back
+        self.device = device
         self._number = number
         self._members = list(members)
-        self._device = device
         self._beside = beside
+        self._order = order
         self._job = job
         self._library = native.engines()
+
+    def ordered_by(self, order: tf.Tensor) -> "NativeCollective":
+        """Return the same, with a resource that its operations begin in order by."""
+        return NativeCollective(
+            self._number,
+            members=self._members,
+            rank=self.rank,
+            hosts=self.hosts,
+            device=self.device,
+            beside=self._beside,
+            order=order,
+            job=self._job,
+        )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one operation."""
@@ -132,6 +149,24 @@ class NativeCollective:
         tensor = tf.convert_to_tensor(tensor)
         wire_dtypes.require_copy(tensor.dtype)
         return tensor if self.size == 1 else self._run("broadcast", key, root, tensor=tensor)
+
+    def broadcast_all(self, tensors: Sequence[tf.Tensor], *, key: str, root: int = 0) -> list[tf.Tensor]:
+        """Return one member's values; of replicas of a process tensors of one dtype are one operation.
+
+        Args:
+            tensors: see `broadcast`.
+            key: see `broadcast`.
+            root: see `broadcast`.
+        """
+        if self._number > 0 or self.size == 1:
+            return [self.broadcast(one, key=f"{key} {index}", root=root) for index, one in enumerate(tensors)]
+        results: list[Any] = [None] * len(tensors)
+        for number, dtype in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors)):
+            mine = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            values = self._run("hand_out", f"{key} {number}", root, tensors=[tensors[index] for index in mine])
+            for index, value in zip(mine, values, strict=True):
+                results[index] = value
+        return results
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
         """Return this member's part of every member's rows; see `Collective.all_to_all`."""
@@ -194,10 +229,12 @@ class NativeCollective:
         self, name: str, key: str, argument: int = 0, *, between: tuple[int, int] | None = None, **tensors: Any
     ) -> Any:
         ranks = self._members if between is None else sorted(self._members[rank] for rank in between)
-        operation = getattr(self._library.ops, f"tfdist_{name}")
+        operation = getattr(self._library.ops, f"tfdist_{'' if self._order is None else 'ordered_'}{name}")
+        if self._order is not None:
+            tensors["order"] = self._order
         # The kind is no part of it: members that run different operations under one key are told so.
         number = _number_of(f"{'all' if between is None else 'two'} {ranks} {key}")
-        with tf.device(self._device):
+        with tf.device(self.device):
             results = operation(**tensors, engine=self._number, key=number, argument=argument, ranks=ranks)
         return traced_uses.independent(results)  # members meet by keys, in whatever order they come
 

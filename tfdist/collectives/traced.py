@@ -26,17 +26,19 @@ class TracedCollective:
         collective: carries the tensors.
         bucket_bytes: see `buckets.in_buckets`: large enough to fill the wire, and small enough that the last bucket,
             which nothing hides, is soon done.
+        replica: of this process, whose end of the collective it is.
 
     Example:
         >>> TracedCollective(collective, bucket_bytes=4 << 20).all_reduce([tf.ones([3])])     # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
     """
 
-    def __init__(self, collective: Collective, *, bucket_bytes: int) -> None:
+    def __init__(self, collective: Collective, *, bucket_bytes: int, replica: int = 0) -> None:
         self.collective = collective
         self.size = collective.size
         self.rank = collective.rank
         self.bucket_bytes = bucket_bytes
+        self._replica = replica
 
     def all_reduce(
         self, values: Sequence[Any], labels: Sequence[str] = (), *, keep_duplicate_indices: bool = True
@@ -65,7 +67,7 @@ class TracedCollective:
             else:
                 dense[index] = tf.convert_to_tensor(value)
         for bucket in in_buckets(dense, self.bucket_bytes):
-            key = keys.next_key([keys.described("sum", dense[index], names[index]) for index in bucket])
+            key = self._key(*[keys.described("sum", dense[index], names[index]) for index in bucket])
             totals = self.collective.all_reduce([dense[index] for index in bucket], key=key)
             for index, total in zip(bucket, totals, strict=True):
                 results[index] = total
@@ -81,9 +83,7 @@ class TracedCollective:
         if self.size == 1:
             return tensor
         shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
-        return self.collective.all_gather(
-            tensor, key=keys.next_key([keys.described("all_gather", tensor, label, shape)])
-        )
+        return self.collective.all_gather(tensor, key=self._key(keys.described("all_gather", tensor, label, shape)))
 
     def broadcast(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return the first member's value, bit for bit.
@@ -94,11 +94,14 @@ class TracedCollective:
         """
         if self.size == 1:
             return tensor
-        return self.collective.broadcast(tensor, key=keys.next_key([keys.described("broadcast", tensor, label)]))
+        return self.collective.broadcast(tensor, key=self._key(keys.described("broadcast", tensor, label)))
 
     def in_common_dtype(self, tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
         """Return the tensor in a dtype that TensorFlow's collectives sum as well as this one, and the way back."""
         return wire_dtypes.for_op(tensor, _REDUCED_BY_ALL)
+
+    def _key(self, *entries: str) -> str:
+        return keys.next_key(entries, self._replica)
 
     def _sum_of_slices(self, slices: tf.IndexedSlices, label: str, keep_duplicate_indices: bool) -> tf.IndexedSlices:
         def gathered() -> tuple[tf.Tensor, tf.Tensor]:

@@ -22,7 +22,7 @@ ALGORITHMS = ("one-shot", "two-shot", "ring", "halving-doubling", "double-tree")
 #: the variable that names one
 ALGORITHM_VARIABLE = "TFDIST_ALL_REDUCE_ALGORITHM"
 
-_OPS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "send", "receive")
+_OPS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "hand_out", "send", "receive")
 _WHY_BYTES = 1000
 
 
@@ -60,7 +60,8 @@ class Engines:
         import tensorflow as tf
 
         self.ops: Any = tf.load_op_library(str(path))
-        missing = [name for name in _OPS if not hasattr(self.ops, f"tfdist_{name}")]
+        every = [f"tfdist_{order}{name}" for name in _OPS for order in ("", "ordered_")]
+        missing = [name for name in every if not hasattr(self.ops, name)]
         if missing:
             raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
         number, text = ctypes.c_int64, ctypes.c_char_p
@@ -74,6 +75,7 @@ class Engines:
                 *("start", number, number, *[ctypes.c_int32] * 2, *[ctypes.c_void_p] * 2),
                 *(number, *[ctypes.c_void_p] * 2, text, ctypes.c_size_t, *[ctypes.c_double] * 2),
             ),
+            ("replicas", None, ctypes.c_int32, ctypes.c_void_p),
             ("choose", ctypes.c_bool, number, ctypes.c_int32, text, ctypes.c_size_t),
             ("leave", None, number, number),
             ("waits_for", None, number, text, ctypes.c_size_t),
@@ -165,6 +167,12 @@ class Engines:
     def leave(self, segment: int, listener: int) -> None:
         """Let go of a segment and a socket for which no engine was started."""
         self._library.tfdist_collectives_leave(segment, listener)
+
+    def replicas(self, count: int) -> list[int]:
+        """Return numbers that ops and `abort` take for an engine's, one for each of the replicas of this process."""
+        numbers = (ctypes.c_int64 * count)()
+        self._library.tfdist_collectives_replicas(count, numbers)
+        return list(numbers)
 
     def waits_for(self, engine: int) -> str:
         """Return in words for whom it has been waiting longest, and in which operation; empty if for nobody."""

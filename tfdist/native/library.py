@@ -74,7 +74,8 @@ class Built:
 def name(of: Library, target: Target, *, digest: str) -> str:
     """Return the file name of a library: everything that it depends on.
 
-    The ops use TensorFlow's C interface, so what a compiler makes of C++ classes is no part of it.
+    The ops use TensorFlow's C interface, and of its C++ classes only where `collectives/cancellation.cc` finds a
+    member, which the version says: so what a compiler makes of C++ classes is no part of it.
 
     Args:
         of: which one.

@@ -10,6 +10,8 @@ from tfdist.cluster.values import Cluster, split_address
 from tfdist.collectives import horovod_job, native
 from tfdist.collectives.base import Collective
 from tfdist.collectives.joining.exchange import Exchange, exchange_over_notes
+from tfdist.collectives.replicas import in_process
+from tfdist.collectives.replicas.two_levels import TwoLevelCollective
 from tfdist.compat.tensorflow import coordination
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import MissingDependencyError, UnsupportedError
@@ -67,6 +69,23 @@ def between_workers(
     level = logging.WARNING if choice.is_second_best and cluster.is_chief else logging.INFO
     _log.log(level, "Tensors travel by %s collectives: %s.", choice.engine, choice.why)
     return found
+
+
+def of_replicas(workers: Collective, devices: Sequence[str]) -> list[Collective]:
+    """Return the collectives of this worker's replicas, of which each worker has as many, given that of the workers.
+
+    Args:
+        workers: from `between_workers`, and not TensorFlow's.
+        devices: of this worker's replicas.
+    """
+    if len(devices) == 1:
+        return [workers]
+    assert isinstance(workers, native.NativeCollective)  # or this worker would not have several
+    between = in_process.in_order(workers)
+    return [
+        TwoLevelCollective(one, between, hosts=workers.hosts, index=workers.rank)
+        for one in in_process.of_replicas(devices)
+    ]
 
 
 def _missing(asked: str) -> str:

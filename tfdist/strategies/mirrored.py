@@ -1,5 +1,6 @@
 """Synchronous data parallelism over the devices of one process."""
 
+import os
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -9,7 +10,8 @@ from tfdist.collectives import buckets
 from tfdist.collectives.tensorflow import of_replicas
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.strategies import threads
+from tfdist.strategies import native_replicas, threads
+from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, REPLICA_COLLECTIVES
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.strategy import KerasTraining
 
@@ -26,13 +28,19 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
     Args:
         devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, no name twice. None takes every GPU, or
             else every logical CPU device.
+        collectives: what adds up gradients, states and metrics in a step. "tensorflow"; "native", tfdist's own between
+            CPUs (`tfdist.collectives.replicas`); "auto", native where that is possible. None takes the variable
+            ``TFDIST_COLLECTIVES``, of which names that only strategies of several processes know are passed over, or
+            else "tensorflow".
         bucket_bytes: gradients are reduced in buckets of about this many bytes, which leave in the order in which the
             backward pass makes them.
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
     Raises:
-        ConfigError: a device does not exist, is named twice, or the devices are of several types.
+        ConfigError: a device does not exist, is named twice, or the devices are of several types; ``collectives`` is
+            none of these, or is "native" and the devices are GPUs.
+        UnsupportedError: "native" is not possible here; the message says why.
 
     Example:
         >>> import keras, numpy as np
@@ -52,9 +60,11 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         self,
         devices: Sequence[str] | None = None,
         *,
+        collectives: str | None = None,
         bucket_bytes: int = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
     ) -> None:
+        engine = _engine(collectives)
         self.loss_reduction = loss_reduction
         validation.integer("bucket_bytes", bucket_bytes, minimum=1)
         self._workers = Workers()
@@ -63,7 +73,19 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         extended = tf_strategies.MirroredReplicas(self, _resolved(devices))
         extended.bucket_bytes = bucket_bytes
         extended.collectives = of_replicas(extended.worker_devices)
+        native = native_replicas.of_devices(engine, extended.worker_devices)
+        if native:
+            extended.collectives, extended.between = native, native_replicas.traced(native, bucket_bytes)
         tf.distribute.Strategy.__init__(self, extended)
+
+
+def _engine(given: str | None) -> str:
+    """Return what was asked for, by an argument or by the variable."""
+    if given is not None:
+        return validation.one_of("collectives", given, REPLICA_COLLECTIVES)
+    every = tuple(dict.fromkeys((*REPLICA_COLLECTIVES, *COLLECTIVES)))
+    named = validation.one_of(COLLECTIVES_VARIABLE, os.environ.get(COLLECTIVES_VARIABLE) or every[0], every)
+    return named if named in REPLICA_COLLECTIVES else REPLICA_COLLECTIVES[0]
 
 
 def _resolved(devices: Sequence[str] | None) -> list[str]:

@@ -11,11 +11,10 @@ from tfdist.collectives import buckets
 from tfdist.collectives.base import Collective
 from tfdist.collectives.local import LocalCollective
 from tfdist.collectives.tensorflow import of_replicas, of_workers
-from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import coordination as tf_coordination
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError
-from tfdist.strategies import engines
+from tfdist.strategies import engines, native_replicas
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.training.multi_worker import agreement
 from tfdist.training.multi_worker.workers import Workers
@@ -42,10 +41,10 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             are used on GPUs and where a worker has several replicas; with a ``bytes_per_pack`` it is theirs.
         collectives: what adds up gradients, states and metrics in a step, the same on every worker. "tensorflow":
             TensorFlow's, over gRPC or NCCL. "native": tfdist's own (`tfdist.collectives.native`), in shared memory, and
-            over TCP between hosts, for workers with one CPU replica each. "horovod": Horovod's, over gloo, MPI or NCCL,
-            for workers with one replica each. "auto": native where each worker has one CPU replica and a C++ compiler
-            or a compiled copy, else TensorFlow's. TensorFlow's bring the workers together in any case. None takes the
-            variable ``TFDIST_COLLECTIVES``, or else "auto".
+            over TCP between hosts, for CPUs; replicas of a worker add up in its own memory first. "horovod": Horovod's,
+            over gloo, MPI or NCCL, for workers with one replica each. "auto": native where each worker has one CPU
+            replica and a C++ compiler or a compiled copy, else TensorFlow's. TensorFlow's bring the workers together in
+            any case. None takes the variable ``TFDIST_COLLECTIVES``, or else "auto".
         bucket_bytes: gradients are reduced in buckets of at most this many bytes, which leave in the order in which the
             backward pass makes them, the first of at most 1 MiB. "auto" measures latency and bandwidth when the
             strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
@@ -133,12 +132,16 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         )
         extended.collectives = of_replicas(extended.worker_devices, cluster if several else None)
         if several and workers is not tensorflows:
-            extended.collectives = [workers]
+            extended.collectives = engines.of_replicas(workers, extended.worker_devices)
+        replicas = [] if several else native_replicas.of_devices(engine, extended.worker_devices)
         with self._workers.waiting("the measurement of bucket_bytes"):
             extended.bucket_bytes = buckets.chosen_bytes(bucket_bytes, workers)
         if several and (workers is not tensorflows or _is_one_cpu(extended.worker_devices)):
-            extended.between = TracedCollective(extended.collectives[0], bucket_bytes=extended.bucket_bytes)
+            replicas = list(extended.collectives)
             extended.traced = agreement.Signatures(self._workers).require_alike
+        if replicas:
+            extended.collectives = replicas
+            extended.between = native_replicas.traced(replicas, extended.bucket_bytes)
         if several:
             agree_on_seed(self._workers)
 

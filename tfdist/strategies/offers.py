@@ -69,14 +69,20 @@ def chosen(offers: Sequence[Offer]) -> Choice:
         return Choice("native", "each worker has one CPU replica")
     if asked == "tensorflow":
         return Choice(asked, "it was asked for")
-    wrong = several if several is not None else gpu if asked == "native" else None
+    uneven = next((index for index, offer in enumerate(offers) if len(offer.devices) != len(offers[0].devices)), None)
+    if asked == "native" and uneven is not None:
+        raise ConfigError(
+            f"worker 0 has the replicas {', '.join(offers[0].devices)}, and worker {uneven} has "
+            f"{', '.join(offers[uneven].devices)}; every worker must have as many."
+        )
+    wrong = gpu if asked == "native" else several
     if wrong is not None:
-        kind = "one CPU replica" if asked == "native" else "one replica"
+        kind = "for CPUs" if asked == "native" else "for one replica per worker"
+        cure = "Choose" if asked == "native" else "Start more workers with one each, or choose"
         raise ConfigError(
             f'collectives is "{asked}", and worker {wrong} has the replicas {", ".join(offers[wrong].devices)}; '
-            f'{asked} collectives are for {kind} per worker. Start more workers with one each, or choose '
-            'collectives="tensorflow".'
-        )  # fmt: skip
+            f'{asked} collectives are {kind}. {cure} collectives="tensorflow".'
+        )
     if missing and asked == "horovod":
         raise MissingDependencyError(f'collectives is "horovod"; {"; ".join(missing)}')
     if missing:

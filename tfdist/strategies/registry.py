@@ -21,6 +21,8 @@ __all__ = ["Entry", "get", "names"]
 
 #: what may carry the tensors of `multi-worker`; the first is the default
 COLLECTIVES = ("auto", "tensorflow", "native", "horovod")
+#: what may carry those of `mirrored`, between replicas of one process; the first is the default
+REPLICA_COLLECTIVES = ("tensorflow", "native", "auto")
 #: names one of them where the code does not
 COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.monitor.process import step_clock
-from tfdist.training import loss_scale
+from tfdist.training import loss_scale, watching
 from tfdist.training.multi_worker.workers import Workers, as_float, as_integer
 
 # What writes files or to the screen. Restoring a backup is the chief's too; its state is handed to the others.
@@ -64,7 +64,8 @@ class _Agree(keras.callbacks.Callback):
     def __init__(self, workers: Workers, others: list[keras.callbacks.Callback]) -> None:
         super().__init__()
         self._workers = workers
-        # Keras' own callbacks decide from the logs, which are equal; a callback of the user's may decide from anything.
+        # Keras' own callbacks decide from the logs, which are equal; one of the user's that does more than watch may
+        # decide from anything.
         self._every_batch = any(_acts_on_batches(callback) for callback in others)
         self._restores = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in others)
 
@@ -99,12 +100,14 @@ class _Agree(keras.callbacks.Callback):
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback may decide something after a batch, as far as can be seen."""
     ours = type(callback).__module__.split(".")[0] in ("keras", "tfdist")
     if ours and not isinstance(callback, keras.callbacks.LambdaCallback):
         return False
     base = keras.callbacks.Callback
     lambdas = {"on_train_batch_begin", "on_train_batch_end"} & vars(callback).keys()
-    return bool(lambdas) or any(
+    is_called = bool(lambdas) or any(
         getattr(type(callback), name) is not getattr(base, name)
         for name in ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
     )
+    return is_called and not watching.only_watches(callback)

@@ -46,6 +46,12 @@ class Column:
 COLUMNS = (
     Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2),
     Column(name="mirrored-3", strategy="mirrored", replicas_per_worker=3),
+    Column(
+        name="mirrored-native-2",
+        strategy="mirrored",
+        replicas_per_worker=2,
+        variables=((registry.COLLECTIVES_VARIABLE, "native"),),
+    ),
     *(
         Column(
             name=name,
@@ -58,6 +64,7 @@ COLUMNS = (
             ("multi-worker-2x1", 1, "tensorflow"),
             ("multi-worker-2x2", 2, "tensorflow"),
             ("multi-worker-native-2", 1, "native"),
+            ("multi-worker-native-2x2", 2, "native"),
             ("multi-worker-horovod-2", 1, "horovod"),
         )
     ),
@@ -84,7 +91,7 @@ def select(patterns: Iterable[str]) -> tuple[Column, ...]:
 
     Example:
         >>> [column.name for column in select(["mirrored"])]
-        ['mirrored-2', 'mirrored-3']
+        ['mirrored-2', 'mirrored-3', 'mirrored-native-2']
     """
     patterns = tuple(patterns)
     names = [column.name for column in COLUMNS]

@@ -1,5 +1,6 @@
 """What the battery of collectives runs in every process at once; each function returns what is wrong, in words."""
 
+import concurrent.futures
 import functools
 import hashlib
 import itertools
@@ -24,15 +25,30 @@ SHAPES = ((), (0, 3), (1,), (13, 3))
 NUMPY_OPS = {"sum": np.sum, "min": np.min, "max": np.max}
 
 
+# Which replica a thread is, where members are replicas of one process.
+_thread = threading.local()
+
+
 @functools.cache
-def made(name: str, groups: tuple[tuple[int, ...], ...]) -> Any:
+def made(name: str, groups: tuple[tuple[int, ...], ...], **replica: int) -> Any:
     maker, *_ = collective_makers.MAKERS[name]
-    return maker(groups)
+    return maker(groups, **replica)
+
+
+def of_replicas(function: str, count: int, given: dict[str, Any]) -> list[Any]:
+    """Run one of these functions on every replica of this process at once; return what each returns."""
+
+    def one(rank: int) -> Any:
+        _thread.replica = {"rank": rank, "count": count}
+        return globals()[function](**given)
+
+    with concurrent.futures.ThreadPoolExecutor(count) as threads:
+        return list(threads.map(one, range(count)))
 
 
 def collective(name: str, groups: Sequence[Sequence[int]], group: int | None) -> Any:
     """Return the collective of all processes, or of one of the groups (None where this process is not in it)."""
-    whole, parts = made(name, tuple(tuple(one) for one in groups))
+    whole, parts = made(name, tuple(tuple(one) for one in groups), **getattr(_thread, "replica", {}))
     return whole if group is None else parts[group]
 
 
@@ -83,7 +99,7 @@ def operations(name: str, groups: Sequence[Sequence[int]], group: int | None, tr
     return wrong
 
 
-def results_of(own: Any, dtype: str) -> Iterator[tuple[str, tf.Tensor, np.ndarray]]:
+def results_of(own: Any, dtype: str, *, sends: bool = True) -> Iterator[tuple[str, tf.Tensor, np.ndarray]]:
     """Run every operation on one dtype; give what it was, its result, and the right one."""
     rank, size = own.rank, own.size
 
@@ -109,7 +125,7 @@ def results_of(own: Any, dtype: str) -> Iterator[tuple[str, tf.Tensor, np.ndarra
     for root, shape in itertools.product({0, size - 1}, SHAPES[-1:]):
         got = own.broadcast(mine(shape), key=f"broadcast {dtype} {shape} {root}", root=root)
         yield f"broadcast {dtype} {shape} {root}", got, value(root, shape, dtype)
-    for sender in range(size if size > 1 else 0):
+    for sender in range(size if size > 1 and sends else 0):
         receiver = (sender + 1) % size
         for shape in SHAPES[::3]:
             if rank == sender:

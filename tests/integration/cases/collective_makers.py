@@ -1,15 +1,18 @@
 """The implementations of `Collective` that the battery goes over: one line here adds one.
 
 Each maker is called by every process of a pool with the same groups, and returns the collective of all processes and
-those of the groups, None where the process is in none.
+those of the groups, None where the process is in none. Where members are replicas of one process, each calls it in a
+thread of its own.
 """
 
+import functools
 import hmac
 import json
 import os
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +21,7 @@ from tfdist.cluster import job_key
 
 _Made = tuple[Any, list[Any]]
 
+_making = threading.Lock()
 #: of this process, those of the native collectives
 JOBS: list[Any] = []
 #: what members answered to a stranger who knew all that members had told each other, and not the key of the job
@@ -70,6 +74,21 @@ def _native(groups: Sequence[Sequence[int]], host: str | None) -> _Made:
     return job.collective(), [job.collective(group) for group in groups]
 
 
+@functools.cache
+def _replicas(count: int) -> Any:
+    import tfdist.strategies
+    from tfdist.collectives.replicas.in_process import Replicas
+
+    tfdist.strategies.use_logical_cpus(count)
+    return Replicas([f"/device:CPU:{rank}" for rank in range(count)])
+
+
+def native_in_one_process(groups: Sequence[Sequence[int]], rank: int, count: int) -> _Made:
+    with _making:  # one for all threads
+        replicas = _replicas(count)
+    return replicas.collective(rank), [replicas.collective(rank, group) for group in groups]
+
+
 def _with_a_stranger(exchange: Any, members: int) -> Any:
     """Return the same exchange, behind which a stranger says to the first member that it is member 1."""
     drawn: list[str] = []
@@ -108,11 +127,12 @@ def local(groups: Sequence[Sequence[int]]) -> _Made:
 
 
 #: by name, with the strategy that `tfdist run` would be told, and the numbers of processes that it is tried with
-MAKERS: dict[str, tuple[Callable[[Sequence[Sequence[int]]], _Made], str, tuple[int, ...]]] = {
+MAKERS: dict[str, tuple[Callable[..., _Made], str, tuple[int, ...]]] = {
     "horovod": (horovod, "ring", (2, 3)),
     "tensorflow": (tensorflow, "multi-worker", (2, 3)),
     "native": (native, "multi-worker", (2, 3)),
     "native_over_tcp": (native_over_tcp, "multi-worker", (3, 4)),
+    "native_in_one_process": (native_in_one_process, "mirrored", (2, 3)),
     "local": (local, "mirrored", (1,)),
 }
 

@@ -161,6 +161,38 @@ def one_worker_stops(at_batch: int) -> dict[str, Any]:
     return {"steps": int(network.optimizer.iterations.numpy()), "weights": weights(network)}
 
 
+def agreements() -> dict[str, int]:
+    """How often workers agree in a `fit` of five batches, by what a callback of each batch could do."""
+    seen: list[int] = []
+
+    class Watches(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(batch)
+
+    class Asks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(self.model.optimizer.iterations.numpy())
+
+    network, workers, counts = model(), STRATEGY.workers, {}
+    network.fit(X, Y, batch_size=8, verbose=0)  # workers compare what is traced
+    gather = workers.gather
+    for name, callbacks in (("nothing", []), ("watch", [Watches()]), ("ask", [Asks()])):
+        calls: list[Any] = []
+
+        def counted(values: list[int], calls: list[Any] = calls) -> np.ndarray:
+            calls.append(values)
+            return gather(values)
+
+        workers.gather = counted
+        try:
+            network.fit(X, Y, batch_size=8, verbose=0, callbacks=callbacks)
+        finally:
+            del workers.gather
+        counts[name] = len(calls)
+    assert len(seen) == 10
+    return counts
+
+
 def chief_sets_the_rate() -> dict[str, Any]:
     class Rate(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

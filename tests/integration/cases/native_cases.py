@@ -64,11 +64,11 @@ def late(name: str, groups: Groups, folder: str) -> str | None:
     job = joined(name, groups, timeout_seconds=2.0)
     if job is None:
         return None
-    given_up = Path(folder, "given up")
-    while job.rank == 1 and not given_up.exists():
+    given_up = [Path(folder, f"given up {rank}") for rank in range(job.size)]
+    while job.rank == 1 and not all(path.exists() for rank, path in enumerate(given_up) if rank != 1):
         time.sleep(0.01)
     error = error_of(job, total)
-    given_up.touch()
+    given_up[job.rank].touch()
     job.stop()
     return error
 

@@ -143,11 +143,14 @@ class ReduceInReplicas:
     Attributes:
         collectives: `tfdist.collectives.base.Collective`s of this process's replicas, in their order, where there are
             several that TensorFlow's collectives reach.
+        between: what reduces inside of each replica of this process, a
+            `tfdist.collectives.traced.TracedCollective` for each; empty: TensorFlow's own reductions.
         bucket_bytes: how many bytes are reduced together; TensorFlow leaves it at "all in one" unless told.
         traced: called after a replica's function was traced.
     """
 
     collectives: Sequence[Any] = ()
+    between: Sequence[Any] = ()
     bucket_bytes: int = 0
     traced: Callable[[], None] | None = None
 
@@ -162,6 +165,12 @@ class ReduceInReplicas:
         if tf.executing_eagerly():  # replicas of this process run one after the other
             return replica_context.all_gather(tensor, axis=0)
         return self.collectives[replica_context._replica_id].all_gather(tensor, key=label)
+
+    def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
+        """Return a nest reduced by `between`, inside of a replica."""
+        one = self.between[tf.distribute.get_replica_context()._replica_id]
+        sums = lambda sent, labels, keep: one.all_reduce(sent, labels, keep_duplicate_indices=keep)  # noqa: E731
+        return reduced_by(sums, reduce_op, value, replicas=one.size, **told(options))
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         results = super()._call_for_each_replica(fn, args, kwargs)  # type: ignore[misc]
@@ -223,18 +232,13 @@ class MirroredReplicas(ReduceInReplicas, MirroredExtended):
         return self._collective_ops if inside else self._cross_device_ops
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if self.between and not tf.executing_eagerly():
+            return self._reduced_between(reduce_op, value, options)
         return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)
 
 
 class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
-    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives.
-
-    Attributes:
-        between: what reduces inside of the one replica that each worker has, a `traced.TracedCollective`; None:
-            TensorFlow's own reductions.
-    """
-
-    between: Any = None
+    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives."""
 
     def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
         self._replicas_per_worker = replicas_per_worker
@@ -268,12 +272,8 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
         return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        if self.between is not None and not tf.executing_eagerly():
-
-            def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
-                return list(self.between.all_reduce(sent, labels, keep_duplicate_indices=keep))
-
-            return reduced_by(sums, reduce_op, value, replicas=self._num_replicas_in_sync, **told(options))
+        if self.between and not tf.executing_eagerly():
+            return self._reduced_between(reduce_op, value, options)
         # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
         options = self._communication_options.merge(options)
         return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)

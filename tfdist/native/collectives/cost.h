@@ -68,8 +68,12 @@ inline Algorithm choose(std::size_t bytes, int members, const Line& line) {
   return best;
 }
 
-// The faster one of those that add up all members' numbers in one place.
+// The faster one of those that add up all members' numbers in one place. To have what all others have takes n - 1 times the
+// memory; above this size that is not asked for, however long messages seem to take where processors are busy.
+constexpr std::size_t kLargestOneShot = std::size_t{1} << 20;
+
 inline Algorithm choose_in_rank_order(std::size_t bytes, int members, const Line& line) {
+  if (bytes > kLargestOneShot) return Algorithm::kTwoShot;
   const double one_shot = all_reduce_seconds(Algorithm::kOneShot, bytes, members, line);
   const double two_shot = all_reduce_seconds(Algorithm::kTwoShot, bytes, members, line);
   return one_shot < two_shot ? Algorithm::kOneShot : Algorithm::kTwoShot;

@@ -5,12 +5,12 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cfenv>
 #include <cstdio>
 #include <future>
 #include <numeric>
 
 #include "bell.h"
+#include "standard_floats.h"
 
 namespace tfdist::collectives {
 namespace {
@@ -48,19 +48,6 @@ std::uint64_t mixed(std::uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-
-// TensorFlow's threads take denormal numbers for zeros; sums must not depend on whose thread adds them.
-class StandardFloats {
- public:
-  StandardFloats() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~StandardFloats() { std::fesetenv(&before_); }
-
- private:
-  std::fenv_t before_;
-};
 
 }  // namespace
 

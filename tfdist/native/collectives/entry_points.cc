@@ -96,6 +96,14 @@ TFDIST_EXPORT void tfdist_collectives_leave(std::int64_t segment, std::int64_t l
   listeners().take(listener);
 }
 
+// Makes the replicas of one process, with the ranks from 0 on; `numbers` receives those that ops take for an engine's.
+TFDIST_EXPORT void tfdist_collectives_replicas(std::int32_t count, std::int64_t* numbers) {
+  const auto all = std::make_shared<Replicas>();
+  for (std::int32_t rank = 0; rank < count; ++rank) {
+    numbers[rank] = -replicas().add(std::make_shared<Replica>(Replica{all, rank}));
+  }
+}
+
 // For whom an engine has been waiting longest, in words; empty if for nobody.
 TFDIST_EXPORT void tfdist_collectives_waits_for(std::int64_t engine, char* text, std::size_t room) {
   const auto found = engines().find(engine);
@@ -118,6 +126,11 @@ TFDIST_EXPORT bool tfdist_collectives_choose(std::int64_t engine, std::int32_t a
 }
 
 TFDIST_EXPORT void tfdist_collectives_abort(std::int64_t engine, const char* reason) {
+  if (engine < 0) {
+    const auto replica = replicas().find(-engine);
+    if (replica != nullptr) replica->all->abort(reason);
+    return;
+  }
   const auto found = engines().find(engine);
   if (found != nullptr) found->abort(reason);
 }

@@ -2,7 +2,9 @@
 //
 // The kernels are asynchronous: they hand their operation to the engine and return, so a thread of TensorFlow never waits
 // for another member. All ops are stateful: TensorFlow neither computes them beforehand nor leaves one out, and those of a
-// function begin in the order in which they were traced.
+// function begin in the order in which they were traced. Where one function has the ops of several replicas, that order
+// would have one replica wait for another: their ops are the ordered ones, which take a resource, of each replica its own,
+// and begin in the order of those that take the same.
 
 #include <sys/mman.h>
 
@@ -14,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "cancellation.h"
 #include "engine.h"
 #include "registry.h"
 #include "tensorflow/c/kernels.h"
@@ -39,15 +42,18 @@ bool ok(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
 
 // What an op's attributes say.
 struct Kernel {
-  std::int64_t engine = 0;
+  std::int64_t engine = 0;    // below 0: a replica
   std::int64_t key = 0;
   std::int64_t argument = 0;  // the reduction, or the root
   std::vector<int> ranks;
+  bool ordered = false;  // behind its tensors it takes a resource
 };
 
+template <bool ordered>
 void* new_kernel(TF_OpKernelConstruction* construction) {
   const Status status(TF_NewStatus());
   auto kernel = std::make_unique<Kernel>();
+  kernel->ordered = ordered;
   TF_OpKernelConstruction_GetAttrInt64(construction, "engine", &kernel->engine, status.get());
   if (ok(status)) TF_OpKernelConstruction_GetAttrInt64(construction, "key", &kernel->key, status.get());
   if (ok(status)) TF_OpKernelConstruction_GetAttrInt64(construction, "argument", &kernel->argument, status.get());
@@ -127,12 +133,12 @@ class Execution : public std::enable_shared_from_this<Execution> {
         // What is handed over is a function that TensorFlow has on its stack, and that ends with this call of the kernel;
         // an operation that goes on needs a copy.
         done_(*reinterpret_cast<const std::function<void()>*>(done)),
-        engine_(engines().find(kernel.engine)) {
-    if (engine_ == nullptr) fail(TF_ABORTED, std::string(kBroken) + "they were stopped");
+        engine_(kernel.engine < 0 ? nullptr : engines().find(kernel.engine)),
+        replica_(kernel.engine < 0 ? replicas().find(-kernel.engine) : nullptr) {
+    if (engine_ == nullptr && replica_ == nullptr) fail(TF_ABORTED, std::string(kBroken) + "they were stopped");
   }
 
   const Kernel& kernel() const { return kernel_; }
-  Engine& engine() { return *engine_; }
   bool good() const { return ok(status_); }
   std::size_t size() const { return kernel_.ranks.size(); }
 
@@ -140,7 +146,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
     if (good()) TF_SetStatus(status_.get(), code, message.c_str());
   }
 
-  int inputs() { return TF_NumInputs(context_); }
+  int inputs() { return TF_NumInputs(context_) - (kernel_.ordered ? 1 : 0); }
 
   // An input, which is kept until the end.
   TF_Tensor* input(int index) {
@@ -200,7 +206,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
   Hosts hosts() const { return engine_->hosts(kernel_.ranks); }
   std::size_t me() const {
     const auto& ranks = kernel_.ranks;
-    return std::find(ranks.begin(), ranks.end(), engine_->rank()) - ranks.begin();
+    return std::find(ranks.begin(), ranks.end(), replica_ == nullptr ? engine_->rank() : replica_->rank) - ranks.begin();
   }
 
   void submit(std::unique_ptr<Operation> operation) {
@@ -213,6 +219,22 @@ class Execution : public std::enable_shared_from_this<Execution> {
     });
   }
 
+  // Whether the others are replicas of this process; then it meets them, and submits nothing.
+  bool is_replica() const { return replica_ != nullptr; }
+  void meet(Share share) {
+    auto self = shared_from_this();
+    const auto cancellation = std::make_shared<Cancellation>(context_);
+    share.watch = [cancellation](std::function<void()> broken_off) { return cancellation->watch(std::move(broken_off)); };
+    share.unwatch = [cancellation] { cancellation->unwatch(); };
+    share.done = [self](const std::string& error) {
+      const auto begins = [&error](const char* mark) { return error.rfind(mark, 0) == 0; };
+      const TF_Code code = begins(kWithdrawn) ? TF_CANCELLED : begins(kBroken) ? TF_ABORTED : TF_INVALID_ARGUMENT;
+      if (!error.empty()) self->fail(code, error);
+      self->end();
+    };
+    replica_->all->meet(static_cast<std::uint64_t>(kernel_.key), kernel_.ranks, me(), std::move(share));
+  }
+
   void end() {
     kept_.clear();
     if (!good()) TF_OpKernelContext_Failure(context_, status_.get());
@@ -223,7 +245,8 @@ class Execution : public std::enable_shared_from_this<Execution> {
   const Kernel kernel_;  // a copy: TensorFlow may delete its own as soon as it was told of the end
   TF_OpKernelContext* const context_;
   const std::function<void()> done_;
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Engine> engine_;    // one of the two is there
+  const std::shared_ptr<Replica> replica_;
   const Status status_{TF_NewStatus()};
   std::vector<Tensor> kept_;
 };
@@ -244,6 +267,7 @@ void all_reduce(const std::shared_ptr<Execution>& call) {
   if (call->good() && !dtype_of(type, &dtype)) call->fail(TF_INVALID_ARGUMENT, "a dtype that has no reduction");
   if (!call->good()) return call->end();
   const auto op = static_cast<Op>(call->kernel().argument);
+  if (call->is_replica()) return call->meet({What::kAllReduce, dtype, op, 0, std::move(pieces)});
   const std::uint64_t id = call->id();
   if (call->is_near()) call->submit(shared_all_reduce(call->place(), id, std::move(pieces), dtype, op));
   else call->submit(far_all_reduce(call->hosts(), id, std::move(pieces), dtype, op));
@@ -300,8 +324,12 @@ void scatter(const std::shared_ptr<Execution>& call) {
   std::vector<std::size_t> begins;
   for (const std::int64_t row : cut) begins.push_back(static_cast<std::size_t>(row) * rows.bytes);
   const char* from = Execution::data_of(rows.tensor);
-  const std::uint64_t id = call->id();
   const auto op = static_cast<Op>(call->kernel().argument);
+  if (call->is_replica()) {
+    const What what = reduces ? What::kReduceScatter : What::kAllToAll;
+    return call->meet({what, dtype, op, 0, {{from, into, begins.back()}}, 0, 0, begins});
+  }
+  const std::uint64_t id = call->id();
   if (reduces && call->is_near()) call->submit(shared_reduce_scatter(call->place(), id, from, into, begins, dtype, op));
   else if (reduces) call->submit(far_reduce_scatter(call->hosts(), id, from, into, begins, dtype, op));
   else if (call->is_near()) call->submit(shared_all_to_all(call->place(), id, from, into, begins));
@@ -316,6 +344,10 @@ void all_gather(const std::shared_ptr<Execution>& call) {
   };
   const char* from = Execution::data_of(rows.tensor);
   const auto count = static_cast<std::size_t>(rows.shape[0]);
+  if (call->is_replica()) {
+    const Piece piece{from, nullptr, count * rows.bytes};
+    return call->meet({What::kAllGather, DType::kUint8, Op::kSum, 0, {piece}, count, rows.bytes, {}, allocate});
+  }
   const std::uint64_t id = call->id();
   if (call->is_near()) call->submit(shared_all_gather(call->place(), id, from, count, rows.bytes, allocate));
   else call->submit(far_all_gather(call->hosts(), id, from, count, rows.bytes, allocate));
@@ -326,9 +358,21 @@ void broadcast(const std::shared_ptr<Execution>& call) {
   const Piece piece = call->in_place(0, &type);
   if (!call->good()) return call->end();
   const auto root = static_cast<std::size_t>(call->kernel().argument);
+  if (call->is_replica()) return call->meet({What::kBroadcast, DType::kUint8, Op::kSum, root, {piece}});
   const std::uint64_t id = call->id();
   if (call->is_near()) call->submit(shared_broadcast(call->place(), id, piece.from, piece.into, piece.bytes, root));
   else call->submit(far_broadcast(call->hosts(), id, piece.from, piece.into, piece.bytes, root));
+}
+
+// What one replica has goes to all others of its process; tensors are one operation.
+void hand_out(const std::shared_ptr<Execution>& call) {
+  std::vector<Piece> pieces;
+  TF_DataType type;
+  for (int i = 0; call->good() && i < call->inputs(); ++i) pieces.push_back(call->in_place(i, &type));
+  if (call->good() && !call->is_replica()) call->fail(TF_INVALID_ARGUMENT, "this is for replicas of one process");
+  if (!call->good()) return call->end();
+  const auto root = static_cast<std::size_t>(call->kernel().argument);
+  call->meet({What::kBroadcast, DType::kUint8, Op::kSum, root, std::move(pieces)});
 }
 
 void send(const std::shared_ptr<Execution>& call) {
@@ -336,6 +380,9 @@ void send(const std::shared_ptr<Execution>& call) {
   if (!call->good()) return call->end();
   const char* from = Execution::data_of(tensor);
   const std::size_t bytes = TF_TensorByteSize(tensor);
+  if (call->is_replica()) {
+    return call->meet({What::kSend, DType::kUint8, Op::kSum, call->me(), {{from, nullptr, bytes}}});
+  }
   const std::uint64_t id = call->id();
   if (call->is_near()) call->submit(shared_send(call->place(), id, from, bytes));
   else call->submit(far_send(call->hosts(), id, from, bytes));
@@ -346,13 +393,15 @@ void receive(const std::shared_ptr<Execution>& call) {
   TF_DataType type;
   const Piece piece = call->in_place(0, &type);
   if (!call->good()) return call->end();
+  if (call->is_replica()) return call->meet({What::kSend, DType::kUint8, Op::kSum, 1 - call->me(), {piece}});
   const std::uint64_t id = call->id();
   if (call->is_near()) call->submit(shared_receive(call->place(), id, piece.into, piece.bytes));
   else call->submit(far_receive(call->hosts(), id, piece.into, piece.bytes));
 }
 
+template <int tensors_fewer_than_inputs>
 void shapes_of_inputs(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const std::int64_t count = TF_ShapeInferenceContextNumInputs(context);
+  const std::int64_t count = TF_ShapeInferenceContextNumInputs(context) - tensors_fewer_than_inputs;
   for (int i = 0; i < count && TF_GetCode(status) == TF_OK; ++i) {
     TF_ShapeHandle* shape = TF_NewShapeHandle();
     TF_ShapeInferenceContextGetInput(context, i, shape, status);
@@ -367,42 +416,56 @@ void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 void no_shapes(TF_ShapeInferenceContext*, TF_Status*) {}
 
+enum class Shapes { kOfInputs, kUnknown, kNone };  // of outputs
+
 struct Definition {
   const char* name;
   const char* input;
   const char* output;  // null: none
   const char* count;   // of inputs; null: one
-  void (*shape)(TF_ShapeInferenceContext*, TF_Status*);
+  Shapes shapes;
   void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
 };
 
-// What cannot be registered is missing when the library is loaded, and is reported there.
-bool register_op(const Definition& op) {
+template <bool ordered>
+bool register_one(const Definition& op, const std::string& name) {
   const Status status(TF_NewStatus());
-  TF_OpDefinitionBuilder* definition = TF_NewOpDefinitionBuilder(op.name);
+  TF_OpDefinitionBuilder* definition = TF_NewOpDefinitionBuilder(name.c_str());
   TF_OpDefinitionBuilderAddInput(definition, op.input);
+  if (ordered) TF_OpDefinitionBuilderAddInput(definition, "order: resource");
   if (op.output != nullptr) TF_OpDefinitionBuilderAddOutput(definition, op.output);
   if (op.count != nullptr) TF_OpDefinitionBuilderAddAttr(definition, op.count);
   for (const char* attr : {"T: type", "engine: int", "key: int", "argument: int", "ranks: list(int)"}) {
     TF_OpDefinitionBuilderAddAttr(definition, attr);
   }
   TF_OpDefinitionBuilderSetIsStateful(definition, true);
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, op.shape);
+  const auto of_inputs = shapes_of_inputs<ordered ? 1 : 0>;
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, op.shapes == Shapes::kOfInputs  ? of_inputs
+                                                              : op.shapes == Shapes::kUnknown ? unknown_shapes
+                                                                                              : no_shapes);
   TF_RegisterOpDefinition(definition, status.get());
   if (!ok(status)) return false;
-  TF_KernelBuilder* kernel = TF_NewAsyncKernelBuilder(op.name, "CPU", new_kernel, op.compute, delete_kernel);
-  TF_RegisterKernelBuilder(op.name, kernel, status.get());
+  TF_KernelBuilder* kernel =
+      TF_NewAsyncKernelBuilder(name.c_str(), "CPU", new_kernel<ordered>, op.compute, delete_kernel);
+  TF_RegisterKernelBuilder(name.c_str(), kernel, status.get());
   return ok(status);
 }
 
+// What cannot be registered is missing when the library is loaded, and is reported there.
+bool register_op(const Definition& op) {
+  return register_one<false>(op, std::string("Tfdist") + op.name) &&
+         register_one<true>(op, std::string("TfdistOrdered") + op.name);
+}
+
 [[maybe_unused]] const bool registered[] = {
-    register_op({"TfdistAllReduce", "tensors: N * T", "reduced: N * T", "N: int >= 1", shapes_of_inputs, compute<all_reduce>}),
-    register_op({"TfdistReduceScatter", "tensor: T", "part: T", nullptr, unknown_shapes, compute<scatter<true>>}),
-    register_op({"TfdistAllToAll", "tensor: T", "parts: T", nullptr, unknown_shapes, compute<scatter<false>>}),
-    register_op({"TfdistAllGather", "tensor: T", "rows: T", nullptr, unknown_shapes, compute<all_gather>}),
-    register_op({"TfdistBroadcast", "tensor: T", "value: T", nullptr, shapes_of_inputs, compute<broadcast>}),
-    register_op({"TfdistSend", "tensor: T", nullptr, nullptr, no_shapes, compute<send>}),
-    register_op({"TfdistReceive", "like: T", "received: T", nullptr, shapes_of_inputs, compute<receive>}),
+    register_op({"AllReduce", "tensors: N * T", "reduced: N * T", "N: int >= 1", Shapes::kOfInputs, compute<all_reduce>}),
+    register_op({"ReduceScatter", "tensor: T", "part: T", nullptr, Shapes::kUnknown, compute<scatter<true>>}),
+    register_op({"AllToAll", "tensor: T", "parts: T", nullptr, Shapes::kUnknown, compute<scatter<false>>}),
+    register_op({"AllGather", "tensor: T", "rows: T", nullptr, Shapes::kUnknown, compute<all_gather>}),
+    register_op({"Broadcast", "tensor: T", "value: T", nullptr, Shapes::kOfInputs, compute<broadcast>}),
+    register_op({"HandOut", "tensors: N * T", "values: N * T", "N: int >= 1", Shapes::kOfInputs, compute<hand_out>}),
+    register_op({"Send", "tensor: T", nullptr, nullptr, Shapes::kNone, compute<send>}),
+    register_op({"Receive", "like: T", "received: T", nullptr, Shapes::kOfInputs, compute<receive>}),
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine.h"
+#include "replicas.h"
 #include "segment.h"
 #include "socket.h"
 
@@ -46,6 +47,11 @@ class Numbered {
 
 inline Numbered<Engine>& engines() {
   static auto* const all = new Numbered<Engine>;
+  return *all;
+}
+
+inline Numbered<Replica>& replicas() {
+  static auto* const all = new Numbered<Replica>;
   return *all;
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "bell.h"
+#include "signature.h"
 #include "stream.h"
 
 namespace tfdist::collectives {

@@ -1,0 +1,92 @@
+"""Native collectives between the replicas of one process: which are taken, and what becomes of a step that fails."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist.cluster import ports
+from tfdist.native import library, target
+from tfdist.testing.pool import WorkerPool, worker_environments
+
+DEADLINE_SECONDS = 240
+CASES = Path(__file__).parent / "cases"
+
+pytestmark = pytest.mark.timeout(3 * DEADLINE_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def pool(forking: Forks) -> Iterator[WorkerPool]:
+    """One process with two replicas, which TensorFlow gives one thread for all that they run side by side."""
+    library.build(library.COLLECTIVES, target.observe(), os.environ)
+    (environment,) = worker_environments(
+        os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=2
+    )
+    environment |= {"PYTHONPATH": python_path(CASES), "TF_NUM_INTEROP_THREADS": "1"}
+    with WorkerPool(lambda: [environment], start=forking.worker) as workers:
+        workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def processes(forking: Forks) -> Iterator[WorkerPool]:
+    """Two processes of two replicas each."""
+    library.build(library.COLLECTIVES, target.observe(), os.environ)
+
+    def environments() -> list[dict[str, str]]:
+        base = {**os.environ, "TFDIST_COLLECTIVES": "native"}
+        made = worker_environments(base, strategy="multi-worker", ports=ports.free_ports(2), replicas_per_worker=2)
+        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+
+    with WorkerPool(environments, start=forking.worker) as workers:
+        workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+        yield workers
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
+    (reply,) = pool.call(f"native_replica_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
+    return reply.value
+
+
+def test_a_replica_that_fails_ends_the_step_and_the_next_is_as_if_nothing_had_been(pool: WorkerPool) -> None:
+    fails = [False, True, False, True, True, False]
+    found = call(pool, "outcomes_of_steps", fails=fails)
+    assert found == ["this replica fails" if bad else "[48.0]" for bad in fails]
+
+
+def test_a_model_trains_on_behind_a_fit_in_which_a_replica_failed(pool: WorkerPool) -> None:
+    native, tensorflow = call(pool, "fits_around_a_failure")
+    np.testing.assert_allclose(native, tensorflow, rtol=1e-5)
+
+
+def test_who_gives_up_says_why(pool: WorkerPool) -> None:
+    assert "on purpose" in call(pool, "waits_end", reason="on purpose")
+
+
+def test_replicas_of_two_processes(processes: WorkerPool) -> None:
+    for reply in processes.call("native_replica_cases:wrong_of_two_levels", {}, timeout_seconds=DEADLINE_SECONDS):
+        assert (reply.status, reply.value) == ("returned", []), f"{reply.message}\n{reply.detail}"
+
+
+@pytest.mark.parametrize(
+    ("collectives", "variable", "taken"),
+    [
+        (None, None, "TensorFlowCollective"),
+        (None, "native", "NativeCollective"),
+        ("auto", None, "NativeCollective"),
+        ("tensorflow", "native", "TensorFlowCollective"),
+        ("gloo", None, "collectives is 'gloo'"),
+        (None, "horovod", "TensorFlowCollective"),
+        (None, "gloo", "TFDIST_COLLECTIVES is 'gloo'"),
+    ],
+)
+def test_which_collectives_are_taken(
+    pool: WorkerPool, collectives: str | None, variable: str | None, taken: str
+) -> None:
+    assert call(pool, "chosen", collectives=collectives, variable=variable).startswith(taken)

@@ -1,0 +1,1 @@
+"""Collectives of replicas that share a process with others: in its memory, and over several such processes."""

@@ -1,0 +1,46 @@
+"""Native collectives between the replicas of one process, where they were asked for and are possible."""
+
+from collections.abc import Sequence
+
+from tfdist.collectives.base import Collective
+from tfdist.collectives.replicas import in_process
+from tfdist.collectives.traced import TracedCollective
+from tfdist.errors import ConfigError, UnsupportedError
+
+
+def of_devices(engine: str, devices: Sequence[str]) -> list[Collective]:
+    """Return the native collectives of replicas, or none where another engine is to carry their tensors.
+
+    Args:
+        engine: "native"; "auto": native where that is possible; any other name is another engine's.
+        devices: of the replicas of this process, who are alone.
+    Raises:
+        ConfigError: native collectives are asked for, and a replica is on a GPU.
+        UnsupportedError: they are, and cannot be had.
+    """
+    on_gpus = any("GPU" in device for device in devices)
+    if engine == "native" and on_gpus:
+        raise ConfigError(
+            f'collectives is "native", and the replicas are on {", ".join(devices)}; native collectives are for CPUs. '
+            'Choose collectives="tensorflow", which reduces by NCCL between GPUs.'
+        )
+    if engine not in ("native", "auto") or on_gpus or len(devices) == 1:
+        return []
+    try:
+        return list(in_process.of_replicas(devices))
+    except UnsupportedError:
+        if engine == "native":
+            raise
+        return []
+
+
+def traced(collectives: Sequence[Collective], bucket_bytes: int) -> list[TracedCollective]:
+    """Return what a step reduces by, for each replica of this process.
+
+    Args:
+        collectives: of the replicas.
+        bucket_bytes: see `tfdist.collectives.buckets.in_buckets`.
+    """
+    return [
+        TracedCollective(one, bucket_bytes=bucket_bytes, replica=replica) for replica, one in enumerate(collectives)
+    ]
