@@ -26,7 +26,9 @@ def main() -> None:
     times = parser.parse_args().times
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "check")
-        core = [str(path) for path in library.COLLECTIVES.sources("*.cc") if path.name not in ("ops.cc", "cancellation.cc")]
+        core = [
+            str(path) for path in library.COLLECTIVES.sources("*.cc") if path.name not in ("ops.cc", "cancellation.cc")
+        ]
         sources = map(str, (ROOT / "tests" / "native" / "shared_memory").glob("*.cc"))
         subprocess.run(["c++", "-std=c++17", "-O2", "-pthread", *sources, *core, "-o", str(program)], check=True)
         for done in range(0, times, ROUND):
