@@ -39,9 +39,10 @@ def processes(forking: Forks) -> Iterator[WorkerPool]:
     library.build(library.COLLECTIVES, target.observe(), os.environ)
 
     def environments() -> list[dict[str, str]]:
-        base = {**os.environ, "TFDIST_COLLECTIVES": "native"}
-        made = worker_environments(base, strategy="multi-worker", ports=ports.free_ports(2), replicas_per_worker=2)
-        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+        free = ports.free_ports(2)
+        made = worker_environments(os.environ, strategy="multi-worker", ports=free, replicas_per_worker=2)
+        ours = {"PYTHONPATH": python_path(CASES), "TFDIST_COLLECTIVES": "native"}
+        return [environment | ours for environment in made]
 
     with WorkerPool(environments, start=forking.worker) as workers:
         workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfdist.strategies
 from tfdist import errors
 from tfdist.collectives.replicas import in_process
+from tfdist.collectives.replicas.two_levels import TwoLevelCollective
 
 
 def _mirrored(collectives: str | None) -> tfdist.strategies.MirroredStrategy:
@@ -118,6 +119,7 @@ def wrong_of_two_levels() -> list[str]:
         for (what, _, right), results in zip(expected, every, strict=True):
             collective_cases.check(wrong, f"replica {replica}: {what}", results[replica], right)
     first = strategy.extended.collectives[0]
+    assert isinstance(first, TwoLevelCollective)
     if (first.size, first.rank, first.hosts) != (4, 2 * strategy.workers.index, (0, 0, 0, 0)):
         wrong.append(f"{first.size} {first.rank} {first.hosts}")
     try:
