@@ -104,6 +104,7 @@ def _native(
     tensorflows: Collective, device: str, cluster: Cluster, exchange: Exchange, timeout_seconds: float
 ) -> Collective:
     address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
+    # The strategy's watchdog knows what the worker was doing, so it comes first; the engine ends what Python cannot.
     return native.of_workers(
-        tensorflows, device=device, address=address, exchange=exchange, timeout_seconds=timeout_seconds
+        tensorflows, device=device, address=address, exchange=exchange, timeout_seconds=1.5 * timeout_seconds
     )

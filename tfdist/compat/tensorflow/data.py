@@ -1,4 +1,4 @@
-"""tf.data: sharding by files, and elements without a value.
+"""tf.data: sharding by files, elements without a value, and rows of several tensors as one.
 
 Private names, read in TensorFlow 2.21.0: `auto_shard_dataset`, which rewrites a pipeline so that a worker reads its own
 files; `Dataset.shard` cannot reach the files inside a pipeline. `OwnedIterator`, what `iter` of a dataset returns, and
@@ -50,6 +50,13 @@ def one_row(spec: Any) -> Any:
         return tf.sparse.from_dense(dense) if isinstance(leaf, tf.SparseTensorSpec) else dense
 
     return tf.nest.map_structure(value, spec, expand_composites=False)
+
+
+def joined(*rows: Any) -> Any:
+    """Return the rows of several tensors of one kind as one tensor; scalars are stacked."""
+    if isinstance(rows[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=list(rows))
+    return tf.stack(rows) if rows[0].shape.rank == 0 else tf.concat(rows, axis=0)
 
 
 class _Raising(OwnedIterator):

@@ -13,8 +13,8 @@ Private names, read in TensorFlow 2.21.0:
 - `merge_call_interim`: the module through which Keras' optimizers ask for `_use_merge_call`.
 - `_get_cross_device_ops`, `_collective_ops`, `_create_variable`, `_get_variable_creator_initial_value`,
   `_collective_key_base`, `_initialize_local_devices`: see the methods.
-- `autograph_artifact`: how TensorFlow marks its own methods, such as `Strategy.run`, as none to convert. The public
-  `do_not_convert` would keep AutoGraph from the function that `run` is given as well.
+- `autograph_artifact`: how TensorFlow marks its own methods as none to convert. The public `do_not_convert` would keep
+  AutoGraph from the function that `Strategy.run` is given as well.
 """
 
 import functools
@@ -38,7 +38,7 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context
 
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.tensorflow import numeric_variables, sparse_sums
+from tfdist.compat.tensorflow import data, numeric_variables, sparse_sums
 from tfdist.errors import UnsupportedError
 
 # A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
@@ -159,17 +159,22 @@ class ReduceInReplicas:
 
         Args:
             tensor: numbers or bools, shape (rows, ...).
-            label: what it is; in a function no other has it.
+            label: what it is; in a function no other that may run at the same time has it.
         """
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():  # replicas of this process run one after the other
             return replica_context.all_gather(tensor, axis=0)
+        if self.between:  # its operations are in no order, so each needs a key of its own
+            return self.between[replica_context._replica_id].all_gather(tensor, label)
         return self.collectives[replica_context._replica_id].all_gather(tensor, key=label)
 
     def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
         """Return a nest reduced by `between`, inside of a replica."""
         one = self.between[tf.distribute.get_replica_context()._replica_id]
-        sums = lambda sent, labels, keep: one.all_reduce(sent, labels, keep_duplicate_indices=keep)  # noqa: E731
+
+        def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
+            return list(one.all_reduce(sent, labels, keep_duplicate_indices=keep))
+
         return reduced_by(sums, reduce_op, value, replicas=one.size, **told(options))
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
@@ -473,7 +478,7 @@ def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
     replicas = local_values(strategy, nest)
     if strategy.extended._in_multi_worker_mode():
         return tf.nest.map_structure(lambda value: _gathered(strategy, value), nest, expand_composites=False)
-    return tf.nest.map_structure(lambda *rows: rows[0] if len(rows) == 1 else joined(*rows), *replicas)
+    return tf.nest.map_structure(lambda *rows: rows[0] if len(rows) == 1 else data.joined(*rows), *replicas)
 
 
 def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
@@ -491,10 +496,3 @@ def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     carrier = tf.float32 if first.dtype.is_floating else tf.int64
     carried = per_replica(tuple(tf.cast(v, carrier) for v in local_values(strategy, value)))
     return tf.cast(strategy.gather(carried, axis=0), first.dtype)
-
-
-def joined(*rows: Any) -> Any:
-    """Return the rows of several tensors of one kind as one tensor; scalars are stacked."""
-    if isinstance(rows[0], tf.SparseTensor):
-        return tf.sparse.concat(axis=0, sp_inputs=list(rows))
-    return tf.stack(rows) if rows[0].shape.rank == 0 else tf.concat(rows, axis=0)

@@ -18,7 +18,7 @@ from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import metrics as keras_metrics
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import stateless_scope
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import data as tf_data
 from tfdist.compat.tensorflow import trial as tf_trial
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process import step_clock
@@ -275,7 +275,7 @@ def _joined(*nests: Any) -> Any:
     """Return the rows of several nests; of what has no rows, the first."""
 
     def joined(*leaves: Any) -> Any:
-        return leaves[0] if leaves[0] is None or leaves[0].shape.rank == 0 else tf_strategies.joined(*leaves)
+        return leaves[0] if leaves[0] is None or leaves[0].shape.rank == 0 else tf_data.joined(*leaves)
 
     return tf.nest.map_structure(joined, *nests, expand_composites=False)
 

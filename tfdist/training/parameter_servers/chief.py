@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import stateless_scope
+from tfdist.compat.tensorflow import data as tf_data
 from tfdist.compat.tensorflow import servers as tf_servers
-from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.coordination.scheduler import Outcome, Scheduler
 from tfdist.coordination.staleness import Bound, Distribution
 from tfdist.errors import UnsupportedError
@@ -418,9 +418,7 @@ class _Predictions:
             for task in tasks:
                 scheduler.cancel(task)
         rows = [results[task] for task in tasks]
-        return (
-            rows[0] if len(rows) == 1 else tf.nest.map_structure(tf_strategies.joined, *rows, expand_composites=False)
-        )
+        return rows[0] if len(rows) == 1 else tf.nest.map_structure(tf_data.joined, *rows, expand_composites=False)
 
 
 def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: Any, leaves: Any) -> int:
@@ -448,7 +446,7 @@ def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
     present = [part for part in found if int(part[1])] or found[:1]
     if parts > 1 or len(present) == 1:
         return present
-    leaves = [tf_strategies.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
+    leaves = [tf_data.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
     return [(0, batch.rows, leaves)]
 
 
