@@ -241,7 +241,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_distribute_strategy": lambda: type(tf.Variable(1.0)),
         "_get_default_strategy": lambda: distribute_lib,
         **each("_replica_id _replica_id_in_sync_group", lambda: tf.distribute.ReplicaContext),
-        **each("_packed_sums _replicas_per_worker", OURS),
+        **each("_packed_sums _reduced_between _replicas_per_worker", OURS),
     },
     "tensorflow/traced_uses.py": {
         "_get_function": lambda: tf.Graph,
