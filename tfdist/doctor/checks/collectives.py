@@ -2,7 +2,7 @@
 
 Example:
     >>> judge(Engines(), gpus=()).seen
-    "multi-worker takes native collectives, compiled at the first start or by tfdist build ops"
+    'multi-worker takes native collectives, compiled at the first start or by tfdist build ops'
 """
 
 import os
