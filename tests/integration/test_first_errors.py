@@ -24,7 +24,11 @@ TABLE = {
     "replicas in words": ("TFDIST_REPLICAS_PER_WORKER is 'two'", "an integer of at least 1", "Unset it"),
     "workers and no index": ("TFDIST_WORKERS is 'a:1,b:2'", "nothing tells which", "Set TFDIST_WORKER_INDEX"),
     "port taken, ring": ("worker 0 cannot listen at 127.0.0.1:", "Address already in use", "a free port"),
-    "no Horovod": ("Horovod is not installed", "RingStrategy and horovod collectives are Horovod's", "tfdist build horovod"),
+    "no Horovod": (
+        "Horovod is not installed",
+        "RingStrategy and horovod collectives are Horovod's",
+        "tfdist build horovod",
+    ),
     "TensorFlow before the strategy": ("has started in this process before", "a tensor", "Create the strategy first"),
     "port taken, multi-worker": ("worker 0 cannot listen at 127.0.0.1:", "Another process has the port", "a free port"),
 }
