@@ -62,7 +62,7 @@ def test_replicas_of_one_process(program: Callable[[str], Path]) -> None:
     ran(program("replicas"))
 
 
-@pytest.mark.parametrize("part", ["threads", "hosts", "processes", "restart"])
+@pytest.mark.parametrize("part", ["threads", "hosts", "processes", "waits", "restart"])
 def test_operations_in_orders_that_differ_between_members(check: Callable[..., str], part: str) -> None:
     check(part)
 

@@ -1,9 +1,13 @@
-// The parts of the program.
+// The parts of the program, and what several of them need.
 
 #ifndef TFDIST_TESTS_NATIVE_SHARED_MEMORY_PARTS_H_
 #define TFDIST_TESTS_NATIVE_SHARED_MEMORY_PARTS_H_
 
+#include <string>
+
 namespace tfdist::collectives::checks {
+
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 void threads(int rounds);
 void hosts(int rounds);

@@ -10,8 +10,6 @@
 namespace tfdist::collectives::checks {
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // Memory is of one user, of one size, and of those who know its number; what else has its place is not even opened.
 void check_memory() {
   const std::uint64_t nonce[2] = {1, 2}, other[2] = {1, 3};

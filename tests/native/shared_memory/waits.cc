@@ -8,8 +8,6 @@
 namespace tfdist::collectives::checks {
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // What becomes of an operation of this member.
 std::string outcome(Engine& engine, Case one) {
   Results results;
