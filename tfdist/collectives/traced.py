@@ -85,6 +85,17 @@ class TracedCollective:
         shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
         return self.collective.all_gather(tensor, key=self._key(keys.described("all_gather", tensor, label, shape)))
 
+    def all_to_all(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
+        """Return this member's part of every member's rows, see `Collective.all_to_all`.
+
+        Args:
+            tensor: numbers or bools, shape (rows, ...), the same on every member.
+            label: what it is, for messages.
+        """
+        if self.size == 1:
+            return tensor
+        return self.collective.all_to_all(tensor, key=self._key(keys.described("all_to_all", tensor, label)))
+
     def broadcast(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return the first member's value, bit for bit.
 

@@ -1,5 +1,6 @@
 """An optimizer around an optimizer: accumulation, loss scaling, clipping, and how gradients meet."""
 
+import functools
 import logging
 import re
 from collections.abc import Sequence
@@ -14,10 +15,13 @@ from tfdist.checkpoint.sharding import ShardedState
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compression import registry
+from tfdist.compression.codec import Codec
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.optimizers.saved_state import SavedState
 from tfdist.training.reduction import reducer
 from tfdist.training.reduction import replica_sums as sums_over
+from tfdist.training.reduction.compressed import Compressed
 from tfdist.training.replica import optimizers as training
 from tfdist.training.replica import step
 from tfdist.training.strategy import KerasTraining
@@ -63,6 +67,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             With one replica "adasum" is the mean.
         wire_dtype: None, or "float16" or "bfloat16": what gradients are rounded to while they travel. They are divided
             by the number of examples before, so that their sum cannot overflow.
+        compression: the name of a codec of `tfdist.compression`, such as "powersgd", "qsgd-8" or "topk", or one with
+            options, such as ``PowerSGD(rank=4, start_after=100)``: gradients of two axes or more travel as it makes
+            them. What a codec leaves out is remembered on each replica, saved with backups, and added to the next
+            gradient. Clipping, the loss scale and the optimizer see what has arrived. docs/compression.md has the list,
+            and when it pays.
         not_decayed: regular expressions; a variable in whose name one is found, such as "bias", is left out of the
             weight decay of ``inner``, as by its `exclude_from_weight_decay`, which Keras does not save.
         name: of the optimizer.
@@ -97,6 +106,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         clipvalue: float | None = None,
         reduction: str = "mean",
         wire_dtype: str | None = None,
+        compression: str | Codec | dict[str, Any] | None = None,
         not_decayed: Sequence[str] = (),
         name: str | None = None,
     ) -> None:
@@ -118,6 +128,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.clipnorm, self.global_clipnorm, self.clipvalue = clipnorm, global_clipnorm, clipvalue
         self.reduction = reduction
         self.wire_dtype = wire_dtype
+        self.compression = _codec(compression, inner, reduction=reduction, wire_dtype=wire_dtype)
         self._reducer = reducer.OverReplicas(self.reduction_choices)
         if not_decayed:
             self.exclude_from_weight_decay(var_names=list(not_decayed))
@@ -125,7 +136,14 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def reduction_choices(self) -> reducer.Choices:
         """What it asks of the reduction of gradients."""
-        return reducer.Choices(self.reduction, self.wire_dtype)
+        codec = self.compression
+        if codec is None:
+            return reducer.Choices(self.reduction, self.wire_dtype)
+        compression = functools.partial(Compressed, codec, learning_rate=self._present_rate)
+        return reducer.Choices(self.reduction, self.wire_dtype, compression)
+
+    def _present_rate(self) -> Any:
+        return tf.convert_to_tensor(self.inner_optimizer.learning_rate)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Leave variables out of the weight decay of the inner optimizer.
@@ -297,6 +315,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             **{name: getattr(self, name) for name in _CLIPS},
             "reduction": self.reduction,
             "wire_dtype": self.wire_dtype,
+            "compression": None if self.compression is None else registry.to_config(self.compression),
             "not_decayed": not_decayed,
             "name": self.name,
         }
@@ -342,6 +361,33 @@ def _plain(inner: Any) -> Any:
             "accumulate_steps to DistributedOptimizer instead, which reduces once per update."
         )
     return inner
+
+
+def _codec(compression: Any, inner: Any, *, reduction: str, wire_dtype: str | None) -> Codec | None:
+    if compression is None or compression == "none":
+        return None
+    codec = registry.codec_of(registry.from_config(compression) if isinstance(compression, dict) else compression)
+    if reduction == "adasum":
+        raise ConfigError(
+            f"compression is {codec.name!r} and reduction is 'adasum', which needs every replica's gradient. Leave one "
+            "of them out."
+        )
+    if wire_dtype is not None:
+        raise ConfigError(
+            f"compression is {codec.name!r} and wire_dtype is {wire_dtype!r}; a codec says what travels. Leave "
+            f"wire_dtype out, or pass a codec around the other, such as Float16(codec=PowerSGD())."
+        )
+    if codec.has_momentum and getattr(inner, "momentum", 0):
+        raise ConfigError(
+            f"compression is {codec.name!r}, which has momentum itself, and inner ({inner.name!r}) has "
+            f"momentum={inner.momentum}. Pass the momentum to the codec, and 0 to the optimizer."
+        )
+    if codec.has_momentum and not isinstance(inner, keras.optimizers.SGD):
+        raise ConfigError(
+            f"compression is {codec.name!r}, whose momentum is that of SGD, and inner is {type(inner).__name__}. Take "
+            'keras.optimizers.SGD, or another codec, such as "topk".'
+        )
+    return codec
 
 
 def _require_patterns(not_decayed: Any, inner: Any) -> None:

@@ -22,16 +22,8 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.trackable import base
 
 from tfdist.compat.keras import variables as keras_variables
-from tfdist.compat.tensorflow.strategies import (
-    ReduceInReplicas,
-    as_rows,
-    divided,
-    of_rows,
-    owned,
-    packed,
-    reduced_by,
-    told,
-)
+from tfdist.compat.tensorflow.sparse_sums import as_rows, mean_of, of_rows, reduced_by
+from tfdist.compat.tensorflow.strategies import ReduceInReplicas, owned, packed, replica_index, told
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -147,6 +139,12 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         )
         return gathered
 
+    def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows for this replica; with several replicas in a process they are taken of those of all."""
+        if not tf.executing_eagerly() and len(self._devices) == 1:
+            return self._collective.all_to_all(tensor, label)
+        return self.all_gather_in_replica(tensor, label)[replica_index() :: self._num_replicas_in_sync]
+
     def _sums_of_several(self, flat: list[Any], between: Callable[[list[Any]], list[Any]], options: Any) -> list[Any]:
         values_and_ways = [
             (v, _as_it_is) if isinstance(v, tf.IndexedSlices) else self._collective.in_common_dtype(v) for v in flat
@@ -191,7 +189,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
             totals = self._collective.all_reduce([value for value, _ in local])
         results = [value for value, _ in pairs]
         for index, total, (_, restore) in zip(moving, totals, local, strict=True):
-            mean = divided(restore(total), self._num_replicas_in_sync) if reduce_op == _MEAN else restore(total)
+            mean = mean_of(restore(total), self._num_replicas_in_sync) if reduce_op == _MEAN else restore(total)
             results[index] = _handed_to(mean, pairs[index][1])
         return results
 

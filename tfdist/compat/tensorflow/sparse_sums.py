@@ -6,7 +6,7 @@ and the row of one device is the sum of the replicas' rows at its place. Places 
 there several times: a bucket of relative positions, say. As a tensor, the sum is the same either way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,3 +111,75 @@ def _by_number(rows: tf.IndexedSlices, dtype: tf.DType) -> tf.IndexedSlices:
     values = tf.math.unsorted_segment_sum(rows.values, places, count)
     indices = tf.cast(tf.math.unsorted_segment_max(indices, places, count), dtype)
     return tf.IndexedSlices(values, indices, rows.dense_shape)
+
+
+def reduced(value: Any, reduce: Callable[[list[Any]], list[Any]]) -> Any:
+    """Return a nest reduced over replicas, given what reduces a list; rows that all replicas have are there once.
+
+    Rows alone are not looked at: they are what a variable is scattered with, perhaps at the replica's own number, and
+    no gradients of an optimizer's variables.
+    """
+    if isinstance(value, tf.IndexedSlices):
+        return of_rows(reduce([as_rows(value)])[0], value)
+
+    def sum_of(flat: list[Any], places: list[int]) -> list[Any]:
+        totals = reduce([as_rows(one) for one in flat])
+        return [of_rows(total, one) for total, one in zip(totals, flat, strict=True)]
+
+    return tf.nest.pack_sequence_as(value, sums(tf.nest.flatten(value), sum_of))
+
+
+def reduced_by(
+    reduce: Callable[[list[Any], list[str], bool], list[Any]],
+    reduce_op: Any,
+    value: Any,
+    *,
+    labels: Sequence[str] | None,
+    keep_duplicate_indices: bool,
+    replicas: int,
+) -> Any:
+    """Return a nest reduced over replicas by a collective that wants to know what it carries.
+
+    Args:
+        reduce: returns the sums of values, given their labels and whether duplicate rows must stay apart.
+        reduce_op: TensorFlow's; a mean divides by the number of replicas.
+        value: the nest.
+        labels: what each value is, in the order of the flat values; None: that is not known.
+        keep_duplicate_indices: whether duplicate rows must stay apart.
+        replicas: number of them.
+    """
+    flat = tf.nest.flatten(value)
+    keep, names = keep_duplicate_indices, [""] * len(flat) if labels is None else list(labels)
+
+    def sum_of(sent: list[Any], places: list[int]) -> list[Any]:
+        return reduce(sent, [names[place] for place in places], keep)
+
+    # rows alone are what a variable is scattered with, and no gradients
+    if keep and not isinstance(value, tf.IndexedSlices):
+        totals = sums(flat, sum_of)
+    else:
+        totals = sum_of(flat, list(range(len(flat))))
+    if reduce_op == tf.distribute.ReduceOp.MEAN:
+        totals = [mean_of(total, replicas) for total in totals]
+    return tf.nest.pack_sequence_as(value, totals)
+
+
+def mean_of(total: Any, count: int) -> Any:
+    """Return the mean of which this is the sum, in its dtype."""
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(mean_of(total.values, count), total.indices, total.dense_shape)
+    return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count
+
+
+def as_rows(value: Any) -> Any:
+    """Return a value as TensorFlow's collectives carry it: they gather rows of every 16 bits but bfloat16's."""
+    if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
+        return value
+    return tf.IndexedSlices(tf.bitcast(value.values, tf.float16), value.indices, value.dense_shape)
+
+
+def of_rows(total: Any, value: Any) -> Any:
+    """Return what has become of `as_rows` of a value, in the value's dtype."""
+    if total.dtype == value.dtype:
+        return total
+    return tf.IndexedSlices(tf.bitcast(total.values, value.dtype), total.indices, total.dense_shape)

@@ -168,6 +168,21 @@ class ReduceInReplicas:
             return self.between[replica_context._replica_id].all_gather(tensor, label)
         return self.collectives[replica_context._replica_id].all_gather(tensor, key=label)
 
+    def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows for this replica, one of each replica, in their order; all of them call it.
+
+        Args:
+            tensor: numbers or bools, shape (replicas, ...): row i is for replica i.
+            label: what it is; see `all_gather_in_replica`.
+        """
+        replica_context = tf.distribute.get_replica_context()
+        mine = replica_context._replica_id
+        if not tf.executing_eagerly() and self.between:
+            return self.between[mine].all_to_all(tensor, label)
+        if not tf.executing_eagerly() and self.collectives:
+            return self.collectives[mine].all_to_all(tensor, key=label)
+        return self.all_gather_in_replica(tensor, label)[replica_index() :: self._num_replicas_in_sync]
+
     def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
         """Return a nest reduced by `between`, inside of a replica."""
         one = self.between[tf.distribute.get_replica_context()._replica_id]
@@ -175,7 +190,7 @@ class ReduceInReplicas:
         def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
             return list(one.all_reduce(sent, labels, keep_duplicate_indices=keep))
 
-        return reduced_by(sums, reduce_op, value, replicas=one.size, **told(options))
+        return sparse_sums.reduced_by(sums, reduce_op, value, replicas=one.size, **told(options))
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         results = super()._call_for_each_replica(fn, args, kwargs)  # type: ignore[misc]
@@ -189,7 +204,7 @@ class ReduceInReplicas:
         def sums(flat: list[Any]) -> list[Any]:
             return list(reduce(reduce_op, owned(flat[::-1]), packed(options, self.bucket_bytes)))[::-1]
 
-        return reduced(value, sums)
+        return sparse_sums.reduced(value, sums)
 
     def _use_merge_call(self) -> bool:
         # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not
@@ -282,78 +297,6 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
         # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
         options = self._communication_options.merge(options)
         return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)
-
-
-def reduced(value: Any, reduce: Callable[[list[Any]], list[Any]]) -> Any:
-    """Return a nest reduced over replicas, given what reduces a list; rows that all replicas have are there once.
-
-    Rows alone are not looked at: they are what a variable is scattered with, perhaps at the replica's own number, and
-    no gradients of an optimizer's variables.
-    """
-    if isinstance(value, tf.IndexedSlices):
-        return of_rows(reduce([as_rows(value)])[0], value)
-
-    def sum_of(flat: list[Any], places: list[int]) -> list[Any]:
-        totals = reduce([as_rows(one) for one in flat])
-        return [of_rows(total, one) for total, one in zip(totals, flat, strict=True)]
-
-    return tf.nest.pack_sequence_as(value, sparse_sums.sums(tf.nest.flatten(value), sum_of))
-
-
-def reduced_by(
-    sums: Callable[[list[Any], list[str], bool], list[Any]],
-    reduce_op: Any,
-    value: Any,
-    *,
-    labels: Sequence[str] | None,
-    keep_duplicate_indices: bool,
-    replicas: int,
-) -> Any:
-    """Return a nest reduced over replicas by a collective that wants to know what it carries.
-
-    Args:
-        sums: returns the sums of values, given their labels and whether duplicate rows must stay apart.
-        reduce_op: TensorFlow's; a mean divides by the number of replicas.
-        value: the nest.
-        labels: what each value is, in the order of the flat values; None: that is not known.
-        keep_duplicate_indices: whether duplicate rows must stay apart.
-        replicas: number of them.
-    """
-    flat = tf.nest.flatten(value)
-    keep, names = keep_duplicate_indices, [""] * len(flat) if labels is None else list(labels)
-
-    def sum_of(sent: list[Any], places: list[int]) -> list[Any]:
-        return sums(sent, [names[place] for place in places], keep)
-
-    # rows alone are what a variable is scattered with, and no gradients
-    if keep and not isinstance(value, tf.IndexedSlices):
-        totals = sparse_sums.sums(flat, sum_of)
-    else:
-        totals = sum_of(flat, list(range(len(flat))))
-    if reduce_op == tf.distribute.ReduceOp.MEAN:
-        totals = [divided(total, replicas) for total in totals]
-    return tf.nest.pack_sequence_as(value, totals)
-
-
-def divided(total: Any, count: int) -> Any:
-    """Return the mean of which this is the sum, in its dtype."""
-    if isinstance(total, tf.IndexedSlices):
-        return tf.IndexedSlices(divided(total.values, count), total.indices, total.dense_shape)
-    return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count
-
-
-def as_rows(value: Any) -> Any:
-    """Return a value as TensorFlow's collectives carry it: they gather rows of every 16 bits but bfloat16's."""
-    if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
-        return value
-    return tf.IndexedSlices(tf.bitcast(value.values, tf.float16), value.indices, value.dense_shape)
-
-
-def of_rows(total: Any, value: Any) -> Any:
-    """Return what has become of `as_rows` of a value, in the value's dtype."""
-    if total.dtype == value.dtype:
-        return total
-    return tf.IndexedSlices(tf.bitcast(total.values, value.dtype), total.indices, total.dense_shape)
 
 
 def owned(value: Any) -> Any:
@@ -466,6 +409,11 @@ def replicas_here() -> int:
     """Return the number of replicas that take part in a reduction asked for here: 1 outside of any replica."""
     replica_context = tf.distribute.get_replica_context()
     return 1 if replica_context is None else replica_count(replica_context.strategy)
+
+
+def bucket_bytes_here() -> int:
+    """Return how many bytes the strategy in scope reduces together; 0 where it does not say."""
+    return int(getattr(tf.distribute.get_strategy().extended, "bucket_bytes", 0))
 
 
 def global_seed() -> int | None:

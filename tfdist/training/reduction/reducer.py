@@ -6,7 +6,7 @@ optimizer, on the outside, to where replicas meet, on the inside:
     Weighted        each gradient times the replica's share of the examples, unless its loss was
     (accumulation)  `DistributedOptimizer` adds up micro-batches here, and goes on where an accumulation is complete
     Adasum          combines the gradients that come back from all replicas
-    (compression)   `Choices.compression`: hands on less than it is given, and remembers what it has left out
+    Compressed      `Choices.compression`: hands on less than it is given, and remembers what it has left out
     WireDtype       rounds to the dtype that travels, and back
     the exchange    `AllReduce`, `AllGather` or `handover.ToServers`
 

@@ -70,6 +70,30 @@ def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.
     return gathered
 
 
+def rows_from_replicas(tensor: tf.Tensor, label: str) -> tf.Tensor:
+    """Return the rows of all replicas, in the order of the replicas; they may have different numbers of rows.
+
+    To be called in a replica context, by all replicas.
+
+    Args:
+        tensor: numbers or bools, shape (rows, ...).
+        label: what it is; no other call in a step has it.
+    """
+    return tf.distribute.get_strategy().extended.all_gather_in_replica(tensor, label)
+
+
+def rows_for_this_replica(tensor: tf.Tensor, label: str) -> tf.Tensor:
+    """Return the rows that replicas have for this one, a row of each, in the order of the replicas.
+
+    To be called in a replica context, by all replicas.
+
+    Args:
+        tensor: numbers or bools, shape (replicas, ...): row i is for replica i.
+        label: what it is; no other call in a step has it.
+    """
+    return tf.distribute.get_strategy().extended.all_to_all_in_replica(tensor, label)
+
+
 def weighted(tensor: Any, share: tf.Tensor) -> Any:
     """Return ``tensor * share``, and exactly zero where the share is zero: a replica without examples may hold NaN."""
     return mapped(lambda value: tf.math.multiply_no_nan(value, tf.cast(share, value.dtype)), tensor)

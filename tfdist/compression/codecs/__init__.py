@@ -1,0 +1,1 @@
+"""The codecs, one per file."""

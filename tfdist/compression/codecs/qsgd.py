@@ -1,0 +1,74 @@
+"""QSGD: a few levels of the norm of each group, drawn so that their mean is the number."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.compression import packing
+from tfdist.compression.codec import Accuracy, RowCodec
+from tfdist.compression.codecs import groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSGD(RowCodec):
+    """The Euclidean norm of each group of d numbers, and for each number one of s levels of it with a sign.
+
+        Q(x) = |v| sign(x) (l + b) / s,    l = floor(s |x| / |v|),    b = 1 with probability s |x| / |v| - l
+
+    with s = 2^(bits - 1) - 1. Unbiased, with E|Q(v) - v|^2 <= min(d / s^2, sqrt(d) / s) |v|^2.
+
+    Args:
+        bits: of a number with its sign: 2, 4 or 8.
+        group: d, numbers with a norm in common; a multiple of 32.
+
+    Example:
+        >>> QSGD(bits=4).levels
+        7
+
+    Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka and M. Vojnovic, "QSGD: Communication-Efficient SGD via Gradient
+    Quantization and Encoding", 2017. Levels have a fixed number of bits here, and no Elias code.
+    """
+
+    name: ClassVar[str] = "qsgd"
+    accuracy: ClassVar[Accuracy] = "unbiased"
+
+    bits: int = 8
+    group: int = groups.SIZE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.one_of("bits", self.bits, (2, 4, 8))
+        groups.require("group", self.group)
+
+    @property
+    def levels(self) -> int:
+        """s, the number of levels beside zero."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def row_multiple(self) -> int:
+        """Rows are made of whole groups."""
+        return self.group
+
+    def row_words(self, count: int) -> int:
+        """Return the words of the levels, and one for the norm of each group."""
+        return count * self.bits // packing.WORD_BITS + count // self.group
+
+    def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Return the levels, plus s, and then the norms."""
+        apart = groups.apart(rows, self.group)
+        norms = tf.norm(apart, axis=2, keepdims=True)
+        random = groups.apart(tf.random.stateless_uniform(tf.shape(rows), seed), self.group)
+        scaled = tf.math.divide_no_nan(tf.abs(apart), norms) * self.levels
+        level = tf.sign(apart) * tf.minimum(tf.floor(scaled + random), self.levels)
+        whole = tf.cast(tf.where(tf.math.is_finite(level), level, 0.0), tf.int32) + self.levels
+        return tf.concat([packing.packed(groups.together(whole), self.bits), packing.as_words(norms[..., 0])], axis=1)
+
+    def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
+        """Return the numbers; all of a group whose norm is not finite are not finite, or zero."""
+        levels, norms = tf.split(words, [count * self.bits // packing.WORD_BITS, count // self.group], axis=1)
+        whole = groups.apart(packing.unpacked(levels, self.bits) - self.levels, self.group)
+        scale = packing.as_numbers(norms)[..., tf.newaxis] / self.levels
+        return groups.together(tf.cast(whole, tf.float32) * scale)

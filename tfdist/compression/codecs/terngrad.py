@@ -1,0 +1,71 @@
+"""TernGrad: minus one, zero or one times the largest number of each group, drawn so that the mean is the number."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.compression import packing
+from tfdist.compression.codec import Accuracy, RowCodec
+from tfdist.compression.codecs import groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class TernGrad(RowCodec):
+    """Two bits for each number: s sign(x) with probability |x| / s, else zero, where s is the largest |x| of a group.
+
+    Unbiased, unless numbers are clipped: then those beyond ``clip`` standard deviations of their group are cut to it,
+    which makes s, and with it the noise, smaller.
+
+    Args:
+        clip: in standard deviations about zero; None for none.
+        group: numbers with an s in common; a multiple of 32.
+
+    Example:
+        >>> TernGrad().row_words(512)
+        33
+
+    Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen and H. Li, "TernGrad: Ternary Gradients to Reduce
+    Communication in Distributed Deep Learning", 2017. There s is of a layer, the same for all workers, and clipping
+    (2.5) is the rule.
+    """
+
+    name: ClassVar[str] = "terngrad"
+    accuracy: ClassVar[Accuracy] = "unbiased"
+
+    clip: float | None = None
+    group: int = groups.SIZE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip is not None:
+            validation.number("clip", self.clip, above=0)
+        groups.require("group", self.group)
+
+    @property
+    def row_multiple(self) -> int:
+        """Rows are made of whole groups."""
+        return self.group
+
+    def row_words(self, count: int) -> int:
+        """Return the words of two bits for each number, and one for the largest of each group."""
+        return count * 2 // packing.WORD_BITS + count // self.group
+
+    def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Return -1, 0 or 1, plus one, and then the largest of each group."""
+        apart = groups.apart(rows, self.group)
+        if self.clip is not None:
+            limit = self.clip * tf.sqrt(tf.reduce_mean(tf.square(apart), axis=2, keepdims=True))
+            apart = tf.clip_by_value(apart, -limit, limit)
+        largest = tf.reduce_max(tf.abs(apart), axis=2, keepdims=True)
+        random = groups.apart(tf.random.stateless_uniform(tf.shape(rows), seed), self.group)
+        drawn = tf.cast(random * largest < tf.abs(apart), tf.int32)
+        ternary = drawn * (1 - 2 * tf.cast(apart < 0, tf.int32)) + 1
+        return tf.concat([packing.packed(groups.together(ternary), 2), packing.as_words(largest[..., 0])], axis=1)
+
+    def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
+        """Return minus the largest, zero or the largest."""
+        ternary, largest = tf.split(words, [count * 2 // packing.WORD_BITS, count // self.group], axis=1)
+        whole = groups.apart(packing.unpacked(ternary, 2) - 1, self.group)
+        return groups.together(tf.cast(whole, tf.float32) * packing.as_numbers(largest)[..., tf.newaxis])

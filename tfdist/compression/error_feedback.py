@@ -1,0 +1,90 @@
+"""Error feedback: what a codec has left out is added to the next gradient."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tfdist.compression.codec import Accuracy, Codec, Exchange, take_over
+from tfdist.compression.messages import Context, Exchanged, State
+from tfdist.errors import ConfigError
+
+#: what a memory of errors is called in messages
+ERRORS = "the gradients that compression has held back"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorFeedback(Codec):
+    """Remembers what another codec leaves out of each gradient, and adds it to the next one.
+
+        u = g + e,    sent = C(u),    e := u - sent
+
+    so that after any number of steps what was sent and what is remembered add up to the gradients. Each member
+    remembers its own; after a change of their number, what all remembered goes into one update that is not compressed.
+
+    Args:
+        codec: C, which should remember no gradients itself.
+        start_after: see `Codec`; by default as the codec has it, and so is ``min_saving``.
+        follows_learning_rate: multiply e by the last learning rate over the present one, so that what was left out
+            counts with the rate of its own step. Default: where the codec's authors remember updates, not gradients.
+
+    Example:
+        >>> from tfdist.compression import TopK
+        >>> ErrorFeedback(codec=TopK(density=0.001)).codec.density
+        0.001
+
+    Source: S. P. Karimireddy, Q. Rebjock, S. Stich and M. Jaggi, "Error Feedback Fixes SignSGD and other Gradient
+    Compression Schemes", 2019; F. Seide et al., "1-Bit Stochastic Gradient Descent", 2014.
+    """
+
+    name: ClassVar[str] = "errorfeedback"
+    accuracy: ClassVar[Accuracy] = "biased"
+
+    codec: Codec
+    start_after: int | None = None  # type: ignore[assignment]
+    min_saving: float | None = None  # type: ignore[assignment]
+    follows_learning_rate: bool | None = None
+
+    def __post_init__(self) -> None:
+        take_over(self)
+        super().__post_init__()
+        if self.codec.has_memory:
+            raise ConfigError(f"codec is {self.codec!r}, which remembers gradients itself; pass it alone.")
+        if self.follows_learning_rate is None:
+            object.__setattr__(self, "follows_learning_rate", self.codec.memory_is_of_updates)
+
+    has_memory: ClassVar[bool] = True
+
+    @property
+    def by_tensor(self) -> bool:  # type: ignore[override]
+        """As the codec inside."""
+        return self.codec.by_tensor
+
+    @property
+    def needs_learning_rate(self) -> bool:
+        """Whether the memory follows it."""
+        return bool(self.follows_learning_rate)
+
+    def init(self, spec: tf.TensorSpec) -> tuple[State, ...]:
+        """Return an empty memory, and what the codec inside remembers."""
+        return (State(ERRORS, tf.zeros(spec.shape, spec.dtype), rule="sum"), *self.codec.init(spec))
+
+    def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
+        """Return those of the codec inside."""
+        return self.codec.wire_bytes(spec, members)
+
+    def exchange(self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context) -> Exchange:
+        """Exchange the tensor with what is remembered, and remember what is left out now."""
+        errors, *inner = state
+        if self.follows_learning_rate and context.slower is not None:
+            errors = errors * tf.cast(context.slower, errors.dtype)
+        whole = tensor + errors
+        done = yield from self.codec.exchange(whole, tuple(inner), context)
+        return Exchanged(done.total, done.sent, (whole - done.sent, *done.state))
+
+    def whole(
+        self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context
+    ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+        """Return the tensor with what is remembered, and an empty memory."""
+        errors, *inner = state
+        return tensor + errors, (tf.zeros_like(errors), *inner)

@@ -1,0 +1,96 @@
+"""Exchanges carried out: those of one member, side by side, or those of all members in one process."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist.compression.codec import Exchange
+from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Exchanged, Request, Total
+
+
+class Carrier(Protocol):
+    """What carries the tensors of one member."""
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
+        """Return the sums over members; several tensors may travel together."""
+
+    def all_to_all(self, rows: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows for this member, of each member one, in their order."""
+
+    def all_gather(self, rows: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all members, in their order."""
+
+
+def carried(exchanges: Sequence[Exchange], labels: Sequence[str], carrier: Carrier) -> list[Exchanged]:
+    """Carry out the exchanges of one member side by side; what they add up at the same time travels together.
+
+    Args:
+        exchanges: of as many tensors, in the same order on every member.
+        labels: what each tensor is, for messages and keys: no two alike.
+        carrier: carries what they ask for.
+    Returns:
+        What each has come to.
+    """
+    ends: list[Any] = [None] * len(exchanges)
+    asked = _advanced(exchanges, dict.fromkeys(range(len(exchanges))), ends)
+    hop = 1
+    while asked:
+        answers: dict[int, Any] = {}
+        sums = {index: request.tensor for index, request in asked.items() if isinstance(request, AllReduce)}
+        names = {index: f"{labels[index]}, hop {hop}" for index in asked}
+        if sums:
+            totals = carrier.all_reduce(list(sums.values()), [names[index] for index in sums])
+            answers.update((i, Total(total, sums[i])) for i, total in zip(sums, totals, strict=True))
+        for index, request in asked.items():
+            if isinstance(request, AllToAll):
+                answers[index] = carrier.all_to_all(request.rows, names[index])
+            elif isinstance(request, AllGather):
+                answers[index] = carrier.all_gather(request.rows, names[index])
+        asked = _advanced(exchanges, answers, ends)
+        hop += 1
+    return ends
+
+
+def together(members: Sequence[Exchange]) -> list[Exchanged]:
+    """Carry out one tensor's exchange for all members of a group, in this process.
+
+    Args:
+        members: the exchange of each, in order; made with contexts of their size and ranks.
+
+    Example:
+        >>> from tfdist.compression import Whole
+        >>> from tfdist.compression.random import context
+        >>> ends = together([Whole().exchange(tf.constant([float(i)]), (), context(i, 2)) for i in (1, 2)])
+        >>> [end.total.numpy().tolist() for end in ends]
+        [[3.0], [3.0]]
+    """
+    ends: list[Any] = [None] * len(members)
+    asked = _advanced(members, dict.fromkeys(range(len(members))), ends)
+    while asked:
+        requests = [asked[rank] for rank in range(len(members))]
+        asked = _advanced(members, dict(enumerate(_answers(requests))), ends)
+    return ends
+
+
+def _answers(requests: list[Any]) -> list[Any]:
+    if isinstance(requests[0], AllReduce):
+        wire = requests[0].tensor.dtype
+        wide = [tf.cast(one.tensor, tf.float32) if wire.size < 4 else one.tensor for one in requests]
+        total = tf.cast(tf.add_n(wide), wire)
+        return [Total(total, one.tensor) for one in requests]
+    rows = [one.rows for one in requests]
+    if isinstance(requests[0], AllToAll):
+        return [tf.stack([one[rank] for one in rows]) for rank in range(len(rows))]
+    return [tf.concat(rows, axis=0)] * len(rows)
+
+
+def _advanced(exchanges: Sequence[Exchange], answers: dict[int, Any], ends: list[Any]) -> dict[int, Request]:
+    """Answer exchanges, and return what they ask next; put what others have come to into its place."""
+    asked: dict[int, Request] = {}
+    for index, answer in answers.items():
+        try:
+            asked[index] = exchanges[index].send(answer)
+        except StopIteration as end:
+            ends[index] = end.value
+    return asked

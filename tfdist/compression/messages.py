@@ -1,0 +1,109 @@
+"""What a codec asks of the members of a group, and what it is answered.
+
+A codec's `exchange` is a generator that yields these and is sent the answers. So it says what travels and in which
+order, and whoever drives it decides how: many tensors at once in buckets, or all members in one process for a test.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdist.checkpoint.sharding import Rule
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Add up over the members; answered by a `Total`.
+
+    Attributes:
+        tensor: a floating number, of one shape on all members.
+    """
+
+    tensor: tf.Tensor
+
+
+class Total(NamedTuple):
+    """The answer to `AllReduce`.
+
+    Attributes:
+        total: the sum over the members, equal bit for bit on all of them.
+        own: what this member's tensor was added as.
+    """
+
+    total: tf.Tensor
+    own: tf.Tensor
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """Send row i to member i; answered by the rows for this member, row i from member i.
+
+    Attributes:
+        rows: shape (members, ...).
+    """
+
+    rows: tf.Tensor
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Give all rows to all members; answered by the rows of all of them, in their order.
+
+    Attributes:
+        rows: shape (rows, ...); members may have different numbers of rows.
+    """
+
+    rows: tf.Tensor
+
+
+Request = AllReduce | AllToAll | AllGather
+
+
+class Context(NamedTuple):
+    """Where and when a tensor is exchanged.
+
+    Attributes:
+        size: number of members.
+        rank: this member's number, from 0; a number, or a scalar tensor.
+        step: updates before this one, an int32 scalar.
+        own_seed: for `tf.random.stateless_*`, int32, shape (2,); another one in each step, for each tensor and member.
+        shared_seed: likewise, and the same on all members.
+        slower: the last update's learning rate over this one's, a scalar; None where it is not known.
+    """
+
+    size: int
+    rank: int | tf.Tensor
+    step: tf.Tensor
+    own_seed: tf.Tensor
+    shared_seed: tf.Tensor
+    slower: tf.Tensor | None = None
+
+
+class Exchanged(NamedTuple):
+    """What an exchange has come to.
+
+    Attributes:
+        total: what stands for the sum of the members' tensors; equal bit for bit on all members.
+        sent: this member's part of it: over the members these add up to ``total``.
+        state: what the codec remembers now.
+    """
+
+    total: tf.Tensor
+    sent: tf.Tensor
+    state: tuple[tf.Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor that a codec remembers for each tensor that it compresses.
+
+    Attributes:
+        name: what it is, in the plural, for messages.
+        initial: its first value, the same on all members.
+        rule: what another number of members makes of it, see `tfdist.checkpoint.sharding.ShardedState`.
+    """
+
+    name: str
+    initial: tf.Tensor = field(repr=False)
+    rule: Rule = "keep"

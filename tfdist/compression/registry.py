@@ -1,0 +1,132 @@
+"""Codecs by name: what a user asks for, and what a saved model remembers."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from tfdist import validation
+from tfdist.compression.codec import Codec, require_codec
+from tfdist.compression.codecs.casting import BFloat16, Float16, Whole
+from tfdist.compression.codecs.dgc import DGC
+from tfdist.compression.codecs.natural import Natural
+from tfdist.compression.codecs.power_sgd import PowerSGD
+from tfdist.compression.codecs.qsgd import QSGD
+from tfdist.compression.codecs.random_k import RandomK
+from tfdist.compression.codecs.signs import OneBit, SignSGD
+from tfdist.compression.codecs.terngrad import TernGrad
+from tfdist.compression.codecs.threshold import Threshold
+from tfdist.compression.codecs.top_k import TopK
+from tfdist.compression.error_feedback import ErrorFeedback
+from tfdist.errors import ConfigError
+
+Kind = TypeVar("Kind", bound=type[Codec])
+
+#: the class of each codec, by its own name
+CLASSES: dict[str, type[Codec]] = {
+    one.name: one
+    for one in (
+        *(Whole, Float16, BFloat16, Natural, QSGD, TernGrad),
+        *(SignSGD, OneBit, TopK, DGC, RandomK, PowerSGD, Threshold, ErrorFeedback),
+    )
+}
+#: what a name stands for where it is not its class with all defaults
+_CHOICES: dict[str, Callable[[], Codec]] = {
+    "qsgd-2": lambda: QSGD(bits=2),
+    "qsgd-4": lambda: QSGD(bits=4),
+    "qsgd-8": lambda: QSGD(bits=8),
+}
+
+
+def names() -> list[str]:
+    """Return the names that `codec_of` takes.
+
+    Example:
+        >>> "powersgd" in names()
+        True
+    """
+    return sorted({*CLASSES, *_CHOICES} - {ErrorFeedback.name})
+
+
+def codec_of(compression: str | Codec) -> Codec:
+    """Return the codec that a user has asked for; one that is biased and remembers nothing with `ErrorFeedback`.
+
+    Args:
+        compression: a name, or a codec.
+    Raises:
+        ConfigError: no such name.
+        ConfigTypeError: neither a name nor a codec.
+
+    Example:
+        >>> codec_of("powersgd")
+        ErrorFeedback(start_after=0, min_saving=2.0, codec=PowerSGD(...), follows_learning_rate=False)
+    """
+    if isinstance(compression, str):
+        validation.one_of("compression", compression, names())
+        codec = _CHOICES.get(compression, CLASSES.get(compression, Whole))()
+    else:
+        codec = require_codec("compression", compression)
+    needs_memory = codec.accuracy == "biased" and not codec.has_memory
+    return ErrorFeedback(codec=codec) if needs_memory else codec
+
+
+def register(kind: Kind) -> Kind:
+    """Make a codec of your own known by its ``name``: to `compression=`, to saved models and to the benchmark.
+
+    Args:
+        kind: a frozen dataclass derived from `Codec` or `RowCodec`.
+    Returns:
+        The class.
+    Raises:
+        ConfigError: it has no name, or another class has it.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @register
+        ... @dataclass(frozen=True, kw_only=True)
+        ... class Coarse(QSGD):
+        ...     name = "coarse"
+        ...     bits: int = 2
+        >>> codec_of("coarse").bits
+        2
+    """
+    validation.text("name", getattr(kind, "name", None), hint="Give the class one: name = ...")
+    other = CLASSES.get(kind.name)
+    if other is not None and (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ConfigError(f"name is {kind.name!r}, which is that of {other.__module__}.{other.__qualname__}.")
+    CLASSES[kind.name] = kind
+    return kind
+
+
+def to_config(codec: Codec) -> dict[str, Any]:
+    """Return what makes a codec again, as JSON.
+
+    Example:
+        >>> to_config(QSGD(bits=4))
+        {'name': 'qsgd', 'start_after': 0, 'min_saving': 2.0, 'bits': 4, 'group': 512}
+    """
+    options = {one.name: getattr(codec, one.name) for one in fields(codec)}
+    return {"name": codec.name, **{key: _to_json(value) for key, value in options.items()}}
+
+
+def from_config(config: dict[str, Any]) -> Codec:
+    """Return the codec that `to_config` was given.
+
+    Raises:
+        ConfigError: a codec that is not registered.
+
+    Example:
+        >>> from_config(to_config(QSGD(bits=4))) == QSGD(bits=4)
+        True
+    """
+    options = {key: from_config(value) if isinstance(value, dict) else value for key, value in config.items()}
+    name = options.pop("name")
+    if name not in CLASSES:
+        raise ConfigError(
+            f"the model was saved with the codec {name!r}, which is not known here. Import the module that defines it, "
+            "with @tfdist.compression.register, before loading."
+        )
+    return CLASSES[name](**options)
+
+
+def _to_json(value: Any) -> Any:
+    return to_config(value) if isinstance(value, Codec) else value
