@@ -118,7 +118,9 @@ def from_config(config: dict[str, Any]) -> Codec:
         >>> from_config(to_config(QSGD(bits=4))) == QSGD(bits=4)
         True
     """
-    options = {key: from_config(value) if isinstance(value, dict) else value for key, value in config.items()}
+    options: dict[str, Any] = {
+        key: from_config(value) if isinstance(value, dict) else value for key, value in config.items()
+    }
     name = options.pop("name")
     if name not in CLASSES:
         raise ConfigError(

@@ -1,6 +1,5 @@
 """An optimizer around an optimizer: accumulation, loss scaling, clipping, and how gradients meet."""
 
-import functools
 import logging
 import re
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.optimizers.saved_state import SavedState
 from tfdist.training.reduction import reducer
 from tfdist.training.reduction import replica_sums as sums_over
-from tfdist.training.reduction.compressed import Compressed
+from tfdist.training.reduction.compressed import Compression
 from tfdist.training.replica import optimizers as training
 from tfdist.training.replica import step
 from tfdist.training.strategy import KerasTraining
@@ -139,8 +138,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         codec = self.compression
         if codec is None:
             return reducer.Choices(self.reduction, self.wire_dtype)
-        compression = functools.partial(Compressed, codec, learning_rate=self._present_rate)
-        return reducer.Choices(self.reduction, self.wire_dtype, compression)
+        return reducer.Choices(self.reduction, self.wire_dtype, Compression(codec, self._present_rate))
 
     def _present_rate(self) -> Any:
         return tf.convert_to_tensor(self.inner_optimizer.learning_rate)
@@ -377,7 +375,7 @@ def _codec(compression: Any, inner: Any, *, reduction: str, wire_dtype: str | No
             f"compression is {codec.name!r} and wire_dtype is {wire_dtype!r}; a codec says what travels. Leave "
             f"wire_dtype out, or pass a codec around the other, such as Float16(codec=PowerSGD())."
         )
-    if codec.has_momentum and getattr(inner, "momentum", 0):
+    if codec.has_momentum and getattr(inner, "momentum", None):
         raise ConfigError(
             f"compression is {codec.name!r}, which has momentum itself, and inner ({inner.name!r}) has "
             f"momentum={inner.momentum}. Pass the momentum to the codec, and 0 to the optimizer."

@@ -1,7 +1,7 @@
 """The reducer that compresses: which gradients travel as a codec makes them, and what each replica remembers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from tfdist.compression.codec import Codec, reduced_bytes
 from tfdist.compression.exchange import carried
 from tfdist.compression.messages import Context, State
 from tfdist.training.reduction import replica_sums
-from tfdist.training.reduction.reducer import Gradient, GradientReducer
+from tfdist.training.reduction.reducer import Gradient, GradientReducer, choices_of
 
 # Of how many members a gradient is judged: what is remembered must not depend on how many there are.
 _MEMBERS = 2
@@ -55,6 +55,29 @@ class _Unit:
         """Return zero, or no number where any of it is not finite: codecs may make finite numbers of those."""
         finite = tf.reduce_all(tf.math.is_finite(self.value))
         return Gradient(tf.where(finite, 0.0, float("nan")), f"whether {self.label} is finite", turn=self.turn)
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What an optimizer asks of the reduction: puts a codec around what brings replicas together.
+
+    Attributes:
+        codec: compresses.
+        learning_rate: returns that of this update, a scalar.
+    """
+
+    codec: Codec
+    learning_rate: Callable[[], Any] | None = None
+
+    def __call__(self, inner: GradientReducer) -> "Compressed":
+        """Return the reducer around another."""
+        return Compressed(self.codec, inner, learning_rate=self.learning_rate)
+
+
+def codec_of(optimizer: Any) -> Codec | None:
+    """Return the codec that an optimizer asks for, or None."""
+    compression = choices_of(optimizer).compression
+    return compression.codec if isinstance(compression, Compression) else None
 
 
 class Compressed:
@@ -181,7 +204,9 @@ class Compressed:
             self._last_rate.assign(rate)
         rank = tf_strategies.replica_index()
         return [
-            random.context(rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower)
+            random.context(
+                rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower
+            )
             for unit in units
         ]
 
@@ -191,7 +216,7 @@ class Compressed:
 
     def _remember(self, unit: _Unit, state: Sequence[tf.Tensor]) -> None:
         for number, value in enumerate(state):
-            for (index, part) in unit.apart(value).items():
+            for index, part in unit.apart(value).items():
                 self._states[unit.gradients[index].place][number][1].assign(part)
 
 
