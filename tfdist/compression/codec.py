@@ -50,6 +50,11 @@ class Codec:
     min_saving: float = 2.0
 
     @property
+    def shown(self) -> str:
+        """What it is called in messages."""
+        return self.name
+
+    @property
     def needs_learning_rate(self) -> bool:
         """Whether it has to know how the learning rate changes."""
         return False

@@ -181,6 +181,16 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             return self.add_variable(variable.shape, dtype="float32", name=f"{variable.path.replace('/', '_')}_sum")
         return self.add_variable_from_reference(variable, name="sum")
 
+    def renew_reduction(self, workers: Any) -> bool:
+        """Choose again how gradients travel, if that is to be chosen; all workers call it, between two epochs.
+
+        Args:
+            workers: of the strategy.
+        Returns:
+            Whether a step that was traced is out of date.
+        """
+        return self.built and self._reducer.renew(workers)
+
     def sharded_state(self) -> list[ShardedState]:
         """Return what every replica has by itself: what it has accumulated, and what its reducers remember."""
         sums = self._sums if self.built and self.accumulate_steps > 1 else ()
