@@ -181,7 +181,9 @@ class Compressed:
             self._last_rate.assign(rate)
         rank = tf_strategies.replica_index()
         return [
-            random.context(rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower)
+            random.context(
+                rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower
+            )
             for unit in units
         ]
 
@@ -191,7 +193,7 @@ class Compressed:
 
     def _remember(self, unit: _Unit, state: Sequence[tf.Tensor]) -> None:
         for number, value in enumerate(state):
-            for (index, part) in unit.apart(value).items():
+            for index, part in unit.apart(value).items():
                 self._states[unit.gradients[index].place][number][1].assign(part)
 
 
