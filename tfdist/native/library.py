@@ -41,12 +41,14 @@ class Library:
         folder: where its sources are, below `SOURCES`.
         flags: for the compiler, beside those that all have.
         takes: how long it takes to compile, in words, on two idle processors.
+        shares: headers of other folders that it includes.
     """
 
     name: str
     folder: str
     flags: tuple[str, ...]
     takes: str
+    shares: tuple[str, ...] = ()
 
     def sources(self, pattern: str) -> list[Path]:
         """Return the files of its folder that a pattern fits."""
@@ -55,7 +57,15 @@ class Library:
 
 RECORDS = Library(name="records", folder=".", flags=("-O2",), takes="some seconds")
 COLLECTIVES = Library(name="collectives", folder="collectives", flags=("-O3", "-pthread"), takes="half a minute")
-LIBRARIES = (RECORDS, COLLECTIVES)
+CODECS = Library(
+    name="codecs",
+    folder="codecs",
+    # products and sums are rounded one by one, as TensorFlow's operations are
+    flags=("-O3", "-pthread", "-ffp-contract=off"),
+    takes="some seconds",
+    shares=("collectives/helpers.h", "collectives/standard_floats.h"),
+)
+LIBRARIES = (RECORDS, COLLECTIVES, CODECS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +99,8 @@ def name(of: Library, target: Target, *, digest: str) -> str:
 def digest_of_sources(of: Library) -> str:
     """Return the SHA-256 of everything that is compiled, and of the flags."""
     total = hashlib.sha256(" ".join((*_FLAGS, *of.flags)).encode())
-    for path in sorted([*of.sources("*.cc"), *of.sources("*.h")]):
+    shared = [SOURCES / name for name in of.shares]
+    for path in [*sorted([*of.sources("*.cc"), *of.sources("*.h")]), *shared]:
         content = path.read_bytes()
         total.update(f"\n{path.name} {len(content)}\n".encode() + content)
     return total.hexdigest()
