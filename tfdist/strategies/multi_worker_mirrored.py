@@ -48,7 +48,8 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         bucket_bytes: gradients are reduced in buckets of at most this many bytes, which leave in the order in which the
             backward pass makes them, the first of at most 1 MiB. "auto" measures latency and bandwidth when the
             strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
-            and then a sum of floats may have other last bits.
+            and then a sum of floats may have other last bits, but not over native collectives, unless
+            ``TFDIST_ALL_REDUCE_ALGORITHM`` names another algorithm than they choose.
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
