@@ -131,18 +131,17 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             timeout_seconds=timeout_seconds,
             notes=tf_coordination if several else None,
         )
-        extended.collectives = of_replicas(extended.worker_devices, cluster if several else None)
-        if several and workers is not tensorflows:
-            extended.collectives = engines.of_replicas(workers, extended.worker_devices)
-        replicas = [] if several else native_replicas.of_devices(engine, extended.worker_devices)
+        if several:
+            own = [] if workers is tensorflows else engines.of_replicas(workers, extended.worker_devices)
+        else:
+            own = native_replicas.of_devices(engine, extended.worker_devices)
+        extended.collectives = own or of_replicas(extended.worker_devices, cluster if several else None)
         with self._workers.waiting("the measurement of bucket_bytes"):
             extended.bucket_bytes = buckets.chosen_bytes(bucket_bytes, workers)
-        if several and (workers is not tensorflows or _is_one_cpu(extended.worker_devices)):
-            replicas = list(extended.collectives)
-            extended.traced = agreement.Signatures(self._workers).require_alike
-        if replicas:
-            extended.collectives = replicas
-            extended.between = native_replicas.traced(replicas, extended.bucket_bytes)
+        if own or (several and _is_one_cpu(extended.worker_devices)):
+            extended.between = native_replicas.traced(extended.collectives, extended.bucket_bytes)
+            if several:
+                extended.traced = agreement.Signatures(self._workers).require_alike
         if several:
             agree_on_seed(self._workers)
 
