@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tfdist import cache
 from tfdist.errors import ConfigError, DeadlineError, MissingDependencyError, TfdistError
-from tfdist.native.target import COMPILERS, Target, find_program, missing_compiler
+from tfdist.native.target import COMPILERS, Target, find_program, missing_compiler, observe
 
 SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,defs")
@@ -120,13 +120,12 @@ def find(of: Library, target: Target, environ: Mapping[str, str]) -> Path | None
         return None
 
 
-def why_not(of: Library, target: Target, environ: Mapping[str, str]) -> str:
-    """Return why the library is not to be had, or an empty text where it is kept or there is a compiler."""
-    if find(of, target, environ):
-        return ""
+def why_not(of: Library, environ: Mapping[str, str]) -> str:
+    """Return why the library is not to be had here, or an empty text where it is kept or there is a compiler."""
     try:
-        _compiler(environ)
-    except MissingDependencyError as error:
+        if not find(of, observe(), environ):
+            _compiler(environ)
+    except TfdistError as error:
         return str(error)
     return ""
 
