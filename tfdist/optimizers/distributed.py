@@ -16,6 +16,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compression import registry
 from tfdist.compression.codec import Codec
+from tfdist.compression.codecs.casting import Whole
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.optimizers.saved_state import SavedState
 from tfdist.training.reduction import reducer
@@ -372,9 +373,11 @@ def _plain(inner: Any) -> Any:
 
 
 def _codec(compression: Any, inner: Any, *, reduction: str, wire_dtype: str | None) -> Codec | None:
-    if compression is None or compression == "none":
+    if compression is None:
         return None
     codec = registry.codec_of(registry.from_config(compression) if isinstance(compression, dict) else compression)
+    if isinstance(codec, Whole):
+        return None
     if reduction == "adasum":
         raise ConfigError(
             f"compression is {codec.name!r} and reduction is 'adasum', which needs every replica's gradient. Leave one "
