@@ -15,7 +15,7 @@ from tfdist.compression.kernels import kernels, shaped
 class TopK(RowCodec):
     """The largest |x| of each part of a gradient, with their places: 64 bits each. For use with `ErrorFeedback`.
 
-    Of as many parts as there are members each has its own k. With all numbers travelling nothing is lost.
+    Of as many parts as there are members each has its own k. At density 1 nothing is lost.
 
     Args:
         density: the part of the numbers that travels.
