@@ -8,7 +8,7 @@
 #   make compat TENSORFLOW=2.18.1 [KERAS=3.15.1]  test_compat and a part of verify beside these versions; RING=1: Horovod too
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
 #   make ops        the ops that tfdist compiles for itself
-#   make sanitize   the native collectives' own test programs, under ThreadSanitizer and AddressSanitizer
+#   make sanitize   the test programs of what is written in C++, under ThreadSanitizer and AddressSanitizer
 #   make check-aarch64  the same programs for aarch64 under qemu, which it needs, and a compiler for it
 #   make lint       ruff and mypy
 #   make docs       the site, in site/
@@ -98,10 +98,12 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The test programs of the native collectives, which need no TensorFlow; each is the files of a folder. A sanitizer finds what it
-# finds while a program runs.
+# The test programs of the native collectives and codecs, which need no TensorFlow; each is the files of a folder. A sanitizer finds what it
+# finds while a program runs. Codecs have no threads of their own, and functions in several versions, as they have, end a program
+# under ThreadSanitizer before it begins.
 SANITIZERS := thread address,undefined
 CORE := $(filter-out %/ops.cc %/cancellation.cc,$(wildcard tfdist/native/collectives/*.cc))
+CODECS := $(filter-out %/ops.cc,$(wildcard tfdist/native/codecs/*.cc))
 CHECKS := -std=c++17 -pthread -Wall -Wextra -Werror
 sanitize:
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; for kind in $(SANITIZERS); do \
@@ -115,7 +117,10 @@ sanitize:
 	  echo "replicas of one process, $$kind"; \
 	  $(CXX) $$flags tests/native/replicas/*.cc $(CORE) -o "$$folder/check"; \
 	  "$$folder/check"; \
-	done
+	done; \
+	echo "codecs, address,undefined"; \
+	$(CXX) $$flags -ffp-contract=off tests/native/codecs/*.cc $(CODECS) -o "$$folder/check"; \
+	"$$folder/check"
 
 # The same programs for aarch64, emulated. The emulator translates to this machine's instructions: where it is an x86, whose memory
 # order is the stronger one, a barrier that is missing may go unnoticed. What it does show is that nothing depends on the
@@ -130,7 +135,9 @@ check-aarch64:
 	$(AARCH64) $(CHECKS) -O2 -static tests/native/tcp/*.cc $(CORE) -o "$$folder/tcp"; \
 	for part in "threads 1" "hosts 1" "processes 1" "kill 8" "restart 1" waits; do \
 	  echo "aarch64, shared memory: $$part"; $(EMULATOR) "$$folder/shared_memory" $$part; done; \
-	echo "aarch64, TCP"; $(EMULATOR) "$$folder/tcp" pure orders strangers failures
+	echo "aarch64, TCP"; $(EMULATOR) "$$folder/tcp" pure orders strangers failures; \
+	$(AARCH64) $(CHECKS) -O3 -ffp-contract=off -static tests/native/codecs/*.cc $(CODECS) -o "$$folder/codecs"; \
+	echo "aarch64, codecs"; $(EMULATOR) "$$folder/codecs"
 
 # A link that leads nowhere is an error; with --quiet it would not be. The variable silences an advertisement.
 docs: $(STAMP)

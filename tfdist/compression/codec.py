@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import tensorflow as tf
 
 from tfdist import validation
+from tfdist.compression.kernels import kernels
 from tfdist.compression.messages import AllGather, AllToAll, Context, Exchanged, Request, State
 from tfdist.errors import ConfigTypeError
 
@@ -63,6 +64,12 @@ class Codec:
         validation.integer("start_after", self.start_after, minimum=0)
         validation.number("min_saving", self.min_saving, above=0)
 
+    def prepare(self) -> None:
+        """Get ready what would hold up the first step, such as kernels; whoever is going to use a codec calls it."""
+        inner = getattr(self, "codec", None)
+        if isinstance(inner, Codec):
+            inner.prepare()
+
     def init(self, spec: tf.TensorSpec) -> tuple[State, ...]:
         """Return what is remembered of a tensor before the first step.
 
@@ -107,6 +114,10 @@ class Codec:
 
 class RowCodec(Codec):
     """A codec by `encode` and `decode`, which are pure functions of the numbers in each row."""
+
+    def prepare(self) -> None:
+        """Compile and load the kernels of `encode` and `decode`."""
+        kernels()
 
     def row_words(self, count: int) -> int:
         """Return how many words `encode` makes of a row.

@@ -129,6 +129,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.reduction = reduction
         self.wire_dtype = wire_dtype
         self.compression = _codec(compression, inner, reduction=reduction, wire_dtype=wire_dtype)
+        if self.compression is not None:
+            self.compression.prepare()
         self._reducer = reducer.OverReplicas(self.reduction_choices)
         if not_decayed:
             self.exclude_from_weight_decay(var_names=list(not_decayed))

@@ -10,6 +10,7 @@ from tfdist import validation
 from tfdist.compression.codec import Accuracy, Codec, Exchange, RowCodec, row_length, two_hops
 from tfdist.compression.codecs import top_k
 from tfdist.compression.error_feedback import ERRORS
+from tfdist.compression.kernels import kernels
 from tfdist.compression.messages import Context, Exchanged, State
 
 #: the densities of the first epochs in the paper
@@ -66,6 +67,10 @@ class DGC(Codec):
     def densities(self) -> Sequence[float]:
         """Those of the warm-up, none of them less than that of the rest."""
         return tuple(max(density, self.density) for density in WARM_UP) if self.warm_up_steps else ()
+
+    def prepare(self) -> None:
+        """Compile and load the kernel that finds the largest."""
+        kernels()
 
     def init(self, spec: tf.TensorSpec) -> tuple[State, ...]:
         """Return no momentum, and an empty memory."""

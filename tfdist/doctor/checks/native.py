@@ -1,7 +1,7 @@
-"""The ops that tfdist compiles for itself: whether they are kept, or can be compiled, or NumPy does their work.
+"""The ops that tfdist compiles for itself: whether they are kept, or can be compiled, or others do their work.
 
 Example:
-    >>> judge(Native(compiler="/usr/bin/g++")).level.name
+    >>> judge(Native(missing=("records",), compiler="/usr/bin/g++")).level.name
     'OK'
 """
 
@@ -13,7 +13,8 @@ from tfdist.doctor.finding import Finding, note, ok
 from tfdist.errors import TfdistError
 from tfdist.native import library, ops, target
 
-_WHY = "records are read through NumPy, with the same results and more of the processor's time"
+_LIBRARIES = (library.RECORDS, library.CODECS)  # `collectives` has a check of its own
+_WHY = "NumPy reads records and TensorFlow's ops compress gradients: the same results, and more of the processor's time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,37 +23,45 @@ class Native:
 
     Attributes:
         is_wanted: whether TFDIST_NATIVE leaves them on.
-        kept: the library that was compiled for the TensorFlow that is installed.
+        kept: the libraries that were compiled for the TensorFlow that is installed.
+        missing: the names of the others.
         compiler: the path of the C++ compiler.
         error: why they cannot be compiled, whatever the compiler; empty where they can.
     """
 
     is_wanted: bool = True
-    kept: Path | None = None
+    kept: tuple[Path, ...] = ()
+    missing: tuple[str, ...] = ()
     compiler: str | None = None
     error: str = ""
 
 
 def observe(environ: Mapping[str, str]) -> Native:
-    """Look for the library and for a compiler; nothing is compiled or loaded."""
+    """Look for the libraries and for a compiler; nothing is compiled or loaded."""
     compiler = target.find_program(environ, "CXX", *target.COMPILERS)
     try:
         wanted = ops.is_wanted(environ)
+        found = {of.name: library.find(of, target.observe(), environ) for of in _LIBRARIES}
         return Native(
-            is_wanted=wanted, kept=library.find(library.RECORDS, target.observe(), environ), compiler=compiler
+            is_wanted=wanted,
+            kept=tuple(path for path in found.values() if path),
+            missing=tuple(name for name, path in found.items() if not path),
+            compiler=compiler,
         )
     except TfdistError as error:
         return Native(compiler=compiler, error=str(error))
 
 
 def judge(native: Native) -> Finding:
-    """Say who reads records."""
+    """Say who reads records and compresses gradients."""
     if native.error:
         return note("native", native.error, _WHY)
     if not native.is_wanted:
         return note("native", f"off ({ops.SWITCH}=0)", _WHY, f"unset {ops.SWITCH}")
-    if native.kept:
-        return ok("native", f"compiled: {native.kept}")
+    if not native.missing:
+        return ok("native", f"compiled: {', '.join(map(str, native.kept))}")
+    missing = " and ".join(native.missing)
     if native.compiler:
-        return ok("native", f"not compiled yet; the first use does it with {native.compiler}, or tfdist build ops")
-    return note("native", "not compiled, and there is no compiler", _WHY, "apt-get install g++")
+        how = f"the first use does it with {native.compiler}, or tfdist build ops"
+        return ok("native", f"{missing} not compiled yet; {how}")
+    return note("native", f"{missing} not compiled, and there is no compiler", _WHY, "apt-get install g++")

@@ -78,13 +78,12 @@ void largest(const float* row, std::size_t count, std::size_t k, std::int32_t* p
   auto rank = static_cast<std::size_t>(expected + 4.0 * std::sqrt(expected) + 4.0);
   Found found;
   std::int32_t than = kAll;
-  std::size_t equal = 0;  // to `than`
   for (;; rank *= 2) {
     than = rank < sizes.size() ? sizes[rank] : kAll;
     find_larger(row, count, than, &found);
     if (found.sizes.size() >= k) break;
-    equal = static_cast<std::size_t>(std::count_if(row, row + count, [than](float x) { return size_of(x) == than; }));
-    if (found.sizes.size() + equal >= k) break;
+    const auto equal = std::count_if(row, row + count, [than](float x) { return size_of(x) == than; });
+    if (found.sizes.size() + static_cast<std::size_t>(equal) >= k) break;
   }
   if (found.sizes.size() < k) {  // all of them, and the first of many equal ones
     std::size_t ties = k - found.sizes.size();
