@@ -70,7 +70,7 @@ def test_a_codec_has_options_behind_a_colon() -> None:
     assert all(parsed(name) == (name, {}) for name in DEFAULT)
 
 
-@pytest.mark.parametrize("text", ["powersgd:rank", "powersgd:rank=", "powersgd:rank=two", "powersgd:4"])
+@pytest.mark.parametrize("text", ["powersgd:rank", "powersgd:rank=", "powersgd:4"])
 def test_an_option_without_a_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         parsed(text)

@@ -50,20 +50,19 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     Example:
         >>> parsed("powersgd:rank=4,min_saving=1.5")
         ('powersgd', {'rank': 4, 'min_saving': 1.5})
+        >>> parsed("auto:within=unbiased")
+        ('auto', {'within': 'unbiased'})
     """
     name, _, rest = text.partition(":")
     options: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, sign, value = part.partition("=")
+        if not sign or not value.strip():
+            raise ConfigError(f"a codec is {text!r}, whose option {part!r} is none; write NAME=VALUE, such as rank=4.")
         try:
             options[key.strip()] = json.loads(value)
         except ValueError:
-            sign = ""
-        if not sign:
-            raise ConfigError(
-                f"a codec is {text!r}, whose option {part!r} is none; write NAME=VALUE with a number, true, false or "
-                "null, such as powersgd:rank=4."
-            )
+            options[key.strip()] = value.strip()
     return name.strip(), options
 
 

@@ -14,6 +14,7 @@ from tfdist.bench.codecs.units import units, wire_bytes
 from tfdist.bench.workers import loops
 from tfdist.bench.workers.models import MODELS
 from tfdist.compression import random
+from tfdist.compression.auto import Auto
 from tfdist.compression.codec import Codec, Exchange
 from tfdist.compression.exchange import together
 from tfdist.compression.messages import AllGather, AllReduce, Context, Exchanged, Request, Total
@@ -29,11 +30,13 @@ def study(codec: str, model: str, global_batch_size: int, times: int, modules: S
     Returns:
         ``wire_bytes``: that a worker sends in a step, by the formulas. ``seconds``: of computing, so many times, until
         the first messages leave, and from then on. ``error``: |total - exact| / |exact| over all gradients, in a first
-        step; of the first worker alone, else None.
+        step; of the first worker alone, else None. Nothing of `Auto`, which chooses in `fit`.
     """
     load(modules)
     workers = clusters.from_environment()
     chosen, parts = codec_of(codec), _parts(model, global_batch_size, workers.num_workers)
+    if isinstance(chosen, Auto):
+        return {"wire_bytes": None, "seconds": [], "error": None}
     specs = [tf.TensorSpec(one.shape, one.dtype) for one in parts[0]]
     groups = units(chosen, specs)
     return {
