@@ -22,7 +22,7 @@ import pytest
 
 from tests.readme import INTEGRATION, MARKS, Marks
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "tests.cpu_seconds"]
 
 UNIT = Path(__file__).parent / "unit"
 # what takes longest comes first, so that no process is left with it when the others have nothing to do any more
@@ -31,19 +31,23 @@ LONGEST = (
     "test_notebooks.py",
     "test_training_mirrored.py",
     "test_backup_and_restore.py",
+    "test_backup_cases.py",
     "test_training_parameter_server.py",
     "test_matrix_workers.py",
-    "test_run_recovers.py",
-    "test_training_multi_worker.py",
     "test_recipes.py",
+    "test_run_recovers.py",
     "test_matrix_numbers.py",
+    "test_matrix_ring.py",
+    "test_training_multi_worker.py",
     "test_collectives.py",
     "test_training_ring.py",
-    "test_build.py",
-    "test_data_pictures.py",
     "test_data_strategies.py",
+    "test_build.py",
     "test_bench.py",
     "test_tune.py",
+    "test_data_pictures.py",
+    "test_native_replicas.py",
+    "test_data_example.py",
 )
 MARK = "PYTEST_LEAK_GUARD"
 GRACE_SECONDS = 30.0  # what is about to end may end, on a busy machine too

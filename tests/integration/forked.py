@@ -45,6 +45,28 @@ class Child:
             time.sleep(0.01)
 
 
+class Job(Fork):
+    """What `tfdist chaos` needs of the job that it starts."""
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+
+class Jobs:
+    """What `tfdist chaos` needs of `subprocess`."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def Popen(self, command: list[str], *, env: dict[str, str]) -> Job:  # noqa: N802
+        python, _, *arguments = command  # python -m tfdist run ...
+        argv = [python, __file__, os.getcwd(), "0", *arguments]
+        return Job(self._server.spawn(argv, env, stdin=0, stdout=1, stderr=2))
+
+
 class Tasks:
     """What a chief that starts its own tasks needs of `subprocess`."""
 
@@ -78,6 +100,7 @@ def let_all_be_imported() -> None:
 
 def run_tfdist(arguments: list[str]) -> None:
     """Run `tfdist` with these arguments; all workers that it starts are forked from a fork of this process."""
+    from tfdist.cli import chaos
     from tfdist.cli.main import main
     from tfdist.launch.agent import run
     from tfdist.launch.placement.worker_factory import WorkerFactory
@@ -85,6 +108,9 @@ def run_tfdist(arguments: list[str]) -> None:
     let_all_be_imported()  # the recipes draw, and load the digits
     if (server := forked_server()) is None:
         return
+
+    if arguments[0] == "chaos":  # which starts `tfdist run`
+        chaos.subprocess = Jobs(server)  # type: ignore[assignment]
 
     class Prepared(WorkerFactory):
         """Has the process that forks before the first start, not before the second, and for jobs without restarts."""

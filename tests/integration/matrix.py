@@ -2,7 +2,8 @@
 
 `make verify` runs all rows in all columns. What the tests run of it is chosen so that every row is trained under some
 strategy, every strategy trains rows of every kind, and rows whose numbers depend on how many replicas there are, and on
-how they are divided into processes, are trained under every strategy, with two, three and four of them.
+how they are divided into processes, are trained with three or four replicas too: those that depend on it most under
+every strategy, the others in one process and in several.
 """
 
 import itertools
@@ -22,38 +23,40 @@ TURNS = (
     *("mirrored-2", "multi-worker-2x1", "mirrored-2", "ring-2", "multi-worker-native-2"),
     *("mirrored-native-2", "multi-worker-horovod-2", "parameter-server-2"),
 )
-SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2", "multi-worker-horovod-2")
-WHERE_NUMBERS_MATTER = (
-    "even",
-    "partial_batch",
-    "empty_replicas",
-    "sync_batch_norm_partial",
-    "sparse_gradients_clipped",
-    "accumulation_with_clipping",
-    "predict",
-    "dropout",
-    "optimizer_adam",
-    "generative_adversarial_network",
-    "loss_scale_bad_replica",
-    "accumulation_in_float16_with_a_bad_replica",
-    "own_data_uneven",
-    "generators_differ",
-    "one_worker_stops",
+# of each of these a file of tests, which processes share out
+FILES = (
+    ("mirrored-2", "mirrored-native-2"),
+    ("multi-worker-2x1", "multi-worker-native-2", "parameter-server-2"),
+    ("ring-2", "multi-worker-horovod-2"),
 )
+SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2", "multi-worker-horovod-2")
+# in which of the columns of `NUMBERS` a row is trained: in all, or in one of one process and one of several
+EVERYWHERE = (
+    *("partial_batch", "empty_replicas", "sync_batch_norm_partial", "sparse_gradients_clipped", "predict"),
+    *("own_data_uneven", "generators_differ", "one_worker_stops"),
+)
+IN_TURN = {
+    ("mirrored-3", "ring-3"): ("accumulation_with_clipping", "dropout", "generative_adversarial_network"),
+    ("parameter-server-2", "multi-worker-2x2"): (
+        *("loss_scale_bad_replica", "accumulation_in_float16_with_a_bad_replica"),
+    ),
+}
 NUMBERS = column.select(["mirrored-3", "multi-worker-2x2", "ring-3", "parameter-server-2"])
 
 
-def numbered() -> tuple[Feature, ...]:
-    """Return the rows that run in all columns of `NUMBERS`."""
-    return feature.select(WHERE_NUMBERS_MATTER)
+def numbered() -> dict[tuple[Column, ...], tuple[Feature, ...]]:
+    """Return the rows that run in columns of `NUMBERS`, by those."""
+    found = {NUMBERS: feature.select(EVERYWHERE)}
+    return found | {column.select(names): feature.select(rows) for names, rows in IN_TURN.items()}
 
 
 def shares() -> dict[str, tuple[Feature, ...]]:
     """Return the rows of each column in which the others take turns; those about workers need several of them."""
     turns, workers = itertools.cycle(TURNS), itertools.cycle(SEVERAL_WORKERS)
     found: dict[str, list[Feature]] = {name: [] for name in TURNS}
+    elsewhere = {row.name for rows in numbered().values() for row in rows}
     for entry in feature.features().values():
-        if entry.name not in WHERE_NUMBERS_MATTER:
+        if entry.name not in elsewhere:
             found[next(workers if entry.min_workers > 1 else turns)].append(entry)
     return {name: tuple(rows) for name, rows in found.items()}
 

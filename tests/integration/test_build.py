@@ -190,9 +190,10 @@ def fresh_python(tmp_path: Path) -> Path:
     packages = tmp_path / "packages"
     packages.mkdir()
     for entry in observe().root.iterdir():
-        if not entry.name.lower().startswith(("horovod", "pip")) and not entry.name.endswith(".pth"):
+        if not entry.name.lower().startswith("horovod") and not entry.name.endswith(".pth"):
             (packages / entry.name).symlink_to(entry)
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=DEADLINE_SECONDS)
+    command = [sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"]  # pip is one of the packages
+    subprocess.run(command, check=True, timeout=DEADLINE_SECONDS)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (site / "packages.pth").write_text(f"{packages}\n")
     return tmp_path / "venv" / "bin" / "python"
@@ -215,8 +216,6 @@ def test_a_fresh_environment_takes_the_wheel_from_the_cache(
         "is installed, built with gloo.\n"
     )  # by the other one, in the middle of whose work it came
     assert [path.name for path in cache.iterdir()] == ["wheels"]  # a cache of others, which cannot be written, will do
-    assert built(python=fresh_python, **no_compiler)[1].endswith("is installed, built with gloo.\n")
-
     (site,) = fresh_python.parents[1].glob("lib/python*/site-packages")
     (record,) = site.glob("horovod-*.dist-info/tfdist-build.json")
     (library,) = site.glob("horovod/tensorflow/mpi_lib.*.so")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agents import ROOT, environment
-from tests.integration.light import python_path
+from tests.integration.agents import environment
 
 DEADLINE_SECONDS = 800
 RESUMABLE = Path(__file__).parent / "cases" / "resumable.py"
@@ -65,19 +64,16 @@ def test_a_fault_that_never_comes_is_said(script, shared):  # type: ignore[no-un
 
 
 @pytest.mark.readme("tfdist chaos -- tfdist run --strategy ring -n 2 train.py")
-def test_a_training_on_the_ring_is_killed_and_then_its_backup_meets_a_full_disk(shared):  # type: ignore[no-untyped-def]
+def test_a_training_on_the_ring_is_killed_and_then_its_backup_meets_a_full_disk(shared, forking):  # type: ignore[no-untyped-def]
     path, result = shared.parent / "plan.json", shared / "result"
     faults = [{"kind": "kill", "worker": 1, "step": 2}, {"kind": "disk-full", "at": "save-begin", "restart": 1}]
     path.write_text(json.dumps(faults))
     training = [str(RESUMABLE), str(result), str(shared / "backup"), "tfdist", "1"]
     patient = ["--hang-seconds", "60"]  # a busy machine may hold a step up for longer than the usual 2 s
-    code, out, err = chaos(
-        *(shared, "--plan", str(path), "--", "tfdist", "run", *patient, "--strategy", "ring", "-n", "2", *training),
-        TF_CPP_MIN_LOG_LEVEL="2",
-        CUDA_VISIBLE_DEVICES="",
-        PYTHONPATH=python_path(ROOT),
-    )
-    assert code == 0, err
+    job = ["tfdist", "run", *patient, "--strategy", "ring", "-n", "2", *training]
+    with forking.start("tfdist", "chaos", "--plan", str(path), "--", *job) as process:
+        out, err = (written.decode() for written in process.communicate())
+    assert process.returncode == 0, err
     kill, full, last = out[out.index("fault ") :].splitlines()[1:]
     assert "worker 1 failed: killed by SIGKILL" in kill
     assert full.endswith("went on; a warning said so")

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.integration.forks import Forks
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 800
 COLOURS = {"äpfel": (200, 40, 40), "bananas": (220, 200, 40), "limes": (60, 180, 60)}
@@ -54,7 +56,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 @pytest.mark.readme("tfdist data write photos data", "tfdist data info data/train", "tfdist data verify data/train")
-def test_what_the_page_says_of_data(tmp_path: Path) -> None:
+def test_what_the_page_says_of_data(forking: Forks, tmp_path: Path) -> None:
     pictures(tmp_path / "photos" / "train", 25, seed=0)
     pictures(tmp_path / "photos" / "test", 7, seed=1)
     before, behind, code = blocks()
@@ -69,8 +71,10 @@ def test_what_the_page_says_of_data(tmp_path: Path) -> None:
     assert "bananas" in said["data info data/train"]
 
     (tmp_path / "train.py").write_text(code + "print('state', state)\nprint('steps', train.steps_per_epoch)\n")
-    launched = [*tfdist, "run", "--strategy", "mirrored", "--replicas-per-worker", "2", "train.py"]
-    output = run(launched, tmp_path)
+    launched = ["tfdist", "run", "--strategy", "mirrored", "--replicas-per-worker", "2", "train.py"]
+    with forking.start(*launched, cwd=tmp_path) as process:
+        output = process.communicate(DEADLINE_SECONDS)[0].decode()
+    assert process.returncode == 0, process.written[-4000:]
     assert "'epoch': 19, 'consumed': 75" in output
     assert "steps 5" in output
     accuracy = [float(value) for value in re.findall(r"val_accuracy: ([\d.]+)", output)]

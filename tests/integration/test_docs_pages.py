@@ -46,7 +46,11 @@ def test_what_one_moves_to_runs(page: str, forking: Forks, tmp_path: Path) -> No
         assert (tmp_path / "model.keras").is_file()
 
 
-GUIDES = [(page, place) for page in ("large-batch.md", "precision.md") for place in range(len(blocks(page, "python")))]
+GUIDES = [
+    (page, place)
+    for page in ("compression.md", "large-batch.md", "precision.md")
+    for place in range(len(blocks(page, "python")))
+]
 
 
 @pytest.mark.parametrize(("page", "place"), GUIDES)
@@ -83,7 +87,7 @@ def numbers(word: str, output: str) -> list[float]:
     return [float(number) for number in found.split()]
 
 
-def test_the_tutorial(tmp_path: Path) -> None:
+def test_the_tutorial(forking: Forks, tmp_path: Path) -> None:
     """One process, and two of which one is killed: the same losses. The other commands are parts of the last."""
     code = "\n".join(blocks("tutorial.md", "python"))
     commands = [line for block in blocks("tutorial.md", "") for line in block.splitlines()]
@@ -94,7 +98,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
     ]
 
     (tmp_path / "train.py").write_text(code)
-    alone = ended([sys.executable, "train.py"], tmp_path, {})
+    alone = ended([sys.executable, "train.py"], tmp_path)
     losses, accuracy = numbers("loss", alone), numbers("accuracy", alone)
     assert len(losses) == 4
     assert losses[-1] < losses[0] / 3
@@ -104,18 +108,21 @@ def test_the_tutorial(tmp_path: Path) -> None:
     variable, *command = shlex.split(with_a_fault)
     assert variable.startswith("TFDIST_FAULTS=")
     assert command[0] == "tfdist"
-    done = ended([sys.executable, "-m", *command], tmp_path, dict([variable.split("=", 1)]))
+    with forking.start(*command, cwd=tmp_path, **dict([variable.split("=", 1)])) as process:
+        process.wait()
+    done = process.written
+    assert process.returncode == 0, done[-4000:]
     assert re.search(r"worker 1 failed: killed by SIGKILL", done)
     assert re.search(r"all 2 workers step again", done)
     assert numbers("loss", done) == pytest.approx(losses, abs=1e-3)
 
 
-def ended(command: list[str], folder: Path, variables: dict[str, str]) -> str:
+def ended(command: list[str], folder: Path) -> str:
     """Run a command to its end; return what it printed, errors included."""
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env={**environment(), **variables},
+        env=environment(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

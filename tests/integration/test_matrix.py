@@ -1,7 +1,8 @@
 """The promise itself: under every strategy, features have the numbers of one device. Here, in one process.
 
-`matrix.py` says which rows run where, `test_matrix_workers.py` has the columns of several processes, and
-`test_matrix_numbers.py` other numbers of replicas. They are files of their own so that tests can share them out.
+`matrix.py` says which rows run where, `test_matrix_workers.py` and `test_matrix_ring.py` have the columns of several
+processes, and `test_matrix_numbers.py` other numbers of replicas. They are files of their own so that tests can share
+them out.
 """
 
 import itertools
@@ -23,7 +24,9 @@ def subject(row: Feature) -> str:
 def test_every_row_is_trained_and_every_strategy_trains_rows_of_every_subject() -> None:
     """No processes: what is left out in a column that does not fit it is not trained."""
     cells = [(row, name) for name, rows in matrix.shares().items() for row in rows]
-    cells += [(row, one.name) for row, one in itertools.product(matrix.numbered(), matrix.NUMBERS)]
+    for columns, rows in matrix.numbered().items():
+        cells += [(row, one.name) for row, one in itertools.product(rows, columns)]
+    assert sorted(itertools.chain(*matrix.FILES)) == sorted(matrix.shares())
     columns = {one.name: one for one in column.COLUMNS}
     trained = [(row, columns[name]) for row, name in cells if row.applies(columns[name])]
     assert {row.name for row, _ in trained} == set(feature.features())
@@ -37,13 +40,18 @@ def test_every_row_is_trained_and_every_strategy_trains_rows_of_every_subject() 
         assert all(row.applies(columns[name]) for row in rows), f"{name} leaves some of its rows out"
 
 
-def test_rows_where_numbers_matter_are_trained_under_every_strategy() -> None:
+def test_rows_where_numbers_matter_are_trained_with_other_numbers_of_replicas() -> None:
     assert {one.strategy for one in matrix.NUMBERS} == set(registry.names())
     assert {one.replicas for one in matrix.NUMBERS} == {2, 3, 4}
     assert any(one.workers > 1 and one.replicas_per_worker > 1 for one in matrix.NUMBERS)
+    turns = [columns for columns in matrix.numbered() if columns != matrix.NUMBERS]
+    assert sorted(one.name for columns in turns for one in columns) == sorted(one.name for one in matrix.NUMBERS)
+    for columns in turns:
+        assert max(one.replicas for one in columns) > 2
+        assert {one.workers > 1 for one in columns} == {True, False}, "one process, and several"
 
 
 @pytest.mark.timeout(matrix.DEADLINE_SECONDS)
-@pytest.mark.parametrize("name", ["mirrored-2", "mirrored-native-2", "parameter-server-2"])
+@pytest.mark.parametrize("name", matrix.FILES[0])
 def test_its_share_has_the_numbers_of_one_device(name: str, forking: Forks) -> None:
     matrix.require_its_share(name, forking)

@@ -123,7 +123,8 @@ with tempfile.NamedTemporaryFile() as file:
 def test_the_first_use_compiles_and_says_so_once(tmp_path: Path, damage: str) -> None:
     environ = {**os.environ, "TFDIST_CACHE_DIR": str(tmp_path / "cache")}
     if damage:
-        place = library.build(library.RECORDS, target.observe(), environ).path
+        place = library.place(library.RECORDS, target.observe(), environ)
+        place.parent.mkdir(parents=True)
         place.write_bytes(library.sealed(damage.encode()))
     done = subprocess.run(
         [sys.executable, "-c", FIRST_USE], env=environ, capture_output=True, text=True, timeout=200, check=False

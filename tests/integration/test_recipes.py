@@ -39,10 +39,10 @@ class Run:
     script: str
     command: list[str]
     workers: str
-    options: tuple[str, ...] = ("--epochs", "6")  # enough to compare
+    options: tuple[str, ...] = ("--epochs", "4")  # enough to compare
     variables: dict[str, str] = field(default_factory=dict)
-    epochs: int = 6
-    steps: int = 120
+    epochs: int = 4
+    steps: int = 80
     shown: tuple[str, ...] = ()
 
 
@@ -50,12 +50,12 @@ RUNS = {
     "one device": Run(
         script="digits", command=[sys.executable], workers="1, 1 replica in all", shown=("python train.py",)
     ),
-    "demo": Run(  # as it stands
+    "demo": Run(  # as it stands, but for its length
         script="digits",
         command=demo(),
-        options=(),
-        epochs=20,
-        steps=400,
+        options=("--epochs", "8"),
+        epochs=8,
+        steps=160,
         workers="2, 2 replicas in all",
         shown=("make demo", "tfdist run --strategy multi-worker -n 2 train.py"),
     ),
@@ -77,6 +77,7 @@ RUNS = {
         command=[*RUN, "--strategy", "ring", "-n", "2"],
         options=("--epochs", "6", "--wire-dtype", "bfloat16", "--accumulate-steps", "2", "--reduction", "adasum"),
         workers="2, 2 replicas in all",
+        epochs=6,
         steps=60,
         shown=("tfdist run --strategy ring -n 2 train.py",),
     ),
@@ -156,7 +157,7 @@ def of_the_readme(name: str) -> list[pytest.MarkDecorator]:
 def test_a_recipe_learns_and_says_so_once(name: str, trained: Callable[[str], Result]) -> None:
     result, asked = trained(name), RUNS[name]
     printed = dict(re.findall(r"^(?:\[(?:worker 0|chief)\] )?(\w[\w ]+?)  +(\S.*)$", result.output, re.MULTILINE))
-    assert float(printed["test accuracy"]) >= (0.97 if asked.epochs == 20 else 0.9)
+    assert float(printed["test accuracy"]) >= (0.95 if name == "demo" else 0.9)
     assert float(printed["test accuracy"]) == pytest.approx(result.summary["accuracy"], abs=1e-4)
     assert float(printed["examples per second"].replace(",", "")) > 0
     assert printed["steps"] == str(asked.steps)

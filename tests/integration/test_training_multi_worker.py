@@ -4,8 +4,6 @@ Every registered strategy that runs in several processes goes through all of it.
 """
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -242,27 +240,19 @@ model.fit(np.zeros((80, 4)), np.zeros((80, 1)), batch_size=8, epochs=1000, verbo
 @pytest.mark.parametrize(
     ("strategy", "collectives"), [("multi-worker", "native"), ("multi-worker", "tensorflow"), ("ring", "auto")]
 )
-def test_a_killed_worker_ends_the_job_and_is_named(strategy: str, collectives: str, tmp_path: Path) -> None:
+def test_a_killed_worker_ends_the_job_and_is_named(
+    strategy: str, collectives: str, forking: Forks, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(KILLED_AT_STEP_3)
-    (environment, *_) = worker_environments(os.environ, strategy=None, ports=ports.free_ports(1), replicas_per_worker=1)
-    quiet = {name: value for name, value in environment.items() if not name.startswith("TFDIST_")}
-    command = [sys.executable, "-m", "tfdist", "run", "--strategy", strategy, "-n", "3", "--grace-seconds", "2"]
-    quiet[registry.COLLECTIVES_VARIABLE] = collectives
-    done = subprocess.run(
-        [*command, str(script)],
-        env=quiet,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 128 + 9, done.stderr[-2000:]
-    assert "[worker 2] step 2" in done.stdout  # all agree after every batch, so nobody is a step behind
-    assert "step 9" not in done.stdout  # nobody trained on alone
-    assert "worker 1" in done.stderr
-    assert "SIGKILL" in done.stderr
+    command = ["tfdist", "run", "--strategy", strategy, "-n", "3", "--grace-seconds", "2", str(script)]
+    with forking.start(*command, cwd=tmp_path, **{registry.COLLECTIVES_VARIABLE: collectives}) as process:
+        out, err = (written.decode() for written in process.communicate())
+    assert process.returncode == 128 + 9, err[-2000:]
+    assert "[worker 2] step 2" in out  # all agree after every batch, so nobody is a step behind
+    assert "step 9" not in out  # nobody trained on alone
+    assert "worker 1" in err
+    assert "SIGKILL" in err
 
 
 def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> None:

@@ -57,10 +57,10 @@ def test_it_is_compiled_once_and_kept(compiler: Callable[[str], dict[str, str]],
     assert (built.was, library.find(library.RECORDS, HERE, environ)) == ("built", built.path)
     assert built.path.read_bytes().startswith(b"a library\n")
     assert library.build(library.RECORDS, HERE, environ, on_start=said.append) == replace(built, was="kept")
-    assert len(started(tmp_path)) == 1
+    assert len(started(tmp_path)) == 2  # one file, and the library of it
     assert [sentence.split()[0] for sentence in said] == ["Compiling"]
     assert library.build(library.RECORDS, HERE, environ, force=True) == built
-    assert len(started(tmp_path)) == 2
+    assert len(started(tmp_path)) == 4
     assert left_in(environ) == ["ops/.so"]
 
 
@@ -104,7 +104,7 @@ def test_a_damaged_library_counts_for_none(
 
 def test_of_two_processes_one_compiles(compiler: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
-    environ = compiler(f"read line < {tmp_path}/go; {OUTPUT}")
+    environ = compiler(f"[ -p {tmp_path}/go ] && read line < {tmp_path}/go && rm {tmp_path}/go; {OUTPUT}")
     processes = []
     try:
         for first_word in ("Compiling", "Waiting"):
@@ -118,7 +118,21 @@ def test_of_two_processes_one_compiles(compiler: Callable[[str], dict[str, str]]
         for process in processes:
             process.kill()
             process.communicate()
-    assert len(started(tmp_path)) == 1
+    assert len(started(tmp_path)) == 2
+
+
+def test_files_are_compiled_side_by_side_one_on_every_processor(
+    compiler: Callable[[str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    running = tmp_path / "running"
+    running.mkdir()
+    # the first three go on when all three run; the linker waits for nobody
+    alone = f"case $* in *-shared*) {OUTPUT}; exit;; esac; touch {running}/$$; tries=0"
+    wait = f'while [ "$(ls {running} | wc -l)" -lt 3 ]; do sleep 0.05; tries=$((tries + 1)); [ $tries -lt 2000 ]; done'
+    environ = compiler(f"set -e; {alone}; {wait}; {OUTPUT}")
+    assert library.build(library.COLLECTIVES, HERE, environ).was == "built"
+    assert len(started(tmp_path)) == len(library.COLLECTIVES.sources("*.cc")) + 1
 
 
 def test_an_interrupted_build_ends_the_compiler_and_leaves_nothing(

@@ -16,19 +16,23 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tfdist import cache
 from tfdist.errors import ConfigError, DeadlineError, MissingDependencyError, TfdistError
 from tfdist.native.target import COMPILERS, Target, find_program, missing_compiler, observe
 
 SOURCES = Path(__file__).parent
-_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,defs")
+_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
+_LINKING = ("-shared", "-Wl,-z,defs")  # undefined symbols are errors: a library that is kept can be loaded
 _SEAL = b"tfdist-sha256:"
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size
 _COMPILE_SECONDS = 900.0
+_LOOK_SECONDS = 0.02
 _WAIT_SECONDS = 1800.0
 
 
@@ -41,12 +45,14 @@ class Library:
         folder: where its sources are, below `SOURCES`.
         flags: for the compiler, beside those that all have.
         takes: how long it takes to compile, in words, on two idle processors.
+        shares: headers of other folders that it includes.
     """
 
     name: str
     folder: str
     flags: tuple[str, ...]
     takes: str
+    shares: tuple[str, ...] = ()
 
     def sources(self, pattern: str) -> list[Path]:
         """Return the files of its folder that a pattern fits."""
@@ -55,7 +61,15 @@ class Library:
 
 RECORDS = Library(name="records", folder=".", flags=("-O2",), takes="some seconds")
 COLLECTIVES = Library(name="collectives", folder="collectives", flags=("-O3", "-pthread"), takes="half a minute")
-LIBRARIES = (RECORDS, COLLECTIVES)
+CODECS = Library(
+    name="codecs",
+    folder="codecs",
+    # products and sums are rounded one by one, as TensorFlow's operations are
+    flags=("-O3", "-pthread", "-ffp-contract=off"),
+    takes="some seconds",
+    shares=("collectives/helpers.h", "collectives/standard_floats.h"),
+)
+LIBRARIES = (RECORDS, COLLECTIVES, CODECS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +102,9 @@ def name(of: Library, target: Target, *, digest: str) -> str:
 
 def digest_of_sources(of: Library) -> str:
     """Return the SHA-256 of everything that is compiled, and of the flags."""
-    total = hashlib.sha256(" ".join((*_FLAGS, *of.flags)).encode())
-    for path in sorted([*of.sources("*.cc"), *of.sources("*.h")]):
+    total = hashlib.sha256(" ".join((*_FLAGS, *_LINKING, *of.flags)).encode())
+    shared = [SOURCES / name for name in of.shares]
+    for path in [*sorted([*of.sources("*.cc"), *of.sources("*.h")]), *shared]:
         content = path.read_bytes()
         total.update(f"\n{path.name} {len(content)}\n".encode() + content)
     return total.hexdigest()
@@ -177,25 +192,34 @@ def build(
         cache.remove_stale(root / "work")
         with tempfile.TemporaryDirectory(dir=root / "work", prefix="ops-") as work:
             made = Path(work, f"{of.name}.so")
-            _compile(
-                command(of, compiler, target, made), environ, cwd=Path(work), log=root / "logs" / f"{path.stem}.log"
-            )
+            _make(of, compiler, target, made, environ, log=root / "logs" / f"{path.stem}.log")
             made.write_bytes(sealed(made.read_bytes()))
             cache.put(made, path, work=Path(work))
     return Built(path=path, was="built")
 
 
-def command(of: Library, compiler: Sequence[str], target: Target, output: Path) -> list[str]:
-    """Return the command that compiles the library.
+def compile_command(of: Library, compiler: Sequence[str], target: Target, source: Path, output: Path) -> list[str]:
+    """Return the command that compiles one file of the library.
 
     Example:
-        >>> command(RECORDS, ["g++"], Target.example(), Path("a.so"))[-2:]
+        >>> compile_command(RECORDS, ["g++"], Target.example(), Path("a.cc"), Path("a.o"))[-4:]
+        ['-c', 'a.cc', '-o', 'a.o']
+    """
+    flags = [*_FLAGS, *of.flags, "-isystem", str(target.include)]
+    return [*compiler, *flags, "-c", str(source), "-o", str(output)]
+
+
+def link_command(
+    of: Library, compiler: Sequence[str], target: Target, objects: Sequence[Path], output: Path
+) -> list[str]:
+    """Return the command that makes the library of what was compiled.
+
+    Example:
+        >>> link_command(RECORDS, ["g++"], Target.example(), [Path("a.o")], Path("a.so"))[-2:]
         ['-L/env/lib/python3.11/site-packages/tensorflow', '-l:libtensorflow_framework.so.2']
     """
-    # Undefined symbols are errors (-z defs): a library that is kept can be loaded.
     library = [f"-L{target.include.parent}", "-l:libtensorflow_framework.so.2"]
-    sources = map(str, of.sources("*.cc"))
-    return [*compiler, *_FLAGS, *of.flags, "-isystem", str(target.include), *sources, "-o", str(output), *library]
+    return [*compiler, *_FLAGS, *of.flags, *_LINKING, *map(str, objects), "-o", str(output), *library]
 
 
 def _compiler(environ: Mapping[str, str]) -> list[str]:
@@ -222,33 +246,76 @@ def _reported(root: Path) -> Iterator[None]:
         ) from error
 
 
-def _compile(arguments: Sequence[str], environ: Mapping[str, str], *, cwd: Path, log: Path) -> None:
+def _make(
+    of: Library, compiler: Sequence[str], target: Target, made: Path, environ: Mapping[str, str], *, log: Path
+) -> None:
+    sources = of.sources("*.cc")
+    objects = [made.with_name(f"{source.stem}.o") for source in sources]
+    pairs = zip(sources, objects, strict=True)
     with log.open("w", encoding="utf-8") as file:
-        file.write(f"$ {shlex.join(arguments)}\n")
-        file.flush()
-        process: subprocess.Popen[bytes] | None = None
-        try:
-            with _interrupted_later():  # a process that is started and not known yet could not be ended
-                process = subprocess.Popen(
-                    arguments,
-                    cwd=cwd,
-                    env={**environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(cwd), "CCACHE_DISABLE": "1"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # so that what the compiler starts can be ended with it
-                )
-            code = process.wait(timeout=_COMPILE_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise DeadlineError(f"the compiler did not end within {_COMPILE_SECONDS:g} s. The log: {log}") from None
-        finally:
-            if process is not None and process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    if code:
-        cause = first_error(log.read_text(encoding="utf-8", errors="replace"))
-        raise TfdistError(f"{arguments[0]} ended with code {code}: {cause}. The full log: {log}")
+        _run([compile_command(of, compiler, target, *pair) for pair in pairs], environ, cwd=made.parent, log=file)
+        _run([link_command(of, compiler, target, objects, made)], environ, cwd=made.parent, log=file)
     log.unlink()
+
+
+def _run(commands: Sequence[Sequence[str]], environ: Mapping[str, str], *, cwd: Path, log: TextIO) -> None:
+    """Run commands, one on every processor at a time, until all have ended or one has failed."""
+    environ = {**environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(cwd), "CCACHE_DISABLE": "1"}
+    at_once, deadline = len(os.sched_getaffinity(0)), time.monotonic() + _COMPILE_SECONDS
+    waiting, running = list(reversed(commands)), list[_Command]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                with _interrupted_later():  # a process that is started and not known yet could not be ended
+                    running.append(_Command(waiting.pop(), environ, cwd))
+            time.sleep(_LOOK_SECONDS)
+            for command in [command for command in running if command.process.poll() is not None]:
+                running.remove(command)
+                command.require_success(log)
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"the compiler did not end within {_COMPILE_SECONDS:g} s. The log: {log.name}")
+    finally:
+        for command in running:
+            command.end(log)
+
+
+class _Command:
+    """A command that runs; what it writes is kept apart from what the others write."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], cwd: Path) -> None:
+        self._arguments = arguments
+        self._output = tempfile.TemporaryFile(dir=cwd)  # noqa: SIM115 - closed when it has been copied to the log
+        self.process = subprocess.Popen(
+            arguments,
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that what the compiler starts can be ended with it
+        )
+
+    def require_success(self, log: TextIO) -> None:
+        """Copy what it wrote to the log; raise if it has failed."""
+        written = self._logged(log)
+        if self.process.returncode:
+            program, code = self._arguments[0], self.process.returncode
+            raise TfdistError(f"{program} ended with code {code}: {first_error(written)}. The full log: {log.name}")
+
+    def end(self, log: TextIO) -> None:
+        """End it, whatever it does."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self._logged(log)
+
+    def _logged(self, log: TextIO) -> str:
+        with self._output:
+            self._output.seek(0)
+            written = self._output.read().decode(errors="replace")
+        log.write(f"$ {shlex.join(self._arguments)}\n{written}")
+        log.flush()
+        return written
 
 
 @contextlib.contextmanager

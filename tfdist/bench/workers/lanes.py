@@ -15,6 +15,7 @@ from tfdist.collectives.store import StoreServer
 from tfdist.errors import MissingDependencyError, TfdistError
 from tfdist.launch.pool.environment import worker_environments
 from tfdist.launch.pool.pool import WorkerPool, started
+from tfdist.native.engine import HOST_VARIABLE
 
 __all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Lane", "turn"]
 
@@ -80,6 +81,9 @@ class Lane:
                 environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(round(LONGEST_SECONDS))
                 if self._network:
                     environment["HOROVOD_GLOO_IFACE"] = DEVICE  # which this process does not see
+        if self._network:  # or native collectives would find that the workers share a kernel, and take its memory
+            for environment, host in zip(environments, self._network.hosts, strict=True):
+                environment[HOST_VARIABLE] = host
         return [{**environment, **self._environment} for environment in environments]
 
     def __enter__(self) -> "Lane":

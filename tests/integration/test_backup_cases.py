@@ -1,0 +1,43 @@
+"""What users do with `BackupAndRestore`: arguments, Ctrl-C, damage, other callbacks, and what replicas have apart."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.forks import Forks
+
+CASES = str(Path(__file__).parent / "cases" / "backup_cases.py")
+REPLICA_CASES = str(Path(__file__).parent / "cases" / "replica_cases.py")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "arguments",
+        "interrupted_in_a_notebook",
+        "kept_and_gone_on_with",
+        "another_model",
+        "of_something_else",
+        "damaged",
+        "full_disk",
+        "ended_by_sigterm",
+        "early_stopping",
+        "own_train_step",
+        "mixed_precision",
+        "distributed_optimizer",
+        "another_batch",
+        "several_steps_per_execution",
+        "another_steps_per_execution",
+        "in_an_evaluation",
+        "in_an_object_store",
+        "what_other_callbacks_know",
+        "halted_twice_in_one_validation",
+    ],
+)
+def test_what_users_do_with_it(forking: Forks, tmp_path: Path, case: str) -> None:
+    assert forking.run(CASES, case, str(tmp_path)) == 0, forking.output[-3000:]
+
+
+@pytest.mark.parametrize("case", ["accumulating_replicas", "another_number_of_replicas"])
+def test_what_every_replica_has_by_itself(forking: Forks, tmp_path: Path, case: str) -> None:
+    assert forking.run(REPLICA_CASES, case, str(tmp_path)) == 0, forking.output[-3000:]
