@@ -47,7 +47,10 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["tfdist", "tfdist.*"]),
     cmdclass={"build_py": BuildWithPages},
-    package_data={"tfdist": ["py.typed"], "tfdist.native": ["*.cc", "*.h", "collectives/*.cc", "collectives/*.h"]},
+    package_data={
+        "tfdist": ["py.typed"],
+        "tfdist.native": [f"{folder}*.{kind}" for folder in ("", "collectives/", "codecs/") for kind in ("cc", "h")],
+    },
     python_requires=">=3.11,<3.14",  # Keras 3.15 ends with Python 3.10; TensorFlow 2.21 has no wheel for 3.14
     install_requires=[
         f"tensorflow{TENSORFLOW}",

@@ -63,6 +63,49 @@ def test_a_step_on_the_ring_is_measured_beside_both_peers(forking: Forks, tmp_pa
         assert f"speed of fit, against the {peer}" in out
 
 
+def test_codecs_are_measured_beside_none_and_the_peer(forking: Forks, tmp_path: Path) -> None:
+    out = bench(
+        forking,
+        *("codecs", "--model", "small", "--codec", "powersgd:rank=4", "--codec", "qsgd-8", "--batch-size", "8"),
+        *("--steps", "2", "--rounds", "2", "--json", str(tmp_path / "report.json")),
+    )
+    rows = {row["name"]: row for row in json.loads((tmp_path / "report.json").read_text())["rows"]}
+    assert list(rows) == ["noop", "horovod", "none", "powersgd:rank=4", "qsgd-8"]
+    whole = 4 * (32 * 128 + 128 + 128 * 10 + 10)  # of two members each sends as much as it has
+    biases = 4 * (128 + 10)
+    assert rows["noop"]["wire_bytes"] is None
+    assert rows["horovod"]["wire_bytes"] == rows["none"]["wire_bytes"] == whole
+    assert rows["powersgd:rank=4"]["wire_bytes"] == biases + 4 * 4 * (32 + 128 + 128 + 10)
+    assert whole / 4 < rows["qsgd-8"]["wire_bytes"] < whole / 3
+    assert rows["none"]["error"] == 0.0
+    assert 0.0 < rows["qsgd-8"]["error"] < 0.2 < rows["powersgd:rank=4"]["error"] < 1.0
+    for row in rows.values():
+        assert len(row["seconds"]) == 2
+        assert min(row["seconds"]) > 0
+        assert row["sent_bytes"] == []  # there is no link
+        assert row["name"] in out
+    assert all(sum(pair) > 0 for name in ("powersgd:rank=4", "qsgd-8") for pair in rows[name]["computing"])
+
+
+def test_codecs_are_trained_to_an_accuracy_on_the_same_batches_as_the_peer(forking: Forks, tmp_path: Path) -> None:
+    out = bench(
+        forking,
+        *("codecs", "--train", "--codec", "float16", "--steps", "10", "--target", "0.2"),
+        *("--json", str(tmp_path / "report.json"), "--plot", str(tmp_path / "plot.png")),
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    curves = {name: curve for name, (curve,) in report["curves"].items()}
+    assert list(curves) == ["horovod", "none", "float16"]
+    assert report["examples"] == 1257
+    for name, curve in curves.items():
+        assert 0 < curve["seconds"][0] < curve["seconds"][1]
+        # the same weights and batches everywhere: an image or two may fall to another side by rounding
+        assert curve["accuracy"] == pytest.approx(curves["horovod"]["accuracy"], abs=0.01)
+        assert curve["accuracy"][-1] > 0.2
+        assert name in out
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_slow_workers_and_a_table_on_parameter_servers_are_measured(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,

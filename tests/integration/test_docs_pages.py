@@ -46,7 +46,11 @@ def test_what_one_moves_to_runs(page: str, forking: Forks, tmp_path: Path) -> No
         assert (tmp_path / "model.keras").is_file()
 
 
-GUIDES = [(page, place) for page in ("large-batch.md", "precision.md") for place in range(len(blocks(page, "python")))]
+GUIDES = [
+    (page, place)
+    for page in ("compression.md", "large-batch.md", "precision.md")
+    for place in range(len(blocks(page, "python")))
+]
 
 
 @pytest.mark.parametrize(("page", "place"), GUIDES)

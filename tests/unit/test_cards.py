@@ -9,7 +9,7 @@ from tfdist.strategies import registry
 
 RECIPES = Path(__file__).parents[2] / "strategies"
 OVERVIEW = (RECIPES / "README.md").read_text(encoding="utf-8")
-WITH_ANY_STRATEGY = ("large_batch",)  # its bytes and memory are those of the strategy
+WITH_ANY_STRATEGY = ("compression", "large_batch")  # its bytes and memory are those of the strategy
 CARDS = sorted(RECIPES.glob("*/README.md"))
 
 

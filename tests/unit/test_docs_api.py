@@ -78,7 +78,8 @@ def arguments(target: griffe.Object) -> set[str]:
         return taken(target)
     if "dataclass" in target.labels:
         fields = (one for one in target.members.values() if one.is_attribute and "property" not in one.labels)
-        return {one.name for one in fields if one.annotation is not None and not one.name.startswith("_")}
+        of_objects = (one for one in fields if one.annotation is not None and "ClassVar" not in str(one.annotation))
+        return {one.name for one in of_objects if not one.name.startswith("_")}
     made = target.members.get("__init__")
     return taken(made) if made is not None and made.is_function else set()
 
@@ -91,6 +92,16 @@ def described(target: griffe.Object) -> set[str]:
         if section.kind.value in ("parameters", "other parameters", "attributes"):
             found |= {part.strip(" *`") for one in section.value for part in one.name.split(",")}
     return found
+
+
+def bases(target: griffe.Object) -> list[griffe.Object]:
+    """The classes of tfdist that a class is derived from; of a method, the methods that it takes the place of."""
+    if target.is_class:
+        return list(target.mro())
+    owner = target.parent
+    classes = owner.mro() if owner is not None and owner.is_class else ()
+    found = (one.members.get(target.name) for one in classes)
+    return [one for one in found if one is not None and one.is_function]
 
 
 def test_packages_say_what_they_export() -> None:
@@ -139,7 +150,8 @@ def test_public_names_are_documented() -> None:
                 wrong.append(f"{place}: the first line is no sentence: {summary!r}")
             if place != name and (OF_KERAS.fullmatch(one.name) or len(arguments(one)) == 1):
                 continue  # of a method with one argument the summary says it
-            missing = arguments(one) - described(one)
+            said = [described(base) for base in bases(one) if base.docstring is not None]
+            missing = arguments(one) - described(one).union(*said)
             if missing:
                 wrong.append(f"{place}: says nothing of {', '.join(sorted(missing))}")
     assert not wrong, "\n".join(wrong)

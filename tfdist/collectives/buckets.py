@@ -110,7 +110,7 @@ def chosen_bytes(asked: int | str, collective: Collective) -> int:
         return asked
     if collective.size == 1:
         return DEFAULT_BYTES
-    few, many = (_seconds(collective, size) for size in (_FEW_BYTES, _MANY_BYTES))
+    few, many = (measured_seconds(collective, size) for size in (_FEW_BYTES, _MANY_BYTES))
     mine = suitable_bytes(few, (_MANY_BYTES - _FEW_BYTES) / max(many - few, 1e-9))
     chosen = int(collective.broadcast(tf.constant(mine, tf.int64), key=keys.EAGER))
     if collective.rank == 0:
@@ -132,8 +132,13 @@ def suitable_bytes(latency_seconds: float, bytes_per_second: float) -> int:
     return min(max(1 << round(math.log2(max(size, 1.0))), _SMALLEST), _LARGEST)
 
 
-def _seconds(collective: Collective, size: int) -> float:
-    """Return the median of the seconds that an all_reduce takes, without the first one, which sets up."""
+def measured_seconds(collective: Collective, size: int) -> float:
+    """Return the median of the seconds that an all_reduce takes, without the first one, which sets up.
+
+    Args:
+        collective: of several members, all of which call it.
+        size: in bytes.
+    """
     ones, taken = tf.ones([size // 4]), []
     for _ in range(1 + _TIMES):
         began = time.perf_counter()

@@ -326,7 +326,8 @@ def join(
         rank: this process's number.
         exchange: by which they tell each other their bytes; called some times.
         address: of this host, at which it listens if there are several hosts.
-        host: what processes of one host have in common; another name makes this process one of another host.
+        host: what processes of one host have in common; another name makes this process one of another host. None: what
+            ``TFDIST_HOST_ID`` names, or else the kernel, the PID namespace and the user.
         silent_seconds: how long a process may give no sign of life, while others wait for it, until it is lost.
         timeout_seconds: how long an operation may take; 0: however long it takes.
         device: that the ops run on, a CPU.
@@ -352,6 +353,7 @@ def join(
         library, error = native.engines(), ""
     except (TfdistError, OSError) as failed:
         library, error = None, str(failed)
+    host = host or os.environ.get(native.HOST_VARIABLE) or None
     machine = memory.machine() if host is None else host
     mine = memory.this_host(machine) if host is None else host
     said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}

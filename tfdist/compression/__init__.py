@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
+    from tfdist.compression.auto import Auto
     from tfdist.compression.codec import Codec, RowCodec
     from tfdist.compression.codecs.casting import BFloat16, Float16, Whole
     from tfdist.compression.codecs.dgc import DGC
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.compression.registry import register
 
 _WHERE = {
+    "Auto": "auto",
     "BFloat16": "codecs.casting",
     "Codec": "codec",
     "DGC": "codecs.dgc",
@@ -47,6 +49,7 @@ _WHERE = {
 __all__ = [
     "DGC",
     "QSGD",
+    "Auto",
     "BFloat16",
     "Codec",
     "ErrorFeedback",

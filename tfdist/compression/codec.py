@@ -1,6 +1,6 @@
 """What a codec is: how a gradient is made smaller, what travels of it, and what that stands for."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -48,6 +48,11 @@ class Codec:
 
     start_after: int = 0
     min_saving: float = 2.0
+
+    @property
+    def shown(self) -> str:
+        """What it is called in messages."""
+        return self.name
 
     @property
     def needs_learning_rate(self) -> bool:
@@ -235,7 +240,8 @@ def require_codec(name: str, value: Any) -> "Codec":
         return value
     hint = f" Pass {value.__name__}(...), an object of it." if isinstance(value, type) else ""
     raise ConfigTypeError(
-        f"{name} is {validation.shown(value)} ({type(value).__name__}); it must be a codec, such as PowerSGD(rank=2).{hint}"
+        f"{name} is {validation.shown(value)} ({type(value).__name__}); it must be a codec, such as "
+        f"PowerSGD(rank=2).{hint}"
     )
 
 

@@ -61,6 +61,11 @@ class ErrorFeedback(Codec):
         return self.codec.by_tensor
 
     @property
+    def shown(self) -> str:
+        """As the codec inside."""
+        return self.codec.shown
+
+    @property
     def needs_learning_rate(self) -> bool:
         """Whether the memory follows it."""
         return bool(self.follows_learning_rate)

@@ -5,11 +5,12 @@ order, and whoever drives it decides how: many tensors at once in buckets, or al
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.checkpoint.sharding import Rule
+#: what another number of members makes of a state, see `tfdist.checkpoint.sharding.ShardedState`
+Rule = Literal["keep", "reset", "sum"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class State:
     Attributes:
         name: what it is, in the plural, for messages.
         initial: its first value, the same on all members.
-        rule: what another number of members makes of it, see `tfdist.checkpoint.sharding.ShardedState`.
+        rule: what another number of members makes of it.
     """
 
     name: str

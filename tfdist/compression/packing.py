@@ -34,6 +34,16 @@ def unpacked(words: tf.Tensor, bits: int) -> tf.Tensor:
     return tf.reshape(tf.bitwise.bitwise_and(apart, (1 << bits) - 1), [words.shape[0], -1])
 
 
+def is_negative(numbers: tf.Tensor) -> tf.Tensor:
+    """Return which float32 numbers have a sign, -0.0 and NaNs included.
+
+    Example:
+        >>> is_negative(tf.constant([-1.0, -0.0, 0.0])).numpy().tolist()
+        [True, True, False]
+    """
+    return as_words(numbers) < 0
+
+
 def as_words(numbers: tf.Tensor) -> tf.Tensor:
     """Return float32 numbers as words, bit for bit."""
     return tf.bitcast(numbers, tf.int32)

@@ -26,8 +26,10 @@ def context(
 
     Example:
         >>> one, other = context(0, 2, step=5), context(1, 2, step=5)
-        >>> bool(tf.reduce_all(one.shared_seed == other.shared_seed)), bool(tf.reduce_all(one.own_seed == other.own_seed))
-        (True, False)
+        >>> bool(tf.reduce_all(one.shared_seed == other.shared_seed))
+        True
+        >>> bool(tf.reduce_all(one.own_seed == other.own_seed))
+        False
     """
     at = tf.cast(step, tf.int32)
     shared = _folded(tf.constant([seed, place]), at)

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from tfdist import validation
+from tfdist.compression.auto import Auto, with_memory
 from tfdist.compression.codec import Codec, require_codec
 from tfdist.compression.codecs.casting import BFloat16, Float16, Whole
 from tfdist.compression.codecs.dgc import DGC
@@ -26,7 +27,7 @@ CLASSES: dict[str, type[Codec]] = {
     one.name: one
     for one in (
         *(Whole, Float16, BFloat16, Natural, QSGD, TernGrad),
-        *(SignSGD, OneBit, TopK, DGC, RandomK, PowerSGD, Threshold, ErrorFeedback),
+        *(SignSGD, OneBit, TopK, DGC, RandomK, PowerSGD, Threshold, ErrorFeedback, Auto),
     )
 }
 #: what a name stands for where it is not its class with all defaults
@@ -65,8 +66,7 @@ def codec_of(compression: str | Codec) -> Codec:
         codec = _CHOICES.get(compression, CLASSES.get(compression, Whole))()
     else:
         codec = require_codec("compression", compression)
-    needs_memory = codec.accuracy == "biased" and not codec.has_memory
-    return ErrorFeedback(codec=codec) if needs_memory else codec
+    return with_memory(codec)
 
 
 def register(kind: Kind) -> Kind:
@@ -118,7 +118,7 @@ def from_config(config: dict[str, Any]) -> Codec:
         >>> from_config(to_config(QSGD(bits=4))) == QSGD(bits=4)
         True
     """
-    options = {key: from_config(value) if isinstance(value, dict) else value for key, value in config.items()}
+    options: dict[str, Any] = {key: _from_json(value) for key, value in config.items()}
     name = options.pop("name")
     if name not in CLASSES:
         raise ConfigError(
@@ -129,4 +129,12 @@ def from_config(config: dict[str, Any]) -> Codec:
 
 
 def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_to_json(one) for one in value]
     return to_config(value) if isinstance(value, Codec) else value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_from_json(one) for one in value)
+    return from_config(value) if isinstance(value, dict) else value

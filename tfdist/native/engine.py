@@ -21,6 +21,8 @@ LATE = " is not done within "
 ALGORITHMS = ("one-shot", "two-shot", "ring", "halving-doubling", "double-tree")
 #: the variable that names one
 ALGORITHM_VARIABLE = "TFDIST_ALL_REDUCE_ALGORITHM"
+#: the variable that names this host: processes of another name share no memory with it, wherever they are
+HOST_VARIABLE = "TFDIST_HOST_ID"
 
 _OPS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "hand_out", "send", "receive")
 _WHY_BYTES = 1000

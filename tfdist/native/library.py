@@ -24,7 +24,7 @@ from typing import TextIO
 
 from tfdist import cache
 from tfdist.errors import ConfigError, DeadlineError, MissingDependencyError, TfdistError
-from tfdist.native.target import COMPILERS, Target, find_program, missing_compiler
+from tfdist.native.target import COMPILERS, Target, find_program, missing_compiler, observe
 
 SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
@@ -45,12 +45,14 @@ class Library:
         folder: where its sources are, below `SOURCES`.
         flags: for the compiler, beside those that all have.
         takes: how long it takes to compile, in words, on two idle processors.
+        shares: headers of other folders that it includes.
     """
 
     name: str
     folder: str
     flags: tuple[str, ...]
     takes: str
+    shares: tuple[str, ...] = ()
 
     def sources(self, pattern: str) -> list[Path]:
         """Return the files of its folder that a pattern fits."""
@@ -59,7 +61,15 @@ class Library:
 
 RECORDS = Library(name="records", folder=".", flags=("-O2",), takes="some seconds")
 COLLECTIVES = Library(name="collectives", folder="collectives", flags=("-O3", "-pthread"), takes="half a minute")
-LIBRARIES = (RECORDS, COLLECTIVES)
+CODECS = Library(
+    name="codecs",
+    folder="codecs",
+    # products and sums are rounded one by one, as TensorFlow's operations are
+    flags=("-O3", "-pthread", "-ffp-contract=off"),
+    takes="some seconds",
+    shares=("collectives/helpers.h", "collectives/standard_floats.h"),
+)
+LIBRARIES = (RECORDS, COLLECTIVES, CODECS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +103,8 @@ def name(of: Library, target: Target, *, digest: str) -> str:
 def digest_of_sources(of: Library) -> str:
     """Return the SHA-256 of everything that is compiled, and of the flags."""
     total = hashlib.sha256(" ".join((*_FLAGS, *_LINKING, *of.flags)).encode())
-    for path in sorted([*of.sources("*.cc"), *of.sources("*.h")]):
+    shared = [SOURCES / name for name in of.shares]
+    for path in [*sorted([*of.sources("*.cc"), *of.sources("*.h")]), *shared]:
         content = path.read_bytes()
         total.update(f"\n{path.name} {len(content)}\n".encode() + content)
     return total.hexdigest()
@@ -113,13 +124,12 @@ def find(of: Library, target: Target, environ: Mapping[str, str]) -> Path | None
         return None
 
 
-def why_not(of: Library, target: Target, environ: Mapping[str, str]) -> str:
-    """Return why the library is not to be had, or an empty text where it is kept or there is a compiler."""
-    if find(of, target, environ):
-        return ""
+def why_not(of: Library, environ: Mapping[str, str]) -> str:
+    """Return why the library is not to be had here, or an empty text where it is kept or there is a compiler."""
     try:
-        _compiler(environ)
-    except MissingDependencyError as error:
+        if not find(of, observe(), environ):
+            _compiler(environ)
+    except TfdistError as error:
         return str(error)
     return ""
 

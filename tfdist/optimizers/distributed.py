@@ -1,6 +1,5 @@
 """An optimizer around an optimizer: accumulation, loss scaling, clipping, and how gradients meet."""
 
-import functools
 import logging
 import re
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.optimizers.saved_state import SavedState
 from tfdist.training.reduction import reducer
 from tfdist.training.reduction import replica_sums as sums_over
-from tfdist.training.reduction.compressed import Compressed
+from tfdist.training.reduction.compressed import Compression
 from tfdist.training.replica import optimizers as training
 from tfdist.training.replica import step
 from tfdist.training.strategy import KerasTraining
@@ -139,8 +138,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         codec = self.compression
         if codec is None:
             return reducer.Choices(self.reduction, self.wire_dtype)
-        compression = functools.partial(Compressed, codec, learning_rate=self._present_rate)
-        return reducer.Choices(self.reduction, self.wire_dtype, compression)
+        return reducer.Choices(self.reduction, self.wire_dtype, Compression(codec, self._present_rate))
 
     def _present_rate(self) -> Any:
         return tf.convert_to_tensor(self.inner_optimizer.learning_rate)
@@ -182,6 +180,16 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if variable.dtype in _HALF:  # a sum of many needs more bits than a weight
             return self.add_variable(variable.shape, dtype="float32", name=f"{variable.path.replace('/', '_')}_sum")
         return self.add_variable_from_reference(variable, name="sum")
+
+    def renew_reduction(self, workers: Any) -> bool:
+        """Choose again how gradients travel, if that is to be chosen; all workers call it, between two epochs.
+
+        Args:
+            workers: of the strategy.
+        Returns:
+            Whether a step that was traced is out of date.
+        """
+        return self.built and self._reducer.renew(workers)
 
     def sharded_state(self) -> list[ShardedState]:
         """Return what every replica has by itself: what it has accumulated, and what its reducers remember."""
@@ -377,7 +385,7 @@ def _codec(compression: Any, inner: Any, *, reduction: str, wire_dtype: str | No
             f"compression is {codec.name!r} and wire_dtype is {wire_dtype!r}; a codec says what travels. Leave "
             f"wire_dtype out, or pass a codec around the other, such as Float16(codec=PowerSGD())."
         )
-    if codec.has_momentum and getattr(inner, "momentum", 0):
+    if codec.has_momentum and getattr(inner, "momentum", None):
         raise ConfigError(
             f"compression is {codec.name!r}, which has momentum itself, and inner ({inner.name!r}) has "
             f"momentum={inner.momentum}. Pass the momentum to the codec, and 0 to the optimizer."

@@ -16,7 +16,6 @@ from tfdist.compat.tensorflow import coordination
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import MissingDependencyError, UnsupportedError
 from tfdist.native import library
-from tfdist.native.target import observe
 from tfdist.strategies.offers import Offer, chosen, without_native
 
 _LOST_SECONDS = 120.0
@@ -91,7 +90,7 @@ def of_replicas(workers: Collective, devices: Sequence[str]) -> list[Collective]
 def _missing(asked: str) -> str:
     """Return why this worker has not what is asked for; empty where it has."""
     if asked in ("native", "auto"):
-        return library.why_not(library.COLLECTIVES, observe(), os.environ)
+        return library.why_not(library.COLLECTIVES, os.environ)
     if asked == "horovod":
         try:
             horovod_job.import_horovod()

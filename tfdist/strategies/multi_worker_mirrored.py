@@ -48,7 +48,8 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         bucket_bytes: gradients are reduced in buckets of at most this many bytes, which leave in the order in which the
             backward pass makes them, the first of at most 1 MiB. "auto" measures latency and bandwidth when the
             strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
-            and then a sum of floats may have other last bits.
+            and then a sum of floats may have other last bits, but not over native collectives, unless
+            ``TFDIST_ALL_REDUCE_ALGORITHM`` names another algorithm than they choose.
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
@@ -130,18 +131,17 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             timeout_seconds=timeout_seconds,
             notes=tf_coordination if several else None,
         )
-        extended.collectives = of_replicas(extended.worker_devices, cluster if several else None)
-        if several and workers is not tensorflows:
-            extended.collectives = engines.of_replicas(workers, extended.worker_devices)
-        replicas = [] if several else native_replicas.of_devices(engine, extended.worker_devices)
+        if several:
+            own = [] if workers is tensorflows else engines.of_replicas(workers, extended.worker_devices)
+        else:
+            own = native_replicas.of_devices(engine, extended.worker_devices)
+        extended.collectives = own or of_replicas(extended.worker_devices, cluster if several else None)
         with self._workers.waiting("the measurement of bucket_bytes"):
             extended.bucket_bytes = buckets.chosen_bytes(bucket_bytes, workers)
-        if several and (workers is not tensorflows or _is_one_cpu(extended.worker_devices)):
-            replicas = list(extended.collectives)
-            extended.traced = agreement.Signatures(self._workers).require_alike
-        if replicas:
-            extended.collectives = replicas
-            extended.between = native_replicas.traced(replicas, extended.bucket_bytes)
+        if own or (several and _is_one_cpu(extended.worker_devices)):
+            extended.between = native_replicas.traced(extended.collectives, extended.bucket_bytes)
+            if several:
+                extended.traced = agreement.Signatures(self._workers).require_alike
         if several:
             agree_on_seed(self._workers)
 

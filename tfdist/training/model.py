@@ -5,6 +5,7 @@ that calls the strategy is given its own, as attributes of that one object; its 
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -183,11 +184,13 @@ class _Steps:
         self._run = run
         self._tried = tried
         self._training = training
+        self._epoch: weakref.ref[Any] | None = None
         #: makes the step for batches of a layout, and runs nothing
         self.trace = run.trace
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         batches = iter(iterator)
+        self._renew_reduction(iterator)
         whole = not isinstance(iterator, tf.distribute.DistributedIterator)
         clock = step_clock()
         logs, left = None, self._model.steps_per_execution
@@ -217,6 +220,16 @@ class _Steps:
         if logs is None:
             raise StopIteration
         return logs
+
+    def _renew_reduction(self, epoch: Any) -> None:
+        """At the beginning of an epoch, let optimizers choose again how gradients travel."""
+        if not self._training or (self._epoch is not None and self._epoch() is epoch):
+            return
+        self._epoch = weakref.ref(epoch)
+        choosing = [one for one in keras_model.optimizers(self._model) if hasattr(one, "renew_reduction")]
+        renewed = [one.renew_reduction(self._run.workers) for one in choosing]
+        if any(renewed):
+            self._run.forget()
 
     def _free(self, batches: Epoch, wanted: int) -> int:
         """Return how many of the next steps can run in one graph; an eager model is there to be looked at."""
@@ -252,7 +265,7 @@ class _Replicated:
         keeps: Callable[[], Kept] = Last,
     ) -> None:
         self._keeps = keeps
-        self._workers = workers
+        self.workers = workers
         self._model = model
         self._strategy = strategy
         self._run_on_replica = run_on_replica
@@ -264,7 +277,7 @@ class _Replicated:
     def __call__(self, element: Any, *, whole: bool) -> Any:
         """Run one step on a `Batch`, on a whole batch of tensors or arrays, or on per-replica values."""
         step_clock().enter(Phase.PYTHON if self._model.run_eagerly else Phase.EXECUTE)
-        with self._workers.waiting("a step"), compiled.named_errors():
+        with self.workers.waiting("a step"), compiled.named_errors():
             if not isinstance(element, Batch):
                 return self._traced_free(tensors(element), whole)
             return self._of(element.layout)(element.rows, *element.tensors)
@@ -278,7 +291,7 @@ class _Replicated:
 
         Fewer steps than ``count`` have run where the input has ended.
         """
-        with self._workers.waiting("a step"), compiled.named_errors():
+        with self.workers.waiting("a step"), compiled.named_errors():
             execution = self._execution_of(batches.layout)
             step_clock().enter(Phase.EXECUTE)
             return execution.run(batches, count)
@@ -286,11 +299,11 @@ class _Replicated:
     def _execution_of(self, layout: Layout) -> Execution:
         """Return the graph of several steps on batches of this layout, and trace the step it is made of."""
         if layout.key not in self._executions:
-            is_watched = step_clock().reporter is not None or self._workers.count > 1
+            is_watched = step_clock().reporter is not None or self.workers.count > 1
             self._executions[layout.key] = Execution(
                 self._of(layout).get_concrete_function(),
                 self._keeps(),
-                renew=self._workers.renew if is_watched else None,
+                renew=self.workers.renew if is_watched else None,
                 on_trace=self._note_tracing,
             )
         return self._executions[layout.key]

@@ -3,7 +3,7 @@
 - ``tensorflow``: TensorFlow's MultiWorkerMirroredStrategy as it is, all tensors of a call in one pack;
 - ``horovod``: an `allreduce` of Horovod for each tensor, as its users write it;
 - ``multi-worker`` and ``ring``: tfdist's strategies, one `all_reduce` of a list of tensors in a replica;
-- ``native``: tfdist's own collectives, one `all_reduce` of the list; another address counts as another host. A name
+- ``native``: tfdist's own collectives, one `all_reduce` of the list; behind links each worker is a host. A name
   behind a colon is the algorithm between hosts.
 
 As in a step, the tensors are written anew before each all-reduce, by an op whose results nobody else needs. The clock
@@ -97,10 +97,9 @@ def _strategy_of(engine: str) -> tf.distribute.Strategy:
 def _native() -> Collective:
     carrier = _strategy_of("multi-worker").workers.collective
     workers = clusters.from_environment()
-    hosts = [split_address("address", address)[0] for address in workers.require_addresses()]
-    mine = hosts[workers.worker_index]
+    mine, _ = split_address("address", workers.require_addresses()[workers.worker_index])
     device = f"/job:worker/replica:0/task:{workers.worker_index}/device:CPU:0"
-    return native.of_workers(carrier, device=device, address=mine, host=mine if len(set(hosts)) > 1 else None)
+    return native.of_workers(carrier, device=device, address=mine)
 
 
 @functools.cache

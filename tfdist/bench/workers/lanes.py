@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from tfdist.bench.workers.links import DEVICE, Network
-from tfdist.cluster import ports
-from tfdist.cluster.values import split_address
+from tfdist.cluster import from_environment, ports
+from tfdist.collectives.joining import gloo
 from tfdist.collectives.store import StoreServer
 from tfdist.errors import MissingDependencyError, TfdistError
 from tfdist.launch.pool.environment import worker_environments
 from tfdist.launch.pool.pool import WorkerPool, started
+from tfdist.native.engine import HOST_VARIABLE
 
 __all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Lane", "turn"]
 
@@ -74,10 +75,15 @@ class Lane:
         if self.name == "horovod":
             here = self._network.gateway if self._network else "127.0.0.1"
             store = self._stores.enter_context(contextlib.closing(StoreServer(here, 0)))
-            for rank, environment in enumerate(environments):
-                environment.update(_horovodrun(rank, self._workers, store.address))
+            for environment in environments:
+                environment.update(gloo.variables(from_environment(environment), store.address))
+                # outlasts others' turns
+                environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(round(LONGEST_SECONDS))
                 if self._network:
-                    environment.update(_horovodrun_on(self._network.hosts[rank], rank, self._workers))
+                    environment["HOROVOD_GLOO_IFACE"] = DEVICE  # which this process does not see
+        if self._network:  # or native collectives would find that the workers share a kernel, and take its memory
+            for environment, host in zip(environments, self._network.hosts, strict=True):
+                environment[HOST_VARIABLE] = host
         return [{**environment, **self._environment} for environment in environments]
 
     def __enter__(self) -> "Lane":
@@ -121,38 +127,6 @@ def turn(lane: Lane, lanes: Iterable[Lane]) -> Iterator[Lane]:
             if other.spins and other is not lane:
                 stack.enter_context(other.held())
         yield lane
-
-
-def _horovodrun(rank: int, size: int, store: str) -> dict[str, str]:
-    """Return the variables that `horovodrun` gives a rank on this host, with a timeout that outlasts others' turns."""
-    host, port = split_address("the store's address", store)
-    return {
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": str(rank),
-        "HOROVOD_LOCAL_SIZE": str(size),
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": host,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": "lo",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(LONGEST_SECONDS)),
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-    }
-
-
-def _horovodrun_on(host: str, rank: int, size: int) -> dict[str, str]:
-    """Return the variables that `horovodrun` sets differently for a rank that is alone on its host."""
-    return {
-        "HOROVOD_LOCAL_RANK": "0",
-        "HOROVOD_LOCAL_SIZE": "1",
-        "HOROVOD_CROSS_RANK": str(rank),
-        "HOROVOD_CROSS_SIZE": str(size),
-        "HOROVOD_HOSTNAME": host,
-        "HOROVOD_GLOO_IFACE": DEVICE,
-    }
 
 
 def _start_in(

@@ -189,7 +189,7 @@ def _require_rights() -> None:
     if os.geteuid() != 0:
         raise ConfigError(
             f"--link makes network namespaces, which root alone may; this is user {os.geteuid()}. "
-            "Run it as root, such as: sudo env PATH=$PATH tfdist bench all-reduce --link 1gbit"
+            "Run the command as root, such as: sudo env PATH=$PATH tfdist bench all-reduce --link 1gbit"
         )
 
 

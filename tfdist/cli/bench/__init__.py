@@ -7,6 +7,7 @@ from tfdist.cli.common.group import LazyGroup
 COMMANDS = {
     "step": "Steps per second of `fit`, beside hand-written loops.",
     "all-reduce": "Time and bandwidth of an all-reduce, engine beside engine.",
+    "codecs": "Gradient compression: bytes, steps, time to accuracy.",
     "data": "TFRecord data: writing, reading and resuming.",
     "checkpoint": "How long training stops for a backup, beside Keras'.",
     "recovery": "How long a job takes to recover from a killed worker.",

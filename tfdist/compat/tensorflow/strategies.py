@@ -181,7 +181,7 @@ class ReduceInReplicas:
             return self.between[mine].all_to_all(tensor, label)
         if not tf.executing_eagerly() and self.collectives:
             return self.collectives[mine].all_to_all(tensor, key=label)
-        return self.all_gather_in_replica(tensor, label)[replica_index() :: self._num_replicas_in_sync]
+        return self.all_gather_in_replica(tensor, label)[replica_index() :: replica_count(replica_context.strategy)]
 
     def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
         """Return a nest reduced by `between`, inside of a replica."""

@@ -35,7 +35,7 @@ class Whole(Codec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rounded(Codec):
+class Rounded(Codec):
     """Rounds what another codec adds up to 16 bits, and what comes back to where it came from.
 
     Args:
@@ -100,7 +100,7 @@ class _Rounded(Codec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Float16(_Rounded):
+class Float16(Rounded):
     """Numbers of 16 bits, of which 10 are digits: half the bytes, and what is below 6e-8 is lost.
 
     Example:
@@ -115,7 +115,7 @@ class Float16(_Rounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BFloat16(_Rounded):
+class BFloat16(Rounded):
     """Numbers of 16 bits, of which 7 are digits, with the range of float32: half the bytes.
 
     Example:

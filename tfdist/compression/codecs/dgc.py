@@ -39,8 +39,8 @@ class DGC(Codec):
         (0.25, 0.0625, 0.015625, 0.01)
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang and W. J. Dally, "Deep Gradient Compression: Reducing the Communication
-    Bandwidth for Distributed Training", 2018. The largest are found in each member's part of a bucket of tensors, not in
-    each tensor.
+    Bandwidth for Distributed Training", 2018. The largest are found in each member's part of a bucket of tensors, not
+    in each tensor.
     """
 
     name: ClassVar[str] = "dgc"

@@ -1,13 +1,20 @@
 """Rows in groups of numbers that have a scale of their own."""
 
+from typing import Literal
+
 import tensorflow as tf
 
 from tfdist import validation
 from tfdist.compression import packing
+from tfdist.compression.kernels import kernels, shaped
 from tfdist.errors import ConfigError
 
 #: how many numbers have a scale in common, by default
 SIZE = 512
+
+#: what of the numbers of a group is added up; in the order of kernels.h
+Summed = Literal["squares", "sizes", "negatives", "positives"]
+_SUMMED = ("squares", "sizes", "negatives", "positives")
 
 
 def apart(rows: tf.Tensor, size: int) -> tf.Tensor:
@@ -18,6 +25,40 @@ def apart(rows: tf.Tensor, size: int) -> tf.Tensor:
 def together(groups: tf.Tensor) -> tf.Tensor:
     """Return groups as rows, shape (rows, groups * size)."""
     return tf.reshape(groups, [groups.shape[0], -1])
+
+
+def sums(rows: tf.Tensor, size: int, of: Summed) -> tf.Tensor:
+    """Return a sum for each group, shape (rows, groups): of x^2, of |x|, of the negative x, or of all others.
+
+    In an order that does not depend on the machine, with an error of log2(size) roundings.
+
+    Args:
+        rows: float32, shape (rows, groups * size).
+        size: of a group; a multiple of 32.
+        of: what is added up.
+
+    Example:
+        >>> sums(tf.ones([1, 64]), 32, "squares").numpy().tolist()
+        [[32.0, 32.0]]
+    """
+    ops = kernels()
+    if ops is not None:
+        return shaped(ops.tfdist_group_sums(rows, group=size, of=_SUMMED.index(of)), _scales(rows, size))
+    return _added_up(apart(_taken(rows, of), size))
+
+
+def largest(rows: tf.Tensor, size: int) -> tf.Tensor:
+    """Return the largest |x| of each group, shape (rows, groups); NaN where there is one.
+
+    Example:
+        >>> largest(tf.range(-32.0, 32.0)[tf.newaxis], 32).numpy().tolist()
+        [[32.0, 31.0]]
+    """
+    ops = kernels()
+    if ops is not None:
+        return shaped(ops.tfdist_group_largest(rows, group=size), _scales(rows, size))
+    # as integers the bits of floats without sign are in the same order, and NaN comes last
+    return packing.as_numbers(tf.reduce_max(packing.as_words(tf.abs(apart(rows, size))), axis=2))
 
 
 def require(name: str, size: int) -> int:
@@ -33,3 +74,25 @@ def require(name: str, size: int) -> int:
     if size % packing.WORD_BITS:
         raise ConfigError(f"{name} is {size}; it must be a multiple of {packing.WORD_BITS}, such as {SIZE}.")
     return size
+
+
+def _scales(rows: tf.Tensor, size: int) -> list[int]:
+    return [rows.shape[0], rows.shape[1] // size]
+
+
+def _taken(rows: tf.Tensor, of: Summed) -> tf.Tensor:
+    if of == "squares":
+        return tf.square(rows)
+    if of == "sizes":
+        return tf.abs(rows)
+    return tf.where(packing.is_negative(rows) == (of == "negatives"), rows, 0.0)
+
+
+def _added_up(groups: tf.Tensor) -> tf.Tensor:
+    """Return sums over the last axis: its first half is added to its second, until one number is left."""
+    while groups.shape[-1] > 1:
+        size = groups.shape[-1]
+        half = size // 2
+        halves = groups[..., :half] + groups[..., half : 2 * half]
+        groups = tf.concat([halves, groups[..., 2 * half :]], axis=-1) if size % 2 else halves
+    return groups[..., 0]

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.compression import packing
 from tfdist.compression.codec import Accuracy, RowCodec
+from tfdist.compression.kernels import kernels, key_and_counter, shaped
 
 _MANTISSA = 23
 _LARGEST = 254  # of the exponents of finite numbers
@@ -42,15 +43,21 @@ class Natural(RowCodec):
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return the exponents, four in a word, and then the signs."""
-        bits = packing.as_words(rows)
-        random = tf.random.stateless_uniform(tf.shape(rows), seed, 0, 1 << _MANTISSA, tf.int32)
-        size = tf.bitwise.bitwise_and(bits, 0x7FFFFFFF)
-        rounded = tf.bitwise.right_shift(tf.where(size < _LARGEST << _MANTISSA, size + random, size), _MANTISSA)
-        negative = tf.cast(bits < 0, tf.int32)
-        return tf.concat([packing.packed(rounded, 8), packing.packed(negative, 1)], axis=1)
+        ops = kernels()
+        if ops is not None:
+            words = ops.tfdist_to_powers(rows, *key_and_counter(seed))
+            return shaped(words, [rows.shape[0], self.row_words(rows.shape[1])])
+        size = tf.bitwise.bitwise_and(packing.as_words(rows), 0x7FFFFFFF)
+        drawn = tf.random.stateless_uniform(tf.shape(rows), seed, 0, 1 << _MANTISSA, tf.int32, alg="philox")
+        rounded = tf.bitwise.right_shift(tf.where(size < _LARGEST << _MANTISSA, size + drawn, size), _MANTISSA)
+        signs = packing.packed(tf.cast(packing.is_negative(rows), tf.int32), 1)
+        return tf.concat([packing.packed(rounded, 8), signs], axis=1)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
         """Return the powers of two."""
+        ops = kernels()
+        if ops is not None:
+            return shaped(ops.tfdist_from_powers(words), [words.shape[0], count])
         exponents, signs = tf.split(words, [count // 4, count // packing.WORD_BITS], axis=1)
         size = tf.bitwise.left_shift(packing.unpacked(exponents, 8), _MANTISSA)
         sign = tf.bitwise.left_shift(packing.unpacked(signs, 1), packing.WORD_BITS - 1)

@@ -18,8 +18,8 @@ class PowerSGD(Codec):
 
         P = sum_w M_w Q,    P := orthonormal(P),    Q_w = M_w^T P,    Q = sum_w Q_w,    result P Q^T
 
-    Q is kept for the next step, so over steps P comes to span what is largest in the gradients. With r no less than n or
-    m nothing is lost. A gradient of more axes is a matrix with the last axis as columns.
+    Q is kept for the next step, so over steps P comes to span what is largest in the gradients. With r no less than n
+    or m nothing is lost. A gradient of more axes is a matrix with the last axis as columns.
 
     Args:
         rank: r.

@@ -6,9 +6,8 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.compression import packing
 from tfdist.compression.codec import Accuracy, RowCodec
-from tfdist.compression.codecs import groups
+from tfdist.compression.codecs import groups, levels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class QSGD(RowCodec):
     @property
     def levels(self) -> int:
         """s, the number of levels beside zero."""
-        return (1 << (self.bits - 1)) - 1
+        return levels.most(self.bits)
 
     @property
     def row_multiple(self) -> int:
@@ -54,21 +53,13 @@ class QSGD(RowCodec):
 
     def row_words(self, count: int) -> int:
         """Return the words of the levels, and one for the norm of each group."""
-        return count * self.bits // packing.WORD_BITS + count // self.group
+        return levels.words(count, self.bits, self.group)
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return the levels, plus s, and then the norms."""
-        apart = groups.apart(rows, self.group)
-        norms = tf.norm(apart, axis=2, keepdims=True)
-        random = groups.apart(tf.random.stateless_uniform(tf.shape(rows), seed), self.group)
-        scaled = tf.math.divide_no_nan(tf.abs(apart), norms) * self.levels
-        level = tf.sign(apart) * tf.minimum(tf.floor(scaled + random), self.levels)
-        whole = tf.cast(tf.where(tf.math.is_finite(level), level, 0.0), tf.int32) + self.levels
-        return tf.concat([packing.packed(groups.together(whole), self.bits), packing.as_words(norms[..., 0])], axis=1)
+        norms = tf.sqrt(groups.sums(rows, self.group, "squares"))
+        return levels.encode(rows, norms, seed, bits=self.bits, group=self.group)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
         """Return the numbers; all of a group whose norm is not finite are not finite, or zero."""
-        levels, norms = tf.split(words, [count * self.bits // packing.WORD_BITS, count // self.group], axis=1)
-        whole = groups.apart(packing.unpacked(levels, self.bits) - self.levels, self.group)
-        scale = packing.as_numbers(norms)[..., tf.newaxis] / self.levels
-        return groups.together(tf.cast(whole, tf.float32) * scale)
+        return levels.decode(words, count, bits=self.bits, group=self.group)

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist.compression import packing
 from tfdist.compression.codec import Accuracy, RowCodec
 from tfdist.compression.codecs import groups
+from tfdist.compression.kernels import kernels, shaped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +47,14 @@ class SignSGD(RowCodec):
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return which numbers are negative, and then the means."""
-        means = tf.reduce_mean(tf.abs(groups.apart(rows, self.group)), axis=2)
-        return tf.concat([packing.packed(tf.cast(rows < 0, tf.int32), 1), packing.as_words(means)], axis=1)
+        means = groups.sums(rows, self.group, "sizes") * (1 / self.group)
+        return tf.concat([_signs(rows), packing.as_words(means)], axis=1)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
         """Return the means with the signs of the numbers."""
         signs, means = tf.split(words, [count // packing.WORD_BITS, count // self.group], axis=1)
-        sign = tf.cast(1 - 2 * groups.apart(packing.unpacked(signs, 1), self.group), tf.float32)
-        return groups.together(sign * packing.as_numbers(means)[..., tf.newaxis])
+        means = packing.as_numbers(means)
+        return _by_sign(signs, -means, means, self.group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +93,33 @@ class OneBit(RowCodec):
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return which numbers are negative, and then the two means of each group."""
-        apart = groups.apart(rows, self.group)
-        negative = tf.cast(apart < 0, tf.float32)
-        low = tf.math.divide_no_nan(tf.reduce_sum(apart * negative, axis=2), tf.reduce_sum(negative, axis=2))
-        high = tf.math.divide_no_nan(tf.reduce_sum(apart * (1 - negative), axis=2), tf.reduce_sum(1 - negative, axis=2))
-        signs = packing.packed(tf.cast(rows < 0, tf.int32), 1)
+        signs = _signs(rows)
+        counts = tf.cast(tf.raw_ops.PopulationCount(x=signs), tf.float32)
+        negative = tf.reduce_sum(groups.apart(counts, self.group // packing.WORD_BITS), axis=2)
+        low = tf.math.divide_no_nan(groups.sums(rows, self.group, "negatives"), negative)
+        high = tf.math.divide_no_nan(groups.sums(rows, self.group, "positives"), self.group - negative)
         return tf.concat([signs, packing.as_words(low), packing.as_words(high)], axis=1)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
         """Return the means."""
         each = count // self.group
         signs, low, high = tf.split(words, [count // packing.WORD_BITS, each, each], axis=1)
-        negative = groups.apart(packing.unpacked(signs, 1), self.group) == 1
-        low, high = (packing.as_numbers(one)[..., tf.newaxis] for one in (low, high))
-        return groups.together(tf.where(negative, low, high))
+        return _by_sign(signs, packing.as_numbers(low), packing.as_numbers(high), self.group)
+
+
+def _signs(rows: tf.Tensor) -> tf.Tensor:
+    """Return which numbers have a sign, 32 in a word."""
+    ops = kernels()
+    if ops is not None:
+        return shaped(ops.tfdist_to_signs(rows), [rows.shape[0], rows.shape[1] // packing.WORD_BITS])
+    return packing.packed(tf.cast(packing.is_negative(rows), tf.int32), 1)
+
+
+def _by_sign(signs: tf.Tensor, low: tf.Tensor, high: tf.Tensor, group: int) -> tf.Tensor:
+    """Return one of the two numbers of its group for each sign: the low one where it is set."""
+    ops = kernels()
+    if ops is not None:
+        rows = ops.tfdist_from_signs(signs, low, high, group=group)
+        return shaped(rows, [signs.shape[0], signs.shape[1] * packing.WORD_BITS])
+    is_negative = groups.apart(packing.unpacked(signs, 1), group) == 1
+    return groups.together(tf.where(is_negative, low[..., tf.newaxis], high[..., tf.newaxis]))

@@ -6,9 +6,10 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.compression import packing
 from tfdist.compression.codec import Accuracy, RowCodec
-from tfdist.compression.codecs import groups
+from tfdist.compression.codecs import groups, levels
+
+_BITS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +51,16 @@ class TernGrad(RowCodec):
 
     def row_words(self, count: int) -> int:
         """Return the words of two bits for each number, and one for the largest of each group."""
-        return count * 2 // packing.WORD_BITS + count // self.group
+        return levels.words(count, _BITS, self.group)
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return -1, 0 or 1, plus one, and then the largest of each group."""
-        apart = groups.apart(rows, self.group)
+        largest = groups.largest(rows, self.group)
         if self.clip is not None:
-            limit = self.clip * tf.sqrt(tf.reduce_mean(tf.square(apart), axis=2, keepdims=True))
-            apart = tf.clip_by_value(apart, -limit, limit)
-        largest = tf.reduce_max(tf.abs(apart), axis=2, keepdims=True)
-        random = groups.apart(tf.random.stateless_uniform(tf.shape(rows), seed), self.group)
-        drawn = tf.cast(random * largest < tf.abs(apart), tf.int32)
-        ternary = drawn * (1 - 2 * tf.cast(apart < 0, tf.int32)) + 1
-        return tf.concat([packing.packed(groups.together(ternary), 2), packing.as_words(largest[..., 0])], axis=1)
+            deviation = tf.sqrt(groups.sums(rows, self.group, "squares") * (1 / self.group))
+            largest = tf.minimum(largest, self.clip * deviation)  # what is larger has level 1 as well
+        return levels.encode(rows, largest, seed, bits=_BITS, group=self.group)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
         """Return minus the largest, zero or the largest."""
-        ternary, largest = tf.split(words, [count * 2 // packing.WORD_BITS, count // self.group], axis=1)
-        whole = groups.apart(packing.unpacked(ternary, 2) - 1, self.group)
-        return groups.together(tf.cast(whole, tf.float32) * packing.as_numbers(largest)[..., tf.newaxis])
+        return levels.decode(words, count, bits=_BITS, group=self.group)

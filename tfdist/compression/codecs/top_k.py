@@ -8,13 +8,14 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.compression import packing
 from tfdist.compression.codec import Accuracy, RowCodec
+from tfdist.compression.kernels import kernels, shaped
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(RowCodec):
     """The largest |x| of each part of a gradient, with their places: 64 bits each. For use with `ErrorFeedback`.
 
-    Of as many parts as there are members each has its own k. With all numbers travelling nothing is lost.
+    Of as many parts as there are members each has its own k. At density 1 nothing is lost.
 
     Args:
         density: the part of the numbers that travels.
@@ -60,8 +61,17 @@ def kept(count: int, density: float) -> int:
 
 
 def largest(rows: tf.Tensor, k: int | tf.Tensor) -> tf.Tensor:
-    """Return the places of the k largest |x| of each row, and then their values, as words."""
-    _, places = tf.math.top_k(tf.abs(rows), k, sorted=False)
+    """Return the places of the k largest |x| of each row, in ascending order, and then their values, as words.
+
+    Of equal ones those that come first; NaN is larger than all numbers.
+    """
+    ops = kernels()
+    if ops is not None:
+        places = ops.tfdist_largest(rows, k)
+        shaped(places, [rows.shape[0], k if isinstance(k, int) else None])
+    else:
+        sizes = packing.as_words(tf.abs(rows))  # as integers the bits are in the order of the numbers
+        places = tf.sort(tf.math.top_k(sizes, k, sorted=False).indices, axis=1)
     return tf.concat([places, packing.as_words(tf.gather(rows, places, batch_dims=1))], axis=1)
 
 

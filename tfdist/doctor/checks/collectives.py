@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.doctor.finding import Finding, note, ok
-from tfdist.errors import TfdistError
 from tfdist.native import library, target
+from tfdist.strategies.offers import without_native
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
 
 
@@ -34,15 +34,9 @@ class Engines:
 def observe(environ: Mapping[str, str] = os.environ) -> Engines:
     """Look for the library and for a compiler; nothing is compiled or loaded."""
     asked = environ.get(COLLECTIVES_VARIABLE, "")
-    try:
-        found = target.observe()
-        return Engines(
-            asked=asked,
-            kept=library.find(library.COLLECTIVES, found, environ),
-            missing=library.why_not(library.COLLECTIVES, found, environ),
-        )
-    except TfdistError as error:
-        return Engines(asked=asked, missing=str(error))
+    missing = library.why_not(library.COLLECTIVES, environ)
+    kept = None if missing else library.find(library.COLLECTIVES, target.observe(), environ)
+    return Engines(asked=asked, kept=kept, missing=missing)
 
 
 def judge(engines: Engines, gpus: Sequence[str]) -> Finding:
@@ -56,7 +50,7 @@ def judge(engines: Engines, gpus: Sequence[str]) -> Finding:
     if gpus:
         return ok(name, "multi-worker takes TensorFlow's collectives: there are GPUs")
     if engines.missing:
-        why = f"native collectives cannot be had ({engines.missing}); gradients take longer from worker to worker"
+        why = without_native(engines.missing).why
         return note(name, "multi-worker takes TensorFlow's collectives", why, "apt-get install g++")
     how = f"compiled: {engines.kept}" if engines.kept else "compiled at the first start or by tfdist build ops"
     return ok(name, f"multi-worker takes native collectives, {how}")

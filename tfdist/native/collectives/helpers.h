@@ -3,6 +3,8 @@
 #ifndef TFDIST_NATIVE_COLLECTIVES_HELPERS_H_
 #define TFDIST_NATIVE_COLLECTIVES_HELPERS_H_
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -82,6 +84,24 @@ class Helpers {
   bool ends_ = false;       // by mutex_
   std::vector<std::thread> threads_;
 };
+
+// The helpers of this process; a fork of it has none and makes its own. Never destroyed: threads may still run when
+// the process ends.
+inline Helpers& helpers_of_process() {
+  constexpr std::size_t kMost = 15;
+  struct Own {
+    pid_t pid = 0;
+    Helpers* helpers = nullptr;
+  };
+  static auto* const mutex = new std::mutex;
+  static auto* const own = new Own;
+  const std::lock_guard<std::mutex> guard(*mutex);
+  if (own->pid != getpid()) {
+    const std::size_t processors = std::max(1u, std::thread::hardware_concurrency());
+    *own = {getpid(), new Helpers(std::min(processors - 1, kMost))};
+  }
+  return *own->helpers;
+}
 
 }  // namespace tfdist::collectives
 

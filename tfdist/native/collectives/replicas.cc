@@ -1,7 +1,5 @@
 #include "replicas.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -14,23 +12,6 @@ namespace tfdist::collectives {
 namespace {
 
 constexpr std::size_t kChunk = 128 * 1024;  // of a part that one thread does: it stays in a near cache
-constexpr std::size_t kMostHelpers = 15;
-
-// The helpers of this process; a fork of it has none and makes its own. Never destroyed, as the registry.
-Helpers& helpers() {
-  struct Own {
-    pid_t pid = 0;
-    Helpers* helpers = nullptr;
-  };
-  static auto* const mutex = new std::mutex;
-  static auto* const own = new Own;
-  const std::lock_guard<std::mutex> guard(*mutex);
-  if (own->pid != getpid()) {
-    const std::size_t processors = std::max(1u, std::thread::hardware_concurrency());
-    *own = {getpid(), new Helpers(std::min(processors - 1, kMostHelpers))};
-  }
-  return *own->helpers;
-}
 
 void copy(void* into, const void* from, std::size_t bytes) {
   if (bytes > 0 && into != from) std::memcpy(into, from, bytes);
@@ -65,7 +46,7 @@ class Work {
 
   void run() const {
     const auto part = [this](std::size_t i) { (*parts_[i].what)(parts_[i].begin, parts_[i].end); };
-    if (bytes_ > kChunk) return helpers().run(parts_.size(), part);
+    if (bytes_ > kChunk) return helpers_of_process().run(parts_.size(), part);
     const StandardFloats floats;
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i);
   }

@@ -1,7 +1,7 @@
 """What a worker of parameter servers hands over of a step: gradients to servers, and a few numbers to the chief."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import stateless_scope
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import step_variables
+from tfdist.compression.codec import Codec
 from tfdist.errors import UnsupportedError
 from tfdist.training import loss_scale
 from tfdist.training.parameter_servers import transport
@@ -23,7 +24,7 @@ from tfdist.training.parameter_servers.workplan import (
     ReducesInTheMiddleError,
     UsesItsUpdatesError,
 )
-from tfdist.training.reduction import reducer, replica_sums
+from tfdist.training.reduction import compressed, reducer, replica_sums
 from tfdist.training.replica import metrics, optimizers, step
 
 
@@ -66,10 +67,12 @@ class ToServers(reducer.Stateless):
     Args:
         variables: the Keras variables, one for each gradient.
         in_parts: whether gradients may be in the parts of their variables.
+        codec: see `transport.left_on_servers`.
     """
 
-    def __init__(self, variables: Sequence[Any], *, in_parts: bool) -> None:
+    def __init__(self, variables: Sequence[Any], *, in_parts: bool, codec: Codec | None = None) -> None:
         self._variables = variables
+        self._codec = codec
         self._in_parts = in_parts
         #: how each gradient travels
         self.kinds: list[transport.Kind] = []
@@ -78,11 +81,14 @@ class ToServers(reducer.Stateless):
 
     def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:
         """Return what the chief will apply if this is the only part."""
+        applied = []
         for gradient, variable in zip(gradients, self._variables, strict=True):
-            kind, tensors = transport.left_on_servers(gradient, variable, in_parts=self._in_parts)
+            kind, tensors = transport.left_on_servers(gradient, variable, in_parts=self._in_parts, codec=self._codec)
             self.kinds.append(kind)
             self.tensors.extend(tensors)
-        return [gradient.mapped(transport.widened) for gradient in gradients]
+            arrived = transport.sum_of(kind, variable, [list(tensors)], self._codec) if kind[0] == "encoded" else None
+            applied.append(gradient.mapped(transport.widened) if arrived is None else replace(gradient, value=arrived))
+        return applied
 
 
 class ToChief:
@@ -140,8 +146,9 @@ class ToChief:
         variables = list(variables) if variables is not None else keras_optimizer.known_variables(optimizer)
         given = reducer.present(gradients, variables, optimizer)
         there = [variable for variable, gradient in zip(variables, gradients, strict=True) if gradient is not None]
-        servers = ToServers(there, in_parts=keras_optimizer.takes_gradients_as_they_come(optimizer))
-        out = reducer.composed(reducer.choices_of(optimizer), servers)
+        in_parts = keras_optimizer.takes_gradients_as_they_come(optimizer)
+        servers = ToServers(there, in_parts=in_parts, codec=compressed.codec_of(optimizer))
+        out = reducer.composed(replace(reducer.choices_of(optimizer), compression=None), servers)
         part = reducer.Weighted(optimizers.weight(optimizer, given), out).reduce(given)
         self.gradients.extend(servers.tensors)
         self._note_call(optimizer, variables, reducer.in_their_places(servers.kinds, gradients))

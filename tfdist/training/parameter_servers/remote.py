@@ -18,12 +18,13 @@ from tfdist.compat.keras import stateless_scope
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.compat.tensorflow import step_variables
+from tfdist.compression import one_way
 from tfdist.errors import UnsupportedError
 from tfdist.training.layout import Layout
 from tfdist.training.parameter_servers import handover, lookups, transport
 from tfdist.training.parameter_servers.part_function import Part, PartFunction, held_by_chief
 from tfdist.training.parameter_servers.workplan import Plan, UsesItsUpdatesError
-from tfdist.training.reduction import reducer
+from tfdist.training.reduction import compressed, reducer
 from tfdist.training.replica import optimizers, replica_step
 
 
@@ -144,11 +145,14 @@ def adapt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             'reduction is "adasum" under ParameterServerStrategy, whose servers add up what comes from workers. Pass '
             'reduction="mean", or train under another strategy.'
         )
-    if remembered := reducer.OverReplicas(choices).sharded_state():
+    codec = compressed.codec_of(optimizer)
+    if codec is not None and one_way.goes_one_way(codec):
+        pass  # workers encode, the chief decodes, and nobody remembers
+    elif remembered := reducer.OverReplicas(choices).sharded_state():
         names = " and ".join(state.name for state in remembered)
         raise UnsupportedError(
             f"the reduction of {optimizer.name!r} remembers {names} from one step to the next, for each replica by "
-            "itself, under ParameterServerStrategy, whose workers come and go and remember nothing. Pass compression "
-            "without a memory, or train under another strategy."
+            "itself, under ParameterServerStrategy, whose workers come and go and remember nothing. Pass a "
+            'codec without a memory, such as compression="qsgd-8", or train under another strategy.'
         )
     optimizers.adapt(optimizer, strategy)

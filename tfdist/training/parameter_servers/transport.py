@@ -9,25 +9,33 @@ import tensorflow as tf
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow import sparse_sums
+from tfdist.compression import one_way
+from tfdist.compression.codec import Codec
+from tfdist.training.reduction.compressed import is_compressed
 from tfdist.training.reduction.reducer import Gradient
 
-# How a gradient travels: "whole", as "rows" of examples, as "common" rows that all parts of a batch have, or as "both"
-# of them; and the number of parts of its variable
+# How a gradient travels: "whole", "encoded" by a codec, as "rows" of examples, as "common" rows that all parts of a
+# batch have, or as "both" of them; and the number of parts of its variable
 Kind = tuple[str, int]
 
 # Rows are values and indices.
-_TENSORS = {"whole": 1, "rows": 2, "common": 2, "both": 4}
+_TENSORS = {"whole": 1, "encoded": 1, "rows": 2, "common": 2, "both": 4}
 
 
-def left_on_servers(gradient: Gradient, variable: Any, *, in_parts: bool) -> tuple[Kind, list[tf.Tensor]]:
+def left_on_servers(
+    gradient: Gradient, variable: Any, *, in_parts: bool, codec: Codec | None = None
+) -> tuple[Kind, list[tf.Tensor]]:
     """Return how a gradient travels, and its tensors, on the servers of its variable.
 
     Args:
         gradient: the gradient.
         variable: the Keras variable.
         in_parts: whether the gradient may be in the parts of its variable.
+        codec: of dense gradients that it makes small enough; one that goes one way.
     """
     kind, pieces = _pieces(gradient.value, variable, gradient.keep_duplicate_indices, in_parts)
+    if codec is not None and kind[0] == "whole" and is_compressed(codec, _spec(variable)):
+        kind, pieces = ("encoded", kind[1]), [(one_way.sent(codec, widened(one)), device) for one, device in pieces]
     return kind, [tensor for piece, device in pieces for tensor in left_on_server(piece, device)]
 
 
@@ -72,13 +80,17 @@ def tensors_of(kind: Kind | None) -> list[str]:
     return [name] * (parts * _TENSORS[name])
 
 
-def sum_of(kind: Kind | None, variable: Any, own: list[list[tf.Tensor]]) -> Any:
+def sum_of(kind: Kind | None, variable: Any, own: list[list[tf.Tensor]], codec: Codec | None = None) -> Any:
     """Take the next gradient from the tensors of each part of the batch, and return their sum."""
     if kind is None:
         return None
     name, parts = kind
     shapes = [part.shape for part in keras_variables.value_of(variable).parts] if parts > 1 else [variable.shape]
-    sums = [_sum_of_piece(name, shape, own) for shape in shapes]
+    if name == "encoded" and codec is not None:
+        specs = [tf.TensorSpec(shape, widened_dtype(tf.as_dtype(variable.dtype))) for shape in shapes]
+        sums = [_added([one_way.received(codec, part.pop(0), spec) for part in own]) for spec in specs]
+    else:
+        sums = [_sum_of_piece(name, shape, own) for shape in shapes]
     return sums[0] if parts == 1 else tf_partitioned.PartitionedGradient(sums)
 
 
@@ -105,12 +117,21 @@ def _added(tensors: list[tf.Tensor]) -> tf.Tensor:
 
 def widened(tensor: tf.Tensor) -> tf.Tensor:
     """Return what travelled in 16 bits as float32, so that a sum of it is rounded no more."""
-    return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float16, tf.bfloat16) else tensor
+    return tf.cast(tensor, widened_dtype(tensor.dtype))
+
+
+def widened_dtype(dtype: tf.DType) -> tf.DType:
+    """Return the dtype in which numbers of a dtype are added up."""
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
+def _spec(variable: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype))
 
 
 def spec_of(tensor: tf.Tensor, name: str) -> tf.TensorSpec:
     """Return the spec of a gradient's tensor; of rows there may be any number."""
-    shape = tensor.shape if name == "whole" else tf.TensorShape([None, *tensor.shape[1:]])
+    shape = tensor.shape if name in ("whole", "encoded") else tf.TensorShape([None, *tensor.shape[1:]])
     return tf.TensorSpec(shape, tensor.dtype)
 
 

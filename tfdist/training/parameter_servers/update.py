@@ -16,7 +16,7 @@ from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.training.parameter_servers import transport
 from tfdist.training.parameter_servers.handover import Note
 from tfdist.training.parameter_servers.remote import Computation, Result
-from tfdist.training.reduction import replica_sums
+from tfdist.training.reduction import compressed, replica_sums
 from tfdist.training.replica import step
 
 _untraced = tf.autograph.experimental.do_not_convert
@@ -89,8 +89,9 @@ class Update:
         own = [list(gradients[part * each : (part + 1) * each]) for part in range(parts)]
         with _placed():
             for place, call in enumerate(self._computation.calls):
+                codec = compressed.codec_of(call.optimizer)
                 values = [
-                    transport.sum_of(kind, variable, own)
+                    transport.sum_of(kind, variable, own, codec)
                     for kind, variable in zip(call.kinds, call.variables, strict=True)
                 ]
                 if self._scales:

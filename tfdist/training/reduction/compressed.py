@@ -1,7 +1,7 @@
 """The reducer that compresses: which gradients travel as a codec makes them, and what each replica remembers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -13,24 +13,28 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compression import random
 from tfdist.compression.codec import Codec, reduced_bytes
 from tfdist.compression.exchange import carried
-from tfdist.compression.messages import Context, State
+from tfdist.compression.messages import Context
 from tfdist.training.reduction import replica_sums
-from tfdist.training.reduction.reducer import Gradient, GradientReducer
+from tfdist.training.reduction.memory import Memory
+from tfdist.training.reduction.planning import Plan
+from tfdist.training.reduction.reducer import Gradient, GradientReducer, choices_of
 
 # Of how many members a gradient is judged: what is remembered must not depend on how many there are.
 _MEMBERS = 2
-_COUNTERS = "the counters of compression"
+_RATE = "compression_learning_rate"
 
 
 class _Unit:
     """Gradients that are compressed as one tensor.
 
     Args:
+        codec: compresses it.
         gradients: by their index among those of the update.
         values: dense, float32 or float64, of one dtype.
     """
 
-    def __init__(self, gradients: dict[int, Gradient], values: dict[int, tf.Tensor]) -> None:
+    def __init__(self, codec: Codec, gradients: dict[int, Gradient], values: dict[int, tf.Tensor]) -> None:
+        self.codec = codec
         self.gradients = gradients
         self.indices = list(gradients)
         self.places = [one.place for one in gradients.values()]
@@ -57,6 +61,29 @@ class _Unit:
         return Gradient(tf.where(finite, 0.0, float("nan")), f"whether {self.label} is finite", turn=self.turn)
 
 
+@dataclass(frozen=True)
+class Compression:
+    """What an optimizer asks of the reduction: puts a codec around what brings replicas together.
+
+    Attributes:
+        codec: compresses.
+        learning_rate: returns that of this update, a scalar.
+    """
+
+    codec: Codec
+    learning_rate: Callable[[], Any] | None = None
+
+    def __call__(self, inner: GradientReducer) -> "Compressed":
+        """Return the reducer around another."""
+        return Compressed(self.codec, inner, learning_rate=self.learning_rate)
+
+
+def codec_of(optimizer: Any) -> Codec | None:
+    """Return the codec that an optimizer asks for, or None."""
+    compression = choices_of(optimizer).compression
+    return compression.codec if isinstance(compression, Compression) else None
+
+
 class Compressed:
     """Compresses gradients of two axes or more that it makes small enough; hands the others on as they are.
 
@@ -77,122 +104,148 @@ class Compressed:
         self._inner = inner
         self._seed = seed
         self._learning_rate = learning_rate if codec.needs_learning_rate else None
-        self._states: dict[int, list[tuple[State, keras.Variable]]] = {}
-        self._counters: list[keras.Variable] = []
+        self._plan = Plan(codec)
+        self._memory = Memory(self._plan.options)
+        self._specs: dict[int, tf.TensorSpec] = {}
+        self._never: set[int] = set()  # of those, what is not compressed and has a momentum all the same
 
     def variables(self, specs: Sequence[tf.TensorSpec]) -> list[keras.Variable]:
         """Make and return what is remembered of each gradient, and how often it was compressed among how many."""
-        for place, spec in enumerate(specs):
-            if is_compressed(self._codec, spec):
-                self._states[place] = [
-                    (state, _variable(f"{spec.name}_compression_{number}", state.initial))
-                    for number, state in enumerate(self._codec.init(tf.TensorSpec(spec.shape, _wide(spec.dtype))))
-                ]
-        #: for each gradient: updates, and replicas in the last one, none in the first
-        self._updates = _variable("compression_updates", tf.zeros([len(specs)], tf.int32))
-        self._members = _variable("compression_members", tf.zeros([len(specs)], tf.int32))
-        self._counters = [self._updates, self._members]
+        fine = [place for place, spec in enumerate(specs) if is_compressed(self._codec, spec)]
+        remembered = range(len(specs)) if self._codec.has_momentum else fine
+        self._specs = {
+            place: tf.TensorSpec(specs[place].shape, _wide(specs[place].dtype), specs[place].name)
+            for place in remembered
+            if specs[place].dtype.is_floating
+        }
+        self._never = set(self._specs) - set(fine)
+        counters = self._plan.counters(len(specs))
         if self._learning_rate is not None:
-            self._last_rate = _variable("compression_learning_rate", tf.zeros([], tf.float32))
-            self._counters.append(self._last_rate)
-        states = [variable for own in self._states.values() for _, variable in own]
-        return [*states, *self._counters, *self._inner.variables(specs)]
+            counters.append((_RATE, tf.zeros([], tf.float32)))
+        self._memory.make(self._specs, len(specs), counters)
+        return [*self._memory.variables, *self._inner.variables(specs)]
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return what is remembered, and that the next update of other replicas sends it all."""
-        kinds: dict[tuple[str, Any], list[keras.Variable]] = {}
-        for state in self._codec.init(tf.TensorSpec([2, 2], tf.float32)):
-            kinds[state.name, state.rule] = []
-        for states in self._states.values():
-            for state, variable in states:
-                kinds[state.name, state.rule].append(variable)
-        own = [ShardedState(name, variables, rule=rule) for (name, rule), variables in kinds.items()]
-        return [*own, ShardedState(_COUNTERS, self._counters, rule="keep"), *self._inner.sharded_state()]
+        """Return what is remembered; the next update of other replicas sends all that was held back."""
+        return [*self._memory.sharded_state(), *self._inner.sharded_state()]
+
+    def renew(self, workers: Any) -> bool:
+        """Choose codecs if they are to be chosen, see `Plan.renew`; return whether the step is to be traced anew."""
+        return bool(self._specs) and self._plan.renew(workers, self._memory, self._specs)
+
+    def alone(self, gradients: list[Gradient]) -> list[Gradient]:
+        """Return what a replica without others has in the place of sums: no codec loses anything of it."""
+        return [self._whole(one) if self._codec.has_momentum else one for one in gradients]
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the sums over replicas, or what the codec has made of them."""
+        """Return the sums over replicas, or what the codecs have made of them."""
+        gradients = [self._whole(one) if one.place in self._never else self._dense(one) for one in gradients]
         units = self._units(gradients)
         compressed = {index for unit in units for index in unit.indices}
         others = [index for index in range(len(gradients)) if index not in compressed]
-        checks = [unit.check() for unit in units]
-        arrived = self._inner.reduce([*(gradients[index] for index in others), *checks])
+        checked = [unit for unit in units if unit.codec.accuracy not in ("lossless", "rounded")]
+        arrived = self._inner.reduce([*(gradients[index] for index in others), *(unit.check() for unit in checked)])
         values = {index: one.value for index, one in zip(others, arrived, strict=False)}
-        totals = self._exchanged(units) if units else []
-        for unit, total, check in zip(units, totals, arrived[len(others) :], strict=True):
-            values.update(unit.apart(total + tf.cast(check.value, total.dtype)))
+        checks = dict(zip(map(id, checked), arrived[len(others) :], strict=True))
+        for unit, total in zip(units, self._exchanged(units) if units else [], strict=True):
+            if id(unit) in checks:
+                total = total + tf.cast(checks[id(unit)].value, total.dtype)
+            values.update(unit.apart(total))
         return [replace(one, value=_in_dtype_of(one, values[index])) for index, one in enumerate(gradients)]
 
     def _units(self, gradients: list[Gradient]) -> list[_Unit]:
         """Return what is compressed, as it is compressed: what is made first comes first."""
-        dense = {
-            index: tf.cast(gradients[index].value, _wide(gradients[index].value.dtype))
-            for index in sorted(range(len(gradients)), key=lambda index: gradients[index].turn)
-            if gradients[index].place in self._states and not isinstance(gradients[index].value, tf.IndexedSlices)
-        }
+        groups: dict[int, dict[int, tf.Tensor]] = {}
+        codecs: dict[int, Codec] = {}
+        for index in sorted(range(len(gradients)), key=lambda index: gradients[index].turn):
+            one = gradients[index]
+            codec = self._plan.of(one.place) if one.place in self._specs and one.place not in self._never else None
+            if codec is not None and not isinstance(one.value, tf.IndexedSlices):
+                codecs[id(codec)] = codec
+                groups.setdefault(id(codec), {})[index] = tf.cast(one.value, _wide(one.value.dtype))
         size = tf_strategies.bucket_bytes_here() or buckets.DEFAULT_BYTES
-        groups = [[index] for index in dense] if self._codec.by_tensor else buckets.in_buckets(dense, size)
-        return [_Unit({i: gradients[i] for i in group}, {i: dense[i] for i in group}) for group in groups]
+        units = []
+        for key, dense in groups.items():
+            codec = codecs[key]
+            parts = [[index] for index in dense] if codec.by_tensor else buckets.in_buckets(dense, size)
+            units += [_Unit(codec, {i: gradients[i] for i in part}, {i: dense[i] for i in part}) for part in parts]
+        return units
+
+    def _dense(self, gradient: Gradient) -> Gradient:
+        """Return a gradient without rows where they have a momentum too."""
+        return replace(gradient, value=tf.convert_to_tensor(gradient.value)) if self._codec.has_momentum else gradient
+
+    def _whole(self, gradient: Gradient) -> Gradient:
+        """Return what a codec with a momentum sends where it does not compress."""
+        variables = self._memory.of(gradient.place, self._codec)
+        value = tf.convert_to_tensor(gradient.value)
+        given = tf.cast(value, _wide(value.dtype)), tuple(tf.convert_to_tensor(one) for one in variables)
+        context = random.context(0, tf_strategies.replicas_here())
+        sent, after = self._codec.whole(*given, context)
+        for variable, state in zip(variables, after, strict=True):
+            variable.assign(state)
+        return replace(gradient, value=tf.cast(sent, value.dtype))
 
     def _exchanged(self, units: list[_Unit]) -> list[tf.Tensor]:
         """Return the totals of units; remember what the next update needs."""
-        places = [one.place for unit in units for one in unit.gradients.values()]
+        places = [place for unit in units for place in unit.places]
         size = tf_strategies.replicas_here()
-        updates, members = (tf.gather(tf.convert_to_tensor(one), places) for one in (self._updates, self._members))
         contexts = self._contexts(units, size)
-        states = [self._state(unit) for unit in units]
+        given = [(unit, self._state(unit), context) for unit, context in zip(units, contexts, strict=True)]
+        carrier = _Carrier(self._inner, units)
 
         def compressed() -> list[Any]:
-            exchanges = [
-                self._codec.exchange(unit.value, state, context)
-                for unit, state, context in zip(units, states, contexts, strict=True)
-            ]
-            ends = carried(exchanges, [unit.label for unit in units], _Carrier(self._inner, units))
+            exchanges = [unit.codec.exchange(unit.value, state, context) for unit, state, context in given]
+            ends = carried(exchanges, [unit.label for unit in units], carrier)
             return [[end.total for end in ends], [list(end.state) for end in ends]]
 
         def whole() -> list[Any]:
-            sent = [
-                self._codec.whole(unit.value, state, context)
-                for unit, state, context in zip(units, states, contexts, strict=True)
-            ]
-            labels = [f"{unit.label}, whole" for unit in units]
-            totals = _Carrier(self._inner, units).all_reduce([tensor for tensor, _ in sent], labels)
+            sent = [unit.codec.whole(unit.value, state, context) for unit, state, context in given]
+            totals = carrier.all_reduce([tensor for tensor, _ in sent], [f"{unit.label}, whole" for unit in units])
             return [totals, [list(state) for _, state in sent]]
 
-        if self._codec.start_after or self._codec.has_memory:
-            others = tf.reduce_any((members != 0) & (members != size))
-            totals, after = tf.cond(others | tf.reduce_any(updates < self._codec.start_after), whole, compressed)
+        if any(unit.codec.start_after or unit.codec.has_memory for unit in units):
+            totals, after = tf.cond(self._is_whole(units, size), whole, compressed)
         else:
             totals, after = compressed()
         for unit, state in zip(units, after, strict=True):
             self._remember(unit, state)
-        at = tf.constant(places)[:, tf.newaxis]
-        self._updates.assign(tf.tensor_scatter_nd_add(tf.convert_to_tensor(self._updates), at, tf.ones_like(updates)))
-        self._members.assign(
-            tf.tensor_scatter_nd_update(tf.convert_to_tensor(self._members), at, tf.fill([len(places)], size))
-        )
+        self._memory.count(places, size)
         return list(totals)
 
+    def _is_whole(self, units: list[_Unit], size: int) -> tf.Tensor:
+        """Return whether nothing is compressed in this update: in the first ones, and the first of other replicas."""
+        places = [place for unit in units for place in unit.places]
+        start_after = [unit.codec.start_after for unit in units for _ in unit.places]
+        updates, members = (
+            tf.gather(tf.convert_to_tensor(one), places) for one in (self._memory.updates, self._memory.members)
+        )
+        return tf.reduce_any((updates < start_after) | ((members != 0) & (members != size)))
+
     def _contexts(self, units: list[_Unit], size: int) -> list[Context]:
-        updates = tf.convert_to_tensor(self._updates)
+        updates = tf.convert_to_tensor(self._memory.updates)
         slower = None
         if self._learning_rate is not None:
-            rate, last = tf.cast(self._learning_rate(), tf.float32), tf.convert_to_tensor(self._last_rate)
+            last_rate = self._memory.others[_RATE]
+            rate, last = tf.cast(self._learning_rate(), tf.float32), tf.convert_to_tensor(last_rate)
             slower = tf.where(last > 0, tf.math.divide_no_nan(last, rate), 1.0)
-            self._last_rate.assign(rate)
+            last_rate.assign(rate)
         rank = tf_strategies.replica_index()
         return [
-            random.context(rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower)
+            random.context(
+                rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower
+            )
             for unit in units
         ]
 
     def _state(self, unit: _Unit) -> tuple[tf.Tensor, ...]:
-        own = [[tf.convert_to_tensor(variable) for _, variable in self._states[place]] for place in unit.places]
+        own = [[tf.convert_to_tensor(one) for one in self._memory.of(place, unit.codec)] for place in unit.places]
         return tuple(unit.joined(values) for values in zip(*own, strict=True))
 
     def _remember(self, unit: _Unit, state: Sequence[tf.Tensor]) -> None:
         for number, value in enumerate(state):
-            for (index, part) in unit.apart(value).items():
-                self._states[unit.gradients[index].place][number][1].assign(part)
+            for place, part in zip(unit.places, unit.apart(value).values(), strict=True):
+                self._memory.of(place, unit.codec)[number].assign(part)
 
 
 class _Carrier:
@@ -250,7 +303,3 @@ def _wide(dtype: tf.DType) -> tf.DType:
 
 def _in_dtype_of(gradient: Gradient, value: Any) -> Any:
     return value if isinstance(value, tf.IndexedSlices) else tf.cast(value, gradient.value.dtype)
-
-
-def _variable(name: str, initial: tf.Tensor) -> keras.Variable:
-    return keras.Variable(initial, dtype=initial.dtype.name, trainable=False, name=name.replace("/", "_"))

@@ -107,6 +107,11 @@ class _Around:
         """Return that of the inner reducer."""
         return self._inner.sharded_state()
 
+    def renew(self, workers: Any) -> bool:
+        """Let the inner reducer choose again what it leaves to be chosen, see `Compressed.renew`."""
+        renew = getattr(self._inner, "renew", None)
+        return False if renew is None else bool(renew(workers))
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -190,7 +195,10 @@ class OverReplicas(_Around):
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
         """Return the sums over replicas, or what the optimizer has chosen in their place."""
-        return self._inner.reduce(gradients) if tf_strategies.replicas_here() > 1 else gradients
+        if tf_strategies.replicas_here() > 1:
+            return self._inner.reduce(gradients)
+        alone = getattr(self._inner, "alone", None)
+        return gradients if alone is None else list(alone(gradients))
 
 
 class Weighted(_Around):

@@ -13,6 +13,7 @@ ORDER = (
     "steps.updates",
     "optimization.precision",
     "optimization.distributed",
+    "optimization.compression",
     "fit.calls",
     "fit.callbacks",
     "fit.saving",

@@ -1,0 +1,179 @@
+"""The benchmark of gradient compression without workers: names, figures, tables, pictures, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tfdist.bench.codecs import picture, table
+from tfdist.bench.codecs.benchmark import Report, Row, Setup, lanes_of
+from tfdist.bench.codecs.choice import DEFAULT, load, parsed
+from tfdist.bench.codecs.race import Curve, Race, RaceReport
+from tfdist.bench.workers import interface
+from tfdist.bench.workers.links import Link
+from tfdist.cli.main import main
+from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.measurement import machine
+
+COUNTERS = """
+    lo:      70    1    0    0    0     0          0         0       70    1    0    0    0     0       0          0
+  eth0:    1000    9    0    0    0     0          0         0     2500   12    0    0    0     0       0          0
+"""
+
+
+def about() -> dict[str, str]:
+    return {**machine.describe(), "load average at the end": "0.1"}
+
+
+def setup(**changes: Any) -> Setup:
+    given = {"codecs": ["powersgd"], "model": "small", "workers": 2}
+    numbers = {"global_batch_size": 32, "warm_up_steps": 1, "steps": 5, "rounds": 3}
+    return Setup(**{**given, **numbers, **changes})
+
+
+def report() -> Report:
+    rows = [
+        Row(name="noop", seconds=[0.1, 0.1, 0.1], sent_bytes=[10, 10, 10]),
+        Row(name="horovod", seconds=[0.8, 1.6, 0.8], sent_bytes=[1030, 1020, 1010], wire_bytes=1000),
+        Row(name="none", seconds=[0.4, 0.8, 0.4], sent_bytes=[1010] * 3, wire_bytes=1000, error=0.0),
+        Row(
+            name="powersgd",
+            seconds=[0.2, 0.2, 0.2],
+            sent_bytes=[110, 120, 130],
+            wire_bytes=100,
+            computing=[(0.001, 0.002), (0.003, 0.004), (0.005, 0.006)],
+            error=0.5,
+        ),
+    ]
+    return Report(setup=setup(link=Link(rate="100mbit")), rows=rows, left_out={}, machine=about())
+
+
+def race(**changes: Any) -> Race:
+    given = {"codecs": ["powersgd"], "data": Path("digits"), "workers": 2, "global_batch_size": 64, "steps": 10}
+    return Race(**{**given, "target": 0.9, "rounds": 1, **changes})
+
+
+def raced() -> RaceReport:
+    curves = {
+        "horovod": [Curve(seconds=[10.0, 20.0], accuracy=[0.5, 0.92])],
+        "none": [Curve(seconds=[9.0, 18.0], accuracy=[0.5, 0.92])],
+        "powersgd": [Curve(seconds=[1.0, 2.0], accuracy=[0.4, 0.91])],
+        "topk": [Curve(seconds=[1.0, 2.0], accuracy=[0.4, 0.8])],
+    }
+    return RaceReport(setup=race(), curves=curves, examples=640, left_out={"horovod": "gone"}, machine=about())
+
+
+def test_a_codec_has_options_behind_a_colon() -> None:
+    assert parsed("dgc:density=0.001,factor_masking=false") == ("dgc", {"density": 0.001, "factor_masking": False})
+    assert all(parsed(name) == (name, {}) for name in DEFAULT)
+
+
+@pytest.mark.parametrize("text", ["powersgd:rank", "powersgd:rank=", "powersgd:rank=two", "powersgd:4"])
+def test_an_option_without_a_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        parsed(text)
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    with pytest.raises(MissingDependencyError, match="'no_such_codecs' cannot be imported"):
+        load(["no_such_codecs"])
+
+
+def test_what_others_are_compared_with_is_always_measured_and_once() -> None:
+    assert list(lanes_of(["topk", "none", "topk"], horovod=True)) == ["noop", "horovod", "none", "topk"]
+    assert list(lanes_of(["topk"], horovod=False)) == ["noop", "none", "topk"]
+
+
+def test_the_counter_of_what_was_sent_is_read() -> None:
+    assert interface.sent(COUNTERS, "eth0") == 2500
+    assert interface.sent(COUNTERS, "eth1") is None
+
+
+def test_speed_is_the_others_time_over_ones_own_in_the_same_round() -> None:
+    found = report()
+    noop, horovod, none, powersgd = found.rows
+    assert found.speed(powersgd, "horovod").median == pytest.approx(4.0)
+    assert found.speed(powersgd, "none").upper == pytest.approx(3.0)
+    assert found.speed(none, "none") is None
+    assert found.speed(horovod, "none").median == pytest.approx(0.5)
+    assert (noop.sent, noop.sent_over_formula, noop.encode) == (10, None, None)
+    assert (powersgd.sent, powersgd.sent_over_formula) == (120, pytest.approx(1.2))
+    assert (powersgd.encode, powersgd.decode) == (0.003, 0.004)
+
+
+def test_the_table_has_a_line_for_each_way_with_dashes_where_nothing_is_known() -> None:
+    lines = list(table.step_lines(report()))
+    cells = {line.split()[0]: line.split() for line in lines[2:6]}
+    assert cells["noop"][1:6] == ["10", "-", "-", "-", "-"]
+    assert cells["powersgd"][1:6] == ["120", "100", "1.200", "3.0", "4.0"]
+    assert cells["powersgd"][6:] == ["200.0", "[200.0-200.0]", "2.00", "[2.00-3.00]", "4.00", "[4.00-6.00]", "0.5"]
+    assert "behind links of 100mbit" in lines[7]
+    assert len({len(line) for line in lines[:1] + lines[2:6]}) == 1
+
+
+def test_the_report_is_json_with_its_figures() -> None:
+    read = json.loads(report().to_json())
+    assert read["setup"]["link"] == {"rate": "100mbit", "delay_ms": 0.0}
+    assert read["results"][-1]["speed"]["horovod"]["median"] == pytest.approx(4.0)
+    assert read["results"][0]["sent_over_formula"] is None
+
+
+def test_time_to_accuracy_is_that_of_the_first_check_that_reaches_it() -> None:
+    found = raced()
+    assert found.seconds_to_target("powersgd").median == 2.0
+    assert found.epochs_to_target("powersgd").median == pytest.approx(10 * 64 / 640)
+    assert found.speed("powersgd", "horovod").median == pytest.approx(10.0)
+    assert found.seconds_to_target("topk") is found.speed("topk", "none") is None
+    read = json.loads(found.to_json())
+    assert read["results"][-1]["seconds_to_target"] is None
+    assert read["results"][2]["speed"]["none"]["median"] == pytest.approx(9.0)
+
+
+def test_the_table_of_trainings_says_what_was_not_reached_and_what_was_left_out() -> None:
+    lines = list(table.race_lines(raced()))
+    assert lines[2].split()[:4] == ["horovod", "20.00", "[20.00-20.00]", "1.00"]
+    assert lines[4].split()[-2:] == ["10.00", "[10.00-10.00]"]
+    assert "not reached" in lines[5]
+    assert "80.0%" in lines[5]
+    assert "horovod left out: gone" in lines
+
+
+def test_the_picture_has_a_line_for_each_training(tmp_path: Path) -> None:
+    assert picture.lines(raced())["powersgd"] == [([1.0, 2.0], [0.4, 0.91])]
+    pytest.importorskip("matplotlib")
+    picture.draw(raced(), tmp_path / "codecs.png")
+    assert (tmp_path / "codecs.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "says"),
+    [
+        (setup, {"global_batch_size": 33}, "33 examples for 2 workers"),
+        (setup, {"workers": 1}, "workers is 1"),
+        (setup, {"codecs": []}, "codecs is empty"),
+        (race, {"global_batch_size": 33}, "33 examples for 2 workers"),
+        (race, {"steps": 12}, "looked at every 5"),
+        (race, {"target": 1.5}, "target is 1.5"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Any, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--delay", "1"], "--delay is of a link"),
+        (["--plot", "codecs.png"], "add --train"),
+        (["--train", "--model", "small"], "leave --model out"),
+        (["--target", "0"], "--target"),
+        (["--workers", "1"], "--workers"),
+    ],
+)
+def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(main, ["bench", "codecs", *arguments])
+    assert done.exit_code == 2
+    assert says in done.output

@@ -1,0 +1,227 @@
+"""Gradient compression beside Horovod and beside none: bytes, the time of a step, and the error of a gradient."""
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfdist.bench.codecs.choice import HOROVOD, NONE, NOOP
+from tfdist.bench.workers import lanes
+from tfdist.bench.workers.links import Link, network
+from tfdist.errors import ConfigError
+from tfdist.measurement import machine
+from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+from tfdist.strategies import registry
+from tfdist.validation import integer
+
+__all__ = ["Report", "Row", "Setup", "lanes_of", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is measured.
+
+    Attributes:
+        codecs: names with options, see `choice.parsed`.
+        model: a name from `tfdist.bench.workers.models.MODELS`.
+        workers: number of processes, at least 2.
+        global_batch_size: examples per step over all workers; a multiple of their number.
+        warm_up_steps: of each arm before the first measurement.
+        steps: steps per measurement.
+        rounds: measurements of each arm.
+        link: what connects the workers; None: they share this host.
+        modules: that register codecs of the user's.
+    """
+
+    codecs: Sequence[str]
+    model: str
+    workers: int
+    global_batch_size: int
+    warm_up_steps: int
+    steps: int
+    rounds: int
+    link: Link | None = None
+    modules: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        integer("workers", self.workers, minimum=2)
+        for name in ("global_batch_size", "warm_up_steps", "steps", "rounds"):
+            integer(name, getattr(self, name), minimum=1)
+        require_equal_parts(self.global_batch_size, self.workers)
+        if not self.codecs:
+            raise ConfigError("codecs is empty; name some, such as powersgd.")
+
+
+def require_equal_parts(global_batch_size: int, workers: int) -> None:
+    """Raise unless every worker has as many examples.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if global_batch_size % workers:
+        raise ConfigError(
+            f"the global batch has {global_batch_size} examples for {workers} workers; Horovod's loop takes as many on "
+            f"each. Choose a multiple of {workers}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One way to reduce gradients.
+
+    Attributes:
+        name: of a codec with its options, or `HOROVOD`, or `NOOP`.
+        seconds: per step, one per round; the slowest worker's.
+        sent_bytes: per step and worker, one per round, by the counter of the worker's interface, the mean over workers;
+            empty without a link.
+        wire_bytes: that a worker sends for the gradients of a step, by the formulas; None where nothing is said.
+        computing: seconds until the first messages leave, and from then on, one pair per round; the slowest worker's.
+        error: |total - exact| / |exact| of the gradients of one batch; None of what is no codec.
+    """
+
+    name: str
+    seconds: Sequence[float]
+    sent_bytes: Sequence[float] = ()
+    wire_bytes: float | None = None
+    computing: Sequence[tuple[float, float]] = ()
+    error: float | None = None
+
+    @property
+    def sent(self) -> float | None:
+        """The median of the bytes that a worker has sent in a step."""
+        return quartiles(self.sent_bytes).median if self.sent_bytes else None
+
+    @property
+    def sent_over_formula(self) -> float | None:
+        """How many times the bytes of the formula have left."""
+        return self.sent / self.wire_bytes if self.sent is not None and self.wire_bytes else None
+
+    @property
+    def encode(self) -> float | None:
+        """The median seconds of computing until the first messages leave."""
+        return quartiles([first for first, _ in self.computing]).median if self.computing else None
+
+    @property
+    def decode(self) -> float | None:
+        """The median seconds of computing from then on."""
+        return quartiles([rest for _, rest in self.computing]).median if self.computing else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All rows, and the machine.
+
+    Attributes:
+        setup: what was measured.
+        rows: one for each way.
+        left_out: name -> why it could not run.
+        machine: processor, cores, versions, time and load at the start, and the load at the end.
+    """
+
+    setup: Setup
+    rows: Sequence[Row]
+    left_out: Mapping[str, str]
+    machine: Mapping[str, str]
+
+    def speed(self, row: Row, peer: str) -> Quartiles | None:
+        """Return the time of the peer's step over that of a row's in the same round; None without the peer."""
+        found = [one for one in self.rows if one.name == peer]
+        return ratio(found[0].seconds, row.seconds) if found and row.name != peer else None
+
+    def to_json(self) -> str:
+        """Return the report as JSON, medians and ratios included."""
+        derived = [
+            {
+                "name": row.name,
+                "seconds": asdict(quartiles(row.seconds)),
+                "sent_bytes": row.sent,
+                "sent_over_formula": row.sent_over_formula,
+                "encode": row.encode,
+                "decode": row.decode,
+                "speed": {peer: asdict(q) for peer in (NONE, HOROVOD) if (q := self.speed(row, peer)) is not None},
+            }
+            for row in self.rows
+        ]
+        return json.dumps({**asdict(self), "results": derived}, indent=2)
+
+
+def lanes_of(codecs: Sequence[str], *, horovod: bool) -> dict[str, str]:
+    """Return what is measured, and whose processes run it.
+
+    Args:
+        codecs: names with options; "none" is added where it is missing, since others are compared with it.
+        horovod: whether it is installed.
+
+    Example:
+        >>> lanes_of(["powersgd"], horovod=True)
+        {'noop': 'multi-worker', 'horovod': 'horovod', 'none': 'multi-worker', 'powersgd': 'multi-worker'}
+    """
+    names = [NOOP, *([HOROVOD] if horovod else []), *dict.fromkeys([NONE, *codecs])]
+    return {name: "horovod" if name == HOROVOD else "multi-worker" for name in names}
+
+
+def run(setup: Setup, *, on_turn: Callable[[str, int], None] = lambda name, number: None) -> Report:
+    """Measure all ways in turns, each round in another order, and return the report.
+
+    Args:
+        setup: what to measure.
+        on_turn: told of each way and round (0: warming up) before it is measured.
+    Raises:
+        TfdistError: a worker failed; the message has its traceback.
+
+    Example:
+        >>> run(Setup(codecs=["powersgd"], model="small", workers=2, global_batch_size=32, warm_up_steps=2,
+        ...           steps=5, rounds=3)).rows                                                      # doctest: +SKIP
+    """
+    about = machine.describe()
+    is_installed = registry.get("ring").is_installed
+    lane_of = lanes_of(setup.codecs, horovod=is_installed)
+    order = list(lane_of)
+    measured: dict[str, list[list[Any]]] = {name: [] for name in order}
+    with contextlib.ExitStack() as stack:
+        joined = stack.enter_context(network(setup.link, setup.workers)) if setup.link else None
+        found = {
+            name: stack.enter_context(lanes.Lane(name, workers=setup.workers, network=joined))
+            for name in dict.fromkeys(lane_of.values())
+        }
+
+        def call(name: str, target: str, **arguments: Any) -> list[Any]:
+            with lanes.turn(found[lane_of[name]], found.values()) as lane:
+                return lane.call(f"tfdist.bench.codecs.{target}", **arguments)
+
+        what = {"model": setup.model, "global_batch_size": setup.global_batch_size, "modules": list(setup.modules)}
+        studies = {}
+        for name in order:  # the first call makes the strategy, before which TensorFlow may do nothing
+            on_turn(name, 0)
+            call(name, "steps:prepare", arm=name, steps=setup.warm_up_steps, **what)
+            if name not in (NOOP, HOROVOD):
+                studies[name] = call(name, "gradients:study", codec=name, times=setup.rounds, **what)
+        for number in range(setup.rounds):
+            turn = number % len(order)
+            for name in order[turn:] + order[:turn]:
+                on_turn(name, number + 1)
+                measured[name].append(call(name, "steps:measure", arm=name, steps=setup.steps))
+    about["load average at the end"] = machine.describe()["load average"]
+    rows = [_row(name, setup, measured[name], studies.get(name), studies[NONE]) for name in order]
+    left_out = {} if is_installed else {HOROVOD: "it is not installed. Install it: tfdist build horovod"}
+    return Report(setup=setup, rows=rows, left_out=left_out, machine=about)
+
+
+def _row(name: str, setup: Setup, rounds: list[list[Any]], study: list[Any] | None, whole: list[Any]) -> Row:
+    """Return a row of the (seconds, bytes) of all workers in each round, and what each has found of the codec."""
+    seconds = [max(seconds for seconds, _ in workers) / setup.steps for workers in rounds]
+    sent = [sum(sent for _, sent in workers) / setup.workers / setup.steps for workers in rounds] if setup.link else []
+    if study is None:
+        return Row(
+            name=name, seconds=seconds, sent_bytes=sent, wire_bytes=None if name == NOOP else whole[0]["wire_bytes"]
+        )
+    slowest = [max(turn, key=sum) for turn in zip(*(worker["seconds"] for worker in study), strict=True)]
+    return Row(
+        name=name,
+        seconds=seconds,
+        sent_bytes=sent,
+        wire_bytes=study[0]["wire_bytes"],
+        computing=[tuple(turn) for turn in slowest],
+        error=study[0]["error"],
+    )

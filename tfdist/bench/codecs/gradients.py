@@ -1,0 +1,156 @@
+"""What a codec does with the gradients of a model, in worker processes that do not talk: its bytes, times and error."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist.bench.codecs.choice import codec_of, load
+from tfdist.bench.codecs.units import units, wire_bytes
+from tfdist.bench.workers import loops
+from tfdist.bench.workers.models import MODELS
+from tfdist.compression import random
+from tfdist.compression.codec import Codec, Exchange
+from tfdist.compression.exchange import together
+from tfdist.compression.messages import AllGather, AllReduce, Context, Exchanged, Request, Total
+
+__all__ = ["study"]
+
+_SEED = 7
+
+
+def study(codec: str, model: str, global_batch_size: int, times: int, modules: Sequence[str]) -> dict[str, Any]:
+    """Return what a codec does with the gradients of one batch.
+
+    Returns:
+        ``wire_bytes``: that a worker sends in a step, by the formulas. ``seconds``: of computing, so many times, until
+        the first messages leave, and from then on. ``error``: |total - exact| / |exact| over all gradients, in a first
+        step; of the first worker alone, else None.
+    """
+    load(modules)
+    workers = clusters.from_environment()
+    chosen, parts = codec_of(codec), _parts(model, global_batch_size, workers.num_workers)
+    specs = [tf.TensorSpec(one.shape, one.dtype) for one in parts[0]]
+    groups = units(chosen, specs)
+    return {
+        "wire_bytes": wire_bytes(chosen, specs, workers.num_workers),
+        "seconds": _computing(chosen, parts[workers.worker_index], groups, workers, times),
+        "error": None if workers.worker_index else _error(chosen, parts, groups),
+    }
+
+
+def _computing(
+    codec: Codec, gradients: list[tf.Tensor], groups: list[list[int]], workers: clusters.Cluster, times: int
+) -> list[tuple[float, float]]:
+    """Return the seconds of each of the two parts, so many times.
+
+    What others would send is replaced by what this worker sends: of the same size, and there at once.
+    """
+    if not groups:
+        return [(0.0, 0.0)] * times
+    rank, size = workers.worker_index, workers.num_workers
+    values = [_together(gradients, group) for group in groups]
+    states = [list(_first_state(codec, value)) for value in values]
+
+    def exchanges(step: tf.Tensor, states: Any) -> list[Exchange]:
+        both = enumerate(zip(values, states, strict=True))
+        return [
+            codec.exchange(value, tuple(state), _context(codec, rank, size, step, place))
+            for place, (value, state) in both
+        ]
+
+    @tf.function
+    def first(step: tf.Tensor, states: Any) -> list[tf.Tensor]:
+        return [_tensor(next(exchange)) for exchange in exchanges(step, states)]
+
+    @tf.function
+    def whole(step: tf.Tensor, states: Any) -> list[Any]:
+        ends = [_answered(exchange, size) for exchange in exchanges(step, states)]
+        return [(end.total, list(end.state)) for end in ends]
+
+    found = []
+    for number in range(times + 1):  # the first one, which traces, is not counted
+        step = tf.constant(number)
+        before, all_of_it = _seconds(first, step, states), _seconds(whole, step, states)
+        found.append((before, max(all_of_it - before, 0.0)))
+    return found[1:]
+
+
+def _error(codec: Codec, parts: list[list[tf.Tensor]], groups: list[list[int]]) -> float:
+    size, difference = len(parts), 0.0
+    for place, group in enumerate(groups):
+        values = [_together(gradients, group) for gradients in parts]
+        state = _first_state(codec, values[0])
+        members = [
+            codec.exchange(value, state, _context(codec, rank, size, tf.constant(0), place))
+            for rank, value in enumerate(values)
+        ]
+        difference += _square(together(members)[0].total - tf.add_n(values))
+    exact = sum(_square(tf.add_n(list(each))) for each in zip(*parts, strict=True))
+    return (difference / exact) ** 0.5 if exact else 0.0
+
+
+@functools.lru_cache(maxsize=1)
+def _parts(model: str, global_batch_size: int, members: int) -> list[list[tf.Tensor]]:
+    """Return each member's part of the mean gradients of a new model on one batch; kept for the next codec."""
+    keras.utils.set_random_seed(_SEED)
+    network = MODELS[model].build()
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    variables = [variable.value for variable in network.trainable_variables]
+    x, y = next(iter(loops.dataset(model, global_batch_size)))
+
+    @tf.function
+    def part(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = loss_function(y, network(x, training=True)) / members
+        return tape.gradient(loss, variables)
+
+    return [part(*both) for both in zip(tf.split(x, members), tf.split(y, members), strict=True)]
+
+
+def _first_state(codec: Codec, value: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    return tuple(state.initial for state in codec.init(tf.TensorSpec(value.shape, value.dtype)))
+
+
+def _together(gradients: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:
+    if len(group) == 1:
+        return gradients[group[0]]
+    return tf.concat([tf.reshape(gradients[index], [-1]) for index in group], axis=0)
+
+
+def _context(codec: Codec, rank: int, size: int, step: tf.Tensor, place: int) -> Context:
+    slower = tf.constant(1.0) if codec.needs_learning_rate else None
+    return random.context(rank, size, step=step, seed=_SEED, place=place, slower=slower)
+
+
+def _tensor(request: Request) -> tf.Tensor:
+    return request.tensor if isinstance(request, AllReduce) else request.rows
+
+
+def _answered(exchange: Exchange, size: int) -> Exchanged:
+    answer: Any = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(request, AllReduce):
+            answer = Total(request.tensor, request.tensor)
+        elif isinstance(request, AllGather):
+            answer = tf.tile(request.rows, [size, *[1] * (request.rows.shape.rank - 1)])
+        else:
+            answer = request.rows
+
+
+def _square(value: tf.Tensor) -> float:
+    return float(tf.reduce_sum(tf.square(tf.cast(value, tf.float64))))
+
+
+def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
+    began = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - began

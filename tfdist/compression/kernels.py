@@ -1,0 +1,78 @@
+"""The inner loops of codecs in C++, where they can be had; elsewhere codecs take TensorFlow's operations.
+
+Both come to the same words and numbers, bit for bit, in a `tf.function`: `tfdist/native/codecs` draws the numbers of
+`tf.random.stateless_uniform`, and whatever is added up is added up in one order. Two things are left open: which of
+several NaNs goes on; and numbers below 2**-126, which the kernels take for zeros, as threads of TensorFlow do, but not
+the thread of an operation that is called eagerly.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.native import library
+from tfdist.native.loading import load
+from tfdist.native.ops import is_wanted
+
+_OPS = (
+    *("group_sums", "group_largest", "to_levels", "from_levels", "to_signs", "from_signs", "to_powers", "from_powers"),
+    "largest",
+)
+_log = logging.getLogger(__name__)
+_alone = threading.Lock()
+
+
+def kernels() -> Any | None:
+    """Return the module of the ops, compiled by the first process that asks; None where TensorFlow's are to be taken.
+
+    That is on a machine with GPUs, where gradients are on those; with TFDIST_NATIVE=0; and where nothing can be
+    compiled, which is said in one warning.
+
+    Raises:
+        ConfigError: TFDIST_NATIVE is neither 0 nor 1.
+
+    Example:
+        >>> words = kernels().tfdist_to_signs(rows)  # doctest: +SKIP
+    """
+    if not is_wanted() or tf.config.get_visible_devices("GPU"):
+        return None
+    with _alone:
+        return _loaded()
+
+
+def key_and_counter(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return where the random numbers of a seed begin, for kernels."""
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    return key, counter
+
+
+def shaped(tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
+    """Return what a kernel returned with its shape, which TensorFlow cannot know in a graph."""
+    tensor.set_shape(shape)
+    return tensor
+
+
+@cache
+def _loaded() -> Any | None:
+    try:
+        return load(library.CODECS, _module)
+    except (TfdistError, OSError) as error:
+        _log.warning(
+            "Gradients are compressed by TensorFlow's operations, which takes longer, because tfdist's are missing: %s",
+            error,
+        )
+        return None
+
+
+def _module(path: Path) -> Any:
+    module = tf.load_op_library(str(path))
+    missing = [name for name in _OPS if not hasattr(module, f"tfdist_{name}")]
+    if missing:
+        raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
+    return module

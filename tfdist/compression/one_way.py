@@ -1,0 +1,65 @@
+"""A tensor that is encoded in one place and decoded in another, as between a worker and its parameter servers."""
+
+import tensorflow as tf
+
+from tfdist.compression import packing
+from tfdist.compression.codec import Codec, RowCodec, row_length
+from tfdist.compression.codecs.casting import Rounded, Whole
+
+
+def goes_one_way(codec: Codec) -> bool:
+    """Return whether a codec needs neither a memory nor an answer: its words say all.
+
+    Example:
+        >>> from tfdist.compression import QSGD, PowerSGD
+        >>> goes_one_way(QSGD()), goes_one_way(PowerSGD())
+        (True, False)
+    """
+    if isinstance(codec, Rounded):
+        return isinstance(codec.codec, Whole)
+    return isinstance(codec, (RowCodec, Whole)) and codec.accuracy != "biased"
+
+
+def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
+    """Return what travels of a tensor.
+
+    Random numbers follow from the tensor itself: one that is computed again is encoded alike.
+
+    Args:
+        codec: one that goes one way.
+        tensor: float32 or float64, of a known shape.
+    """
+    if isinstance(codec, Rounded):
+        return tf.cast(tensor, codec.wire_dtype)
+    if not isinstance(codec, RowCodec):
+        return tensor
+    flat = tf.reshape(tf.cast(tensor, tf.float32), [1, -1])
+    elements = int(tensor.shape.num_elements())
+    row = tf.pad(flat, [[0, 0], [0, row_length(elements, 1, codec.row_multiple) - elements]])
+    seed = tf.stack([tf.reduce_sum(packing.as_words(flat)), elements])
+    # codecs may make finite numbers of what is not finite
+    check = tf.where(tf.reduce_all(tf.math.is_finite(flat)), 0.0, float("nan"))
+    return tf.concat([codec.encode(row, seed), packing.as_words(tf.reshape(check, [1, 1]))], axis=1)
+
+
+def received(codec: Codec, wire: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    """Return the tensor that something stands for.
+
+    Args:
+        codec: that of `sent`.
+        wire: what it gave.
+        spec: of the tensor.
+
+    Example:
+        >>> from tfdist.compression import Float16
+        >>> third = tf.constant([1 / 3])
+        >>> received(Float16(), sent(Float16(), third), tf.TensorSpec([1], tf.float32)).numpy().tolist()
+        [0.333251953125]
+    """
+    if not isinstance(codec, RowCodec):
+        return tf.cast(wire, spec.dtype)
+    elements = int(spec.shape.num_elements())
+    count = row_length(elements, 1, codec.row_multiple)
+    words, check = wire[:, :-1], packing.as_numbers(wire[:, -1])
+    numbers = codec.decode(words, count)[0, :elements] + check
+    return tf.cast(tf.reshape(numbers, spec.shape), spec.dtype)

@@ -1,0 +1,101 @@
+"""Which codec each gradient has: the one that was asked for, or what `Auto` chooses of what workers measure."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives import buckets
+from tfdist.collectives.base import Collective
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compression import choice, measuring
+from tfdist.compression.auto import Auto
+from tfdist.compression.choice import Link
+from tfdist.compression.codec import Codec
+from tfdist.compression.codecs.casting import Whole
+from tfdist.compression.error_feedback import ErrorFeedback
+from tfdist.training.reduction.memory import Memory
+
+_log = logging.getLogger("tfdist")
+_CHOICE, _LINK = "compression_choice", "compression_link"
+
+
+class Plan:
+    """The codec of each gradient.
+
+    One that is chosen is chosen before a step is traced, which has no other one. So a choice is part of the state that
+    is saved: training that resumes on a network like the one before goes on with the same codecs.
+
+    Args:
+        codec: what was asked for.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._is_chosen = isinstance(codec, Auto)
+        options = codec.options if isinstance(codec, Auto) else [codec]
+        # What has been held back is sent once a gradient is no longer compressed.
+        self._last = ErrorFeedback(codec=Whole())
+        self.options = [*options, self._last] if self._is_chosen and any(one.has_memory for one in options) else options
+        self._choice: dict[int, int] = {}
+        self._is_told = False
+
+    def of(self, place: int) -> Codec | None:
+        """Return the codec of a gradient now, or None where it travels as it is."""
+        index = self._choice.get(place, 0)
+        return None if self._is_chosen and index == 0 else self.options[index]
+
+    def counters(self, count: int) -> list[tuple[str, tf.Tensor]]:
+        """Return the names and first values of what is to be remembered of a choice among so many gradients."""
+        if not self._is_chosen:
+            return []
+        return [(_CHOICE, tf.zeros([count], tf.int32)), (_LINK, tf.zeros([2], tf.float32))]
+
+    def renew(self, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec]) -> bool:
+        """Choose again if the network is another one than that of the last choice; all workers call it.
+
+        Args:
+            workers: see `Workers`.
+            memory: where the last choice is.
+            specs: of the gradients.
+        Returns:
+            Whether some gradient has another codec than before.
+        """
+        if not self._is_chosen or workers.count == 1 or not specs:
+            return False
+        with workers.waiting("the measurement of the network"):
+            link = _agreed_link(workers.collective)
+            if not link.is_like(Link(*_numbers(memory.others[_LINK]))):
+                self._choose(link, workers, memory, specs)
+        before, saved = self._choice, _numbers(memory.others[_CHOICE])
+        self._choice = {place: int(saved[place]) for place in specs}
+        return self._choice != {place: before.get(place, 0) for place in specs}
+
+    def _choose(self, link: Link, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec]) -> None:
+        options = self.options[:-1] if self.options[-1] is self._last else self.options
+        members = workers.count
+        mine = [measuring.seconds_per_element(codec, members) for codec in options]
+        costs = measuring.agreed(workers.collective, mine)
+        given = {"members": members, "bucket_bytes": buckets.DEFAULT_BYTES}
+        chosen = choice.chosen(options, specs, link, costs, **given)
+        now = list(_numbers(memory.others[_CHOICE]))
+        if workers.is_chief:
+            news = chosen != {place: now[place] for place in specs} or not self._is_told
+            told = choice.described(options, specs, chosen, link, costs, **given)
+            _log.log(logging.WARNING if news else logging.INFO, "compression: %s.", told)
+            self._is_told = True
+        for place, index in chosen.items():
+            held_back = self.options[int(now[place])].has_memory and index == 0
+            now[place] = len(self.options) - 1 if held_back else index
+        memory.others[_CHOICE].assign(tf.constant(now, tf.int32))
+        memory.others[_LINK].assign(tf.constant([link.latency_seconds, link.seconds_per_byte], tf.float32))
+
+
+def _agreed_link(collective: Collective) -> Link:
+    mine = measuring.link_between(collective)
+    return Link(*measuring.agreed(collective, [mine.latency_seconds, mine.seconds_per_byte]))
+
+
+def _numbers(variable: keras.Variable) -> list[Any]:
+    return list(tf_strategies.primary(variable.value).numpy().tolist())
