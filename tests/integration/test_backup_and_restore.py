@@ -113,6 +113,6 @@ def test_killed_while_a_backup_is_written_it_goes_on_from_one_that_is_whole(
 def test_any_input_is_entered_where_it_was_left(forking: Forks, tmp_path: Path, data: str) -> None:
     training = Training(forking, tmp_path, "none", data, "1")
     expected = training.to_the_end("never")
-    for tick in (1, 4):  # in an epoch; where that went on, in the next one
+    for tick in (1, 3 if "shorter" in data else 4):  # in an epoch; where that went on, in the next one
         assert training.run("killed", kill(tick)) == KILLED, forking.output[-3000:]
     assert training.to_the_end("killed") == expected
