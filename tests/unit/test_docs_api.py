@@ -78,7 +78,7 @@ def arguments(target: griffe.Object) -> set[str]:
         return taken(target)
     if "dataclass" in target.labels:
         fields = (one for one in target.members.values() if one.is_attribute and "property" not in one.labels)
-        of_objects = (one for one in fields if one.annotation is not None and "ClassVar" not in str(one.annotation))
+        of_objects = (one for one in fields if one.annotation is not None and "instance-attribute" in one.labels)
         return {one.name for one in of_objects if not one.name.startswith("_")}
     made = target.members.get("__init__")
     return taken(made) if made is not None and made.is_function else set()

@@ -10,12 +10,13 @@ import tensorflow as tf
 from tfdist.collectives import buckets
 from tfdist.collectives.base import Collective
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.compression import choice, measuring
+from tfdist.compression import choice
 from tfdist.compression.auto import Auto
 from tfdist.compression.choice import Link
 from tfdist.compression.codec import Codec
 from tfdist.compression.codecs.casting import Whole
 from tfdist.compression.error_feedback import ErrorFeedback
+from tfdist.training.reduction import measuring
 from tfdist.training.reduction.memory import Memory
 
 _log = logging.getLogger("tfdist")
