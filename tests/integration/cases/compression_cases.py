@@ -95,7 +95,7 @@ def resumed_at_every_step(folder):
 
 
 def another_number_of_replicas(folder):
-    """What two replicas have held back goes into the first update of three, whole; nothing is lost on the way."""
+    """What two replicas have held back goes into the first update of three, or of one; nothing is lost on the way."""
     _split_processor(3)
     said, handler = [], logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
@@ -124,10 +124,16 @@ def another_number_of_replicas(folder):
 
     plain = begun(1, None)
     fit(plain, 2)
-    for codec in (TopK(density=0.05), PowerSGD(rank=1), DGC(density=0.05, momentum=0.0)):
-        place = folder / codec.shown
+    cases = [
+        (TopK(density=0.05), 3),
+        (PowerSGD(rank=1), 3),
+        (DGC(density=0.05, momentum=0.0), 3),
+        (TopK(density=0.1), 1),
+    ]
+    for codec, count in cases:
+        place = folder / f"{codec.shown} {count}"
         fit(begun(2, codec), 1, [BackupAndRestore(place, delete_checkpoint=False)])
-        model = begun(3, codec)
+        model = begun(count, codec)
         fit(model, 2, [BackupAndRestore(place, delete_checkpoint=False), Stop(1)])
         # four updates of two epochs of three: the fourth had all that the first three held back
         assert any("held back: added up" in line for line in said), said

@@ -134,8 +134,25 @@ class Compressed:
         return bool(self._specs) and self._plan.renew(workers, self._memory, self._specs)
 
     def alone(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return what a replica without others has in the place of sums: no codec loses anything of it."""
-        return [self._whole(one) if self._codec.has_momentum else one for one in gradients]
+        """Return what a replica without others has in the place of sums: nothing is lost, and nothing held back."""
+        mine = {i: one for i, one in enumerate(gradients) if one.place in self._specs and not _has_rows(one)}
+        if self._codec.has_momentum:
+            return [self._whole(one) for one in gradients]
+        if not mine or not self._codec.has_memory or tf_strategies.replica_count(tf.distribute.get_strategy()) > 1:
+            return gradients
+        places = [one.place for one in mine.values()]
+        members = tf.gather(tf.convert_to_tensor(self._memory.members), places)
+
+        def with_what_was_held_back() -> list[tf.Tensor]:
+            sent = [self._whole(one).value for one in mine.values()]
+            self._memory.count(places, 1)
+            return sent
+
+        # of a time when there were more replicas
+        is_first = tf.reduce_any((members != 0) & (members != 1))
+        values = tf.cond(is_first, with_what_was_held_back, lambda: [one.value for one in mine.values()])
+        sent = dict(zip(mine, values if len(mine) > 1 else tf.nest.flatten(values), strict=True))
+        return [replace(one, value=sent[i]) if i in sent else one for i, one in enumerate(gradients)]
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
         """Return the sums over replicas, or what the codecs have made of them."""
@@ -160,7 +177,7 @@ class Compressed:
         for index in sorted(range(len(gradients)), key=lambda index: gradients[index].turn):
             one = gradients[index]
             codec = self._plan.of(one.place) if one.place in self._specs and one.place not in self._never else None
-            if codec is not None and not isinstance(one.value, tf.IndexedSlices):
+            if codec is not None and not _has_rows(one):
                 codecs[id(codec)] = codec
                 groups.setdefault(id(codec), {})[index] = tf.cast(one.value, _wide(one.value.dtype))
         size = tf_strategies.bucket_bytes_here() or buckets.DEFAULT_BYTES
@@ -176,12 +193,13 @@ class Compressed:
         return replace(gradient, value=tf.convert_to_tensor(gradient.value)) if self._codec.has_momentum else gradient
 
     def _whole(self, gradient: Gradient) -> Gradient:
-        """Return what a codec with a momentum sends where it does not compress."""
-        variables = self._memory.of(gradient.place, self._codec)
+        """Return what a codec sends of a gradient where it does not compress; remember what it remembers then."""
+        codec = self._plan.of(gradient.place) or self._plan.options[-1]
+        variables = self._memory.of(gradient.place, codec)
         value = tf.convert_to_tensor(gradient.value)
         given = tf.cast(value, _wide(value.dtype)), tuple(tf.convert_to_tensor(one) for one in variables)
         context = random.context(0, tf_strategies.replicas_here())
-        sent, after = self._codec.whole(*given, context)
+        sent, after = codec.whole(*given, context)
         for variable, state in zip(variables, after, strict=True):
             variable.assign(state)
         return replace(gradient, value=tf.cast(sent, value.dtype))
@@ -299,6 +317,10 @@ def is_compressed(codec: Codec, spec: tf.TensorSpec) -> bool:
 
 def _wide(dtype: tf.DType) -> tf.DType:
     return tf.float32 if dtype.size < 4 else dtype
+
+
+def _has_rows(gradient: Gradient) -> bool:
+    return isinstance(gradient.value, tf.IndexedSlices)
 
 
 def _in_dtype_of(gradient: Gradient, value: Any) -> Any:
