@@ -6,9 +6,11 @@ several NaNs goes on; and numbers below 2**-126, which the kernels take for zero
 the thread of an operation that is called eagerly.
 """
 
+import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,14 @@ _OPS = (
 )
 _log = logging.getLogger(__name__)
 _alone = threading.Lock()
+_runs_elsewhere: ContextVar[bool] = ContextVar("_runs_elsewhere", default=False)
 
 
 def kernels() -> Any | None:
     """Return the module of the ops, compiled by the first process that asks; None where TensorFlow's are to be taken.
 
-    That is on a machine with GPUs, where gradients are on those; with TFDIST_NATIVE=0; and where nothing can be
-    compiled, which is said in one warning.
+    That is on a machine with GPUs, where gradients are on those; with TFDIST_NATIVE=0; in `for_other_processes`; and
+    where nothing can be compiled, which is said in one warning.
 
     Raises:
         ConfigError: TFDIST_NATIVE is neither 0 nor 1.
@@ -40,10 +43,20 @@ def kernels() -> Any | None:
     Example:
         >>> words = kernels().tfdist_to_signs(rows)  # doctest: +SKIP
     """
-    if not is_wanted() or tf.config.get_visible_devices("GPU"):
+    if not is_wanted() or _runs_elsewhere.get() or tf.config.get_visible_devices("GPU"):
         return None
     with _alone:
         return _loaded()
+
+
+@contextlib.contextmanager
+def for_other_processes() -> Iterator[None]:
+    """Trace what is inside without kernels: it will run in a process that has not loaded them, such as a server."""
+    token = _runs_elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _runs_elsewhere.reset(token)
 
 
 def key_and_counter(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -5,6 +5,7 @@ import tensorflow as tf
 from tfdist.compression import packing
 from tfdist.compression.codec import Codec, RowCodec, row_length
 from tfdist.compression.codecs.casting import Rounded, Whole
+from tfdist.compression.kernels import for_other_processes
 
 
 def goes_one_way(codec: Codec) -> bool:
@@ -39,7 +40,9 @@ def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
     seed = tf.stack([tf.reduce_sum(packing.as_words(flat)), elements])
     # codecs may make finite numbers of what is not finite
     check = tf.where(tf.reduce_all(tf.math.is_finite(flat)), 0.0, float("nan"))
-    return tf.concat([codec.encode(row, seed), packing.as_words(tf.reshape(check, [1, 1]))], axis=1)
+    with for_other_processes():
+        words = codec.encode(row, seed)
+    return tf.concat([words, packing.as_words(tf.reshape(check, [1, 1]))], axis=1)
 
 
 def received(codec: Codec, wire: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
@@ -61,5 +64,6 @@ def received(codec: Codec, wire: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     elements = int(spec.shape.num_elements())
     count = row_length(elements, 1, codec.row_multiple)
     words, check = wire[:, :-1], packing.as_numbers(wire[:, -1])
-    numbers = codec.decode(words, count)[0, :elements] + check
+    with for_other_processes():
+        numbers = codec.decode(words, count)[0, :elements] + check
     return tf.cast(tf.reshape(numbers, spec.shape), spec.dtype)
