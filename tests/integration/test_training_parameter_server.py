@@ -85,6 +85,13 @@ def test_gradients_leave_a_worker_in_the_dtype_of_the_wire(pool: WorkerPool, wir
     assert call(pool, "what_travels", wire_dtype=wire_dtype) == {"dtypes": [wire_dtype], "weight": 2}
 
 
+@pytest.mark.parametrize(("codec", "words", "bound"), [("qsgd-8", 646, 0.2), ("natural", 721, 0.6)])
+def test_workers_leave_what_a_codec_makes_of_gradients(pool: WorkerPool, codec: str, words: int, bound: float) -> None:
+    seen = call(pool, "encoded", cases="compression_server_cases", codec=codec)
+    assert seen["left"] == [["int32", words]]
+    assert 0 < seen["off"] < bound
+
+
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
     assert call(pool, "reducers") == []
 
