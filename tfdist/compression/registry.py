@@ -58,8 +58,8 @@ def codec_of(compression: str | Codec) -> Codec:
         ConfigTypeError: neither a name nor a codec.
 
     Example:
-        >>> codec_of("powersgd")
-        ErrorFeedback(start_after=0, min_saving=2.0, codec=PowerSGD(...), follows_learning_rate=False)
+        >>> codec_of("powersgd").codec
+        PowerSGD(start_after=0, min_saving=2.0, rank=2)
     """
     if isinstance(compression, str):
         validation.one_of("compression", compression, names())
