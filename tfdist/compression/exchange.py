@@ -73,6 +73,27 @@ def together(members: Sequence[Exchange]) -> list[Exchanged]:
     return ends
 
 
+def by_itself(exchange: Exchange, members: int) -> Exchanged:
+    """Carry out the exchange of one member as if all others sent what it sends: what it computes, and no more.
+
+    Args:
+        exchange: of the member.
+        members: number of members.
+    """
+    answer: Any = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(request, AllReduce):
+            answer = Total(request.tensor, request.tensor)
+        elif isinstance(request, AllGather):
+            answer = tf.tile(request.rows, [members, *[1] * (request.rows.shape.rank - 1)])
+        else:
+            answer = request.rows
+
+
 def _answers(requests: list[Any]) -> list[Any]:
     if isinstance(requests[0], AllReduce):
         wire = requests[0].tensor.dtype

@@ -16,8 +16,9 @@ from tfdist.bench.workers.models import MODELS
 from tfdist.compression import random
 from tfdist.compression.auto import Auto
 from tfdist.compression.codec import Codec, Exchange
-from tfdist.compression.exchange import together
-from tfdist.compression.messages import AllGather, AllReduce, Context, Exchanged, Request, Total
+from tfdist.compression.exchange import by_itself, together
+from tfdist.compression.messages import AllReduce, Context, Request
+from tfdist.training.reduction.compressed import joined
 
 __all__ = ["study"]
 
@@ -56,7 +57,7 @@ def _computing(
     if not groups:
         return [(0.0, 0.0)] * times
     rank, size = workers.worker_index, workers.num_workers
-    values = [_together(gradients, group) for group in groups]
+    values = [joined([gradients[index] for index in group]) for group in groups]
     states = [list(_first_state(codec, value)) for value in values]
 
     def exchanges(step: tf.Tensor, states: Any) -> list[Exchange]:
@@ -72,7 +73,7 @@ def _computing(
 
     @tf.function
     def whole(step: tf.Tensor, states: Any) -> list[Any]:
-        ends = [_answered(exchange, size) for exchange in exchanges(step, states)]
+        ends = [by_itself(exchange, size) for exchange in exchanges(step, states)]
         return [(end.total, list(end.state)) for end in ends]
 
     found = []
@@ -86,7 +87,7 @@ def _computing(
 def _error(codec: Codec, parts: list[list[tf.Tensor]], groups: list[list[int]]) -> float:
     size, difference = len(parts), 0.0
     for place, group in enumerate(groups):
-        values = [_together(gradients, group) for gradients in parts]
+        values = [joined([gradients[index] for index in group]) for gradients in parts]
         state = _first_state(codec, values[0])
         members = [
             codec.exchange(value, state, _context(codec, rank, size, tf.constant(0), place))
@@ -119,12 +120,6 @@ def _first_state(codec: Codec, value: tf.Tensor) -> tuple[tf.Tensor, ...]:
     return tuple(state.initial for state in codec.init(tf.TensorSpec(value.shape, value.dtype)))
 
 
-def _together(gradients: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:
-    if len(group) == 1:
-        return gradients[group[0]]
-    return tf.concat([tf.reshape(gradients[index], [-1]) for index in group], axis=0)
-
-
 def _context(codec: Codec, rank: int, size: int, step: tf.Tensor, place: int) -> Context:
     slower = tf.constant(1.0) if codec.needs_learning_rate else None
     return random.context(rank, size, step=step, seed=_SEED, place=place, slower=slower)
@@ -132,21 +127,6 @@ def _context(codec: Codec, rank: int, size: int, step: tf.Tensor, place: int) ->
 
 def _tensor(request: Request) -> tf.Tensor:
     return request.tensor if isinstance(request, AllReduce) else request.rows
-
-
-def _answered(exchange: Exchange, size: int) -> Exchanged:
-    answer: Any = None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as end:
-            return end.value
-        if isinstance(request, AllReduce):
-            answer = Total(request.tensor, request.tensor)
-        elif isinstance(request, AllGather):
-            answer = tf.tile(request.rows, [size, *[1] * (request.rows.shape.rank - 1)])
-        else:
-            answer = request.rows
 
 
 def _square(value: tf.Tensor) -> float:

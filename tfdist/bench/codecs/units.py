@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist.collectives import buckets
 from tfdist.compression.codec import Codec, reduced_bytes
-from tfdist.training.reduction.compressed import is_compressed
+from tfdist.training.reduction.compressed import grouped, is_compressed
 
 __all__ = ["units", "wire_bytes"]
 
@@ -25,9 +25,7 @@ def units(codec: Codec, specs: Sequence[tf.TensorSpec]) -> list[list[int]]:
         ([[2, 0]], [[2], [0]])
     """
     large = [index for index in reversed(range(len(specs))) if is_compressed(codec, specs[index])]
-    if codec.by_tensor:
-        return [[index] for index in large]
-    return buckets.in_buckets({index: specs[index] for index in large}, buckets.DEFAULT_BYTES)
+    return grouped(codec, {index: specs[index] for index in large}, buckets.DEFAULT_BYTES)
 
 
 def wire_bytes(codec: Codec, specs: Sequence[tf.TensorSpec], members: int) -> float:

@@ -1,6 +1,6 @@
 """The reducer that compresses: which gradients travel as a codec makes them, and what each replica remembers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,11 +41,7 @@ class _Unit:
         self.label = "compressed " + " and ".join(one.path for one in gradients.values())
         self.turn = max(one.turn for one in gradients.values())
         self._shapes = [value.shape for value in values.values()]
-        self.value = self.joined(list(values.values()))
-
-    def joined(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return one tensor of a value for each gradient."""
-        return values[0] if len(values) == 1 else tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+        self.value = joined(list(values.values()))
 
     def apart(self, value: tf.Tensor) -> dict[int, tf.Tensor]:
         """Return the value for each gradient, by its index."""
@@ -184,7 +180,7 @@ class Compressed:
         units = []
         for key, dense in groups.items():
             codec = codecs[key]
-            parts = [[index] for index in dense] if codec.by_tensor else buckets.in_buckets(dense, size)
+            parts = grouped(codec, dense, size)
             units += [_Unit(codec, {i: gradients[i] for i in part}, {i: dense[i] for i in part}) for part in parts]
         return units
 
@@ -258,7 +254,7 @@ class Compressed:
 
     def _state(self, unit: _Unit) -> tuple[tf.Tensor, ...]:
         own = [[tf.convert_to_tensor(one) for one in self._memory.of(place, unit.codec)] for place in unit.places]
-        return tuple(unit.joined(values) for values in zip(*own, strict=True))
+        return tuple(joined(values) for values in zip(*own, strict=True))
 
     def _remember(self, unit: _Unit, state: Sequence[tf.Tensor]) -> None:
         for number, value in enumerate(state):
@@ -294,6 +290,22 @@ class _Carrier:
     def all_gather(self, rows: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows of all replicas."""
         return replica_sums.rows_from_replicas(rows, label)
+
+
+def grouped(codec: Codec, tensors: Mapping[int, Any], bucket_bytes: int) -> list[list[int]]:
+    """Return which tensors a codec compresses together, by their indices.
+
+    Args:
+        codec: which may want each by itself.
+        tensors: or their specs; what is there first comes first.
+        bucket_bytes: how many bytes are compressed together.
+    """
+    return [[index] for index in tensors] if codec.by_tensor else buckets.in_buckets(tensors, bucket_bytes)
+
+
+def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the one tensor as which several are compressed."""
+    return values[0] if len(values) == 1 else tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
 def is_compressed(codec: Codec, spec: tf.TensorSpec) -> bool:

@@ -13,7 +13,7 @@ from tfdist.compression import random
 from tfdist.compression.choice import Link
 from tfdist.compression.codec import Codec, reduced_bytes
 from tfdist.compression.codecs.casting import Whole
-from tfdist.compression.messages import AllGather, AllReduce, Total
+from tfdist.compression.exchange import by_itself
 
 _FEW_BYTES, _MANY_BYTES = 4 << 10, 1 << 20
 _SIDE = 768  # of the matrix that codecs are tried on
@@ -49,19 +49,8 @@ def seconds_per_element(codec: Codec, members: int) -> float:
 
     @tf.function(autograph=False)
     def compute(tensor: tf.Tensor) -> list[tf.Tensor]:
-        exchange = codec.exchange(tensor, state, random.context(0, members))
-        answer = None
-        while True:
-            try:
-                request = exchange.send(answer)
-            except StopIteration as end:
-                return [end.value.total, *end.value.state]
-            if isinstance(request, AllReduce):
-                answer = Total(request.tensor, request.tensor)
-            elif isinstance(request, AllGather):
-                answer = tf.tile(request.rows, [members, 1])
-            else:
-                answer = request.rows
+        end = by_itself(codec.exchange(tensor, state, random.context(0, members)), members)
+        return [end.total, *end.state]
 
     taken = []
     for _ in range(1 + _TIMES):

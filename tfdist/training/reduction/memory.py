@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdist.checkpoint.sharding import ShardedState
 from tfdist.compression.codec import Codec
-from tfdist.compression.messages import State
 
 _COUNTERS = "the counters of compression"
 
@@ -18,15 +17,16 @@ class Memory:
     Codecs that may take turns share what has the same name and shape.
 
     Args:
-        options: the codecs, one of which is used for a gradient at a time.
+        options: the codecs, one of which is used for a gradient at a time; it is asked about these objects.
     """
 
     def __init__(self, options: Sequence[Codec]) -> None:
         self._options = list(options)
         self._states: dict[int, dict[tuple[str, tuple[int, ...]], keras.Variable]] = {}
-        self._specs: dict[int, tf.TensorSpec] = {}
+        self._of: dict[tuple[int, int], list[keras.Variable]] = {}
         self._counters: list[keras.Variable] = []
-        self._kinds = {(one.name, one.rule) for one in self._states_of(tf.TensorSpec([2, 2], tf.float32))}
+        example = tf.TensorSpec([2, 2], tf.float32)
+        self._kinds = {(one.name, one.rule) for codec in self._options for one in codec.init(example)}
 
     def make(self, specs: dict[int, tf.TensorSpec], count: int, counters: Sequence[tuple[str, tf.Tensor]]) -> None:
         """Make the variables.
@@ -36,14 +36,16 @@ class Memory:
             count: of all gradients.
             counters: names and first values of what else is remembered, alike on all replicas.
         """
-        self._specs = specs
         for place, spec in specs.items():
             name = f"{(spec.name or 'gradient').replace('/', '_')}_compression"
             own: dict[tuple[str, tuple[int, ...]], keras.Variable] = {}
-            for state in self._states_of(spec):
-                key = state.name, tuple(state.initial.shape)
-                if key not in own:
-                    own[key] = variable(f"{name}_{len(own)}", state.initial)
+            for codec in self._options:
+                mine = self._of[place, id(codec)] = []
+                for state in codec.init(spec):
+                    key = state.name, tuple(state.initial.shape)
+                    if key not in own:
+                        own[key] = variable(f"{name}_{len(own)}", state.initial)
+                    mine.append(own[key])
             self._states[place] = own
         #: for each gradient: updates, and replicas in the last of them, 0 before the first
         self.updates = variable("compression_updates", tf.zeros([count], tf.int32))
@@ -57,24 +59,17 @@ class Memory:
         """All of them, in the order in which they were made."""
         return [*(one for own in self._states.values() for one in own.values()), *self._counters]
 
-    @property
-    def places(self) -> set[int]:
-        """The gradients that may be compressed."""
-        return set(self._specs)
-
     def sharded_state(self) -> list[ShardedState]:
         """Return what another number of replicas makes of each; before `make`, the same without variables."""
-        rules = {state.name: state.rule for spec in self._specs.values() for state in self._states_of(spec)}
         found = []
         for name, rule in sorted(self._kinds):
             mine = [one for own in self._states.values() for (kind, _), one in own.items() if kind == name]
-            found.append(ShardedState(name, mine, rule=rules.get(name, rule)))
+            found.append(ShardedState(name, mine, rule=rule))
         return [*found, ShardedState(_COUNTERS, self._counters, rule="keep")]
 
     def of(self, place: int, codec: Codec) -> list[keras.Variable]:
         """Return what a codec remembers of a gradient, in the order of its `init`."""
-        own = self._states[place]
-        return [own[state.name, tuple(state.initial.shape)] for state in codec.init(self._specs[place])]
+        return self._of[place, id(codec)]
 
     def count(self, places: Sequence[int], size: int) -> None:
         """Count an update of some gradients, among so many replicas."""
@@ -82,9 +77,6 @@ class Memory:
         ones = tf.ones([len(places)], tf.int32)
         self.updates.assign(tf.tensor_scatter_nd_add(tf.convert_to_tensor(self.updates), at, ones))
         self.members.assign(tf.tensor_scatter_nd_update(tf.convert_to_tensor(self.members), at, size * ones))
-
-    def _states_of(self, spec: tf.TensorSpec) -> list[State]:
-        return [state for codec in self._options for state in codec.init(spec)]
 
 
 def variable(name: str, initial: tf.Tensor) -> keras.Variable:
