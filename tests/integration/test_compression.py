@@ -248,11 +248,19 @@ def test_one_way(codec: Codec) -> None:
     assert not np.all(np.isfinite(one_way.received(codec, one_way.sent(codec, bad), spec)))
 
 
-@pytest.mark.parametrize("codec", [*CODECS, Auto(within="unbiased"), Float16(codec=PowerSGD(rank=3))], ids=named)
+@pytest.mark.parametrize(
+    "codec", [*CODECS, Auto(within="unbiased"), registry.codec_of(Float16(codec=PowerSGD(rank=3)))], ids=named
+)
 def test_saved_and_loaded(codec: Codec) -> None:
     optimizer = DistributedOptimizer("sgd", compression=codec)
     again = DistributedOptimizer.from_config(optimizer.get_config())
     assert again.compression == (None if codec == Whole() else codec)
+
+
+def test_a_biased_codec_that_is_rounded_as_well_has_a_memory() -> None:
+    codec = registry.codec_of(Float16(codec=PowerSGD(rank=2)))
+    assert (type(codec), codec.codec) == (ErrorFeedback, Float16(codec=PowerSGD(rank=2)))
+    assert registry.codec_of(Float16()) == Float16()
 
 
 def test_options_of_the_codec_inside_hold_for_the_memory_around_it() -> None:

@@ -54,6 +54,11 @@ class Rounded(Codec):
         super().__post_init__()
 
     @property
+    def accuracy(self) -> Accuracy:  # type: ignore[override]
+        """As the codec inside, which the rounding adds little to; "rounded" where that loses nothing."""
+        return "rounded" if self.codec.accuracy == "lossless" else self.codec.accuracy
+
+    @property
     def has_memory(self) -> bool:  # type: ignore[override]
         """As the codec inside."""
         return self.codec.has_memory
@@ -110,7 +115,6 @@ class Float16(Rounded):
     """
 
     name: ClassVar[str] = "float16"
-    accuracy: ClassVar[Accuracy] = "rounded"
     wire_dtype: ClassVar[tf.DType] = tf.float16
 
 
@@ -124,5 +128,4 @@ class BFloat16(Rounded):
     """
 
     name: ClassVar[str] = "bfloat16"
-    accuracy: ClassVar[Accuracy] = "rounded"
     wire_dtype: ClassVar[tf.DType] = tf.bfloat16
