@@ -30,8 +30,8 @@ from tfdist.compression import (
     TopK,
     Whole,
     one_way,
-    random,
     registry,
+    seeds,
 )
 from tfdist.compression.codec import RowCodec, row_length
 from tfdist.compression.exchange import together
@@ -67,7 +67,7 @@ class Members:
         self.states = [initial] * size
 
     def step(self, gradients: list[Any]) -> list[Exchanged]:
-        contexts = [random.context(rank, self.size, step=self.steps) for rank in range(self.size)]
+        contexts = [seeds.context(rank, self.size, step=self.steps) for rank in range(self.size)]
         ends = together(
             [
                 self.codec.exchange(tf.constant(gradient), state, context)
@@ -204,7 +204,7 @@ def test_the_formula_counts_what_is_sent(codec: Codec, size: int) -> None:
     shape = (500, 96)
     gradient = normal(*shape).astype("f")
     state = tuple(one.initial for one in codec.init(tf.TensorSpec(shape, tf.float32)))
-    exchange, answer, sent = codec.exchange(tf.constant(gradient), state, random.context(0, size)), None, 0.0
+    exchange, answer, sent = codec.exchange(tf.constant(gradient), state, seeds.context(0, size)), None, 0.0
     while True:
         try:
             request = exchange.send(answer)
@@ -229,7 +229,7 @@ def test_the_formula_counts_what_is_sent(codec: Codec, size: int) -> None:
 def test_the_memory_follows_the_learning_rate_where_its_authors_remember_updates() -> None:
     codec = registry.codec_of("signsgd")
     gradient, memory = tf.ones([32, 32]), tf.fill([32, 32], 2.0)
-    slower = random.context(0, 1, slower=tf.constant(0.5))  # the learning rate has doubled
+    slower = seeds.context(0, 1, slower=tf.constant(0.5))  # the learning rate has doubled
     (end,) = together([codec.exchange(gradient, (memory,), slower)])
     np.testing.assert_allclose(end.total + end.state[0], np.full((32, 32), 2.0))
     (end,) = together([registry.codec_of("onebit").exchange(gradient, (memory,), slower)])

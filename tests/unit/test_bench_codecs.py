@@ -1,5 +1,6 @@
 """The benchmark of gradient compression without workers: names, figures, tables, pictures, and what is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from tfdist.bench.codecs import picture, table
-from tfdist.bench.codecs.benchmark import Report, Row, Setup, lanes_of
+from tfdist.bench.codecs.arms import compared
+from tfdist.bench.codecs.benchmark import Report, Row, Setup
 from tfdist.bench.codecs.choice import DEFAULT, load, parsed
 from tfdist.bench.codecs.race import Curve, Race, RaceReport
 from tfdist.bench.workers import interface
@@ -82,8 +84,34 @@ def test_a_module_that_is_not_there_is_named() -> None:
 
 
 def test_what_others_are_compared_with_is_always_measured_and_once() -> None:
-    assert list(lanes_of(["topk", "none", "topk"], horovod=True)) == ["noop", "horovod", "none", "topk"]
-    assert list(lanes_of(["topk"], horovod=False)) == ["noop", "none", "topk"]
+    assert list(compared(["topk", "none", "topk"], bound=True, horovod=True).lanes) == [
+        "noop",
+        "horovod",
+        "none",
+        "topk",
+    ]
+    without = compared(["topk"], bound=False, horovod=False)
+    assert list(without.lanes) == ["none", "topk"]
+    assert "tfdist build horovod" in without.left_out["horovod"]
+
+
+def test_each_round_begins_with_another_one() -> None:
+    assert list(compared(["topk"], bound=False, horovod=False).orders(3)) == [
+        ["none", "topk"],
+        ["topk", "none"],
+        ["none", "topk"],
+    ]
+
+
+def test_what_was_chosen_is_compared_with_the_best_fixed_codec() -> None:
+    auto = Row(name="auto:within=unbiased", seconds=[0.21, 0.25, 0.19])
+    found = dataclasses.replace(report(), rows=[*report().rows, auto])
+    best, times = found.regrets()["auto:within=unbiased"]
+    assert best == "powersgd"  # and neither the bound nor the peer
+    assert times.median == pytest.approx(1.05)
+    assert "auto:within=unbiased: 1.05 [1.00-1.15] times the step of powersgd" in "\n".join(table.step_lines(found))
+    assert json.loads(found.to_json())["regrets"]["auto:within=unbiased"]["best"] == "powersgd"
+    assert report().regrets() == {}
 
 
 def test_the_counter_of_what_was_sent_is_read() -> None:

@@ -60,7 +60,7 @@ def together(members: Sequence[Exchange]) -> list[Exchanged]:
 
     Example:
         >>> from tfdist.compression import Whole
-        >>> from tfdist.compression.random import context
+        >>> from tfdist.compression.seeds import context
         >>> ends = together([Whole().exchange(tf.constant([float(i)]), (), context(i, 2)) for i in (1, 2)])
         >>> [end.total.numpy().tolist() for end in ends]
         [[3.0], [3.0]]

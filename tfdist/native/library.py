@@ -60,14 +60,20 @@ class Library:
 
 
 RECORDS = Library(name="records", folder=".", flags=("-O2",), takes="some seconds")
-COLLECTIVES = Library(name="collectives", folder="collectives", flags=("-O3", "-pthread"), takes="half a minute")
+COLLECTIVES = Library(
+    name="collectives",
+    folder="collectives",
+    flags=("-O3", "-pthread"),
+    takes="half a minute",
+    shares=("handles.h",),
+)
 CODECS = Library(
     name="codecs",
     folder="codecs",
     # products and sums are rounded one by one, as TensorFlow's operations are
     flags=("-O3", "-pthread", "-ffp-contract=off"),
     takes="some seconds",
-    shares=("collectives/helpers.h", "collectives/standard_floats.h"),
+    shares=("handles.h", "collectives/helpers.h", "collectives/standard_floats.h"),
 )
 LIBRARIES = (RECORDS, COLLECTIVES, CODECS)
 

@@ -16,6 +16,7 @@
 
 #include "crc32c.h"
 #include "example.h"
+#include "handles.h"
 #include "maps.h"
 #include "tensorflow/c/kernels.h"
 #include "tensorflow/c/ops.h"
@@ -37,16 +38,6 @@ constexpr uint64_t kMostZeros = uint64_t{1} << 30;
 constexpr int64_t kAhead = 8;
 constexpr uint64_t kLine = 64;
 constexpr uint64_t kMostLines = 4;  // the processor recognises the rest of a longer record by itself
-
-template <auto Delete>
-struct Deleter {
-  template <typename T>
-  void operator()(T* pointer) const {
-    Delete(pointer);
-  }
-};
-using Status = std::unique_ptr<TF_Status, Deleter<TF_DeleteStatus>>;
-using Tensor = std::unique_ptr<TF_Tensor, Deleter<TF_DeleteTensor>>;
 
 bool Ok(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
 

@@ -1,21 +1,19 @@
 """Gradient compression beside Horovod and beside none: bytes, the time of a step, and the error of a gradient."""
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfdist.bench.codecs.choice import HOROVOD, NONE, NOOP
-from tfdist.bench.workers import lanes
-from tfdist.bench.workers.links import Link, network
+from tfdist.bench.codecs import arms
+from tfdist.bench.codecs.choice import AUTO, HOROVOD, NONE, NOOP, parsed
+from tfdist.bench.workers.links import Link
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, quartiles, ratio
-from tfdist.strategies import registry
 from tfdist.validation import integer
 
-__all__ = ["Report", "Row", "Setup", "lanes_of", "run"]
+__all__ = ["Report", "Row", "Setup", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,22 +46,9 @@ class Setup:
         integer("workers", self.workers, minimum=2)
         for name in ("global_batch_size", "warm_up_steps", "steps", "rounds"):
             integer(name, getattr(self, name), minimum=1)
-        require_equal_parts(self.global_batch_size, self.workers)
+        arms.require_equal_parts(self.global_batch_size, self.workers)
         if not self.codecs:
             raise ConfigError("codecs is empty; name some, such as powersgd.")
-
-
-def require_equal_parts(global_batch_size: int, workers: int) -> None:
-    """Raise unless every worker has as many examples.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    if global_batch_size % workers:
-        raise ConfigError(
-            f"the global batch has {global_batch_size} examples for {workers} workers; Horovod's loop takes as many on "
-            f"each. Choose a multiple of {workers}."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +114,16 @@ class Report:
         found = [one for one in self.rows if one.name == peer]
         return ratio(found[0].seconds, row.seconds) if found and row.name != peer else None
 
+    def regrets(self) -> dict[str, tuple[str, Quartiles]]:
+        """Return for each "auto" the fixed codec whose step was shortest, and how many times that its own step took."""
+        own = [row for row in self.rows if parsed(row.name)[0] == AUTO]
+        fixed = [row for row in self.rows if row not in own and row.name not in (NOOP, HOROVOD)]
+        best = min(fixed, key=lambda row: quartiles(row.seconds).median)
+        return {row.name: (best.name, ratio(row.seconds, best.seconds)) for row in own}
+
     def to_json(self) -> str:
         """Return the report as JSON, medians and ratios included."""
+        regrets = {name: {"best": best, **asdict(times)} for name, (best, times) in self.regrets().items()}
         derived = [
             {
                 "name": row.name,
@@ -143,22 +136,7 @@ class Report:
             }
             for row in self.rows
         ]
-        return json.dumps({**asdict(self), "results": derived}, indent=2)
-
-
-def lanes_of(codecs: Sequence[str], *, horovod: bool) -> dict[str, str]:
-    """Return what is measured, and whose processes run it.
-
-    Args:
-        codecs: names with options; "none" is added where it is missing, since others are compared with it.
-        horovod: whether it is installed.
-
-    Example:
-        >>> lanes_of(["powersgd"], horovod=True)
-        {'noop': 'multi-worker', 'horovod': 'horovod', 'none': 'multi-worker', 'powersgd': 'multi-worker'}
-    """
-    names = [NOOP, *([HOROVOD] if horovod else []), *dict.fromkeys([NONE, *codecs])]
-    return {name: "horovod" if name == HOROVOD else "multi-worker" for name in names}
+        return json.dumps({**asdict(self), "results": derived, "regrets": regrets}, indent=2)
 
 
 def run(setup: Setup, *, on_turn: Callable[[str, int], None] = lambda name, number: None) -> Report:
@@ -175,37 +153,23 @@ def run(setup: Setup, *, on_turn: Callable[[str, int], None] = lambda name, numb
         ...           steps=5, rounds=3)).rows                                                      # doctest: +SKIP
     """
     about = machine.describe()
-    is_installed = registry.get("ring").is_installed
-    lane_of = lanes_of(setup.codecs, horovod=is_installed)
-    order = list(lane_of)
-    measured: dict[str, list[list[Any]]] = {name: [] for name in order}
-    with contextlib.ExitStack() as stack:
-        joined = stack.enter_context(network(setup.link, setup.workers)) if setup.link else None
-        found = {
-            name: stack.enter_context(lanes.Lane(name, workers=setup.workers, network=joined))
-            for name in dict.fromkeys(lane_of.values())
-        }
-
-        def call(name: str, target: str, **arguments: Any) -> list[Any]:
-            with lanes.turn(found[lane_of[name]], found.values()) as lane:
-                return lane.call(f"tfdist.bench.codecs.{target}", **arguments)
-
+    found = arms.compared(setup.codecs, bound=True)
+    measured: dict[str, list[list[Any]]] = {name: [] for name in found.lanes}
+    with arms.running(found, setup.workers, setup.link) as call:
         what = {"model": setup.model, "global_batch_size": setup.global_batch_size, "modules": list(setup.modules)}
         studies = {}
-        for name in order:  # the first call makes the strategy, before which TensorFlow may do nothing
+        for name in found.lanes:  # the first call makes the strategy, before which TensorFlow may do nothing
             on_turn(name, 0)
             call(name, "steps:prepare", arm=name, steps=setup.warm_up_steps, **what)
             if name not in (NOOP, HOROVOD):
                 studies[name] = call(name, "gradients:study", codec=name, times=setup.rounds, **what)
-        for number in range(setup.rounds):
-            turn = number % len(order)
-            for name in order[turn:] + order[:turn]:
-                on_turn(name, number + 1)
+        for number, order in enumerate(found.orders(setup.rounds), start=1):
+            for name in order:
+                on_turn(name, number)
                 measured[name].append(call(name, "steps:measure", arm=name, steps=setup.steps))
     about["load average at the end"] = machine.describe()["load average"]
-    rows = [_row(name, setup, measured[name], studies.get(name), studies[NONE]) for name in order]
-    left_out = {} if is_installed else {HOROVOD: "it is not installed. Install it: tfdist build horovod"}
-    return Report(setup=setup, rows=rows, left_out=left_out, machine=about)
+    rows = [_row(name, setup, measured[name], studies.get(name), studies[NONE]) for name in found.lanes]
+    return Report(setup=setup, rows=rows, left_out=found.left_out, machine=about)
 
 
 def _row(name: str, setup: Setup, rounds: list[list[Any]], study: list[Any] | None, whole: list[Any]) -> Row:

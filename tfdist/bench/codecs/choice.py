@@ -12,9 +12,9 @@ from tfdist.errors import ConfigError, MissingDependencyError
 if TYPE_CHECKING:
     from tfdist.compression.codec import Codec
 
-__all__ = ["DEFAULT", "HOROVOD", "NONE", "NOOP", "codec_of", "load", "parsed"]
+__all__ = ["AUTO", "DEFAULT", "HOROVOD", "NONE", "NOOP", "codec_of", "load", "parsed"]
 
-NONE = "none"
+AUTO, NONE = "auto", "none"
 #: the peer, and what an infinitely good codec would give
 HOROVOD, NOOP = "horovod", "noop"
 

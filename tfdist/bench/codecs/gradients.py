@@ -13,7 +13,7 @@ from tfdist.bench.codecs.choice import codec_of, load
 from tfdist.bench.codecs.units import units, wire_bytes
 from tfdist.bench.workers import loops
 from tfdist.bench.workers.models import MODELS
-from tfdist.compression import random
+from tfdist.compression import seeds
 from tfdist.compression.auto import Auto
 from tfdist.compression.codec import Codec, Exchange
 from tfdist.compression.exchange import by_itself, together
@@ -122,7 +122,7 @@ def _first_state(codec: Codec, value: tf.Tensor) -> tuple[tf.Tensor, ...]:
 
 def _context(codec: Codec, rank: int, size: int, step: tf.Tensor, place: int) -> Context:
     slower = tf.constant(1.0) if codec.needs_learning_rate else None
-    return random.context(rank, size, step=step, seed=_SEED, place=place, slower=slower)
+    return seeds.context(rank, size, step=step, seed=_SEED, place=place, slower=slower)
 
 
 def _tensor(request: Request) -> tf.Tensor:

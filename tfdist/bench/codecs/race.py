@@ -1,19 +1,16 @@
 """Time to accuracy: digits, trained with each codec, with none, and by Horovod, on the same link."""
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tfdist.bench.codecs.benchmark import lanes_of, require_equal_parts
-from tfdist.bench.codecs.choice import HOROVOD, NONE, NOOP
-from tfdist.bench.workers import lanes
-from tfdist.bench.workers.links import Link, network
+from tfdist.bench.codecs import arms
+from tfdist.bench.codecs.choice import HOROVOD, NONE
+from tfdist.bench.workers.links import Link
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, quartiles
-from tfdist.strategies import registry
 from tfdist.validation import integer, number
 
 __all__ = ["Curve", "Race", "RaceReport", "run"]
@@ -55,7 +52,7 @@ class Race:
         for name in ("global_batch_size", "steps", "rounds", "steps_per_check"):
             integer(name, getattr(self, name), minimum=1)
         number("target", self.target, above=0, maximum=1)
-        require_equal_parts(self.global_batch_size, self.workers)
+        arms.require_equal_parts(self.global_batch_size, self.workers)
         if self.steps % self.steps_per_check:
             raise ConfigError(
                 f"steps is {self.steps}, and the accuracy is looked at every {self.steps_per_check}. Choose a multiple."
@@ -164,38 +161,28 @@ def run(setup: Race, *, on_turn: Callable[[str, int], None] = lambda name, numbe
         ...          rounds=1)).speed("powersgd", "horovod")                                        # doctest: +SKIP
     """
     about = machine.describe()
-    is_installed = registry.get("ring").is_installed
-    lane_of = lanes_of(setup.codecs, horovod=is_installed)
-    del lane_of[NOOP]  # which learns nothing
-    order = list(lane_of)
-    curves: dict[str, list[Curve]] = {name: [] for name in order}
-    with contextlib.ExitStack() as stack:
-        joined = stack.enter_context(network(setup.link, setup.workers)) if setup.link else None
-        found = {
-            name: stack.enter_context(lanes.Lane(name, workers=setup.workers, network=joined))
-            for name in dict.fromkeys(lane_of.values())
-        }
-        for number in range(setup.rounds):
-            turn = number % len(order)
-            for name in order[turn:] + order[:turn]:
-                on_turn(name, number + 1)
-                with lanes.turn(found[lane_of[name]], found.values()) as lane:
-                    told = lane.call(
-                        "tfdist.bench.codecs.fits:train",
-                        arm=name,
-                        data=str(setup.data),
-                        seed=number + 1,
-                        global_batch_size=setup.global_batch_size,
-                        learning_rate=_LEARNING_RATE,
-                        steps=setup.steps,
-                        steps_per_check=setup.steps_per_check,
-                        modules=list(setup.modules),
-                    )
+    found = arms.compared(setup.codecs, bound=False)  # the bound learns nothing
+    curves: dict[str, list[Curve]] = {name: [] for name in found.lanes}
+    with arms.running(found, setup.workers, setup.link) as call:
+        for number, order in enumerate(found.orders(setup.rounds), start=1):
+            for name in order:
+                on_turn(name, number)
+                told = call(
+                    name,
+                    "fits:train",
+                    arm=name,
+                    data=str(setup.data),
+                    seed=number,
+                    global_batch_size=setup.global_batch_size,
+                    learning_rate=_LEARNING_RATE,
+                    steps=setup.steps,
+                    steps_per_check=setup.steps_per_check,
+                    modules=list(setup.modules),
+                )
                 curves[name].append(_curve(told))
-        examples = found[lane_of[NONE]].call("tfdist.bench.codecs.fits:examples", data=str(setup.data))[0]
+        examples = call(NONE, "fits:examples", data=str(setup.data))[0]
     about["load average at the end"] = machine.describe()["load average"]
-    left_out = {} if is_installed else {HOROVOD: "it is not installed. Install it: tfdist build horovod"}
-    return RaceReport(setup=setup, curves=curves, examples=examples, left_out=left_out, machine=about)
+    return RaceReport(setup=setup, curves=curves, examples=examples, left_out=found.left_out, machine=about)
 
 
 def _curve(workers: Sequence[Sequence[tuple[float, float]]]) -> Curve:

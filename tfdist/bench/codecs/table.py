@@ -39,6 +39,8 @@ def step_lines(report: Report) -> Iterator[str]:
         f"{setup.model}, {setup.workers} workers {_where(setup.link)}, global batch {setup.global_batch_size}; "
         f"{setup.rounds} rounds of {setup.steps} steps; median [lower-upper quartile]."
     )
+    for name, (best, times) in report.regrets().items():
+        yield f"{name}: {times} times the step of {best}, the best fixed choice."
     yield from _about(report.left_out, report.machine)
 
 

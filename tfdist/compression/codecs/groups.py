@@ -1,11 +1,13 @@
 """Rows in groups of numbers that have a scale of their own."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import tensorflow as tf
 
 from tfdist import validation
 from tfdist.compression import packing
+from tfdist.compression.codec import RowCodec
 from tfdist.compression.kernels import kernels, shaped
 from tfdist.errors import ConfigError
 
@@ -15,6 +17,32 @@ SIZE = 512
 #: what of the numbers of a group is added up; in the order of kernels.h
 Summed = Literal["squares", "sizes", "negatives", "positives"]
 _SUMMED = ("squares", "sizes", "negatives", "positives")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCodec(RowCodec):
+    """A codec whose rows are made of whole groups.
+
+    Args:
+        group: numbers of a group; a multiple of 32, so that the words of their bits are full.
+
+    Example:
+        >>> GroupCodec(group=64).row_multiple
+        64
+    """
+
+    group: int = SIZE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.integer("group", self.group, minimum=packing.WORD_BITS)
+        if self.group % packing.WORD_BITS:
+            raise ConfigError(f"group is {self.group}; it must be a multiple of {packing.WORD_BITS}, such as {SIZE}.")
+
+    @property
+    def row_multiple(self) -> int:
+        """Rows are made of whole groups."""
+        return self.group
 
 
 def apart(rows: tf.Tensor, size: int) -> tf.Tensor:
@@ -59,21 +87,6 @@ def largest(rows: tf.Tensor, size: int) -> tf.Tensor:
         return shaped(ops.tfdist_group_largest(rows, group=size), _scales(rows, size))
     # as integers the bits of floats without sign are in the same order, and NaN comes last
     return packing.as_numbers(tf.reduce_max(packing.as_words(tf.abs(apart(rows, size))), axis=2))
-
-
-def require(name: str, size: int) -> int:
-    """Return how many numbers a group has.
-
-    Args:
-        name: of the argument.
-        size: its value.
-    Raises:
-        ConfigError: it is not a multiple of 32, so that words would not be full.
-    """
-    validation.integer(name, size, minimum=packing.WORD_BITS)
-    if size % packing.WORD_BITS:
-        raise ConfigError(f"{name} is {size}; it must be a multiple of {packing.WORD_BITS}, such as {SIZE}.")
-    return size
 
 
 def _scales(rows: tf.Tensor, size: int) -> list[int]:

@@ -6,12 +6,12 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.compression.codec import Accuracy, RowCodec
+from tfdist.compression.codec import Accuracy
 from tfdist.compression.codecs import groups, levels
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGD(RowCodec):
+class QSGD(groups.GroupCodec):
     """The Euclidean norm of each group of d numbers, and for each number one of s levels of it with a sign.
 
         Q(x) = |v| sign(x) (l + b) / s,    l = floor(s |x| / |v|),    b = 1 with probability s |x| / |v| - l
@@ -34,22 +34,15 @@ class QSGD(RowCodec):
     accuracy: ClassVar[Accuracy] = "unbiased"
 
     bits: int = 8
-    group: int = groups.SIZE
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validation.one_of("bits", self.bits, (2, 4, 8))
-        groups.require("group", self.group)
 
     @property
     def levels(self) -> int:
         """s, the number of levels beside zero."""
         return levels.most(self.bits)
-
-    @property
-    def row_multiple(self) -> int:
-        """Rows are made of whole groups."""
-        return self.group
 
     def row_words(self, count: int) -> int:
         """Return the words of the levels, and one for the norm of each group."""

@@ -6,13 +6,13 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfdist.compression import packing
-from tfdist.compression.codec import Accuracy, RowCodec
+from tfdist.compression.codec import Accuracy
 from tfdist.compression.codecs import groups
 from tfdist.compression.kernels import kernels, shaped
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignSGD(RowCodec):
+class SignSGD(groups.GroupCodec):
     """The sign of each number times the mean |x| of its group. Only for use with `ErrorFeedback`.
 
     Args:
@@ -29,17 +29,6 @@ class SignSGD(RowCodec):
     name: ClassVar[str] = "signsgd"
     accuracy: ClassVar[Accuracy] = "biased"
     memory_is_of_updates: ClassVar[bool] = True
-
-    group: int = groups.SIZE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        groups.require("group", self.group)
-
-    @property
-    def row_multiple(self) -> int:
-        """Rows are made of whole groups."""
-        return self.group
 
     def row_words(self, count: int) -> int:
         """Return the words of the signs, and one for the mean of each group."""
@@ -58,7 +47,7 @@ class SignSGD(RowCodec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneBit(RowCodec):
+class OneBit(groups.GroupCodec):
     """The mean of the numbers of a group that are not negative, or that of those that are. Needs `ErrorFeedback`.
 
     Args:
@@ -75,17 +64,6 @@ class OneBit(RowCodec):
 
     name: ClassVar[str] = "onebit"
     accuracy: ClassVar[Accuracy] = "biased"
-
-    group: int = groups.SIZE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        groups.require("group", self.group)
-
-    @property
-    def row_multiple(self) -> int:
-        """Rows are made of whole groups."""
-        return self.group
 
     def row_words(self, count: int) -> int:
         """Return the words of the signs, and two for the means of each group."""

@@ -6,14 +6,14 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.compression.codec import Accuracy, RowCodec
+from tfdist.compression.codec import Accuracy
 from tfdist.compression.codecs import groups, levels
 
 _BITS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TernGrad(RowCodec):
+class TernGrad(groups.GroupCodec):
     """Two bits for each number: s sign(x) with probability |x| / s, else zero, where s is the largest |x| of a group.
 
     Unbiased, unless numbers are clipped: then those beyond ``clip`` standard deviations of their group are cut to it,
@@ -36,18 +36,11 @@ class TernGrad(RowCodec):
     accuracy: ClassVar[Accuracy] = "unbiased"
 
     clip: float | None = None
-    group: int = groups.SIZE
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clip is not None:
             validation.number("clip", self.clip, above=0)
-        groups.require("group", self.group)
-
-    @property
-    def row_multiple(self) -> int:
-        """Rows are made of whole groups."""
-        return self.group
 
     def row_words(self, count: int) -> int:
         """Return the words of two bits for each number, and one for the largest of each group."""

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../collectives/helpers.h"
+#include "../handles.h"
 #include "floats.h"
 #include "kernels.h"
 #include "packing.h"
@@ -24,16 +25,6 @@ namespace tfdist::codecs {
 namespace {
 
 constexpr std::size_t kPart = 256 * 1024;  // numbers, at least, that are worth a thread's waking up
-
-template <auto Delete>
-struct Deleter {
-  template <typename T>
-  void operator()(T* pointer) const {
-    Delete(pointer);
-  }
-};
-using Status = std::unique_ptr<TF_Status, Deleter<TF_DeleteStatus>>;
-using Tensor = std::unique_ptr<TF_Tensor, Deleter<TF_DeleteTensor>>;
 
 // What an op's attributes say; 0 where it does not have one.
 struct Attributes {

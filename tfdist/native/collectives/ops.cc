@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "../handles.h"
 #include "cancellation.h"
 #include "engine.h"
 #include "registry.h"
@@ -27,16 +28,6 @@
 
 namespace tfdist::collectives {
 namespace {
-
-template <auto Delete>
-struct Deleter {
-  template <typename T>
-  void operator()(T* pointer) const {
-    Delete(pointer);
-  }
-};
-using Status = std::unique_ptr<TF_Status, Deleter<TF_DeleteStatus>>;
-using Tensor = std::unique_ptr<TF_Tensor, Deleter<TF_DeleteTensor>>;
 
 bool ok(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.checkpoint.sharding import ShardedState
 from tfdist.collectives import buckets
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.compression import random
+from tfdist.compression import seeds
 from tfdist.compression.codec import Codec, reduced_bytes
 from tfdist.compression.exchange import carried
 from tfdist.compression.messages import Context
@@ -131,9 +131,9 @@ class Compressed:
 
     def alone(self, gradients: list[Gradient]) -> list[Gradient]:
         """Return what a replica without others has in the place of sums: nothing is lost, and nothing held back."""
-        mine = {i: one for i, one in enumerate(gradients) if one.place in self._specs and not _has_rows(one)}
         if self._codec.has_momentum:
             return [self._whole(one) for one in gradients]
+        mine = {i: one for i, one in enumerate(gradients) if one.place in self._specs and not _has_rows(one)}
         if not mine or not self._codec.has_memory or tf_strategies.replica_count(tf.distribute.get_strategy()) > 1:
             return gradients
         places = [one.place for one in mine.values()]
@@ -194,7 +194,7 @@ class Compressed:
         variables = self._memory.of(gradient.place, codec)
         value = tf.convert_to_tensor(gradient.value)
         given = tf.cast(value, _wide(value.dtype)), tuple(tf.convert_to_tensor(one) for one in variables)
-        context = random.context(0, tf_strategies.replicas_here())
+        context = seeds.context(0, tf_strategies.replicas_here())
         sent, after = codec.whole(*given, context)
         for variable, state in zip(variables, after, strict=True):
             variable.assign(state)
@@ -246,7 +246,7 @@ class Compressed:
             last_rate.assign(rate)
         rank = tf_strategies.replica_index()
         return [
-            random.context(
+            seeds.context(
                 rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower
             )
             for unit in units

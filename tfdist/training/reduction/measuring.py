@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.collectives import buckets, keys
 from tfdist.collectives.base import Collective
-from tfdist.compression import random
+from tfdist.compression import seeds
 from tfdist.compression.choice import Link
 from tfdist.compression.codec import Codec, reduced_bytes
 from tfdist.compression.codecs.casting import Whole
@@ -49,7 +49,7 @@ def seconds_per_element(codec: Codec, members: int) -> float:
 
     @tf.function(autograph=False)
     def compute(tensor: tf.Tensor) -> list[tf.Tensor]:
-        end = by_itself(codec.exchange(tensor, state, random.context(0, members)), members)
+        end = by_itself(codec.exchange(tensor, state, seeds.context(0, members)), members)
         return [end.total, *end.state]
 
     taken = []
