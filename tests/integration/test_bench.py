@@ -5,9 +5,11 @@ import math
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.integration.forks import Forks
 from tfdist.bench.all_reduce import message
+from tfdist.cli.main import main
 from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
@@ -15,11 +17,13 @@ ENGINES = ["tensorflow", "multi-worker", "horovod", "ring", "native", "tcp", "me
 
 
 def bench(forking: Forks, *arguments: str) -> str:
-    """Run a benchmark to its end; return what it printed."""
-    with forking.start("tfdist", "bench", *arguments) as process:
-        out, err = process.communicate()
-    assert process.returncode == 0, err.decode()[-4000:]
-    return out.decode()
+    """Run a benchmark to its end, its workers in forks; return what it printed."""
+    with pytest.MonkeyPatch.context() as patch, forking.for_pools():
+        for variable in forking.environment.items():
+            patch.setenv(*variable)
+        ended = CliRunner().invoke(main, ["bench", *arguments])
+    assert ended.exit_code == 0, f"{ended.output[-4000:]}\n{ended.exception!r}"
+    return ended.stdout
 
 
 def test_all_reduce_measures_every_engine_and_finds_every_sum_right(forking: Forks, tmp_path: Path) -> None:

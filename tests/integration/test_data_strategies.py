@@ -17,6 +17,7 @@ import pytest
 from tests.corruption import flip
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
+from tests.integration.resting import RestingPool
 from tfdist import data
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
@@ -57,7 +58,8 @@ class Pools:
 
 
 def _pool(kind: str | None, forking: Forks) -> WorkerPool:
-    return WorkerPool(lambda: _environments(kind), start=forking.worker)
+    made = RestingPool if kind == "ring" else WorkerPool
+    return made(lambda: _environments(kind), start=forking.worker)
 
 
 def _environments(kind: str | None) -> list[dict[str, str]]:

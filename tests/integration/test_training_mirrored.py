@@ -380,3 +380,23 @@ def test_an_untested_pair_trains_only_if_its_step_is_right(pool: WorkerPool) -> 
     assert seen["wrong"].startswith("UnsupportedError: TensorFlow 2.")
     assert "weights: apart by 0.03" in seen["wrong"]
     assert seen["right"] == "right"
+
+
+def test_a_distribution_of_keras_is_followed(pool: WorkerPool) -> None:
+    seen = call(pool, "trained", cases="distribution_cases")
+    assert seen["replicas"] == 2
+    np.testing.assert_allclose(seen["distributed"], seen["plain"], atol=1e-5)
+
+
+def test_a_distribution_that_cannot_be_followed_is_refused(pool: WorkerPool) -> None:
+    said = call(pool, "refusals", cases="distribution_cases")
+    for name, part in {
+        "none set": "ConfigError: no distribution was given, and none is set",
+        "split": "UnsupportedError: keras.distribution.ModelParallel splits weights over devices",
+        "axes": "ConfigError: the mesh of the distribution has the axes ['batch', 'model']; data parallelism has one",
+        "mesh": "ConfigTypeError: distribution is",
+        "missing": "ConfigError: devices names cpu:7; this process has",
+        "fit split": "ModelParallel over cpu:0, cpu:1, which Keras does not heed on TensorFlow",
+        "fit one": "DataParallel over cpu:0, which Keras does not heed on TensorFlow, and MirroredStrategy trains on",
+    }.items():
+        assert part in said.get(name, "nothing"), (name, said.get(name))

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
+from tests.integration.resting import RestingPool
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
@@ -25,7 +27,7 @@ def start(forking: Forks, workers: int, replicas: int = 1) -> WorkerPool:
         made = worker_environments(os.environ, strategy="ring", ports=free, replicas_per_worker=replicas)
         return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
-    pool = WorkerPool(environments, start=forking.worker)
+    pool = RestingPool(environments, start=forking.worker)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
     return pool
 
@@ -37,16 +39,21 @@ def call(pool: WorkerPool, function: str, module: str = "ring_cases", **argument
     return [reply.value for reply in answers]
 
 
-@pytest.fixture(scope="module", params=[(3, 1), (2, 2)], ids=["3x1", "2x2"])
-def pool(request: pytest.FixtureRequest, forking: Forks) -> Iterator[WorkerPool]:
-    with start(forking, *request.param) as workers:
-        yield workers
-
-
 @pytest.fixture(scope="module")
-def three(forking: Forks) -> Iterator[WorkerPool]:
-    with start(forking, 3) as workers:
-        yield workers
+def pools(forking: Forks) -> Iterator[dict[tuple[int, int], WorkerPool]]:
+    """By their numbers of workers and of replicas in each."""
+    with ExitStack() as stack:
+        yield {each: stack.enter_context(start(forking, *each)) for each in ((3, 1), (2, 2))}
+
+
+@pytest.fixture(params=[(3, 1), (2, 2)], ids=["3x1", "2x2"])
+def pool(request: pytest.FixtureRequest, pools: dict[tuple[int, int], WorkerPool]) -> WorkerPool:
+    return pools[request.param]
+
+
+@pytest.fixture
+def three(pools: dict[tuple[int, int], WorkerPool]) -> WorkerPool:
+    return pools[3, 1]
 
 
 @pytest.mark.parametrize("traced", [True, False], ids=["traced", "eager"])

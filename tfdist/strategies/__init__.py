@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfdist.strategies.choose import create, from_environment, use_logical_cpus
+    from tfdist.strategies.distributions import from_distribution
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
@@ -28,6 +29,7 @@ __all__ = [
     "ParameterServerStrategy",
     "RingStrategy",
     "create",
+    "from_distribution",
     "from_environment",
     "use_logical_cpus",
 ]
@@ -38,6 +40,7 @@ _MODULES = {
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
     "RingStrategy": "tfdist.strategies.ring",
     "create": "tfdist.strategies.choose",
+    "from_distribution": "tfdist.strategies.distributions",
     "from_environment": "tfdist.strategies.choose",
     "use_logical_cpus": "tfdist.strategies.choose",
 }

@@ -18,7 +18,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training import callbacks, standby
-from tfdist.training.checks import probe
+from tfdist.training.checks import distributions, probe
 from tfdist.training.epoch import Batch, Epoch, Place
 from tfdist.training.execution import Execution, Kept, Last, Rows
 from tfdist.training.layout import Layout
@@ -38,14 +38,15 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
         build=functools.partial(build, model),
         make_function=functools.partial(_function, model, strategy, workers),
         make_predict_function=functools.partial(_predict_function, model, strategy, workers),
-        before=functools.partial(_before, model, workers),
+        before=functools.partial(_before, model, strategy, workers),
         settle=_between,
     )
     saving.adopt(model, workers)
 
 
-def _before(model: keras.Model, workers: Workers, training: bool) -> None:
+def _before(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers, training: bool) -> None:
     """Keras is about to train, test or predict, and has not told its callbacks that anything begins."""
+    distributions.require_none_else(strategy)
     standby.stand_by(model, training=training)
     if training:
         step_clock().training_begins()

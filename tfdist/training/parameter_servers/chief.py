@@ -24,7 +24,7 @@ from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training import callbacks
 from tfdist.training import model as models
-from tfdist.training.checks import probe
+from tfdist.training.checks import distributions, probe
 from tfdist.training.epoch import Batch
 from tfdist.training.layout import Layout, flat
 from tfdist.training.multi_worker import saving
@@ -111,6 +111,7 @@ class Chief:
             return mine[0].settle(logs) if mine else logs
 
         def before(training: bool) -> None:
+            distributions.require_none_else(self.strategy)
             if training:
                 step_clock().training_begins()
             callbacks.adapt(model, Workers(), training)

@@ -1,0 +1,60 @@
+"""Distributions of Keras in a process with two logical CPUs; each function returns JSON values."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import mirrored_cases
+
+import tfdist
+from tfdist.errors import TfdistError
+
+BOTH = ["cpu:0", "cpu:1"]
+
+
+@contextlib.contextmanager
+def _set(distribution: keras.distribution.Distribution | None) -> Iterator[None]:
+    keras.distribution.set_distribution(distribution)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+def _split() -> keras.distribution.ModelParallel:
+    layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((1, 2), ["batch", "model"], BOTH))
+    layouts["dense.*kernel"] = (None, "model")
+    return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+
+
+def trained() -> dict[str, Any]:
+    """Train plainly, and by a distribution that is set."""
+    plain = mirrored_cases.trained_weights(contextlib.nullcontext())
+    with _set(keras.distribution.DataParallel(devices=BOTH)):
+        strategy = tfdist.strategies.from_distribution()
+        weights = mirrored_cases.trained_weights(strategy.scope())
+    return {"plain": plain, "distributed": weights, "replicas": strategy.num_replicas_in_sync}
+
+
+def refusals() -> dict[str, str]:
+    """Return what is said to each distribution that the strategy cannot follow."""
+    said = {}
+
+    def refused(name: str, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except TfdistError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    make = tfdist.strategies.from_distribution
+    mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], BOTH)
+    refused("none set", make)
+    refused("split", lambda: make(_split()))
+    refused("axes", lambda: make(keras.distribution.DataParallel(device_mesh=mesh)))
+    refused("mesh", lambda: make(mesh))
+    refused("missing", lambda: make(keras.distribution.DataParallel(devices=["cpu:0", "cpu:7"])))
+    for name, distribution in (("fit split", _split()), ("fit one", keras.distribution.DataParallel(devices=BOTH[:1]))):
+        with _set(distribution):
+            refused(name, lambda: mirrored_cases.trained_weights(mirrored_cases.STRATEGY.scope()))
+    return said
