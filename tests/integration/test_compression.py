@@ -1,5 +1,6 @@
 """Codecs of gradients: one battery over all of them, members side by side in this process."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from tfdist.compression import (
     registry,
     seeds,
 )
+from tfdist.compression.choice import Cost, Link, Measured, chosen, described, is_due, predicted
 from tfdist.compression.codec import RowCodec, row_length
 from tfdist.compression.exchange import together
 from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Exchanged, Total
@@ -326,3 +328,49 @@ def test_rows_are_full() -> None:
 )
 def test_under_a_strategy(forking: Forks, tmp_path: Path, case: str) -> None:
     assert forking.run(CASES, case, str(tmp_path)) == 0, forking.output[-3000:]
+
+
+def measured(link: Link, costs: list[Cost], *, members: int = 2) -> Measured:
+    options = [Whole(), Natural(), PowerSGD(rank=4)]
+    return Measured(options=options, costs=[Cost(), *costs], link=link, members=members, bucket_bytes=1 << 22)
+
+
+SLOW, FAST = Link(1e-3, 8e-8), Link(1e-4, 1e-9)  # 100 Mbit/s, 8 Gbit/s
+LARGE = {place: tf.TensorSpec([1024, 1024], tf.float32) for place in range(3)}
+SMALL = {0: tf.TensorSpec([32, 128], tf.float32), 1: tf.TensorSpec([128, 10], tf.float32)}
+NATURAL, POWER_SGD = Cost(1e-4, 4e-9), Cost(1e-3, 4e-9)
+
+
+@pytest.mark.parametrize(
+    ("specs", "link", "costs", "wanted"),
+    [
+        (LARGE, SLOW, [NATURAL, POWER_SGD], 2),
+        (LARGE, FAST, [NATURAL, POWER_SGD], 0),  # what is saved on the wire is lost in computing
+        (SMALL, FAST, [NATURAL, POWER_SGD], 0),
+        (SMALL, SLOW, [NATURAL, POWER_SGD], 0),  # 1.7 ms of wire: less than two fixed costs and another message
+        (LARGE, SLOW, [NATURAL, Cost(1.0, 0.0)], 1),  # each tensor by itself costs a second
+        (LARGE, SLOW, [Cost(0.0, 1e-6), Cost(1.0, 0.0)], 0),
+    ],
+)
+def test_what_is_chosen_makes_the_step_shortest_or_is_nothing(
+    specs: dict[int, tf.TensorSpec], link: Link, costs: list[Cost], wanted: int
+) -> None:
+    given = measured(link, costs)
+    choice = chosen(given, specs)
+    assert choice == dict.fromkeys(specs, wanted)
+    everything = itertools.product(range(3), repeat=len(specs))
+    best = min(predicted(given, specs, dict(zip(specs, one, strict=True))).seconds for one in everything)
+    none = predicted(given, specs, dict.fromkeys(specs, 0)).seconds
+    found = predicted(given, specs, choice).seconds
+    assert found == pytest.approx(best) or (wanted == 0 and best >= 0.8 * none)
+
+
+def test_a_choice_is_said_with_bytes_and_times() -> None:
+    given = measured(SLOW, [NATURAL, POWER_SGD])
+    said = described(given, LARGE, {0: 2, 1: 2, 2: 0})
+    assert "none for 1, powersgd for 2 of 3 gradients: 4.26 MB a step in the place of 12.6 MB" in said
+    assert "(measured: 100 Mbit/s, 1 ms)" in said
+
+
+def test_a_link_is_measured_again_when_that_is_a_hundredth_of_the_time() -> None:
+    assert [is_due(since, 0.1) for since in (0.0, 9.9, 10.0)] == [False, False, True]

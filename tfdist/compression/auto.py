@@ -27,9 +27,9 @@ WITHIN: dict[str, tuple[Accuracy, ...]] = {
 class Auto(Codec):
     """For each gradient the codec with which a step is predicted to be shortest; none where none pays.
 
-    Before the first step, and at the beginning of an epoch in which the network has become another one, workers
-    measure the latency and the bandwidth between them and what each codec computes, and all take what the first one has
-    measured.
+    Before the first step workers measure the latency and the bandwidth between them and what each codec computes, and
+    all take what the first one has measured. At the beginnings of later epochs they measure the network again, as often
+    as that takes a hundredth of the time at most, and choose again where it has become another one.
     Between replicas of one process nothing is compressed.
 
     Args:

@@ -1,5 +1,7 @@
 """Which codec makes a step shortest: pure functions of what was measured."""
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,10 +9,12 @@ import tensorflow as tf
 
 from tfdist.compression.codec import Codec
 
-# A codec must save this part of the time of a gradient: what is not compressed travels while others are computed.
+# What is chosen must save this part of the time of no compression, which travels while other gradients are computed.
 _MARGIN = 0.2
 # A network that is so many times as fast or as slow is another one.
 _CHANGED = 1.5
+# At most this part of the time of training is spent on measuring the network.
+_MEASURING = 0.01
 # How many messages one after the other: the two hops, or the two factors of PowerSGD.
 _HOPS = 2
 
@@ -39,6 +43,30 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a member computes to encode and to decode.
+
+    Attributes:
+        seconds: for each tensor that is compressed by itself.
+        seconds_per_element: for each of its numbers.
+    """
+
+    seconds: float = 0.0
+    seconds_per_element: float = 0.0
+
+    @classmethod
+    def of(cls, few: tuple[int, float], many: tuple[int, float]) -> "Cost":
+        """Return the cost of two measurements, (elements, seconds) each.
+
+        Example:
+            >>> Cost.of((1000, 0.002), (101_000, 0.003))
+            Cost(seconds=0.00199, seconds_per_element=1e-08)
+        """
+        each = max(0.0, (many[1] - few[1]) / (many[0] - few[0]))
+        return cls(max(0.0, few[1] - each * few[0]), each)
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What a step's reduction is predicted to cost.
 
@@ -51,106 +79,126 @@ class Prediction:
     wire_bytes: float
 
 
-def predicted(
-    codec: Codec, spec: tf.TensorSpec, link: Link, seconds_per_element: float, *, members: int, bucket_bytes: int
-) -> Prediction:
-    """Return what one gradient costs with a codec.
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What is known of a job.
 
-        t = c n + h a S / B + w b
+    Attributes:
+        options: the codecs; the first one is no compression.
+        costs: of each.
+        link: between members.
+        members: number of members.
+        bucket_bytes: how much travels together.
+    """
 
-    with c the seconds that encoding and decoding take for each of n elements, h messages of latency a for each bucket
-    of B bytes of which the gradient has S, and w bytes that travel in b seconds each.
+    options: Sequence[Codec]
+    costs: Sequence[Cost]
+    link: Link
+    members: int
+    bucket_bytes: int
+
+
+def is_due(seconds_since: float, seconds_taken: float) -> bool:
+    """Return whether the network may be measured again.
 
     Args:
-        codec: an option.
-        spec: of the gradient.
-        link: between members.
-        seconds_per_element: c.
-        members: number of members.
-        bucket_bytes: B.
+        seconds_since: the last time.
+        seconds_taken: by it.
+
+    Example:
+        >>> is_due(seconds_since=5.0, seconds_taken=0.08), is_due(seconds_since=9.0, seconds_taken=0.08)
+        (False, True)
+    """
+    return seconds_taken <= _MEASURING * seconds_since
+
+
+def predicted(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mapping[int, int]) -> Prediction:
+    """Return what the gradients of a step cost.
+
+    For the n numbers, S bytes, of the gradients that have a codec:
+
+        t = k u + c n + h m a + w b
+
+    with k and c what it computes for each of u tensors and for each number; h rounds of m messages of latency a; and w
+    bytes that travel in b seconds each. u is the number of gradients for a codec that takes each by itself, else that
+    of buckets. What no codec is for travels in any case, and its first bucket is counted here.
+
+    Args:
+        given: what is known.
+        specs: of gradients, by their places.
+        choice: the index of the option of each.
 
     Example:
         >>> from tfdist.compression import QSGD
-        >>> spec = tf.TensorSpec([1024, 1024], tf.float32)
-        >>> round(predicted(QSGD(bits=8), spec, Link(0.0, 8e-8), 0.0, members=2, bucket_bytes=1 << 22).seconds, 3)
+        >>> options = [QSGD(bits=8)]
+        >>> given = Measured(
+        ...     options=options, costs=[Cost()], link=Link(0.0, 8e-8), members=2, bucket_bytes=1 << 22
+        ... )
+        >>> round(predicted(given, {0: tf.TensorSpec([1024, 1024], tf.float32)}, {0: 0}).seconds, 3)
         0.085
     """
-    elements = int(spec.shape.num_elements())
-    hops = 1 if codec.accuracy in ("lossless", "rounded") else _HOPS
-    wire = codec.wire_bytes(spec, members)
-    latency = hops * link.latency_seconds * elements * spec.dtype.size / bucket_bytes
-    return Prediction(seconds_per_element * elements + latency + wire * link.seconds_per_byte, wire)
+    seconds = wire_bytes = 0.0
+    for index in sorted({0, *choice.values()}):
+        codec, cost = given.options[index], given.costs[index]
+        own = [spec for place, spec in specs.items() if choice[place] == index]
+        elements = sum(map(_elements, own))
+        sent = sum(codec.wire_bytes(spec, given.members) for spec in own)
+        buckets = math.ceil(sum(_elements(spec) * spec.dtype.size for spec in own) / given.bucket_bytes)
+        rounds = 1 if codec.accuracy in ("lossless", "rounded") else _HOPS
+        messages = max(1, math.ceil(sent / given.bucket_bytes) if codec.by_tensor else buckets)
+        seconds += cost.seconds * (len(own) if codec.by_tensor else buckets) + cost.seconds_per_element * elements
+        seconds += rounds * messages * given.link.latency_seconds + sent * given.link.seconds_per_byte
+        wire_bytes += sent
+    return Prediction(seconds, wire_bytes)
 
 
-def chosen(
-    options: Sequence[Codec],
-    specs: Mapping[int, tf.TensorSpec],
-    link: Link,
-    seconds_per_element: Sequence[float],
-    *,
-    members: int,
-    bucket_bytes: int,
-) -> dict[int, int]:
-    """Return the index of the best option for each gradient; 0, no compression, where another one saves too little.
+def chosen(given: Measured, specs: Mapping[int, tf.TensorSpec]) -> dict[int, int]:
+    """Return the index of the option for each gradient; 0, no compression, for all where nothing else saves enough.
+
+    Looked at: each codec for the gradients that it makes cheaper, and the cheapest codec for each gradient.
 
     Args:
-        options: the first one is no compression.
+        given: what is known.
         specs: of gradients, by their places.
-        link: between members.
-        seconds_per_element: what each option computes.
-        members: number of members.
-        bucket_bytes: how much travels together.
 
     Example:
         >>> from tfdist.compression import QSGD, Whole
         >>> specs = {0: tf.TensorSpec([1024, 1024], tf.float32), 1: tf.TensorSpec([3, 3], tf.float32)}
-        >>> slow, fast = Link(1e-3, 8e-8), Link(1e-4, 1e-10)
-        >>> costs = dict(seconds_per_element=[0.0, 1e-8], members=2, bucket_bytes=1 << 22)
-        >>> [chosen([Whole(), QSGD(bits=8)], specs, link, **costs) for link in (slow, fast)]
-        [{0: 1, 1: 0}, {0: 0, 1: 0}]
+        >>> def on(link: Link) -> dict[int, int]:
+        ...     costs = [Cost(), Cost(1e-3, 1e-8)]
+        ...     options = [Whole(), QSGD(bits=8)]
+        ...     return chosen(Measured(options=options, costs=costs, link=link, members=2, bucket_bytes=1 << 22), specs)
+        >>> on(Link(1e-3, 8e-8)), on(Link(1e-4, 1e-10))
+        ({0: 1, 1: 0}, {0: 0, 1: 0})
     """
-    choice = {}
-    for place, spec in specs.items():
-        seconds = [
-            predicted(codec, spec, link, cost, members=members, bucket_bytes=bucket_bytes).seconds
-            for codec, cost in zip(options, seconds_per_element, strict=True)
-        ]
-        best = min(range(len(options)), key=seconds.__getitem__)
-        choice[place] = best if seconds[best] < (1 - _MARGIN) * seconds[0] else 0
-    return choice
+
+    def by_itself(place: int, index: int) -> float:
+        codec, cost, elements = given.options[index], given.costs[index], _elements(specs[place])
+        computed = cost.seconds_per_element * elements + (cost.seconds if codec.by_tensor else 0.0)
+        return computed + codec.wire_bytes(specs[place], given.members) * given.link.seconds_per_byte
+
+    every = range(len(given.options))
+    looked_at = [
+        {place: min((0, index), key=functools.partial(by_itself, place)) for place in specs} for index in every
+    ]
+    looked_at.append({place: min(every, key=functools.partial(by_itself, place)) for place in specs})
+    none, *others = looked_at
+    best = min(others, key=lambda one: predicted(given, specs, one).seconds)
+    pays = predicted(given, specs, best).seconds < (1 - _MARGIN) * predicted(given, specs, none).seconds
+    return best if pays else none
 
 
-def described(
-    options: Sequence[Codec],
-    specs: Mapping[int, tf.TensorSpec],
-    choice: Mapping[int, int],
-    link: Link,
-    seconds_per_element: Sequence[float],
-    *,
-    members: int,
-    bucket_bytes: int,
-) -> str:
-    """Return a choice in words: codecs, bytes and times; arguments as for `chosen`, and what it gave."""
+def described(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mapping[int, int]) -> str:
+    """Return a choice in words: codecs, bytes and times; arguments as for `predicted`."""
     used = sorted(set(choice.values()))
-    counts = [f"{options[index].shown} for {sum(1 for one in choice.values() if one == index)}" for index in used]
-
-    def total(index_of: Mapping[int, int]) -> Prediction:
-        costs = [
-            predicted(
-                options[index_of[place]],
-                spec,
-                link,
-                seconds_per_element[index_of[place]],
-                members=members,
-                bucket_bytes=bucket_bytes,
-            )
-            for place, spec in specs.items()
-        ]
-        return Prediction(sum(one.seconds for one in costs), sum(one.wire_bytes for one in costs))
-
-    now, whole = total(choice), total(dict.fromkeys(specs, 0))
+    counts = [f"{given.options[index].shown} for {list(choice.values()).count(index)}" for index in used]
+    now, whole = predicted(given, specs, choice), predicted(given, specs, dict.fromkeys(specs, 0))
     return (
         f"{', '.join(counts)} of {len(choice)} gradients: {now.wire_bytes / 1e6:.3g} MB a step in the place of "
         f"{whole.wire_bytes / 1e6:.3g} MB, {1e3 * now.seconds:.3g} ms in the place of {1e3 * whole.seconds:.3g} ms "
-        f"(measured: {8e-6 / link.seconds_per_byte:.3g} Mbit/s, {1e3 * link.latency_seconds:.2g} ms)"
+        f"(measured: {8e-6 / given.link.seconds_per_byte:.3g} Mbit/s, {1e3 * given.link.latency_seconds:.2g} ms)"
     )
+
+
+def _elements(spec: tf.TensorSpec) -> int:
+    return int(spec.shape.num_elements())

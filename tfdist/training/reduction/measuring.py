@@ -10,40 +10,51 @@ import tensorflow as tf
 from tfdist.collectives import buckets, keys
 from tfdist.collectives.base import Collective
 from tfdist.compression import seeds
-from tfdist.compression.choice import Link
+from tfdist.compression.choice import Cost, Link
 from tfdist.compression.codec import Codec, reduced_bytes
 from tfdist.compression.codecs.casting import Whole
 from tfdist.compression.exchange import by_itself
 
 _FEW_BYTES, _MANY_BYTES = 4 << 10, 1 << 20
-_SIDE = 768  # of the matrix that codecs are tried on
-_TIMES = 3
+_SIDES = 32, 768  # of the matrices that codecs are tried on
+_TIMES = 5
 
 
-def link_between(collective: Collective) -> Link:
-    """Return what is between the members of a group, of which there are several; all of them call it."""
+def agreed_link(collective: Collective) -> Link:
+    """Return what is between the members of a group, of which there are several, as the first one finds it.
+
+    All of them call it.
+    """
     few, many = (buckets.measured_seconds(collective, size) for size in (_FEW_BYTES, _MANY_BYTES))
     sent = reduced_bytes(_MANY_BYTES - _FEW_BYTES, 1, collective.size)
-    return Link(few, max(many - few, 1e-9) / sent)
+    return Link(*_of_the_first(collective, [few, max(many - few, 1e-9) / sent]))
 
 
-def agreed(collective: Collective, numbers: Sequence[float]) -> list[float]:
-    """Return the numbers of the first member."""
+def agreed_costs(collective: Collective, codecs: Sequence[Codec]) -> list[Cost]:
+    """Return what each codec computes while all members compute, as the first one finds it; all of them call it."""
+    mine = [_cost(codec, collective.size) for codec in codecs]
+    numbers = _of_the_first(
+        collective, [number for cost in mine for number in (cost.seconds, cost.seconds_per_element)]
+    )
+    return [Cost(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def _of_the_first(collective: Collective, numbers: Sequence[float]) -> list[float]:
     values = collective.broadcast(tf.constant(numbers, tf.float64), key=keys.EAGER)
     return [float(value) for value in values.numpy()]
 
 
 @cache
-def seconds_per_element(codec: Codec, members: int) -> float:
-    """Return what a codec computes for each element of a gradient, encoding and decoding all that a member does.
-
-    Args:
-        codec: is given a matrix of random numbers.
-        members: number of members.
-    """
+def _cost(codec: Codec, members: int) -> Cost:
+    """Return what a codec computes of a small and of a large matrix of random numbers."""
     if isinstance(codec, Whole):
-        return 0.0
-    spec = tf.TensorSpec([_SIDE, _SIDE], tf.float32)
+        return Cost()
+    few, many = ((side * side, _seconds(codec, members, side)) for side in _SIDES)
+    return Cost.of(few, many)
+
+
+def _seconds(codec: Codec, members: int, side: int) -> float:
+    spec = tf.TensorSpec([side, side], tf.float32)
     state = tuple(one.initial for one in codec.init(spec))
     matrix = tf.random.stateless_normal(spec.shape, (1, 2))
 
@@ -57,4 +68,4 @@ def seconds_per_element(codec: Codec, members: int) -> float:
         began = time.perf_counter()
         compute(matrix)[0].numpy()
         taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:]) / _SIDE**2
+    return statistics.median(taken[1:])

@@ -1,6 +1,7 @@
 """Which codec each gradient has: the one that was asked for, or what `Auto` chooses of what workers measure."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import buckets
-from tfdist.collectives.base import Collective
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compression import choice
 from tfdist.compression.auto import Auto
@@ -41,6 +41,7 @@ class Plan:
         self.options = [*options, self._last] if self._is_chosen and any(one.has_memory for one in options) else options
         self._choice: dict[int, int] = {}
         self._is_told = False
+        self._measured: tuple[float, float] | None = None  # until when, and for how many seconds
 
     def of(self, place: int) -> Codec | None:
         """Return the codec of a gradient now, or None where it travels as it is."""
@@ -56,6 +57,8 @@ class Plan:
     def renew(self, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec]) -> bool:
         """Choose again if the network is another one than that of the last choice; all workers call it.
 
+        It is measured at the first call, and then as often as that takes a hundredth of the time at most.
+
         Args:
             workers: see `Workers`.
             memory: where the last choice is.
@@ -65,25 +68,38 @@ class Plan:
         """
         if not self._is_chosen or workers.count == 1 or not specs:
             return False
-        with workers.waiting("the measurement of the network"):
-            link = _agreed_link(workers.collective)
-            if not link.is_like(Link(*_numbers(memory.others[_LINK]))):
-                self._choose(link, workers, memory, specs)
+        if workers.gather([self._is_due()]).any():
+            with workers.waiting("the measurement of the network"):
+                began = time.monotonic()
+                link = measuring.agreed_link(workers.collective)
+                ended = time.monotonic()
+                self._measured = ended, ended - began
+                if not link.is_like(Link(*_numbers(memory.others[_LINK]))):
+                    self._choose(link, workers, memory, specs)
         before, saved = self._choice, _numbers(memory.others[_CHOICE])
         self._choice = {place: int(saved[place]) for place in specs}
         return self._choice != {place: before.get(place, 0) for place in specs}
 
+    def _is_due(self) -> bool:
+        if self._measured is None:
+            return True
+        ended, taken = self._measured
+        return choice.is_due(time.monotonic() - ended, taken)
+
     def _choose(self, link: Link, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec]) -> None:
         options = self.options[:-1] if self.options[-1] is self._last else self.options
-        members = workers.count
-        mine = [measuring.seconds_per_element(codec, members) for codec in options]
-        costs = measuring.agreed(workers.collective, mine)
-        given = {"members": members, "bucket_bytes": buckets.DEFAULT_BYTES}
-        chosen = choice.chosen(options, specs, link, costs, **given)
+        given = choice.Measured(
+            options=options,
+            costs=measuring.agreed_costs(workers.collective, options),
+            link=link,
+            members=workers.count,
+            bucket_bytes=buckets.DEFAULT_BYTES,
+        )
+        chosen = choice.chosen(given, specs)
         now = list(_numbers(memory.others[_CHOICE]))
         if workers.is_chief:
             news = chosen != {place: now[place] for place in specs} or not self._is_told
-            told = choice.described(options, specs, chosen, link, costs, **given)
+            told = choice.described(given, specs, chosen)
             _log.log(logging.WARNING if news else logging.INFO, "compression: %s.", told)
             self._is_told = True
         for place, index in chosen.items():
@@ -91,11 +107,6 @@ class Plan:
             now[place] = len(self.options) - 1 if held_back else index
         memory.others[_CHOICE].assign(tf.constant(now, tf.int32))
         memory.others[_LINK].assign(tf.constant([link.latency_seconds, link.seconds_per_byte], tf.float32))
-
-
-def _agreed_link(collective: Collective) -> Link:
-    mine = measuring.link_between(collective)
-    return Link(*measuring.agreed(collective, [mine.latency_seconds, mine.seconds_per_byte]))
 
 
 def _numbers(variable: keras.Variable) -> list[Any]:
