@@ -70,11 +70,14 @@ def test_a_step_on_the_ring_is_measured_beside_both_peers(forking: Forks, tmp_pa
 def test_codecs_are_measured_beside_none_and_the_peer(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,
-        *("codecs", "--model", "small", "--codec", "powersgd:rank=4", "--codec", "qsgd-8", "--batch-size", "8"),
-        *("--steps", "2", "--rounds", "2", "--json", str(tmp_path / "report.json")),
+        *("codecs", "--model", "small", "--codec", "powersgd:rank=4", "--codec", "qsgd-8", "--codec", "auto"),
+        *("--batch-size", "8", "--steps", "2", "--rounds", "2", "--json", str(tmp_path / "report.json")),
     )
-    rows = {row["name"]: row for row in json.loads((tmp_path / "report.json").read_text())["rows"]}
-    assert list(rows) == ["noop", "horovod", "none", "powersgd:rank=4", "qsgd-8"]
+    report = json.loads((tmp_path / "report.json").read_text())
+    rows = {row["name"]: row for row in report["rows"]}
+    assert list(rows) == ["noop", "horovod", "none", "powersgd:rank=4", "qsgd-8", "auto"]
+    assert report["regrets"]["auto"]["best"] in ("none", "powersgd:rank=4", "qsgd-8")
+    assert report["regrets"]["auto"]["median"] > 0
     whole = 4 * (32 * 128 + 128 + 128 * 10 + 10)  # of two members each sends as much as it has
     biases = 4 * (128 + 10)
     assert rows["noop"]["wire_bytes"] is None
