@@ -3,7 +3,7 @@
 python resumable.py RESULT BACKUP DATA SAVE_FREQ
 
 With ASYNCHRONOUS in the environment backups are written while training goes on; else each is whole before it does. With
-ACCUMULATE an update is made of so many batches, and with ERROR_FEEDBACK its reducer remembers what it has left out.
+ACCUMULATE an update is made of so many batches, and with COMPRESSION workers remember what a codec has left out.
 With EAGERLY no step is traced, which is most of the time where the input is what matters.
 """
 
@@ -18,14 +18,16 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.integration.cases.error_feedback import ErrorFeedback
 from tfdist.callbacks import BackupAndRestore
+from tfdist.compression import PowerSGD, TopK
 from tfdist.monitor import faults
 from tfdist.optimizers import DistributedOptimizer
 
 # if nothing else is wanted: three steps an epoch, the last with half a batch, and one of validation, of three examples
 BATCH, EPOCHS = 4, 2
 EXAMPLES, VALIDATION = int(os.environ.get("EXAMPLES", "10")), int(os.environ.get("VALIDATION", "3"))
+
+CODECS = {"powersgd": PowerSGD(rank=1), "topk": TopK(density=0.1)}  # with which the first kernel is small enough
 
 
 class Spy(keras.callbacks.Callback):
@@ -91,9 +93,13 @@ def main(result, backup, kind, save_freq):
             ]
         )
         optimizer = keras.optimizers.Adam(0.01)
+        distributed = {}
         if "ACCUMULATE" in os.environ:  # over the ends of epochs
-            kind_of_optimizer = ErrorFeedback if "ERROR_FEEDBACK" in os.environ else DistributedOptimizer
-            optimizer = kind_of_optimizer(optimizer, accumulate_steps=int(os.environ["ACCUMULATE"]))
+            distributed["accumulate_steps"] = int(os.environ["ACCUMULATE"])
+        if "COMPRESSION" in os.environ:
+            distributed["compression"] = CODECS[os.environ["COMPRESSION"]]
+        if distributed:
+            optimizer = DistributedOptimizer(optimizer, **distributed)
         model.compile(optimizer, "mse", metrics=["mae"], run_eagerly="EAGERLY" in os.environ)
     if "TFDIST_STRATEGY" not in os.environ:  # Keras' own function is traced, which says so to nobody
         own_step = model.train_step
