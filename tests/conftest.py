@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -84,6 +85,11 @@ class Snapshot:
             pids=frozenset(psutil.pids()),
             ports=frozenset(_listening()),
         )
+
+
+# how long an example takes is the machine's
+hypothesis.settings.register_profile("any machine", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
