@@ -6,8 +6,10 @@ be put back is, so that the next test starts clean. What a fixture of a wider sc
 is not its leak; it is looked at when the session ends.
 """
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -21,6 +23,7 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.integration import light
 from tests.readme import INTEGRATION, MARKS, Marks
 
 pytest_plugins = ["pytester", "tests.cpu_seconds"]
@@ -94,6 +97,7 @@ hypothesis.settings.load_profile("any machine")
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = uuid.uuid4().hex
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [light.STARTING, os.environ.get("PYTHONPATH")]))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
@@ -261,8 +265,17 @@ def _remaining_ports(before: Snapshot) -> list[str]:
 
 
 def _listening() -> set[tuple[str, int]]:
-    connections = psutil.Process().net_connections(kind="tcp")
-    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    """Return where this process listens, by its own sockets: the kernel's table takes milliseconds to read."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it has been closed meanwhile, or is not of this kind
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as one:
+                    internet = one.family in (socket.AF_INET, socket.AF_INET6)
+                    if internet and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        host, port = one.getsockname()[:2]
+                        found.add((host, port))
+    return found
 
 
 def _until_empty(look: Callable[[], list[Any]]) -> list[Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.integration import light
 from tests.integration.forks import Fork, Forks
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,8 @@ def wait_told(name):
 
 def environment(shared: Path, **more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TFDIST_", "NO_COLOR")) and k != "TF_CONFIG"}
-    return {**kept, "PYTHONPATH": str(ROOT), "SHARED": str(shared), "TMPDIR": str(shared.parent / "tmp"), **more}
+    path = os.pathsep.join([light.STARTING, str(ROOT)])
+    return {**kept, "PYTHONPATH": path, "SHARED": str(shared), "TMPDIR": str(shared.parent / "tmp"), **more}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.integration import light
 from tests.integration.agents import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +87,7 @@ class Up:
         threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
         for name, service in services.items():
             environ = {**os.environ, **threads, **service["environment"], "CUDA_VISIBLE_DEVICES": ""}
-            environ |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+            environ |= {"PYTHONPATH": f"{light.STARTING}:{ROOT}", "PYTHONUNBUFFERED": "1"}
             inside = ["ip", "netns", "exec", spaces[name], *command(service, folder / "backup")]
             with self.logs[name].open("wb") as log:
                 self.processes[name] = subprocess.Popen(

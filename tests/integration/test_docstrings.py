@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration import light
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "cases" / "docstrings.py"
 DEADLINE_SECONDS = 800
@@ -28,7 +30,12 @@ def modules() -> list[str]:
 def test_examples_in_docstrings_run() -> None:
     # one process for all: what an example needs is in it, and it leaves nothing behind in this empty directory
     command = [sys.executable, str(SCRIPT), *modules()]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{light.STARTING}:{ROOT}",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
     said = re.fullmatch(r"(\d+) lines of examples, 0 failed", done.stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
 """Leaves out what `light` leaves out in the processes of a job alone: the notebook around it draws, and loads digits.
 
-Python imports this module at every start in whose PYTHONPATH the folder is.
+The module `starting/sitecustomize.py` imports this one at every start in whose PYTHONPATH both folders are.
 """
 
 import sys
