@@ -37,7 +37,7 @@ LAYERS = {
     "checkpoint": 2,
     "training": 3,
     "optimizers": 4,
-    "strategies": 4,
+    "strategies": 5,
     "parallel": 4,
     "callbacks": 5,
     "planner": 5,

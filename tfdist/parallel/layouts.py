@@ -43,7 +43,8 @@ class Layouts:
         self.mesh = mesh
         self._is_auto = given == AUTO if isinstance(given, str) else False
         self._batch = batch
-        self._layouts = {} if self._is_auto else _layouts(given, mesh, batch)
+        #: the layout of each pattern
+        self.given: dict[str, Layout] = {} if self._is_auto else _layouts(given, mesh, batch)
         self._seen: dict[str, tuple[int, ...]] = {}
         self._matched: set[str] = set()
 
@@ -64,7 +65,7 @@ class Layouts:
         if pattern is None:
             return (None,) * len(shape)
         self._matched.add(pattern)
-        layout = self._layouts[pattern]
+        layout = self.given[pattern]
         if len(layout) > len(shape):
             raise ConfigError(
                 f"the pattern {pattern!r} gives the layout {layout} to {path!r}, whose shape {tuple(shape)} has "
@@ -85,7 +86,7 @@ class Layouts:
         Raises:
             ConfigError: one does not; the message has the weights that there are.
         """
-        lost = [pattern for pattern in self._layouts if pattern not in self._matched]
+        lost = [pattern for pattern in self.given if pattern not in self._matched]
         if lost:
             there = "; ".join(f"{path} {shape}" for path, shape in self._seen.items()) or "none"
             raise ConfigError(
@@ -95,9 +96,9 @@ class Layouts:
             )
 
     def _pattern_of(self, path: str) -> str | None:
-        if path in self._layouts:
+        if path in self.given:
             return path
-        found = [pattern for pattern in self._layouts if re.fullmatch(pattern, path)]
+        found = [pattern for pattern in self.given if re.fullmatch(pattern, path)]
         if len(found) > 1:
             raise ConfigError(
                 f"the weight {path!r} is matched by {' and '.join(map(repr, found))}; one pattern may match a weight. "

@@ -3,6 +3,7 @@
 Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`, `base_optimizer.py`):
 
 - `_all_reduce_sum_gradients`: Keras reduces after it has clipped, decayed and unscaled. It has no switch.
+- `_clip_gradients`, `_backend_apply_gradients`: clip by norms of what they are given, and know the variables.
 - `_overwrite_model_variables_with_average_value`: updates through the strategy from inside a condition.
 - `global_state`'s stack of name scopes: which object is creating a variable.
 - `_exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`: what is not decayed; no method tells.
@@ -18,6 +19,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.optimizers import (
     SGD,
@@ -147,6 +149,57 @@ def override(
         override(inner)
     if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
         own["build"] = functools.partial(_build, optimizer)
+
+
+def build(optimizer: Optimizer, variables: list[Any]) -> None:
+    """Make an optimizer's variables, as its `apply` would."""
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(variables)
+
+
+def own_clip(optimizer: Optimizer, gradients: list[Any]) -> list[Any]:
+    """Return gradients as an optimizer clips them by itself."""
+    kind: Any = type(optimizer)
+    return list(kind._clip_gradients(optimizer, gradients))
+
+
+@contextlib.contextmanager
+def looking_at_parts(
+    optimizer: Optimizer,
+    *,
+    clipped: Callable[[Any, list[Any], Any], list[Any]],
+    are_finite: Callable[[list[Any]], Any],
+) -> Iterator[None]:
+    """Let an optimizer, and those that it hands gradients on to, clip and check otherwise inside.
+
+    Args:
+        optimizer: the first.
+        clipped: takes the optimizer that clips, gradients and their variables, and returns the gradients.
+        are_finite: takes gradients.
+    """
+    every = list(chain(optimizer))
+    for one in every:
+        own = vars(one)
+        own["_backend_apply_gradients"] = functools.partial(_apply_clipped, one, clipped)
+        if hasattr(one, "check_finite"):
+            own["check_finite"] = are_finite
+        if hasattr(type(one), "clipped"):  # tfdist's own, which clips before it hands on
+            own["clipped"] = functools.partial(clipped, one)
+    try:
+        yield
+    finally:
+        for one in every:
+            for name in ("_backend_apply_gradients", "check_finite", "clipped"):
+                vars(one).pop(name, None)
+
+
+def _apply_clipped(optimizer: Optimizer, clipped: Any, gradients: list[Any], variables: list[Any]) -> None:
+    own = vars(optimizer)
+    own["_clip_gradients"] = lambda given: clipped(optimizer, given, variables)
+    try:
+        type(optimizer)._backend_apply_gradients(optimizer, gradients, variables)
+    finally:
+        del own["_clip_gradients"]
 
 
 def _build(optimizer: MultiOptimizer, variables: list[Any]) -> None:
