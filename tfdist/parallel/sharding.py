@@ -20,9 +20,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat.tensorflow import sparse_rows
+from tfdist.errors import UnsupportedError
 from tfdist.parallel import layouts
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.layouts import Layout
+from tfdist.training.replica import step
 
 
 class Sharding:
@@ -49,7 +51,17 @@ class Sharding:
         return tuple(axis for axis in self.layout if axis is not None)
 
     def whole(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the whole of which every member has its part; see the head of this file for the gradient."""
+        """Return the whole of which every member has its part; see the head of this file for the gradient.
+
+        Raises:
+            UnsupportedError: XLA compiles what is being traced.
+        """
+        current = step.current()
+        if current is not None and current.is_one_program:
+            raise UnsupportedError(
+                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes, which a program "
+                "of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
+            )
 
         @tf.custom_gradient
         def gathered(part: tf.Tensor) -> Any:

@@ -27,6 +27,8 @@ REPLICA_COLLECTIVES = ("tensorflow", "native", "auto")
 COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
 #: has the mesh of `model-parallel`, such as ``batch=2,model=2``
 MESH_VARIABLE = "TFDIST_MESH"
+#: its layouts, where the code has none: "auto"
+LAYOUTS_VARIABLE = "TFDIST_LAYOUTS"
 
 
 @dataclass(frozen=True, kw_only=True)

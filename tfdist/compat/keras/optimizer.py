@@ -5,7 +5,6 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`
 - `_all_reduce_sum_gradients`: Keras reduces after it has clipped, decayed and unscaled. It has no switch.
 - `_clip_gradients`, `_backend_apply_gradients`: clip by norms of what they are given, and know the variables.
 - `_overwrite_model_variables_with_average_value`: updates through the strategy from inside a condition.
-- `global_state`'s stack of name scopes: which object is creating a variable.
 - `_exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`: what is not decayed; no method tells.
 - `_track_variable`: makes a variable, which another object may have created, one that is saved with the optimizer.
 - `_distribution_strategy`: the strategy in whose scope the optimizer was created.
@@ -35,19 +34,16 @@ from keras.optimizers import (
     Optimizer,
     RMSprop,
 )
-from keras.src.backend.common import global_state
+
+from tfdist.compat.keras import variables as keras_variables
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
 
 
 def creating_variable() -> bool:
-    """Return whether the variable that is being created belongs to a Keras optimizer.
-
-    Keras keeps the objects that are creating variables on a stack of name scopes; `keras.src` is the only way to it.
-    """
-    stack = global_state.get_global_attribute("name_scope_stack", default=[])
-    return bool(stack) and isinstance(stack[-1].caller, Optimizer)
+    """Return whether the variable that is being created belongs to a Keras optimizer."""
+    return isinstance(keras_variables.creator(), Optimizer)
 
 
 def created_under(optimizer: Optimizer) -> tf.distribute.Strategy:

@@ -8,6 +8,7 @@ is, and TensorFlow knows a weight by its class).
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python.trackable import base
 
@@ -50,10 +51,9 @@ class ModelParallelReplicas(RingReplicas):
         if isinstance(reference, ShardedVariable):
             kwargs["colocate_with"] = reference.shard
             sharding = reference.sharding if shape == reference.shape else None
-        elif shape is not None and kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ:
-            if not keras_optimizer.creating_variable():
-                path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
-                sharding = self._sharding_of(path, tuple(shape.as_list()))
+        elif shape is not None and _is_weight(kwargs):
+            path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
+            sharding = self._sharding_of(path, tuple(shape.as_list()))
         if sharding is None:
             return super()._create_variable(next_creator, **kwargs)
         known = keras_variables.being_made()
@@ -85,6 +85,13 @@ class ModelParallelReplicas(RingReplicas):
                 return self._everybody.broadcast(whole, what)
 
         return initial_value
+
+
+def _is_weight(kwargs: dict[str, Any]) -> bool:
+    """Return whether a variable is neither of a metric nor of an optimizer nor the state of random numbers."""
+    return kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and not isinstance(
+        keras_variables.creator(), (keras.Optimizer, keras.Metric, keras.random.SeedGenerator)
+    )
 
 
 class _Part:

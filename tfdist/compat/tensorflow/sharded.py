@@ -160,6 +160,17 @@ class ShardedVariable:
         return self.sharding.cut(tf.convert_to_tensor(value, self.dtype))
 
 
+def _operator(name: str) -> Any:
+    def on_the_whole(variable: ShardedVariable, *others: Any) -> Any:
+        return getattr(variable.read_value(), name)(*others)
+
+    return on_the_whole
+
+
+for _name in sorted(tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}):  # those stay: two are one or not
+    setattr(ShardedVariable, _name, _operator(_name))
+
+
 def sharding_of(variable: Any) -> Any:
     """Return how a Keras variable lies on the mesh, or None where this process has the whole."""
     value = keras_variables.value_of(variable)

@@ -79,8 +79,11 @@ class Parts:
             norm = tf.sqrt(tf.add_n([tf.cast(square, squares[0].dtype) for square in squares]))
             # a norm that is not finite makes every gradient NaN, as on one device
             scales = [limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)] * len(there)
+        # Keras adds up rows of one index where it clips by the norm of all; elsewhere they stay apart
+        joins = bool(optimizer.global_clipnorm) and not getattr(optimizer, "reduces_by_itself", False)
         for index, scale in zip(there, scales, strict=True):
-            clipped[index] = replica_sums.mapped(_times(scale), gradients[index])
+            gradient = tf.convert_to_tensor(gradients[index]) if joins else gradients[index]
+            clipped[index] = replica_sums.mapped(_times(scale), gradient)
         return clipped
 
     def are_finite(self, gradients: list[Any]) -> tf.Tensor:
