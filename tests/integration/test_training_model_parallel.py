@@ -98,6 +98,35 @@ def test_those_with_the_same_examples_draw_the_same_masks(four: WorkerPool) -> N
     assert digests == [digests[0]] * 4
 
 
+def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> None:
+    for found in call(two, "saved", mesh="batch=1,model=2", folder=str(tmp_path)):
+        assert found["far"] == {"one device": 0.0, "mesh": 0.0, "weights": 0.0}
+        assert found["slots"] == 0.0
+        assert "UnsupportedError: the model cannot be exported" in found["export"]
+        assert found["files"] == ["last.keras", "own.weights.h5"]
+
+
+@pytest.mark.parametrize(
+    "meshes",
+    [
+        ["batch=1,model=2", "batch=1,model=2"],
+        ["batch=1,model=2", "batch=2,model=1", "batch=1,model=2"],
+        ["batch=1,model=2", None],
+    ],
+)
+def test_a_training_goes_on_with_another_mesh(two: WorkerPool, tmp_path: Path, meshes: list[str | None]) -> None:
+    for found in call(two, "resumed", folder=str(tmp_path), meshes=meshes):
+        assert found["steps"] == 12
+        assert found["far"] < 1e-5
+
+
+def test_a_training_goes_on_with_another_number_of_processes(
+    two: WorkerPool, four: WorkerPool, tmp_path: Path
+) -> None:
+    call(four, "resumed", folder=str(tmp_path), meshes=["batch=2,model=2", "batch=1,model=4"])
+    assert len(list((tmp_path / "backup").glob("step-*"))) == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [

@@ -81,7 +81,7 @@ def test_an_axis_that_is_not_there_is_said() -> None:
 
 def test_what_a_user_may_give() -> None:
     class DeviceMesh:
-        axis_names = ["batch", "model"]
+        axis_names = ("batch", "model")
         shape = (2, 3)
 
     wanted = Mesh((("batch", 2), ("model", 3)))

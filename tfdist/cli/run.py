@@ -36,7 +36,15 @@ _MESHED = "model-parallel"
     cls=Command,
     context_settings=PASSES_ARGUMENTS,
     groups={
-        "What runs": ("strategy", "mesh", "collectives", "workers", "replicas_per_worker", "parameter_servers", "is_module"),
+        "What runs": (
+            "strategy",
+            "mesh",
+            "collectives",
+            "workers",
+            "replicas_per_worker",
+            "parameter_servers",
+            "is_module",
+        ),
         "When workers fail or hang": ("max_restarts", "standby", "hang_seconds", "stall_seconds", "grace_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
         "What is shown": ("dry_run", "verbose", "all_logs", "event_file"),

@@ -35,7 +35,9 @@ class Mesh:
     axes: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.axes, tuple) or not all(isinstance(axis, tuple) and len(axis) == 2 for axis in self.axes):
+        if not isinstance(self.axes, tuple) or not all(
+            isinstance(axis, tuple) and len(axis) == 2 for axis in self.axes
+        ):
             raise ConfigTypeError(
                 f"axes is {validation.shown(self.axes)}; it must be a tuple of pairs, such as "
                 '(("batch", 2), ("model", 2)).'

@@ -106,7 +106,7 @@ class NativeCollective:
         )
 
     def among(self, members: Sequence[int]) -> "NativeCollective | None":
-        """Return the collective of some of the members, see `tfdist.collectives.groups`; it costs nothing."""
+        """Return the collective of some of the members, see `tfdist.parallel.groups`; it costs nothing."""
         if self.rank not in members:
             return None
         return NativeCollective(

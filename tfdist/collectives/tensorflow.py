@@ -82,7 +82,7 @@ class TensorFlowCollective:
             )
 
     def among(self, members: Sequence[int]) -> "TensorFlowCollective | None":
-        """Return the collective of some of the members, see `tfdist.collectives.groups`; all draw the same numbers."""
+        """Return the collective of some of the members, see `tfdist.parallel.groups`; all draw the same numbers."""
         group_key = tf_strategies.new_group_key(within_worker=False)
         if self.rank not in members:
             return None

@@ -1,7 +1,7 @@
 """Which axis of a mesh each dim of a weight is cut along: by the weight's path. Loads no TensorFlow.
 
-A pattern is a regular expression for the whole path, as in `keras.distribution.LayoutMap`; a layout names an axis of the
-mesh, or None, for each dim of the weight. A weight that no pattern matches lies whole on every process.
+A pattern is a regular expression for the whole path, as in `keras.distribution.LayoutMap`; a layout names an axis of
+the mesh, or None, for each dim of the weight. A weight that no pattern matches lies whole on every process.
 """
 
 import re
@@ -48,6 +48,11 @@ class Layouts:
         self._seen: dict[str, tuple[int, ...]] = {}
         self._matched: set[str] = set()
 
+    @property
+    def may_cut(self) -> bool:
+        """Whether some weight may be cut."""
+        return self._is_auto or bool(self.given)
+
     def of(self, path: str, shape: Sequence[int]) -> Layout:
         """Return the axis of each dim of a weight, and note that there is such a weight.
 
@@ -90,9 +95,9 @@ class Layouts:
         if lost:
             there = "; ".join(f"{path} {shape}" for path, shape in self._seen.items()) or "none"
             raise ConfigError(
-                f"the layouts name {', '.join(map(repr, lost))}, which matches the whole path of no weight. The weights "
-                f"are: {there}. A pattern is a regular expression for the whole path; begin it with .* where a model's "
-                "name comes first."
+                f"the layouts name {', '.join(map(repr, lost))}, which matches the whole path of no weight. The "
+                f"weights are: {there}. A pattern is a regular expression for the whole path; begin it with "
+                ".* where a model's name comes first."
             )
 
     def _pattern_of(self, path: str) -> str | None:
@@ -123,9 +128,7 @@ def local_shape(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> tuple[int, 
         >>> local_shape(Mesh.parse("batch=2,model=2"), (None, "model"), (4, 6))
         (4, 3)
     """
-    return tuple(
-        size if axis is None else size // mesh.size_of(axis) for size, axis in zip(shape, layout, strict=True)
-    )
+    return tuple(size if axis is None else size // mesh.size_of(axis) for size, axis in zip(shape, layout, strict=True))
 
 
 def bounds(mesh: Mesh, layout: Layout, shape: Sequence[int], rank: int) -> tuple[tuple[int, int], ...]:

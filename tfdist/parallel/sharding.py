@@ -43,6 +43,9 @@ class Sharding:
         self.path = path
         self.local_shape = layouts.local_shape(axes.mesh, layout, self.shape)
         self.bounds = layouts.bounds(axes.mesh, layout, self.shape, axes.rank)
+        place = axes.mesh.coordinates(axes.rank)
+        #: whether no process before this one has the same part
+        self.is_first = all(place[name] == 0 for name in axes.mesh.names if name not in layout)
         self._axes = axes
 
     @property
@@ -59,8 +62,8 @@ class Sharding:
         current = step.current()
         if current is not None and current.is_one_program:
             raise UnsupportedError(
-                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes, which a program "
-                "of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
+                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes, which a "
+                "program of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
             )
 
         @tf.custom_gradient

@@ -10,12 +10,13 @@ from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
-from tfdist.collectives import buckets, groups
+from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import distributions as keras_distributions
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.compat.tensorflow.model_parallel import ModelParallelReplicas
+from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas
 from tfdist.errors import ConfigError
+from tfdist.parallel import groups
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.layouts import Layouts
@@ -26,6 +27,9 @@ from tfdist.training.multi_worker import agreement
 from tfdist.training.strategy import KerasTraining
 
 __all__ = ["ModelParallelStrategy"]
+
+
+_ENGINES = tuple(name for name in COLLECTIVES if name != "horovod")  # whose groups must be known when it starts
 
 
 class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
@@ -95,7 +99,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
                 f"replicas_per_worker is {replicas_per_worker}; under model-parallel a process is one device. Leave it "
                 "out, and start as many processes as the mesh has places."
             )
-        engine = validation.one_of("collectives", collectives or "auto", tuple(c for c in COLLECTIVES if c != "horovod"))
+        engine = validation.one_of("collectives", collectives or "auto", _ENGINES)
         # It brings the processes together, and their collectives up; of all of them, its own are those.
         self._job = MultiWorkerMirroredStrategy(
             cluster,
@@ -108,17 +112,18 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         self.loss_reduction = loss_reduction
         self._workers = self._job.workers
         tf_strategies.claim_collective_keys(self, within_worker=True)
+        everybody = self._workers.collective
         along = {
-            name: TracedCollective(groups.along(self._workers.collective, self._mesh, [name]), bucket_bytes=bucket_bytes)
+            name: TracedCollective(groups.along(everybody, self._mesh, [name]), bucket_bytes=bucket_bytes)
             for name in self._mesh.names
         }
         self._axes = Axes(self._mesh, self._workers.index, along, self._workers.waiting)
-        everybody = TracedCollective(self._workers.collective, bucket_bytes=bucket_bytes)
+        traced = TracedCollective(everybody, bucket_bytes=bucket_bytes)
         extended = ModelParallelReplicas(
             self,
-            everybody=everybody,
+            everybody=traced,
             sharding_of=self._sharding,
-            part_of_initial=InitialParts(everybody, self._workers.waiting),
+            part_of_initial=InitialParts(traced, self._workers.waiting),
             devices=tf_strategies.local_devices(("GPU",))[:1] or tf_strategies.local_devices(("CPU",))[:1],
             collective=along[self._batch],
             waiting=self._workers.waiting,
@@ -135,6 +140,12 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
     def batch_dim_name(self) -> str:
         """The axis along which examples are shared out."""
         return self._batch
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether weights may lie in parts."""
+        others = self._mesh.others(self._batch)
+        return self._layouts.may_cut and any(self._mesh.size_of(axis) > 1 for axis in others)
 
     @property
     def _position(self) -> tuple[int, int]:

@@ -1,7 +1,9 @@
 """What the tests of model parallelism run in every process at once; each returns JSON values."""
 
+import contextlib
 import functools
 import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import errors
+from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.mesh import Mesh
 from tfdist.strategies import ModelParallelStrategy
 
@@ -147,6 +150,70 @@ def distances(mesh: str, name: str, **options: str) -> dict[str, float]:
     }
 
 
+def saved(mesh: str, folder: str) -> dict[str, Any]:
+    """Save from all processes; return how far what is loaded, on one device and on the mesh, is from what was saved."""
+    with strategy(mesh).scope():
+        model, x = made("mlp")
+    checkpoint = keras.callbacks.ModelCheckpoint(f"{folder}/last.keras")
+    model.fit(x, Y, batch_size=BATCH, verbose=0, callbacks=[checkpoint])
+    model.save_weights(f"{folder}/own.weights.h5")
+    both = {"one device": keras.models.load_model(f"{folder}/last.keras")}
+    with strategy(mesh).scope():
+        both["mesh"] = keras.models.load_model(f"{folder}/last.keras")
+        both["weights"], _ = made("mlp")
+        both["weights"].set_weights([0 * weight for weight in model.get_weights()])
+        both["weights"].load_weights(f"{folder}/own.weights.h5")
+    wanted = model.get_weights()
+    slots = [np.asarray(variable) for variable in model.optimizer.variables]
+    return {
+        "far": {name: _far(wanted, one.get_weights()) for name, one in both.items()},
+        "slots": _far(slots, [np.asarray(variable) for variable in both["one device"].optimizer.variables]),
+        "export": _said(lambda: model.export(f"{folder}/exported")),
+        "files": sorted(os.listdir(folder)),
+    }
+
+
+def _far(ones: list[np.ndarray], others: list[np.ndarray]) -> float:
+    return max(float(np.max(np.abs(one - other))) for one, other in zip(ones, others, strict=True))
+
+
+class _End(keras.callbacks.Callback):
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.model.optimizer.iterations == self.at:
+            raise KeyboardInterrupt
+
+
+def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
+    """Train on one mesh after another, each from the other's backup; return how far from one device it ends.
+
+    None is one device, on which each process goes on by itself.
+    """
+    folder = f"{folder}/backup"
+    for turn, mesh in enumerate(meshes):
+        with contextlib.nullcontext() if mesh is None else strategy(mesh).scope():
+            model, x = made("mlp-adamw")
+        last = turn == len(meshes) - 1
+        # every process on one device has a directory of its own
+        mine = f"{folder}-{RANK}" if mesh is None else folder
+        if mesh is None:
+            shutil.copytree(folder, mine)
+        callbacks = [BackupAndRestore(mine, save_freq=1, asynchronous=False, delete_checkpoint=False)]
+        callbacks += [] if last else [_End(3 + 3 * turn)]
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(x, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+    one, x = made("mlp-adamw")
+    one.fit(x, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    ours = [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
+    return {
+        "far": _far(ours, [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]),
+        "steps": float(model.optimizer.iterations.numpy()),
+    }
+
+
 def digests_with_dropout(mesh: str) -> list[float]:
     """Return sums of what each process has after training with masks, which all of a group must have alike."""
     with strategy(mesh).scope():
@@ -157,8 +224,12 @@ def digests_with_dropout(mesh: str) -> list[float]:
 
 def refused(kind: str, mesh: str) -> str:
     """Return the error for what cannot be."""
+    return _said(lambda: _REFUSED[kind](mesh))
+
+
+def _said(refuse: Callable[[], Any]) -> str:
     try:
-        _REFUSED[kind](mesh)
+        refuse()
     except errors.TfdistError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was refused"
@@ -201,11 +272,15 @@ def _jit(mesh: str) -> None:
     model.fit(X, Y, verbose=0)
 
 
+def _nothing(_: Any) -> None:
+    pass
+
+
 _REFUSED: dict[str, Callable[[str], None]] = {
     "pattern": _no_match,
     "division": _no_division,
     "lamb": _optimizer(keras.optimizers.Lamb),
     "own data": _own_data,
     "jit_compile": _jit,
-    "size": lambda mesh: None if ModelParallelStrategy(mesh="batch=1,model=5") else None,
+    "size": lambda mesh: _nothing(ModelParallelStrategy(mesh="batch=1,model=5")),
 }

@@ -21,7 +21,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from tensorflow.python.eager import context, executor

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.tensorflow import sharded
+from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.errors import UnsupportedError
 from tfdist.training.reduction import reducer, replica_sums
 

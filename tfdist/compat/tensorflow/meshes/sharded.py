@@ -4,8 +4,8 @@ Keras sees one variable of the whole's shape: to read it gathers the whole, to a
 an update looks at the part alone (`local`): there the Keras variables, and those of the optimizer that belong to them,
 have the part's value and the part's shape.
 
-Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`): `Variable._value`, `_shape`, `_constraint`; in
-TensorFlow 2.21.0: what Keras and TensorFlow ask of a variable (`_unique_id`, `_shared_name`,
+Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`): `Variable._value`, `_shape`,
+`_constraint`; in TensorFlow 2.21.0: what Keras and TensorFlow ask of a variable (`_unique_id`, `_shared_name`,
 `_get_on_device_or_primary`, `_should_act_as_resource_variable`, `_in_graph_mode`, `_distribute_strategy`,
 `_serialize_to_tensors`, `_restore_from_tensors`).
 """
@@ -26,6 +26,8 @@ class Sharding(Protocol):
 
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
+    bounds: tuple[tuple[int, int], ...]
+    is_first: bool
     layout: tuple[str | None, ...]
     path: str
 
@@ -175,6 +177,11 @@ def sharding_of(variable: Any) -> Any:
     """Return how a Keras variable lies on the mesh, or None where this process has the whole."""
     value = keras_variables.value_of(variable)
     return value.sharding if isinstance(value, ShardedVariable) else None
+
+
+def part_of(variable: Any) -> Any:
+    """Return the TensorFlow variable with this process's part of a Keras variable that is cut."""
+    return keras_variables.value_of(variable).shard
 
 
 @contextlib.contextmanager

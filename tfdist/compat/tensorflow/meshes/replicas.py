@@ -14,9 +14,9 @@ from tensorflow.python.trackable import base
 
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding
 from tfdist.compat.tensorflow.partitioned import shape_of_new_variable
 from tfdist.compat.tensorflow.ring import RingReplicas
-from tfdist.compat.tensorflow.sharded import Sharding, ShardedVariable
 
 
 class ModelParallelReplicas(RingReplicas):
