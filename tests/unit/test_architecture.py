@@ -86,6 +86,7 @@ FOLDER_OF_STRATEGY = {
     "multi-worker": "multi_worker_mirrored",
     "ring": "ring_all_reduce",
     "parameter-server": "parameter_server",
+    "model-parallel": "model_parallel",
 }
 
 

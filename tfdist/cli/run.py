@@ -68,13 +68,13 @@ _MESHED = "model-parallel"
     "--mesh",
     metavar="AXES",
     envvar=MESH_VARIABLE,
-    help="Of model-parallel: how the N workers lie, as batch=2,model=2.",
+    help="Of model-parallel, as batch=2,model=2.",
 )
 @click.option(
     "--collectives",
     metavar="NAME",
     type=click.Choice(COLLECTIVES),
-    help=f"Of multi-worker and mirrored: {', '.join(COLLECTIVES)}.",
+    help=f"What sums: {', '.join(COLLECTIVES)}.",
 )
 @click.option("-n", "--workers", type=int, default=1, show_default=True, metavar="N", help="Number of workers.")
 @click.option(

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.parallel.sharding import Sharding
 
 
@@ -42,7 +43,7 @@ class InitialParts:
 
         Of Keras' own a seed decides, or nothing.
         """
-        if not type(initializer).__module__.startswith("keras.src."):
+        if not keras_variables.is_own_initializer(initializer):
             return None
         config = initializer.get_config()
         seed = config.get("seed")

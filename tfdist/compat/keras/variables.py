@@ -33,6 +33,11 @@ def creator() -> Any:
     return stack[-1].caller if stack else None
 
 
+def is_own_initializer(initializer: Any) -> bool:
+    """Return whether an initializer is one of Keras' own, which depend on their configuration alone."""
+    return type(initializer).__module__.startswith("keras.src.") and hasattr(initializer, "get_config")
+
+
 def path_of_new_variable(name: str) -> str:
     """Return the path that Keras gives a variable of this name that is being created, such as ``dense/kernel``."""
     known = being_made()
