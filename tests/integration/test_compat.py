@@ -158,6 +158,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         if private_names.is_private(name)
     },
     "keras/calls.py": {},
+    "keras/distributions.py": {"_layout_map": lambda: keras.distribution.ModelParallel},
     "keras/epochs.py": {
         **each("_current_iterator _distributed_dataset _enumerate_iterator _get_iterator", epoch_iterator),
         **each("_num_batches _steps_seen", epoch_iterator),
@@ -181,6 +182,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "keras/optimizer.py": {
         **each("_all_reduce_sum_gradients _distribution_strategy _exclude_from_weight_decay", optimizer),
         **each("_exclude_from_weight_decay_pattern _get_current_learning_rate _get_variable_index", optimizer),
+        **each("_backend_apply_gradients _clip_gradients", optimizer),
         **each("_learning_rate _overwrite_model_variables_with_average_value _track_variable", optimizer),
         **each("_trainable_variables _trainable_variables_indices _var_key", optimizer),
         "_model_variables_moving_average": lambda: keras.optimizers.Optimizer,
@@ -205,6 +207,15 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_PrefetchDataset": lambda: importlib.import_module("tensorflow.python.data.ops.prefetch_op"),
         "_OptionsDataset": lambda: importlib.import_module("tensorflow.python.data.ops.dataset_ops"),
         **each("_cardinality _find _iterated _made _make", OURS),
+    },
+    "tensorflow/meshes/replicas.py": {
+        **each("_container_strategy _create_variable _get_variable_creator_initial_value", lambda: MirroredExtended),
+        "_validate_colocate_with_variable": lambda: MirroredExtended,
+        **each("_everybody _sharding_of _part_of_initial _part_of _waiting", OURS),
+    },
+    "tensorflow/meshes/sharded.py": {
+        **each("_constraint _shape _value", lambda: keras.Variable([1.0])),
+        **each("_get_on_device_or_primary _shared_name _unique_id", lambda: model().weights[0].value),
     },
     "tensorflow/numeric_variables.py": {},
     "tensorflow/partitioned.py": {

@@ -37,7 +37,7 @@ LAYERS = {
     "checkpoint": 2,
     "training": 3,
     "optimizers": 4,
-    "strategies": 4,
+    "strategies": 5,
     "parallel": 4,
     "callbacks": 5,
     "planner": 5,
@@ -86,6 +86,7 @@ FOLDER_OF_STRATEGY = {
     "multi-worker": "multi_worker_mirrored",
     "ring": "ring_all_reduce",
     "parameter-server": "parameter_server",
+    "model-parallel": "model_parallel",
 }
 
 

@@ -10,6 +10,7 @@ import click
 
 from tfdist.cli.common import completion
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
+from tfdist.cluster.mesh import Mesh
 from tfdist.launch import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.launch.output import noise
 from tfdist.launch.plan.choice import (
@@ -19,21 +20,31 @@ from tfdist.launch.plan.choice import (
     require_installed,
     server_count,
 )
-from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, REPLICA_COLLECTIVES
+from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE, REPLICA_COLLECTIVES
 
 # Which strategies know which; None is a script that names its own.
 _COLLECTIVES_OF: dict[str | None, tuple[str, ...]] = {
     None: COLLECTIVES,
     "multi-worker": COLLECTIVES,
     "mirrored": REPLICA_COLLECTIVES,
+    "model-parallel": tuple(name for name in COLLECTIVES if name != "horovod"),
 }
+_MESHED = "model-parallel"
 
 
 @click.command(
     cls=Command,
     context_settings=PASSES_ARGUMENTS,
     groups={
-        "What runs": ("strategy", "collectives", "workers", "replicas_per_worker", "parameter_servers", "is_module"),
+        "What runs": (
+            "strategy",
+            "mesh",
+            "collectives",
+            "workers",
+            "replicas_per_worker",
+            "parameter_servers",
+            "is_module",
+        ),
         "When workers fail or hang": ("max_restarts", "standby", "hang_seconds", "stall_seconds", "grace_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
         "What is shown": ("dry_run", "verbose", "all_logs", "event_file"),
@@ -54,10 +65,16 @@ _COLLECTIVES_OF: dict[str | None, tuple[str, ...]] = {
     help="What tfdist.strategies.from_environment() returns.",
 )
 @click.option(
+    "--mesh",
+    metavar="AXES",
+    envvar=MESH_VARIABLE,
+    help="Of model-parallel, as batch=2,model=2.",
+)
+@click.option(
     "--collectives",
     metavar="NAME",
     type=click.Choice(COLLECTIVES),
-    help=f"Of multi-worker and mirrored: {', '.join(COLLECTIVES)}.",
+    help=f"What sums: {', '.join(COLLECTIVES)}.",
 )
 @click.option("-n", "--workers", type=int, default=1, show_default=True, metavar="N", help="Number of workers.")
 @click.option(
@@ -128,6 +145,7 @@ def command(
     context: click.Context,
     *,
     strategy: str | None,
+    mesh: str | None,
     collectives: str | None,
     workers: int,
     replicas_per_worker: int | None,
@@ -158,6 +176,12 @@ def command(
             f"{' and '.join(str(name) for name, known in _COLLECTIVES_OF.items() if name and collectives in known)}, "
             f"and the strategy is {strategy}, which has collectives of its own. Leave one of the two out."
         )
+    if strategy == _MESHED and (min_workers or max_workers):
+        raise click.UsageError(f"--strategy {_MESHED} has as many workers as its mesh has places; leave -n as it is.")
+    if mesh and strategy not in (None, _MESHED):
+        raise click.UsageError(f"--mesh {mesh} is for --strategy {_MESHED}, and the strategy is {strategy}.")
+    if mesh:
+        Mesh.parse(mesh, name="--mesh").require_size(workers, f"-n {workers}")
     servers = server_count(strategy, parameter_servers=parameter_servers)
     config = LaunchConfig(
         target=script,
@@ -179,6 +203,7 @@ def command(
         environment={
             **noise.variables(os.environ, all_logs=all_logs),
             **({COLLECTIVES_VARIABLE: collectives} if collectives else {}),
+            **({MESH_VARIABLE: mesh} if mesh else {}),
         },
     )
     check_strategy(config)

@@ -105,6 +105,21 @@ class NativeCollective:
             job=self._job,
         )
 
+    def among(self, members: Sequence[int]) -> "NativeCollective | None":
+        """Return the collective of some of the members, see `tfdist.parallel.groups`; it costs nothing."""
+        if self.rank not in members:
+            return None
+        return NativeCollective(
+            self._number,
+            members=[self._members[rank] for rank in members],
+            rank=list(members).index(self.rank),
+            hosts=base.hosts_of([self.hosts[rank] for rank in members]),
+            device=self.device,
+            beside=self._beside,
+            order=self._order,
+            job=self._job,
+        )
+
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one operation."""
         base.require_op(op)

@@ -81,6 +81,20 @@ class TensorFlowCollective:
                 dtype=tf.float32, shape=[], shared_name=f"tfdist_order_{group_key}_{rank}"
             )
 
+    def among(self, members: Sequence[int]) -> "TensorFlowCollective | None":
+        """Return the collective of some of the members, see `tfdist.parallel.groups`; all draw the same numbers."""
+        group_key = tf_strategies.new_group_key(within_worker=False)
+        if self.rank not in members:
+            return None
+        return TensorFlowCollective(
+            group_key=group_key,
+            size=len(members),
+            rank=list(members).index(self.rank),
+            device=self._device,
+            hosts=base.hosts_of([self.hosts[rank] for rank in members]),
+            abort=self._abort,
+        )
+
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype travel as one."""
         base.require_op(op)

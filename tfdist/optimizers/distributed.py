@@ -181,7 +181,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _room_for(self, variable: keras.Variable) -> keras.Variable:
         if variable.dtype in _HALF:  # a sum of many needs more bits than a weight
-            return self.add_variable(variable.shape, dtype="float32", name=f"{variable.path.replace('/', '_')}_sum")
+            with tf.distribute.get_strategy().extended.colocate_vars_with(variable.value):  # in the same parts
+                return self.add_variable(variable.shape, dtype="float32", name=f"{variable.path.replace('/', '_')}_sum")
         return self.add_variable_from_reference(variable, name="sum")
 
     def renew_reduction(self, workers: Any) -> bool:
@@ -282,12 +283,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def _update(self, grads: list[Any], variables: list[Any], remembered: list[tf.Tensor]) -> None:
         """Apply gradients that are reduced and unscaled; where they are not finite, remember what was remembered."""
         if self.loss_scale is None:
-            self.inner_optimizer.apply(self._clipped(grads), variables)
+            self.inner_optimizer.apply(self.clipped(grads, variables), variables)
             return
         scale = tf.convert_to_tensor(self.dynamic_scale)
 
         def good() -> None:
-            self.inner_optimizer.apply(self._clipped(grads), variables)
+            self.inner_optimizer.apply(self.clipped(grads, variables), variables)
             if self.loss_scale == "dynamic":
                 grown = tf.convert_to_tensor(self.step_counter) + 1 >= self.dynamic_growth_steps
                 self.step_counter.assign(tf.where(grown, tf.zeros_like(self.step_counter), self.step_counter + 1))
@@ -301,9 +302,23 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 self.step_counter.assign(tf.zeros_like(self.step_counter))
                 self.dynamic_scale.assign(scale / 2)
 
-        tf.cond(sums_over.are_finite(grads), good, bad)
+        tf.cond(self.check_finite(grads), good, bad)
 
-    def _clipped(self, grads: list[Any]) -> list[Any]:
+    def check_finite(self, grads: list[Any]) -> tf.Tensor:
+        """Return whether all gradients are finite, bool scalar."""
+        return sums_over.are_finite(grads)
+
+    def clipped(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return gradients, clipped as was asked for.
+
+        Args:
+            grads: reduced and unscaled, or None.
+            variables: theirs.
+        """
+        del variables  # each gradient is whole
+        return self._clip_gradients(grads)
+
+    def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         if self.global_clipnorm is not None:
             return list(tf.clip_by_global_norm(grads, self.global_clipnorm)[0])
         if self.clipnorm is not None:

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from tfdist.strategies.choose import create, from_environment, use_logical_cpus
     from tfdist.strategies.distributions import from_distribution
     from tfdist.strategies.mirrored import MirroredStrategy
+    from tfdist.strategies.model_parallel import ModelParallelStrategy
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
     from tfdist.strategies.ring import RingStrategy
 
 __all__ = [
     "MirroredStrategy",
+    "ModelParallelStrategy",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "RingStrategy",
@@ -36,6 +38,7 @@ __all__ = [
 
 _MODULES = {
     "MirroredStrategy": "tfdist.strategies.mirrored",
+    "ModelParallelStrategy": "tfdist.strategies.model_parallel",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
     "RingStrategy": "tfdist.strategies.ring",

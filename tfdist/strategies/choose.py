@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.strategies import registry, threads
+from tfdist.strategies import distributions, registry, threads
 
 __all__ = ["create", "from_environment", "use_logical_cpus"]
 
@@ -44,7 +44,7 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
 
 
 def from_environment(
-    environ: Mapping[str, str] | None = None, *, loss_reduction: str = "detect"
+    environ: Mapping[str, str] | None = None, *, loss_reduction: str = "detect", layout_map: Any = None
 ) -> tf.distribute.Strategy:
     """Return the strategy that `tfdist run` asked for, or else what the cluster implies.
 
@@ -54,11 +54,15 @@ def from_environment(
     carries the tensors of multi-worker. For the parameter-server strategy
     ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the default); where the cluster
     has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and ``TFDIST_LOCAL_SERVERS``
-    servers on this host.
+    servers on this host. For model-parallel ``TFDIST_MESH`` has the mesh, such as ``batch=2,model=2``, and
+    ``TFDIST_LAYOUTS`` may be "auto".
 
     Args:
         environ: variables to read, `os.environ` by default.
         loss_reduction: "detect", "mean" or "sum", as the strategies' classes take it.
+        layout_map: of `ModelParallelStrategy`; under any other strategy weights are whole. None takes that of a
+            `keras.distribution.ModelParallel` that was given to `keras.distribution.set_distribution`, or
+            ``TFDIST_LAYOUTS``.
     Raises:
         ConfigError: the variables are malformed or contradict each other.
 
@@ -93,7 +97,9 @@ def from_environment(
         devices = None if replicas is None else [f"{kind}:{index}" for index in range(replicas)]
         return create(name, devices=devices, loss_reduction=loss_reduction)
     options: dict[str, Any] = {}
-    if name == "multi-worker" and environ.get(registry.COLLECTIVES_VARIABLE):
+    if name == "model-parallel":
+        options |= distributions.options_of_model_parallel(layout_map, environ)
+    if name in ("multi-worker", "model-parallel") and environ.get(registry.COLLECTIVES_VARIABLE):
         options["collectives"] = environ[registry.COLLECTIVES_VARIABLE]
     return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction, **options)
 

@@ -3,6 +3,7 @@
 On this backend Keras keeps a distribution that it was given and trains on one device all the same, without a word.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -10,8 +11,11 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
+from tfdist.compat.keras import distributions as keras_distributions
+from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies.mirrored import MirroredStrategy
+from tfdist.strategies.model_parallel import ModelParallelStrategy
+from tfdist.strategies.registry import LAYOUTS_VARIABLE
 
 __all__ = ["from_distribution"]
 
@@ -19,20 +23,22 @@ __all__ = ["from_distribution"]
 def from_distribution(
     distribution: keras.distribution.DataParallel | None = None, **options: Any
 ) -> tf.distribute.Strategy:
-    """Return the strategy for a distribution: for `keras.distribution.DataParallel` a replica on each of its devices.
+    """Return the strategy for a distribution.
 
-    Batches are global, as with Keras: each replica takes its rows of them. `auto_shard_dataset` changes nothing, since
-    this process has all of the data.
+    For `keras.distribution.DataParallel` it is a `MirroredStrategy` with a replica on each of its devices; for
+    `ModelParallel` a `ModelParallelStrategy` with a process at each place of its mesh, whose device names are not
+    looked at. Batches are global, as with Keras: each replica takes its rows of them. `auto_shard_dataset` changes
+    nothing, since every process is given all of the data.
 
     Args:
-        distribution: of one axis; None takes the one that `keras.distribution.set_distribution` was given.
-        **options: of `MirroredStrategy`, beside its devices.
+        distribution: None takes the one that `keras.distribution.set_distribution` was given.
+        **options: of the strategy, beside its devices, or its mesh and layouts.
 
     Raises:
-        ConfigError: none is set; its mesh has several axes; several workers are to train, for which
-            `from_environment` has the strategy.
+        ConfigError: none is set; a `DataParallel` has several axes, or several workers are to train, for which
+            `from_environment` has the strategy; a `ModelParallel` has another number of places than there are
+            processes.
         ConfigTypeError: it is no distribution.
-        UnsupportedError: `keras.distribution.ModelParallel`, which tfdist does not have.
 
     Example:
         >>> devices = keras.distribution.list_devices()
@@ -48,10 +54,10 @@ def from_distribution(
             "keras.distribution.set_distribution first."
         )
     if isinstance(distribution, keras.distribution.ModelParallel):
-        raise UnsupportedError(
-            "keras.distribution.ModelParallel splits weights over devices, which tfdist does not do; every replica has "
-            "all of them. Use keras.distribution.DataParallel, or, for large embedding tables, "
-            "tfdist.strategies.ParameterServerStrategy."
+        return ModelParallelStrategy(
+            layout_map=keras_distributions.layout_map(distribution),
+            batch_dim_name=distribution.batch_dim_name,
+            **options,
         )
     if not isinstance(distribution, keras.distribution.DataParallel):
         raise ConfigTypeError(
@@ -71,3 +77,21 @@ def from_distribution(
             "Use tfdist.strategies.from_environment()."
         )
     return MirroredStrategy(devices=[str(device) for device in mesh.devices], **options)
+
+
+def options_of_model_parallel(layout_map: Any, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `ModelParallelStrategy` is told of layouts: by the code, by Keras' distribution, or by a variable.
+
+    Args:
+        layout_map: what the code gives, or None.
+        environ: variables.
+    """
+    distribution = keras.distribution.distribution()
+    if layout_map is not None:
+        return {"layout_map": layout_map}
+    if isinstance(distribution, keras.distribution.ModelParallel):
+        return {
+            "layout_map": keras_distributions.layout_map(distribution),
+            "batch_dim_name": distribution.batch_dim_name,
+        }
+    return {"layout_map": environ.get(LAYOUTS_VARIABLE) or None}

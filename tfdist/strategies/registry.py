@@ -25,6 +25,10 @@ COLLECTIVES = ("auto", "tensorflow", "native", "horovod")
 REPLICA_COLLECTIVES = ("tensorflow", "native", "auto")
 #: names one of them where the code does not
 COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
+#: has the mesh of `model-parallel`, such as ``batch=2,model=2``
+MESH_VARIABLE = "TFDIST_MESH"
+#: its layouts, where the code has none: "auto"
+LAYOUTS_VARIABLE = "TFDIST_LAYOUTS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,12 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 processes="workers",
                 summary="synchronous data parallelism on Horovod's ring (gloo, MPI or NCCL)",
                 needs=("horovod", "tfdist build horovod"),
+            ),
+            Entry(
+                name="model-parallel",
+                target="tfdist.strategies.model_parallel:ModelParallelStrategy",
+                processes="workers",
+                summary="weights in parts over a mesh of processes (keras.distribution.ModelParallel)",
             ),
             Entry(
                 name="parameter-server",

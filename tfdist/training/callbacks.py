@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.errors import UnsupportedError
 from tfdist.monitor.process import step_clock
 from tfdist.training import loss_scale, watching
 from tfdist.training.multi_worker.workers import Workers, as_float, as_integer
@@ -20,6 +22,8 @@ _CHIEF_ONLY = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
+# What reads weights to save them, which all workers do together where they lie in parts.
+_SAVE_MODELS = (keras.callbacks.ModelCheckpoint,)
 
 
 def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
@@ -33,12 +37,36 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         running.callbacks.append(_Ends())
     if workers.count == 1:
         return
+    is_cut = any(sharded.sharding_of(weight) is not None for weight in model.weights)
+    if is_cut:
+        _require_together(running.callbacks)
     if not workers.is_chief:
-        running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, _CHIEF_ONLY)]
+        alone = _CHIEF_ONLY if not is_cut else tuple(kind for kind in _CHIEF_ONLY if kind not in _SAVE_MODELS)
+        running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, alone)]
     if training:
         agree = _Agree(workers, running.callbacks)
         agree.set_model(model)
         running.callbacks.append(agree)
+
+
+def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Raise if a callback of the chief's reads weights, to which every worker has to bring its part.
+
+    Raises:
+        UnsupportedError: one does.
+    """
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise UnsupportedError(
+                f"the callback {name} of Keras backs up what the chief has, and weights lie in parts on all workers. "
+                "Use tfdist.callbacks.BackupAndRestore, which saves every worker's part."
+            )
+        if isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq:
+            raise UnsupportedError(
+                f"the callback {name} has histogram_freq={callback.histogram_freq}, for which the chief reads weights "
+                "by itself, and they lie in parts on all workers. Pass histogram_freq=0."
+            )
 
 
 def quiet(model: keras.Model, workers: Workers) -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.compat.tensorflow import data as tf_data
 from tfdist.data.reading.dataset import Reading
+from tfdist.errors import UnsupportedError
 from tfdist.training.epoch import Alone, Element, Epoch, OwnData, SharedData, Walk
 from tfdist.training.layout import Layout
 from tfdist.training.multi_worker.workers import Workers
@@ -39,6 +40,7 @@ class Input:
         batches: how many, None if that is not known or they do not end.
         local_replicas: replicas of this worker.
         workers: the workers that take part.
+        position: which of how many parts of a batch this worker has; None: each worker its own.
         expect: told how many batches the next epoch has, where that is known when one ends.
         gives_places: whether batches are taken where they are predicted, see `Epoch`.
 
@@ -53,12 +55,20 @@ class Input:
         batches: int | None,
         local_replicas: int,
         workers: Workers,
+        position: tuple[int, int] | None = None,
         expect: Callable[[int], None] = lambda _: None,
         gives_places: bool = False,
     ) -> None:
         self._gives_places = gives_places
         policy = dataset.options().experimental_distribute.auto_shard_policy
         own = workers.count > 1 and policy in (_Policy.OFF, _Policy.FILE)
+        part, parts = (workers.index, workers.count) if position is None else position
+        if own and parts != workers.count:
+            raise UnsupportedError(
+                f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads "
+                f"data of its own, and {workers.count} workers have {parts} part(s) of a batch among them: those that "
+                "compute with the same examples would have different ones. Give all workers the same dataset."
+            )
         self.source = Source.OWN if own else Source.SHARED
         if own and policy == _Policy.FILE:
             dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
@@ -69,11 +79,11 @@ class Input:
         self._readings = [source for source in tf_data.sources(dataset) if isinstance(source, Reading)]
         self._reading = dataset if isinstance(dataset, Reading) else None
         if self._reading is not None:
-            elements = _share(self._reading, local_replicas, workers)
+            elements = _share(self._reading, local_replicas, part, parts)
             self.element_spec = _whole(elements.element_spec.slices[0][1], self._reading.rows)
         else:
             self.element_spec = tf_data.without_nones(dataset.element_spec)
-            elements = _slices(dataset, self.source, local_replicas, workers)
+            elements = _slices(dataset, self.source, local_replicas, workers, part, parts)
         self.layout = Layout(tf_data.without_nones(elements.element_spec.slices))
         self._dataset = elements.map(_as_it_is(Element.flat)).prefetch(2)
 
@@ -111,9 +121,9 @@ class Input:
         return next((error for reading in self._readings if (error := reading.failure(text))), None)
 
 
-def _share(reading: Reading, local_replicas: int, workers: Workers) -> tf.data.Dataset:
+def _share(reading: Reading, local_replicas: int, part: int, parts: int) -> tf.data.Dataset:
     """Return the dataset of this worker's elements, of which nothing else is read."""
-    own = reading.share(workers.index * local_replicas, local_replicas, workers.count * local_replicas)
+    own = reading.share(part * local_replicas, local_replicas, parts * local_replicas)
     return own.map(_as_it_is(lambda mark, rows, slices: Element(slices, rows, mark)))
 
 
@@ -132,17 +142,19 @@ def _own_batches(batches: int | None, workers: Workers) -> int | None:
     return None if (seen < 0).any() else int(seen.max()) * workers.count
 
 
-def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, workers: Workers) -> tf.data.Dataset:
-    """Return the dataset of this worker's elements."""
-    replicas = local_replicas * workers.count
+def _slices(
+    dataset: tf.data.Dataset, source: Source, local_replicas: int, workers: Workers, mine: int, parts: int
+) -> tf.data.Dataset:
+    """Return the dataset of this worker's elements; of a batch in ``parts`` it has part ``mine``."""
+    replicas = local_replicas * parts
 
-    def cut(data: Any, first: int, parts: int) -> Element:
-        slices = tuple(step.part_of(data, part, parts) for part in range(first, first + local_replicas))
+    def cut(data: Any, first: int, of: int) -> Element:
+        slices = tuple(step.part_of(data, part, of) for part in range(first, first + local_replicas))
         return Element(slices, step.rows_of(data), tf.constant(0, tf.int64))
 
     def shared(index: tf.Tensor, data: Any) -> Element:
         data = tf_data.none_for_optionals(data)
-        element = cut(data, workers.index * local_replicas, replicas)
+        element = cut(data, mine * local_replicas, replicas)
         if workers.count == 1:
             return element
         # The first batch tells whether workers read the same data; the others are not worth the time.
@@ -152,10 +164,10 @@ def _slices(dataset: tf.data.Dataset, source: Source, local_replicas: int, worke
     def own(index: tf.Tensor, data: Any) -> tf.data.Dataset:
         del index
         data = tf_data.none_for_optionals(data)
-        parts = [cut(data, part * local_replicas, replicas) for part in range(workers.count)]
-        parts = [element._replace(rows=tf.add_n([rows for rows, _ in element.slices])) for element in parts]
-        elements = tf.data.Dataset.from_tensors(parts[0])
-        for element in parts[1:]:
+        given = [cut(data, part * local_replicas, replicas) for part in range(parts)]
+        given = [element._replace(rows=tf.add_n([rows for rows, _ in element.slices])) for element in given]
+        elements = tf.data.Dataset.from_tensors(given[0])
+        for element in given[1:]:
             elements = elements.concatenate(tf.data.Dataset.from_tensors(element))
         return elements
 

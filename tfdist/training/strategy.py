@@ -101,6 +101,7 @@ class KerasTraining:
             batches=batches,
             local_replicas=self._slices,
             workers=self._workers,
+            position=self._position,
             expect=lambda batches: keras_model.expect_batches(epoch_iterator, batches),
             gives_places=self._predicts_from_input and keras_model.is_predicting(caller),
         )
@@ -140,6 +141,19 @@ class KerasTraining:
     def _slices(self) -> int:
         """Into how many slices this process's part of a batch is cut."""
         return len(self.extended.worker_devices)  # type: ignore[attr-defined]
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        """Which of the parts of a batch this process has, and how many there are; several may have the same."""
+        return self._workers.index, self._workers.count
+
+    def ready(self, model: Any, *, is_built: bool) -> None:
+        """Look at a model that is about to train, test or predict.
+
+        Args:
+            model: the model.
+            is_built: whether all of its weights have been made.
+        """
 
     def _adopt(self, model: Any) -> None:
         models.adopt(model, self, self._workers)

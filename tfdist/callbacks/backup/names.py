@@ -9,6 +9,7 @@ import keras
 
 from tfdist.checkpoint.sharding import ShardedState
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.training.multi_worker.agreement import relative_paths
 
 VARIABLE, METRIC = "variable", "metric"
@@ -20,18 +21,25 @@ class Variables:
 
     Attributes:
         whole: those that are the same everywhere, by name, and the metrics of the running epoch.
+        cut: those of which each process has a part of one whole, by name.
         in_shards: those of which every replica or worker has its own, with the state that they are of, and their names.
         sharded: the states that they are of, those without any included.
     """
 
     whole: dict[str, keras.Variable]
+    cut: dict[str, keras.Variable]
     in_shards: list[tuple[ShardedState, str, keras.Variable]]
     sharded: list[ShardedState]
 
     @property
+    def common(self) -> dict[str, keras.Variable]:
+        """Return those that have one value, wherever it lies, by name."""
+        return {**self.whole, **self.cut}
+
+    @property
     def all(self) -> dict[str, keras.Variable]:
         """Return them all by name."""
-        return {**self.whole, **{name: variable for _, name, variable in self.in_shards}}
+        return {**self.common, **{name: variable for _, name, variable in self.in_shards}}
 
 
 def variables_of(model: keras.Model) -> Variables:
@@ -41,9 +49,12 @@ def variables_of(model: keras.Model) -> Variables:
     others = {id(variable): variable for state in states for variable in state.variables}
     every = {**{id(variable): variable for variable in keras_model.persistent_variables(model)}, **others}
     named = _named(VARIABLE, list(every.values()), [weight.path for weight in model.weights])
-    whole = {name: variable for name, variable in named.items() if id(variable) not in state_of}
+    common = {name: variable for name, variable in named.items() if id(variable) not in state_of}
+    cut = {name: variable for name, variable in common.items() if sharded.sharding_of(variable) is not None}
+    whole = {name: variable for name, variable in common.items() if name not in cut}
     return Variables(
         whole={**whole, **metrics_of(model)},
+        cut=cut,
         in_shards=[(state_of[id(v)], name, v) for name, v in named.items() if id(v) in state_of],
         sharded=states,
     )

@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
 
-from tfdist.callbacks.backup import candidates, rescaling, shards, trainings
+from tfdist.callbacks.backup import candidates, cuts, rescaling, shards, trainings
+from tfdist.callbacks.backup.cuts import Cuts
 from tfdist.callbacks.backup.memory import Memory
 from tfdist.callbacks.backup.position import Input, Place
 from tfdist.callbacks.backup.preemption import PreemptionHandler
@@ -76,7 +78,8 @@ class BackupSession(keras.callbacks.Callback):
         self._workers: Workers = getattr(model.distribute_strategy, "workers", None) or Workers()
         self._state = TrainState(model, others, is_chief=self._workers.is_chief)
         self._shards = Shards(model, self._workers)
-        self._together = Together(self._workers, has_parts=self._shards.exist)
+        self._cuts = Cuts(model)
+        self._together = Together(self._workers, has_parts=self._shards.exist or self._cuts.exist)
         self._input = Input(fit)
         self._disk = disk
         self._is_shared = self._together.share(disk)
@@ -100,6 +103,8 @@ class BackupSession(keras.callbacks.Callback):
         if self._found is not None:
             _require_version(self._found)
             trainings.require_same(disk.url, self._found.state.get("training"))
+            wholes, rest = cuts.joined(self._found.shards, source=self._found.source)
+            self._found = replace(self._found, arrays={**self._found.arrays, **wholes}, shards=rest)
             self._state.prepare_callbacks(self._found.state)
         self._undo = lambda: None
         if step_clock().reporter is not None:  # functions that there are already run as what they do cannot be told
@@ -252,7 +257,7 @@ class BackupSession(keras.callbacks.Callback):
     def _capture(self) -> _Taken:
         begun = time.perf_counter()
         keras_epochs.drain(self.model)
-        part = self._shards.capture()
+        part = {**self._shards.capture(), **self._cuts.capture()}
         if not self._workers.is_chief:  # what all have the chief saves
             return _Taken(self._number, {}, {}, part, time.perf_counter() - begun)
         arrays, state = self._state.capture()
@@ -267,7 +272,7 @@ class BackupSession(keras.callbacks.Callback):
             global_batch=self._input.global_batch,
             training=trainings.mark(self._disk.url),
             time=time.time(),
-            **{shards.COUNTS: self._shards.counts()},
+            **{shards.COUNTS: self._shards.counts(), shards.CUT: self._cuts.exist},
             **self._input.state(self._at),
         )
         return _Taken(self._number, arrays, state, part, time.perf_counter() - begun)
@@ -308,8 +313,10 @@ class BackupSession(keras.callbacks.Callback):
     def _again(self, found: candidates.Found) -> _Taken:
         """Return the state that was found, to go on from once more: nothing has been trained since."""
         state = {**found.state, shards.COUNTS: self._shards.counts()}  # by now they are those of the present replicas
-        arrays = {name: array for name, array in found.arrays.items() if name not in self._shards.names}
-        return _Taken(state["steps"] + state["epochs"], arrays, state, self._shards.capture(), 0.0)
+        part = {**self._shards.capture(), **self._cuts.capture()}
+        elsewhere = self._shards.names | self._cuts.names
+        arrays = {name: array for name, array in found.arrays.items() if name not in elsewhere}
+        return _Taken(state["steps"] + state["epochs"], arrays, {**state, shards.CUT: self._cuts.exist}, part, 0.0)
 
 
 def _require_version(found: candidates.Found) -> None:

@@ -22,6 +22,7 @@ from tfdist.training.multi_worker.workers import Workers
 
 _logger = logging.getLogger("tfdist")
 _Array = NDArray[Any]
+CUT = "cut"  # the key of a state that says that variables are in parts, which only all workers' parts together have
 COUNTS = "shards"  # the key of a state that says how many replicas and workers there were; older ones have none
 
 
@@ -72,7 +73,7 @@ class Shards:
     def needed(self, manifest: Manifest) -> Collection[int]:
         """Return which workers' parts of a checkpoint this one needs."""
         counts = {"replica": self._workers.count * _local_replicas(self._model, self._workers)}
-        same = manifest.parts == self._workers.count
+        same = manifest.parts == self._workers.count and not manifest.state.get(CUT)
         same = same and manifest.state.get(COUNTS, {}).get("replica") == counts["replica"]
         return (self._workers.index,) if same else range(manifest.parts)
 
@@ -91,6 +92,12 @@ class Shards:
         for state, name, variable in self._variables():
             old, own = counts[state.axis], self._indices(state, variable)
             total = len(own) * self._workers.count
+            if old != total and getattr(self._model.distribute_strategy, "cuts_weights", False):
+                raise ConfigError(
+                    f"the backup in {source} is of {_counted(old, state.axis)}, and there are {total} now; "
+                    f"{state.name} of weights in parts go on with as many processes as before. "
+                    "Start as many, or begin anew in another backup_dir."
+                )
             copies = tf_strategies.copies(variable.value)
             found = {}
             for index in own:

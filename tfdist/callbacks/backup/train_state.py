@@ -81,7 +81,7 @@ class TrainState:
 
         def own() -> dict[str, keras.Variable]:
             found = variables_of(self._model)
-            return found.whole if has_shards else found.all
+            return found.common if has_shards else found.all
 
         ours = own()
         saved = [name for kind in (VARIABLE, METRIC) for name in _with_prefix(arrays, kind)]

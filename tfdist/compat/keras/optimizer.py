@@ -3,8 +3,8 @@
 Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`, `base_optimizer.py`):
 
 - `_all_reduce_sum_gradients`: Keras reduces after it has clipped, decayed and unscaled. It has no switch.
+- `_clip_gradients`, `_backend_apply_gradients`: clip by norms of what they are given, and know the variables.
 - `_overwrite_model_variables_with_average_value`: updates through the strategy from inside a condition.
-- `global_state`'s stack of name scopes: which object is creating a variable.
 - `_exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`: what is not decayed; no method tells.
 - `_track_variable`: makes a variable, which another object may have created, one that is saved with the optimizer.
 - `_distribution_strategy`: the strategy in whose scope the optimizer was created.
@@ -18,6 +18,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.optimizers import (
     SGD,
@@ -33,19 +34,16 @@ from keras.optimizers import (
     Optimizer,
     RMSprop,
 )
-from keras.src.backend.common import global_state
+
+from tfdist.compat.keras import variables as keras_variables
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
 
 
 def creating_variable() -> bool:
-    """Return whether the variable that is being created belongs to a Keras optimizer.
-
-    Keras keeps the objects that are creating variables on a stack of name scopes; `keras.src` is the only way to it.
-    """
-    stack = global_state.get_global_attribute("name_scope_stack", default=[])
-    return bool(stack) and isinstance(stack[-1].caller, Optimizer)
+    """Return whether the variable that is being created belongs to a Keras optimizer."""
+    return isinstance(keras_variables.creator(), Optimizer)
 
 
 def created_under(optimizer: Optimizer) -> tf.distribute.Strategy:
@@ -147,6 +145,57 @@ def override(
         override(inner)
     if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
         own["build"] = functools.partial(_build, optimizer)
+
+
+def build(optimizer: Optimizer, variables: list[Any]) -> None:
+    """Make an optimizer's variables, as its `apply` would."""
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(variables)
+
+
+def own_clip(optimizer: Optimizer, gradients: list[Any]) -> list[Any]:
+    """Return gradients as an optimizer clips them by itself."""
+    kind: Any = type(optimizer)
+    return list(kind._clip_gradients(optimizer, gradients))
+
+
+@contextlib.contextmanager
+def looking_at_parts(
+    optimizer: Optimizer,
+    *,
+    clipped: Callable[[Any, list[Any], Any], list[Any]],
+    are_finite: Callable[[list[Any]], Any],
+) -> Iterator[None]:
+    """Let an optimizer, and those that it hands gradients on to, clip and check otherwise inside.
+
+    Args:
+        optimizer: the first.
+        clipped: takes the optimizer that clips, gradients and their variables, and returns the gradients.
+        are_finite: takes gradients.
+    """
+    every = list(chain(optimizer))
+    for one in every:
+        own = vars(one)
+        own["_backend_apply_gradients"] = functools.partial(_apply_clipped, one, clipped)
+        if hasattr(one, "check_finite"):
+            own["check_finite"] = are_finite
+        if hasattr(type(one), "clipped"):  # tfdist's own, which clips before it hands on
+            own["clipped"] = functools.partial(clipped, one)
+    try:
+        yield
+    finally:
+        for one in every:
+            for name in ("_backend_apply_gradients", "check_finite", "clipped"):
+                vars(one).pop(name, None)
+
+
+def _apply_clipped(optimizer: Optimizer, clipped: Any, gradients: list[Any], variables: list[Any]) -> None:
+    own = vars(optimizer)
+    own["_clip_gradients"] = lambda given: clipped(optimizer, given, variables)
+    try:
+        type(optimizer)._backend_apply_gradients(optimizer, gradients, variables)
+    finally:
+        del own["_clip_gradients"]
 
 
 def _build(optimizer: MultiOptimizer, variables: list[Any]) -> None:

@@ -2,7 +2,8 @@
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`, `name_scope.py`): `Variable._value`;
 `Variable._initialize_with_initializer`, whose frame alone knows the shape and the initializer of a variable that is
-being made; `current_path`: TensorFlow's variables know their own names alone.
+being made; `current_path`: TensorFlow's variables know their own names alone; `global_state`'s stack of name scopes:
+which object is creating a variable.
 """
 
 import sys
@@ -10,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.common import KerasVariable
+from keras.src.backend.common import KerasVariable, global_state
 from keras.src.backend.common.name_scope import current_path
 
 _FRAMES_TO_SEARCH = 40
@@ -24,6 +25,17 @@ def value_of(variable: Any) -> Any:
 def replace_value(variable: Any, value: tf.Variable) -> None:
     """Let a Keras variable stand for another TensorFlow variable of the same shape and dtype."""
     variable._value = value
+
+
+def creator() -> Any:
+    """Return the object of Keras that is creating variables, or None."""
+    stack = global_state.get_global_attribute("name_scope_stack", default=[])
+    return stack[-1].caller if stack else None
+
+
+def is_own_initializer(initializer: Any) -> bool:
+    """Return whether an initializer is one of Keras' own, which depend on their configuration alone."""
+    return type(initializer).__module__.startswith("keras.src.") and hasattr(initializer, "get_config")
 
 
 def path_of_new_variable(name: str) -> str:

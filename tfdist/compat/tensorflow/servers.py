@@ -21,7 +21,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from tensorflow.python.eager import context, executor
@@ -225,11 +224,6 @@ def copy_of(variable: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Varia
     return copy
 
 
-def _creator() -> Any:
-    stack = global_state.get_global_attribute("name_scope_stack", default=[])
-    return stack[-1].caller if stack else None
-
-
 class ServerVariables(OneDeviceExtended):
     """The variables of a strategy whose chief holds small state itself and leaves the rest to parameter servers.
 
@@ -254,7 +248,7 @@ class ServerVariables(OneDeviceExtended):
         # What metrics count, what optimizers count, the states of random numbers: small, and the chief's business.
         counts = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         scalar = shape is not None and shape.rank == 0 and not kwargs.get("trainable", True)
-        if shape is None or counts or scalar or isinstance(_creator(), keras.random.SeedGenerator):
+        if shape is None or counts or scalar or isinstance(keras_variables.creator(), keras.random.SeedGenerator):
             with tf.device(CHIEF):
                 return next_creator(**kwargs)
         if isinstance(reference, tf_partitioned.PartitionedVariable) and reference.shape == shape:

@@ -15,7 +15,8 @@ def require_none_else(strategy: tf.distribute.Strategy) -> None:
         UnsupportedError: the distribution splits models, or names other devices.
     """
     distribution = keras.distribution.distribution()
-    if distribution is None:
+    heeds = getattr(strategy, "heeds", None)
+    if distribution is None or (heeds is not None and heeds(distribution)):
         return
     replicas = sorted(name.lower().rsplit("device:", 1)[-1] for name in strategy.extended.worker_devices)
     asked = sorted(str(device).lower() for device in distribution.device_mesh.devices.flatten())

@@ -2,6 +2,9 @@
 
 A script may call `model.save` on every worker or on the chief alone. So the chief waits for nobody: it leaves a note
 when a file stands, and a worker that saves the same state to the same path waits for it.
+
+Where weights lie in parts, every worker has to save: to read a weight all bring their parts. The chief's file is the
+one that counts, as one device would write it; the others let go of theirs.
 """
 
 import functools
@@ -11,7 +14,8 @@ from typing import Any
 
 import keras
 
-from tfdist.errors import DisagreementError
+from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.errors import DeadlineError, DisagreementError, UnsupportedError
 from tfdist.training.multi_worker.workers import Workers
 
 # A worker that saves where the chief does not waits in vain, and then writes itself.
@@ -33,9 +37,16 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
     state = f"tfdist/{name}/{steps}/{path}"
     note = f"{state}/{workers.next_number(state)}"
+    is_cut = any(sharded.sharding_of(weight) is not None for weight in model.weights)
+    if is_cut:
+        _require_all(workers, note, name, path)
     write = functools.partial(_write_whole, functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
     if not workers.is_chief:
+        if is_cut:
+            _write_aside(functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
         failure = workers.notes.wait_for_note(note, _PATIENCE_SECONDS)
+        if failure is None and is_cut:
+            raise DeadlineError(f"worker 0 has not written {path} in {_PATIENCE_SECONDS:.0f} s; see its output.")
         if failure is None:
             # To a path of its own, as TensorFlow's guide has it. Were it the chief's after all, the same whole file
             # twice.
@@ -49,6 +60,29 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
         workers.notes.leave_note(note, f"{type(error).__name__}: {error}")
         raise
     workers.notes.leave_note(note, "")
+
+
+def _require_all(workers: Workers, note: str, name: str, path: str) -> None:
+    """Wait until every worker saves, before parts are gathered, which no worker can do without the others."""
+    if name == "export":
+        raise UnsupportedError(
+            f"the model cannot be exported to {path}: its weights lie in parts on several processes, and what is "
+            "exported reads them. Save it by model.save(), load that on one device, and export it there."
+        )
+    assert workers.notes is not None
+    workers.notes.leave_note(f"{note}/here/{workers.index}", "")
+    for other in range(workers.count):
+        if workers.notes.wait_for_note(f"{note}/here/{other}", _PATIENCE_SECONDS) is None:
+            raise DeadlineError(
+                f"worker {other} has not come to model.{name}({path!r}) in {_PATIENCE_SECONDS:.0f} s. Weights lie in "
+                "parts on all workers, so call it on every one of them; the chief's file is the one that stays."
+            )
+
+
+def _write_aside(write: Any, path: str, *args: Any, **kwargs: Any) -> None:
+    """Write where nothing stays: so all weights are read as the chief reads them."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
+        write(os.path.join(scratch, os.path.basename(path)), *args, **kwargs)
 
 
 def _write_whole(write: Any, path: str, *args: Any, **kwargs: Any) -> None:

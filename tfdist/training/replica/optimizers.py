@@ -14,7 +14,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.training.reduction import reducer, replica_sums
-from tfdist.training.replica import step
+from tfdist.training.replica import shards, step
 
 
 def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
@@ -82,6 +82,11 @@ def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:
 
     In a step the gradient is the mean over the examples of all replicas; elsewhere their sum, as TensorFlow has it.
     """
+    with shards.updated(optimizer, variables):
+        _reduce_and_apply(optimizer, grads, variables)
+
+
+def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
     if not getattr(optimizer, "reduces_by_itself", False):
         gradients = reducer.present(grads, variables, optimizer)
         over_replicas = reducer.OverReplicas(reducer.choices_of(optimizer))

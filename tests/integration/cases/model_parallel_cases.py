@@ -1,0 +1,286 @@
+"""What the tests of model parallelism run in every process at once; each returns JSON values."""
+
+import contextlib
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import errors
+from tfdist.callbacks import BackupAndRestore
+from tfdist.cluster.mesh import Mesh
+from tfdist.strategies import ModelParallelStrategy
+
+RANK = int(os.environ["TFDIST_WORKER_INDEX"])
+ROWS, BATCH = 41, 12  # four batches, the last of 5
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(ROWS, 6)).astype("float32")
+Y = np.tanh(X[:, :2] - X[:, 2:4]) + 0.05 * np.arange(ROWS)[:, None].astype("float32") / ROWS
+IDS = RANDOM.randint(0, 12, size=(ROWS, 3)).astype("int32")
+PICTURES = RANDOM.normal(size=(ROWS, 6, 6, 2)).astype("float32")
+
+
+@functools.cache
+def strategy(mesh: str, collectives: str = "auto", layouts: str = "auto") -> ModelParallelStrategy:
+    given: Any = layouts if layouts == "auto" else LAYOUT_MAPS[layouts]
+    return ModelParallelStrategy(mesh=mesh, layout_map=given, collectives=collectives)
+
+
+LAYOUT_MAPS: dict[str, dict[str, tuple[str | None, ...]]] = {
+    "kernel rows": {".*kernel": ("model",)},
+    "table rows": {".*embeddings": ("model", None)},
+    "both": {".*kernel": ("model", "row"), ".*bias": ("row",)},
+}
+
+
+def mlp() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(12, activation="tanh", kernel_regularizer="l2"),
+            layers.Dense(6, activation="tanh", kernel_constraint="unit_norm", kernel_initializer="orthogonal"),
+            layers.Dense(2),
+        ]
+    )
+
+
+class WordsInPlaces(keras.layers.Layer):
+    """Looks up words, twice in one table, and their places, which are the same in every example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = keras.layers.Embedding(12, 6)
+        self.places = keras.layers.Embedding(6, 6)
+
+    def call(self, words: tf.Tensor) -> tf.Tensor:
+        return self.words(words) + self.words(words[:, ::-1]) + self.places(keras.ops.arange(3))
+
+
+def embedding() -> keras.Model:
+    layers = keras.layers
+    words = keras.Input((3,), dtype="int32")
+    return keras.Model(words, layers.Dense(2)(layers.Flatten()(WordsInPlaces()(words))))
+
+
+def convolution() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(6, 3, activation="relu", padding="same"),
+            layers.BatchNormalization(synchronized=True),
+            layers.SpatialDropout2D(0.3),
+            layers.MaxPooling2D(),
+            layers.Conv2D(6, 2, activation="tanh"),
+            layers.BatchNormalization(synchronized=True),
+            layers.Flatten(),
+            layers.Dropout(0.3),
+            layers.Dense(2),
+        ]
+    )
+
+
+def recurrent() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential([keras.Input((6, 6)), layers.LSTM(6, unroll=False), layers.Dense(2)])
+
+
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1),
+    "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2),
+    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=2),
+    "accumulating": lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2, global_clipnorm=0.3),
+    "scaling": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.02, clipnorm=0.1), dynamic_growth_steps=2
+    ),
+}
+MODELS: dict[str, tuple[Callable[[], keras.Model], np.ndarray, str]] = {
+    "mlp": (mlp, X, "sgd"),
+    "mlp-adamw": (mlp, X, "adamw"),
+    "mlp-accumulating": (mlp, X, "accumulating"),
+    "mlp-scaling": (mlp, X, "scaling"),
+    "embedding": (embedding, IDS, "adam"),
+    "convolution": (convolution, PICTURES, "adam"),
+    "recurrent": (recurrent, PICTURES[..., 0], "adam"),
+}
+
+
+def made(name: str) -> tuple[keras.Model, np.ndarray]:
+    make, x, optimizer = MODELS[name]
+    keras.utils.set_random_seed(7)
+    model = make()
+    model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"])
+    return model, x
+
+
+def trained(model: keras.Model, x: np.ndarray, *, dropped: bool) -> dict[str, Any]:
+    if not dropped:
+        for layer in model.layers:
+            if hasattr(layer, "rate"):
+                layer.rate = 0.0
+    history = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=(x[:7], Y[:7]))
+    return {
+        "history": np.array([history.history[key] for key in ("loss", "mae", "val_loss", "val_mae")]),
+        "evaluate": np.array(model.evaluate(x, Y, batch_size=BATCH, verbose=0)),
+        "predict": model.predict(x, batch_size=BATCH, verbose=0),
+        **{f"weight {index}": weight for index, weight in enumerate(model.get_weights())},
+        **{f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)},
+    }
+
+
+def distances(mesh: str, name: str, **options: str) -> dict[str, float]:
+    """Train on the mesh and on one device; return what differs by more than 1e-5, and how many weights are cut."""
+    over = strategy(mesh, **options)
+    # replicas draw other masks, as they must
+    dropped = Mesh.parse(mesh).size_of("batch") == 1
+    with over.scope():
+        model, x = made(name)
+    found = trained(model, x, dropped=dropped)
+    wanted = trained(*made(name), dropped=dropped)
+    assert found.keys() == wanted.keys()
+    far = {key: float(np.max(np.abs(found[key] - wanted[key]) / np.maximum(1, np.abs(wanted[key])))) for key in wanted}
+    return {key: distance for key, distance in far.items() if not distance < 1e-5} | {
+        "cut": float(sum(hasattr(variable._value, "shard") for variable in model.weights))
+    }
+
+
+def saved(mesh: str, folder: str) -> dict[str, Any]:
+    """Save from all processes; return how far what is loaded, on one device and on the mesh, is from what was saved."""
+    with strategy(mesh).scope():
+        model, x = made("mlp")
+    checkpoint = keras.callbacks.ModelCheckpoint(f"{folder}/last.keras")
+    model.fit(x, Y, batch_size=BATCH, verbose=0, callbacks=[checkpoint])
+    model.save_weights(f"{folder}/own.weights.h5")
+    both = {"one device": keras.models.load_model(f"{folder}/last.keras")}
+    with strategy(mesh).scope():
+        both["mesh"] = keras.models.load_model(f"{folder}/last.keras")
+        both["weights"], _ = made("mlp")
+        both["weights"].set_weights([0 * weight for weight in model.get_weights()])
+        both["weights"].load_weights(f"{folder}/own.weights.h5")
+    wanted = model.get_weights()
+    slots = [np.asarray(variable) for variable in model.optimizer.variables]
+    return {
+        "far": {name: _far(wanted, one.get_weights()) for name, one in both.items()},
+        "slots": _far(slots, [np.asarray(variable) for variable in both["one device"].optimizer.variables]),
+        "export": _said(lambda: model.export(f"{folder}/exported")),
+        "files": sorted(os.listdir(folder)),
+    }
+
+
+def _far(ones: list[np.ndarray], others: list[np.ndarray]) -> float:
+    return max(float(np.max(np.abs(one - other))) for one, other in zip(ones, others, strict=True))
+
+
+class _End(keras.callbacks.Callback):
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.model.optimizer.iterations == self.at:
+            raise KeyboardInterrupt
+
+
+def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
+    """Train on one mesh after another, each from the other's backup; return how far from one device it ends.
+
+    None is one device, on which each process goes on by itself.
+    """
+    folder = f"{folder}/backup"
+    for turn, mesh in enumerate(meshes):
+        with contextlib.nullcontext() if mesh is None else strategy(mesh).scope():
+            model, x = made("mlp-adamw")
+        last = turn == len(meshes) - 1
+        # every process on one device has a directory of its own
+        mine = f"{folder}-{RANK}" if mesh is None else folder
+        if mesh is None:
+            shutil.copytree(folder, mine)
+        callbacks = [BackupAndRestore(mine, save_freq=1, asynchronous=False, delete_checkpoint=False)]
+        callbacks += [] if last else [_End(3 + 3 * turn)]
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(x, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+    one, x = made("mlp-adamw")
+    one.fit(x, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    ours = [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
+    return {
+        "far": _far(ours, [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]),
+        "steps": float(model.optimizer.iterations.numpy()),
+    }
+
+
+def digests_with_dropout(mesh: str) -> list[float]:
+    """Return sums of what each process has after training with masks, which all of a group must have alike."""
+    with strategy(mesh).scope():
+        model, x = made("convolution")
+    model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return [float(np.sum(np.abs(weight))) for weight in model.get_weights()]
+
+
+def refused(kind: str, mesh: str) -> str:
+    """Return the error for what cannot be."""
+    return _said(lambda: _REFUSED[kind](mesh))
+
+
+def _said(refuse: Callable[[], Any]) -> str:
+    try:
+        refuse()
+    except errors.TfdistError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def _no_match(mesh: str) -> None:
+    over = ModelParallelStrategy(mesh=mesh, layout_map={".*kernel": (None, "model"), "lost.*": ("model",)})
+    with over.scope():
+        model, x = made("mlp")
+    model.fit(x, Y, verbose=0)
+
+
+def _no_division(mesh: str) -> None:
+    with ModelParallelStrategy(mesh=mesh, layout_map={".*": (None, "model")}).scope():
+        keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
+
+
+def _optimizer(kind: type[keras.optimizers.Optimizer]) -> Callable[[str], None]:
+    def fit(mesh: str) -> None:
+        with strategy(mesh).scope():
+            model = mlp()
+            model.compile(kind(0.1), "mse")
+        model.fit(X, Y, verbose=0)
+
+    return fit
+
+
+def _own_data(mesh: str) -> None:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    with strategy(mesh).scope():
+        model, _ = made("mlp")
+    model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(6).with_options(options), verbose=0)
+
+
+def _jit(mesh: str) -> None:
+    with strategy(mesh).scope():
+        model = mlp()
+        model.compile("sgd", "mse", jit_compile=True)
+    model.fit(X, Y, verbose=0)
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+_REFUSED: dict[str, Callable[[str], None]] = {
+    "pattern": _no_match,
+    "division": _no_division,
+    "lamb": _optimizer(keras.optimizers.Lamb),
+    "own data": _own_data,
+    "jit_compile": _jit,
+    "size": lambda mesh: _nothing(ModelParallelStrategy(mesh="batch=1,model=5")),
+}

@@ -1,0 +1,141 @@
+"""Weights in parts over a mesh of processes: the numbers of one device, whatever is cut along which axis."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist.cluster import ports
+from tfdist.testing.pool import WorkerPool, worker_environments
+
+DEADLINE_SECONDS = 800
+CASES = Path(__file__).parent / "cases"
+MESHES = {2: ("batch=1,model=2", "batch=2,model=1"), 3: ("batch=1,model=3",), 4: ("batch=2,model=2",)}
+
+
+def start(forking: Forks, workers: int) -> WorkerPool:
+    def environments() -> list[dict[str, str]]:
+        free = ports.free_ports(workers)
+        made = worker_environments(os.environ, strategy="model-parallel", ports=free, replicas_per_worker=1)
+        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+
+    pool = WorkerPool(environments, start=forking.worker)
+    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+    return pool
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
+    replies = pool.call(f"model_parallel_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    for reply in sorted(replies, key=lambda reply: reply.seconds):  # the first failure is the cause
+        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
+    return [reply.value for reply in replies]
+
+
+def require_equal(found: list[dict[str, float]], *, cut: int) -> None:
+    assert all(one == {"cut": cut} for one in found), found
+
+
+@pytest.fixture(scope="module")
+def two(forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, 2) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def three(forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, 3) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def four(forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, 4) as workers:
+        yield workers
+
+
+MODELS = ("mlp", "mlp-adamw", "mlp-accumulating", "mlp-scaling", "embedding", "convolution", "recurrent")
+CUT = {"mlp": 6, "embedding": 4, "convolution": 14, "recurrent": 5}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_processes_have_the_numbers_of_one_device(two: WorkerPool, name: str) -> None:
+    require_equal(call(two, "distances", mesh="batch=1,model=2", name=name), cut=CUT[name.split("-")[0]])
+
+
+@pytest.mark.parametrize("name", ["mlp", "embedding", "convolution"])
+def test_an_axis_of_one_cuts_nothing(two: WorkerPool, name: str) -> None:
+    require_equal(call(two, "distances", mesh="batch=2,model=1", name=name), cut=0)
+
+
+@pytest.mark.parametrize("collectives", ["native", "tensorflow"])
+@pytest.mark.parametrize(("name", "layouts", "cut"), [("mlp", "kernel rows", 3), ("embedding", "table rows", 2)])
+def test_rows_may_be_cut(two: WorkerPool, name: str, layouts: str, cut: int, collectives: str) -> None:
+    options = {"layouts": layouts, "collectives": collectives}
+    require_equal(call(two, "distances", mesh="batch=1,model=2", name=name, **options), cut=cut)
+
+
+@pytest.mark.parametrize("name", ["mlp", "embedding", "convolution"])
+def test_three_processes_have_the_numbers_of_one_device(three: WorkerPool, name: str) -> None:
+    found = call(three, "distances", mesh="batch=1,model=3", name=name)
+    assert all(one.keys() == {"cut"} for one in found), found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_four_processes_have_the_numbers_of_one_device(four: WorkerPool, name: str) -> None:
+    require_equal(call(four, "distances", mesh="batch=2,model=2", name=name), cut=CUT[name.split("-")[0]])
+
+
+def test_a_weight_may_be_cut_along_two_axes(four: WorkerPool) -> None:
+    require_equal(call(four, "distances", mesh="batch=1,model=2,row=2", name="mlp", layouts="both"), cut=6)
+
+
+def test_those_with_the_same_examples_draw_the_same_masks(four: WorkerPool) -> None:
+    digests = call(four, "digests_with_dropout", mesh="batch=2,model=2")
+    assert digests == [digests[0]] * 4
+
+
+def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> None:
+    for found in call(two, "saved", mesh="batch=1,model=2", folder=str(tmp_path)):
+        assert found["far"] == {"one device": 0.0, "mesh": 0.0, "weights": 0.0}
+        assert found["slots"] == 0.0
+        assert "UnsupportedError: the model cannot be exported" in found["export"]
+        assert found["files"] == ["last.keras", "own.weights.h5"]
+
+
+@pytest.mark.parametrize(
+    "meshes",
+    [
+        ["batch=1,model=2", "batch=1,model=2"],
+        ["batch=1,model=2", "batch=2,model=1", "batch=1,model=2"],
+        ["batch=1,model=2", None],
+    ],
+)
+def test_a_training_goes_on_with_another_mesh(two: WorkerPool, tmp_path: Path, meshes: list[str | None]) -> None:
+    for found in call(two, "resumed", folder=str(tmp_path), meshes=meshes):
+        assert found["steps"] == 12
+        assert found["far"] < 1e-5
+
+
+def test_a_training_goes_on_with_another_number_of_processes(two: WorkerPool, four: WorkerPool, tmp_path: Path) -> None:
+    call(four, "resumed", folder=str(tmp_path), meshes=["batch=2,model=2", "batch=1,model=4"])
+    assert len(list((tmp_path / "backup").glob("step-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("pattern", "ConfigError: the layouts name 'lost.*', which matches the whole path of no weight"),
+        ("division", "kernel' of shape (6, 5): dim 1 is 5, which the axis 'model' of size 2 does not divide"),
+        ("lamb", "UnsupportedError: the optimizer Lamb may look at the whole of a variable"),
+        ("own data", "UnsupportedError: the dataset has experimental_distribute.auto_shard_policy OFF"),
+        ("jit_compile", "jit_compile is True, and the weight"),
+        ("size", "ConfigError: the mesh batch=1,model=5 has 5 places"),
+    ],
+)
+def test_what_cannot_be_is_refused_on_all(two: WorkerPool, kind: str, says: str) -> None:
+    for said in call(two, "refused", kind=kind, mesh="batch=1,model=2"):
+        assert says in said

@@ -1,0 +1,106 @@
+"""The layouts of weights: patterns, errors, parts."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.cluster.mesh import Mesh
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.parallel import layouts
+from tfdist.parallel.layouts import Layouts
+
+MESH = Mesh.parse("batch=2,model=2,row=3")
+
+
+def of(given: object) -> Layouts:
+    return Layouts(MESH, given, batch="batch")
+
+
+def test_a_pattern_is_for_the_whole_path() -> None:
+    one = of({"dense/kernel": (None, "model"), ".*bias": ("model",)})
+    assert one.of("dense/kernel", (4, 6)) == (None, "model")
+    assert one.of("sequential/dense/kernel", (4, 6)) == (None, None)
+    assert one.of("sequential/dense/bias", (6,)) == ("model",)
+    one.require_all_matched()
+
+
+def test_a_layout_may_be_shorter_than_the_shape() -> None:
+    assert of({".*": ("row",)}).of("conv/kernel", (3, 4, 5)) == ("row", None, None)
+
+
+def test_an_exact_path_goes_before_patterns() -> None:
+    assert of({"a/kernel": ("row",), ".*kernel": ("model",)}).of("a/kernel", (6,)) == ("row",)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "shape", "says"),
+    [
+        ({".*": (None, "model")}, "dense/kernel", (4, 5), r"'dense/kernel' of shape \(4, 5\): dim 1 is 5"),
+        ({".*": ("row", None)}, "dense/bias", (6,), r"'dense/bias', whose shape \(6,\) has 1 dim"),
+        ({".*": ("row",)}, "scale", (), r"'scale', whose shape \(\) has 0 dim"),
+        ({".*": ("row",), "dense.*": ("model",)}, "dense/bias", (6,), "matched by '.*' and 'dense.*'"),
+    ],
+)
+def test_layouts_that_do_not_fit_are_said(given: object, path: str, shape: tuple[int, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        of(given).of(path, shape)
+
+
+def test_a_pattern_without_a_weight_is_said() -> None:
+    one = of({"dense/kernel": ("model",), "densse/.*": ("model",)})
+    one.of("dense/kernel", (4, 2))
+    with pytest.raises(ConfigError, match=r"name 'densse/\.\*', which .* dense/kernel \(4, 2\)\. A pattern"):
+        one.require_all_matched()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"[": ("model",)}, "no regular expression"),
+        ({3: ("model",)}, "no regular expression"),
+        ({".*": ("modle",)}, "Did you mean 'model'"),
+        ({".*": ("batch",)}, "along which examples are shared out"),
+        ({".*": ("row", "row")}, "an axis may be there once"),
+        ({".*": "model"}, "must be a tuple"),
+        ({".*": (("row", "model"),)}, "must be a tuple"),
+        ("automatic", "must be a dictionary"),
+        (5, "must be a dictionary"),
+    ],
+)
+def test_what_is_no_layout_is_said(given: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        of(given)
+
+
+def test_wrong_types_are_type_errors() -> None:
+    with pytest.raises(ConfigTypeError):
+        of([(".*", ("model",))])
+
+
+def test_auto_cuts_the_last_dim_that_divides() -> None:
+    one = Layouts(Mesh.parse("batch=2,model=3"), "auto", batch="batch")
+    assert [one.of("w", shape) for shape in ((4, 6), (6, 4), (4, 5), (3,), (), (0, 3))] == [
+        (None, "model"),
+        ("model", None),
+        (None, None),
+        ("model",),
+        (),
+        (None, "model"),
+    ]
+    one.require_all_matched()
+    assert Layouts(Mesh.parse("batch=3,model=1"), "auto", batch="batch").of("w", (6, 6)) == (None, None)
+
+
+@given(st.permutations([None, "model", "row"]), st.lists(st.integers(1, 3), min_size=3, max_size=3))
+def test_parts_cover_the_whole_once_for_each_batch_position(axes: list[str | None], times: list[int]) -> None:
+    layout = tuple(axes)
+    shape = [time * (1 if axis is None else MESH.size_of(axis)) for axis, time in zip(layout, times, strict=True)]
+    covered: dict[tuple[int, ...], int] = {}
+    for rank in range(MESH.size):
+        edges = layouts.bounds(MESH, layout, shape, rank)
+        assert tuple(end - begin for begin, end in edges) == layouts.local_shape(MESH, layout, shape)
+        for place in itertools.product(*(range(*edge) for edge in edges)):
+            covered[place] = covered.get(place, 0) + 1
+    assert covered == dict.fromkeys(itertools.product(*map(range, shape)), 2)

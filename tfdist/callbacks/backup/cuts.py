@@ -1,0 +1,113 @@
+"""The weights that lie in parts on a mesh: each worker's part of a backup has its own, under a name that says where.
+
+An array is named after the whole's shape, the part's bounds and the variable, as in
+``cut/4,6/0:4,3:6/variable/dense/kernel``. So parts make a whole wherever they were cut, and a training goes on with
+another mesh, with other layouts, or on one device.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.callbacks.backup.names import variables_of
+from tfdist.compat.tensorflow import arrays as tf_arrays
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.errors import ConfigError
+
+_Array = NDArray[Any]
+_KIND = "cut"
+
+
+class Cuts:
+    """This worker's parts of a model's variables.
+
+    Args:
+        model: that trains.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._keys: list[str] = []
+        self._hold: Callable[[], list[_Array]] | None = None
+
+    @property
+    def exist(self) -> bool:
+        """Whether variables may be cut; the same on all workers, also before there are any."""
+        return bool(getattr(self._model.distribute_strategy, "cuts_weights", False))
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the variables that are cut."""
+        return set(variables_of(self._model).cut)
+
+    def capture(self) -> dict[str, _Array]:
+        """Return the parts that no worker before this one has."""
+        if not self.exist:
+            return {}
+        if self._hold is None:
+            own = {}
+            for name, variable in variables_of(self._model).cut.items():
+                sharding = sharded.sharding_of(variable)
+                if sharding.is_first:
+                    own[key(name, sharding.shape, sharding.bounds)] = sharded.part_of(variable)
+            self._keys = list(own)
+            self._hold = tf_arrays.holder([tf_strategies.primary(part) for part in own.values()])
+        return dict(zip(self._keys, self._hold(), strict=True))
+
+
+def key(name: str, shape: tuple[int, ...], bounds: tuple[tuple[int, int], ...]) -> str:
+    """Return the name of a part.
+
+    Example:
+        >>> key("variable/dense/kernel", (4, 6), ((0, 4), (3, 6)))
+        'cut/4,6/0:4,3:6/variable/dense/kernel'
+    """
+    edges = ",".join(f"{begin}:{end}" for begin, end in bounds)
+    return f"{_KIND}/{','.join(map(str, shape))}/{edges}/{name}"
+
+
+def joined(arrays: Mapping[str, _Array], *, source: str) -> tuple[dict[str, _Array], dict[str, _Array]]:
+    """Return the wholes of all parts of variables by name, and what else there is.
+
+    Args:
+        arrays: of the parts of all workers.
+        source: where they are from, for messages.
+    Raises:
+        ConfigError: a part is missing, or is no part of its whole.
+
+    Example:
+        >>> joined({"cut/3/0:1/a": np.array([1]), "cut/3/1:3/a": np.array([2, 3]), "b": np.array(4)}, source="x")
+        ({'a': array([1, 2, 3])}, {'b': array(4)})
+    """
+    parts: dict[str, list[tuple[str, str, _Array]]] = {}
+    rest = {}
+    for full, array in arrays.items():
+        kind, _, tail = full.partition("/")
+        if kind != _KIND:
+            rest[full] = array
+            continue
+        shape, edges, name = tail.split("/", 2)
+        parts.setdefault(name, []).append((shape, edges, array))
+    return {name: _joined(name, found, source) for name, found in parts.items()}, rest
+
+
+def _joined(name: str, parts: list[tuple[str, str, _Array]], source: str) -> _Array:
+    shape = tuple(int(size) for size in parts[0][0].split(","))
+    whole = np.empty(shape, parts[0][2].dtype)
+    filled = 0
+    for own, edges, array in parts:
+        place = tuple(slice(*map(int, edge.split(":"))) for edge in edges.split(","))
+        if own != parts[0][0] or len(place) != whole.ndim or whole[place].shape != array.shape:
+            raise ConfigError(f"the backup in {source} has a part of {name} that does not fit the others.")
+        whole[place] = array
+        filled += array.size
+    if filled != whole.size:
+        raise ConfigError(
+            f"the backup in {source} has {filled} of the {whole.size} elements of {name}. Begin anew in another "
+            "backup_dir."
+        )
+    return whole

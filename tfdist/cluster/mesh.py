@@ -1,0 +1,198 @@
+"""A mesh: the processes of a job in a grid of named axes, such as ``batch=2,model=2``.
+
+Ranks count along the last axis first, so its members are neighbours: put the axis that talks most there.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist import validation
+from tfdist.errors import ConfigError, ConfigTypeError
+
+_WRITE = "Write one as batch=2,model=2"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Named axes and how many processes lie along each.
+
+    Attributes:
+        axes: name and size of each axis, the last one counted first.
+
+    Raises:
+        ConfigError: no axis, a name twice or that is no identifier, a size below 1.
+        ConfigTypeError: something else than names and integers.
+
+    Example:
+        >>> mesh = Mesh((("batch", 2), ("model", 2)))
+        >>> mesh.size, mesh.coordinates(2), mesh.group(2, ["model"])
+        (4, {'batch': 1, 'model': 0}, (2, 3))
+    """
+
+    axes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.axes, tuple) or not all(
+            isinstance(axis, tuple) and len(axis) == 2 for axis in self.axes
+        ):
+            raise ConfigTypeError(
+                f"axes is {validation.shown(self.axes)}; it must be a tuple of pairs, such as "
+                '(("batch", 2), ("model", 2)).'
+            )
+        if not self.axes:
+            raise ConfigError(f"the mesh has no axis; it must have one at least. {_WRITE}.")
+        for name, size in self.axes:
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ConfigError(f"an axis of the mesh is named {name!r}; it must be a plain word. {_WRITE}.")
+            validation.integer(f"the size of the axis {name!r}", size, minimum=1)
+        if len(set(self.names)) < len(self.names):
+            raise ConfigError(f"the mesh has the axes {', '.join(self.names)}; each name may be there once.")
+
+    @classmethod
+    def of(cls, names: Sequence[str], shape: Sequence[int]) -> "Mesh":
+        """Return the mesh of as many names as sizes.
+
+        Example:
+            >>> str(Mesh.of(["batch", "model"], (2, 4)))
+            'batch=2,model=4'
+        """
+        if len(names) != len(shape):
+            raise ConfigError(f"the mesh has the names {list(names)} and the sizes {list(shape)}; give one for each.")
+        return cls(tuple((name, int(size)) for name, size in zip(names, shape, strict=True)))
+
+    @classmethod
+    def parse(cls, text: str, *, name: str = "mesh") -> "Mesh":
+        """Return the mesh that a text describes.
+
+        Args:
+            text: ``NAME=SIZE`` for each axis, separated by commas.
+            name: of what the text is given as, for messages.
+        Raises:
+            ConfigError: the text describes none.
+
+        Example:
+            >>> Mesh.parse("batch=2, model=3").shape
+            (2, 3)
+        """
+        axes = []
+        for entry in validation.text(name, text, hint=f"{_WRITE}.").split(","):
+            axis, equals, size = (part.strip() for part in entry.partition("="))
+            if not equals or not axis or not size.isdecimal():
+                raise ConfigError(f"{name} is {text!r}, and {entry.strip()!r} is no axis with a size. {_WRITE}.")
+            axes.append((axis, int(size)))
+        return cls(tuple(axes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axes' names, in order."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The axes' sizes, in order."""
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return math.prod(self.shape)
+
+    def size_of(self, axis: str) -> int:
+        """Return the number of processes along an axis.
+
+        Raises:
+            ConfigError: there is no such axis.
+        """
+        return dict(self.axes)[self.require(axis)]
+
+    def require(self, axis: str) -> str:
+        """Return the name of an axis that there is.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        return str(validation.one_of("an axis", axis, self.names, hint=f"The mesh is {self}."))
+
+    def others(self, axis: str) -> tuple[str, ...]:
+        """Return the names of all axes but one."""
+        self.require(axis)
+        return tuple(name for name in self.names if name != axis)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return where a process lies along each axis."""
+        validation.integer("rank", rank, minimum=0, maximum=self.size - 1)
+        found: dict[str, int] = {}
+        for name, size in reversed(self.axes):
+            rank, found[name] = divmod(rank, size)
+        return {name: found[name] for name in self.names}
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        """Return the rank of the process at these coordinates, one for each axis."""
+        rank = 0
+        for name, size in self.axes:
+            rank = rank * size + validation.integer(name, coordinates[name], minimum=0, maximum=size - 1)
+        return rank
+
+    def group(self, rank: int, axes: Iterable[str]) -> tuple[int, ...]:
+        """Return the ranks that lie where ``rank`` does along every axis but these, in rising order."""
+        free = {self.require(axis) for axis in axes}
+        own = self.coordinates(rank)
+        ranges = [range(size) if name in free else [own[name]] for name, size in self.axes]
+        return tuple(self.rank(dict(zip(self.names, place, strict=True))) for place in itertools.product(*ranges))
+
+    def groups(self, axes: Iterable[str]) -> list[tuple[int, ...]]:
+        """Return the groups of all ranks along these axes, alike on every process.
+
+        Example:
+            >>> Mesh.parse("batch=2,model=2").groups(["batch"])
+            [(0, 2), (1, 3)]
+        """
+        along = list(axes)
+        return list(dict.fromkeys(self.group(rank, along) for rank in range(self.size)))
+
+    def require_size(self, processes: int, what: str) -> None:
+        """Raise unless there are as many processes as the mesh has places.
+
+        Args:
+            processes: how many there are.
+            what: says so, for the message.
+        Raises:
+            ConfigError: there are more or fewer.
+        """
+        if processes != self.size:
+            raise ConfigError(
+                f"the mesh {self} has {self.size} places, and {what} gives {processes} processes. Make the sizes of "
+                "the axes multiply to the number of processes."
+            )
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={size}" for name, size in self.axes)
+
+
+def of(given: Any) -> Mesh:
+    """Return the mesh for what a user has: a `Mesh`, a text, a dictionary, or a mesh of Keras.
+
+    Args:
+        given: one of these; of Keras' `DeviceMesh` the names and the sizes of the axes.
+    Raises:
+        ConfigTypeError: it is none of them.
+
+    Example:
+        >>> of({"batch": 1, "model": 2}) == of("batch=1,model=2")
+        True
+    """
+    if isinstance(given, Mesh):
+        return given
+    if isinstance(given, str):
+        return Mesh.parse(given)
+    if isinstance(given, Mapping):
+        return Mesh.of(list(given), list(given.values()))
+    if hasattr(given, "axis_names") and hasattr(given, "shape"):
+        return Mesh.of(list(given.axis_names), list(given.shape))
+    raise ConfigTypeError(
+        f"mesh is {validation.shown(given)} ({type(given).__name__}); it must be a text such as 'batch=2,model=2', a "
+        "dictionary of sizes, or a keras.distribution.DeviceMesh."
+    )

@@ -1,0 +1,105 @@
+"""A strategy whose replicas are processes along one axis of a mesh, and whose weights may lie in parts along others.
+
+Private names, read in TensorFlow 2.21.0: those of `ring.py`, whose strategy this is, with the collective of the axis of
+the examples in the place of that of all processes; `_validate_colocate_with_variable` (a slot is made where its weight
+is, and TensorFlow knows a weight by its class).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.trackable import base
+
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding
+from tfdist.compat.tensorflow.partitioned import shape_of_new_variable
+from tfdist.compat.tensorflow.ring import RingReplicas
+
+
+class ModelParallelReplicas(RingReplicas):
+    """`RingReplicas` along the axis of the examples; processes that differ along the others are one replica.
+
+    Args:
+        container_strategy: the strategy.
+        everybody: a `tfdist.collectives.traced.TracedCollective` of all processes, whose first has the initial values.
+        sharding_of: returns how a new weight lies on the mesh, given its path and shape, or None: whole.
+        part_of_initial: returns this process's part of the first process's initial value, given a callable that returns
+            a whole one, the initializer of Keras' behind it or None, the dtype and the sharding.
+        options: of `RingReplicas`.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Any,
+        *,
+        everybody: Any,
+        sharding_of: Callable[[str, tuple[int, ...]], Sharding | None],
+        part_of_initial: Callable[..., tf.Tensor],
+        **options: Any,
+    ) -> None:
+        self._everybody = everybody
+        self._sharding_of = sharding_of
+        self._part_of_initial = part_of_initial
+        super().__init__(container_strategy, **options)
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        shape, dtype = shape_of_new_variable(kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype"))
+        reference, sharding = kwargs.get("colocate_with"), None
+        if isinstance(reference, ShardedVariable):
+            kwargs["colocate_with"] = reference.shard
+            sharding = reference.sharding if shape == reference.shape else None
+        elif shape is not None and _is_weight(kwargs):
+            path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
+            sharding = self._sharding_of(path, tuple(shape.as_list()))
+        if sharding is None:
+            return super()._create_variable(next_creator, **kwargs)
+        known = keras_variables.being_made()
+        made = _Part(self._part_of_initial, kwargs["initial_value"], known and known[1], dtype, sharding)
+        shard = super()._create_variable(next_creator, **{**kwargs, "initial_value": made, "shape": None})
+        return ShardedVariable(shard, sharding, self._container_strategy())
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        if not isinstance(colocate_with_variable, ShardedVariable):
+            super()._validate_colocate_with_variable(colocate_with_variable)
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], tf.Tensor]:
+        value = kwargs["initial_value"]
+        if isinstance(value, _Part):
+            return value
+        if keras_optimizer.creating_variable():  # constants, and what the user gave: alike everywhere
+            return lambda: tf.convert_to_tensor(value() if callable(value) else value, kwargs.get("dtype"))
+        path = keras_variables.path_of_new_variable(kwargs.get("name") or "a variable")
+
+        def initial_value() -> tf.Tensor:
+            whole = value() if callable(value) else value
+            if isinstance(whole, base.CheckpointInitialValue):
+                whole = whole.wrapped_value
+            whole = tf.convert_to_tensor(whole, dtype=kwargs.get("dtype"))
+            what = f"the initial value of {path} {whole.dtype.name} {whole.shape}"
+            with tf.device(device), self._waiting(what):
+                return self._everybody.broadcast(whole, what)
+
+        return initial_value
+
+
+def _is_weight(kwargs: dict[str, Any]) -> bool:
+    """Return whether a variable is neither of a metric nor of an optimizer nor the state of random numbers."""
+    return kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and not isinstance(
+        keras_variables.creator(), (keras.Optimizer, keras.Metric, keras.random.SeedGenerator)
+    )
+
+
+class _Part:
+    """The part of an initial value, when it is asked for."""
+
+    def __init__(self, part_of: Callable[..., tf.Tensor], *arguments: Any) -> None:
+        self._part_of = part_of
+        self._arguments = arguments
+
+    def __call__(self) -> tf.Tensor:
+        return self._part_of(*self._arguments)

@@ -1,0 +1,86 @@
+"""What lies where: the weights of a model, their layouts, and the bytes of them on each process."""
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.tensorflow.meshes import sharded
+
+__all__ = ["WeightPlace", "describe", "places"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightPlace:
+    """How one weight lies.
+
+    Attributes:
+        path: of the weight.
+        shape: of the whole.
+        layout: the axis of the mesh that each dim is cut along, or None.
+        local_shape: of the part that each process has.
+        bytes: of that part.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    layout: tuple[str | None, ...]
+    local_shape: tuple[int, ...]
+    bytes: int
+
+
+def places(model: keras.Model) -> list[WeightPlace]:
+    """Return how the weights of a model lie, in their order.
+
+    Args:
+        model: built.
+
+    Example:
+        >>> [place.bytes for place in places(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))]
+        [24, 8]
+    """
+    return [_place(weight) for weight in model.weights]
+
+
+def describe(model: keras.Model) -> None:
+    """Print a table of a model's weights: path, shape, layout, and the bytes that each process has of it.
+
+    Below it stand the sums, also of what the optimizers keep.
+
+    Args:
+        model: built, on one device or under any strategy.
+
+    Example:
+        >>> describe(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="out")]))  # doctest: +ELLIPSIS
+        weight             shape   layout        bytes on each process
+        ...
+    """
+    rows = [("weight", "shape", "layout", "bytes on each process")]
+    found = places(model)
+    rows += [(one.path, str(one.shape), str(one.layout), f"{one.bytes:,}") for one in found]
+    slots = [_place(one) for optimizer in keras_model.optimizers(model) for one in optimizer.variables]
+    for name, summed in (("weights", found), ("optimizer", slots)):
+        if summed:
+            whole = sum(one.bytes // max(1, math.prod(one.local_shape)) * math.prod(one.shape) for one in summed)
+            rows.append((f"all {name}", "", f"of {whole:,} bytes", f"{sum(one.bytes for one in summed):,}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join([*(cell.ljust(n) for cell, n in zip(row, widths, strict=False)), row[3]]) for row in rows]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _place(variable: Any) -> WeightPlace:
+    sharding = sharded.sharding_of(variable)
+    shape = tuple(int(size) for size in variable.shape)
+    layout = (None,) * len(shape) if sharding is None else sharding.layout
+    local = shape if sharding is None else sharding.local_shape
+    return WeightPlace(
+        path=variable.path,
+        shape=shape,
+        layout=layout,
+        local_shape=local,
+        bytes=math.prod(local) * tf.as_dtype(variable.dtype).size,
+    )

@@ -1,0 +1,50 @@
+"""Collectives of the groups in which a mesh lies along its axes."""
+
+from collections.abc import Iterable, Sequence
+
+from tfdist.cluster.mesh import Mesh
+from tfdist.collectives.base import Collective
+from tfdist.collectives.local import LocalCollective
+from tfdist.errors import UnsupportedError
+
+__all__ = ["along", "among"]
+
+
+def along(collective: Collective, mesh: Mesh, axes: Iterable[str]) -> Collective:
+    """Return the collective of the members that differ from this one along some axes alone.
+
+    Every member of the mesh calls it, for the same axes in the same order.
+
+    Args:
+        collective: of all members of the mesh.
+        mesh: how they lie.
+        axes: names.
+    """
+    found: Collective | None = None
+    for group in mesh.groups(axes):
+        found = among(collective, group) or found
+    assert found is not None  # every member is in one of the groups
+    return found
+
+
+def among(collective: Collective, members: Sequence[int]) -> Collective | None:
+    """Return the collective of some members, or None where this one is none of them; all of them call it.
+
+    Args:
+        collective: of more members.
+        members: ranks in it, in rising order.
+    Raises:
+        UnsupportedError: its engine has to be told of groups when it starts (Horovod).
+    """
+    if list(members) == list(range(collective.size)):
+        return collective
+    if len(members) == 1:
+        return LocalCollective() if collective.rank in members else None
+    make = getattr(collective, "among", None)
+    if make is None:
+        raise UnsupportedError(
+            f"{type(collective).__name__} makes no groups of some of its members. Choose native or TensorFlow's "
+            "collectives."
+        )
+    found: Collective | None = make(members)
+    return found

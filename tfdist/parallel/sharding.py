@@ -1,0 +1,126 @@
+"""How one weight lies on a mesh: the whole of the parts, the part of a whole, and their gradients.
+
+The rule for gradients. Members that differ along an axis which is not the examples' compute with the same rows. What
+each of them computes from whole weights is the same on all, and so is the gradient that comes back to a whole weight:
+it is the gradient of their common loss, and not a part of it. So what goes back through a gathering is this process's
+part of that gradient, cut out, and no sum: a sum over the members would be their number times too large. The sum over
+examples comes later, along the axis of the examples alone, as for any other gradient.
+
+The other way round, what is cut out of something that is alike on all members has a gradient of which each has a part:
+gathered it is alike on all again.
+
+Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+2019, whose f and g are the two sums where computation itself is split; here whole weights are gathered and computation
+is repeated.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import sparse_rows
+from tfdist.errors import UnsupportedError
+from tfdist.parallel import layouts
+from tfdist.parallel.axes import Axes
+from tfdist.parallel.layouts import Layout
+from tfdist.training.replica import step
+
+
+class Sharding:
+    """The layout of one weight, and this process's part of it.
+
+    Args:
+        axes: of the mesh.
+        layout: the axis that each dim is cut along, or None.
+        shape: of the whole.
+        path: of the weight, for messages.
+    """
+
+    def __init__(self, axes: Axes, layout: Layout, shape: Sequence[int], path: str) -> None:
+        self.layout = layout
+        self.shape = tuple(int(size) for size in shape)
+        self.path = path
+        self.local_shape = layouts.local_shape(axes.mesh, layout, self.shape)
+        self.bounds = layouts.bounds(axes.mesh, layout, self.shape, axes.rank)
+        place = axes.mesh.coordinates(axes.rank)
+        #: whether no process before this one has the same part
+        self.is_first = all(place[name] == 0 for name in axes.mesh.names if name not in layout)
+        self._axes = axes
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which members have different parts."""
+        return tuple(axis for axis in self.layout if axis is not None)
+
+    def whole(self, part: tf.Tensor) -> tf.Tensor:
+        """Return the whole of which every member has its part; see the head of this file for the gradient.
+
+        Raises:
+            UnsupportedError: XLA compiles what is being traced.
+        """
+        current = step.current()
+        if current is not None and current.is_one_program:
+            raise UnsupportedError(
+                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes, which a "
+                "program of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
+            )
+
+        @tf.custom_gradient
+        def gathered(part: tf.Tensor) -> Any:
+            return self._gathered(part), self.part
+
+        return gathered(part)
+
+    def part(self, whole: Any) -> Any:
+        """Return this process's part of something that has the whole's shape and is alike on all members.
+
+        Args:
+            whole: a tensor, or the `tf.IndexedSlices` that are its gradient.
+        """
+        if isinstance(whole, tf.IndexedSlices):
+            return self._rows(whole)
+
+        @tf.custom_gradient
+        def cut(whole: tf.Tensor) -> Any:
+            return self.cut(whole), self.whole
+
+        return cut(tf.convert_to_tensor(whole))
+
+    def cut(self, whole: Any) -> Any:
+        """Return this process's part of a tensor or an array of the whole's shape."""
+        return whole[tuple(slice(begin, end) for begin, end in self.bounds)]
+
+    def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
+        """Return the sums of what members with different parts have, such as of their squares.
+
+        Args:
+            tensors: scalars or tensors of equal shapes on all members.
+            axes: to add up along; None: those of this weight.
+        """
+        along = self.axes if axes is None else axes
+        return self._axes.all_reduce(tensors, along, f"parts of {self.path}" if axes is None else "parts")
+
+    def _gathered(self, part: tf.Tensor) -> tf.Tensor:
+        for dim, axis in enumerate(self.layout):
+            if axis is not None:
+                part = self._axes.all_gather(part, axis, dim, self.path)
+        return part
+
+    def _rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Return this process's part of rows; rows of one index stay apart, and those of all replicas stay known."""
+        values = slices.values[(slice(None), *(slice(begin, end) for begin, end in self.bounds[1:]))]
+        indices, (begin, end) = slices.indices, self.bounds[0]
+        if (begin, end) != (0, self.shape[0]):
+            first = tf.constant(0, tf.int64)
+            places, mine = [], []
+            for part, is_common in sparse_rows.parts(indices):
+                rows = tf.reshape(part, [-1])
+                here = tf.where((rows >= begin) & (rows < end))[:, 0]
+                own = tf.gather(rows, here) - tf.cast(begin, rows.dtype)
+                places.append(first + here)
+                mine.append(sparse_rows.of_all(own) if is_common else own)
+                first += tf.size(rows, tf.int64)
+            values = tf.gather(values, places[0] if len(places) == 1 else tf.concat(places, axis=0))
+            indices = mine[0] if len(mine) == 1 else tf.concat(mine, axis=0)
+        return tf.IndexedSlices(values, indices, tf.constant(self.local_shape, tf.int32))

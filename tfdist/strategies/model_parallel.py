@@ -1,0 +1,199 @@
+"""Model parallelism: weights in parts over the processes of a mesh, examples shared out along one of its axes."""
+
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist import validation
+from tfdist.cluster import mesh as meshes
+from tfdist.cluster.mesh import Mesh
+from tfdist.collectives import buckets
+from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.keras import distributions as keras_distributions
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas
+from tfdist.errors import ConfigError
+from tfdist.parallel import groups
+from tfdist.parallel.axes import Axes
+from tfdist.parallel.initial import InitialParts
+from tfdist.parallel.layouts import Layouts
+from tfdist.parallel.sharding import Sharding
+from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from tfdist.strategies.registry import COLLECTIVES, MESH_VARIABLE
+from tfdist.training.multi_worker import agreement
+from tfdist.training.strategy import KerasTraining
+
+__all__ = ["ModelParallelStrategy"]
+
+
+_ENGINES = tuple(name for name in COLLECTIVES if name != "horovod")  # whose groups must be known when it starts
+
+
+class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
+    """Weights cut along the axes of a mesh of processes; plain Keras `compile` and `fit`, the numbers of one device.
+
+    Every process runs the same script with the same data. Those that differ along the axis of the examples take their
+    rows of each global batch; those that differ along other axes have the same rows, and each its part of the weights
+    and of the optimizer's variables: of a weight of S bytes that axes of sizes a and b cut, S / (a b). A layer gathers
+    its weights when it uses them, so any layer works with any layout; the gradient of a part is summed along the axis
+    of the examples alone.
+
+    Args:
+        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
+        layout_map: which axis each dim of a weight is cut along: a dictionary or `keras.distribution.LayoutMap` of
+            regular expressions for whole paths of weights and of layouts such as ``(None, "model")``; "auto": the last
+            dim that the last axis divides; None: no weight is cut.
+        mesh: a text such as ``"batch=2,model=2"``, a dictionary, a `tfdist.cluster.mesh.Mesh` or Keras' `DeviceMesh`,
+            of which names and sizes count. None takes that of the ``layout_map``, or the variable ``TFDIST_MESH``
+            (`tfdist run --mesh`). Its sizes multiply to the number of processes; the last axis has neighbours.
+        batch_dim_name: the axis along which examples are shared out; None: the first.
+        replicas_per_worker: 1; a process is one device.
+        timeout_seconds: see `MultiWorkerMirroredStrategy`.
+        collectives: "tensorflow", "native" or "auto", see `MultiWorkerMirroredStrategy`.
+        bucket_bytes: gradients are reduced in buckets of at most this many bytes.
+        loss_reduction: see `MultiWorkerMirroredStrategy`.
+
+    Raises:
+        ConfigError: no mesh, or one of another size; a layout that names another axis. When a weight is made: a layout
+            that does not fit its shape. In `fit`, `evaluate` and `predict`: a pattern that matches no weight.
+        UnsupportedError: Horovod's collectives; in `fit`: an optimizer that may look at the whole of a weight that is
+            cut.
+
+    Example:
+        >>> strategy = ModelParallelStrategy(                                     # doctest: +SKIP
+        ...     mesh="batch=2,model=2", layout_map={".*kernel": (None, "model")}
+        ... )
+        >>> with strategy.scope():                                                # doctest: +SKIP
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1024), keras.layers.Dense(2)])
+        ...     model.compile("adam", "mse")
+        >>> model.fit(x, y, batch_size=64)                                        # doctest: +SKIP
+
+    Source: N. Shazeer et al., "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018; Y. Xu et al., "GSPMD: General
+    and Scalable Parallelization for ML Computation Graphs", 2021. They split computation with the weights; here it is
+    repeated along the axes that are not the examples'.
+    """
+
+    def __init__(
+        self,
+        cluster: "clusters.Cluster | None" = None,
+        *,
+        layout_map: Any = None,
+        mesh: Any = None,
+        batch_dim_name: str | None = None,
+        replicas_per_worker: int | None = None,
+        timeout_seconds: float = 1800.0,
+        collectives: str | None = None,
+        bucket_bytes: int = buckets.DEFAULT_BYTES,
+        loss_reduction: str = "detect",
+    ) -> None:
+        cluster = clusters.from_environment() if cluster is None else cluster
+        self._mesh = _mesh(mesh, layout_map)
+        self._batch = self._mesh.names[0] if batch_dim_name is None else self._mesh.require(batch_dim_name)
+        self._mesh.require_size(cluster.num_workers, cluster.source)
+        self._layouts = Layouts(self._mesh, layout_map, batch=self._batch)
+        if replicas_per_worker not in (None, 1):
+            raise ConfigError(
+                f"replicas_per_worker is {replicas_per_worker}; under model-parallel a process is one device. Leave it "
+                "out, and start as many processes as the mesh has places."
+            )
+        engine = validation.one_of("collectives", collectives or "auto", _ENGINES)
+        # It brings the processes together, and their collectives up; of all of them, its own are those.
+        self._job = MultiWorkerMirroredStrategy(
+            cluster,
+            replicas_per_worker=1,
+            timeout_seconds=timeout_seconds,
+            collectives=engine,
+            bucket_bytes=bucket_bytes,
+            loss_reduction=loss_reduction,
+        )
+        self.loss_reduction = loss_reduction
+        self._workers = self._job.workers
+        tf_strategies.claim_collective_keys(self, within_worker=True)
+        everybody = self._workers.collective
+        along = {
+            name: TracedCollective(groups.along(everybody, self._mesh, [name]), bucket_bytes=bucket_bytes)
+            for name in self._mesh.names
+        }
+        self._axes = Axes(self._mesh, self._workers.index, along, self._workers.waiting)
+        traced = TracedCollective(everybody, bucket_bytes=bucket_bytes)
+        extended = ModelParallelReplicas(
+            self,
+            everybody=traced,
+            sharding_of=self._sharding,
+            part_of_initial=InitialParts(traced, self._workers.waiting),
+            devices=tf_strategies.local_devices(("GPU",))[:1] or tf_strategies.local_devices(("CPU",))[:1],
+            collective=along[self._batch],
+            waiting=self._workers.waiting,
+            traced=agreement.Signatures(self._workers).require_alike,
+        )
+        tf.distribute.Strategy.__init__(self, extended)
+
+    @property
+    def mesh(self) -> Mesh:
+        """How the processes lie."""
+        return self._mesh
+
+    @property
+    def batch_dim_name(self) -> str:
+        """The axis along which examples are shared out."""
+        return self._batch
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether weights may lie in parts."""
+        others = self._mesh.others(self._batch)
+        return self._layouts.may_cut and any(self._mesh.size_of(axis) > 1 for axis in others)
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        """Which of the parts of a batch this process has, and how many there are."""
+        return self._mesh.coordinates(self._workers.index)[self._batch], self._mesh.size_of(self._batch)
+
+    def heeds(self, distribution: Any) -> bool:
+        """Return whether a distribution of Keras says what this strategy does.
+
+        Args:
+            distribution: that was given to `keras.distribution.set_distribution`.
+        """
+        if not isinstance(distribution, keras.distribution.ModelParallel):
+            return False
+        mesh = meshes.of(distribution.device_mesh)
+        if (mesh, distribution.batch_dim_name) != (self._mesh, self._batch):
+            return False
+        asked = Layouts(mesh, keras_distributions.layout_map(distribution), batch=self._batch)
+        return asked.given == self._layouts.given
+
+    def ready(self, model: Any, *, is_built: bool) -> None:
+        """Raise if a pattern of the layouts matches no weight, once those of a model have been made.
+
+        Args:
+            model: that is about to train, test or predict.
+            is_built: whether all of its weights have been made.
+        Raises:
+            ConfigError: one matches none.
+        """
+        if is_built:
+            self._layouts.require_all_matched()
+
+    def _sharding(self, path: str, shape: tuple[int, ...]) -> Sharding | None:
+        layout = self._layouts.of(path, shape)
+        cut = any(axis is not None and self._mesh.size_of(axis) > 1 for axis in layout)
+        return Sharding(self._axes, layout, shape, path) if cut else None
+
+
+def _mesh(given: Any, layout_map: Any) -> Mesh:
+    known = getattr(layout_map, "device_mesh", None)
+    named = os.environ.get(MESH_VARIABLE)
+    if given is not None:
+        return meshes.of(given)
+    if known is not None:
+        return meshes.of(known)
+    if named:
+        return Mesh.parse(named, name=MESH_VARIABLE)
+    raise ConfigError(
+        "no mesh was given. Pass mesh='batch=2,model=2' with sizes that multiply to the number of processes, start the "
+        "script by tfdist run --mesh batch=2,model=2, or pass a keras.distribution.LayoutMap of a mesh."
+    )

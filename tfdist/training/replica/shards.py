@@ -1,0 +1,131 @@
+"""The update of weights of which this process has a part: of the part alone, as the whole's would be.
+
+An optimizer's variables have the layouts of their weights, so inside an update everything has the part's shape. What
+looks at more than an element at a time is done here instead: norms and the check for finite gradients go over all
+parts, each once, and a constraint is given the whole.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.errors import UnsupportedError
+from tfdist.training.reduction import reducer, replica_sums
+
+
+@contextlib.contextmanager
+def updated(optimizer: Any, variables: Any) -> Iterator[None]:
+    """Let an optimizer update the parts of its variables inside.
+
+    Args:
+        optimizer: whose `apply` is about to be called; it is built.
+        variables: what `apply` is given, or None.
+    Raises:
+        UnsupportedError: it may look at the whole of a variable that is cut, or compresses gradients.
+    """
+    if variables is not None and not optimizer.built and any(map(sharded.sharding_of, variables)):
+        keras_optimizer.build(optimizer, list(variables))
+    weights = keras_optimizer.known_variables(optimizer) if variables is None else list(variables)
+    parts = Parts(weights)
+    if not parts:
+        yield
+        return
+    _require_elementwise(optimizer, weights)
+    slots = [slot for one in keras_optimizer.chain(optimizer) for slot in one.variables]
+    averages = keras_optimizer.known_variables(optimizer)
+    with (
+        sharded.local([*weights, *averages, *slots]),
+        keras_optimizer.looking_at_parts(optimizer, clipped=parts.clipped, are_finite=parts.are_finite),
+    ):
+        yield
+
+
+class Parts:
+    """How the weights of an update lie on the mesh.
+
+    Args:
+        variables: Keras variables.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        found = {id(variable): sharded.sharding_of(variable) for variable in variables}
+        self._shardings: Mapping[int, sharded.Sharding] = {key: one for key, one in found.items() if one is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self._shardings)
+
+    def clipped(self, optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return gradients, clipped by norms over all parts as an optimizer clips by those of whole variables.
+
+        Args:
+            optimizer: says how.
+            gradients: of the parts, or None.
+            variables: theirs.
+        """
+        there = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        if not there or not (optimizer.clipnorm or optimizer.global_clipnorm):
+            return keras_optimizer.own_clip(optimizer, gradients)
+        squares = self._squares([gradients[index] for index in there], [variables[index] for index in there])
+        clipped = list(gradients)
+        if optimizer.clipnorm:
+            limit = optimizer.clipnorm
+            scales = [limit / tf.maximum(tf.sqrt(square), tf.cast(limit, square.dtype)) for square in squares]
+        else:
+            limit = optimizer.global_clipnorm
+            norm = tf.sqrt(tf.add_n([tf.cast(square, squares[0].dtype) for square in squares]))
+            # a norm that is not finite makes every gradient NaN, as on one device
+            scales = [limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)] * len(there)
+        # Keras adds up rows of one index where it clips by the norm of all; elsewhere they stay apart
+        joins = bool(optimizer.global_clipnorm) and not getattr(optimizer, "reduces_by_itself", False)
+        for index, scale in zip(there, scales, strict=True):
+            gradient = tf.convert_to_tensor(gradients[index]) if joins else gradients[index]
+            clipped[index] = replica_sums.mapped(_times(scale), gradient)
+        return clipped
+
+    def are_finite(self, gradients: list[Any]) -> tf.Tensor:
+        """Return whether all gradients of all parts are finite, alike on all members."""
+        bad = tf.cast(tf.logical_not(replica_sums.are_finite(gradients)), tf.float32)
+        axes = {axis for one in self._shardings.values() for axis in one.axes}
+        (total,) = next(iter(self._shardings.values())).total([bad], axes)
+        return tf.equal(total, 0.0)
+
+    def _squares(self, gradients: list[Any], variables: list[Any]) -> list[tf.Tensor]:
+        """Return the square of the norm of each whole gradient."""
+        values = [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+        squares = [tf.reduce_sum(tf.square(one)) for one in values]
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for index, variable in enumerate(variables):
+            if id(variable) in self._shardings:
+                groups.setdefault(self._shardings[id(variable)].axes, []).append(index)
+        for axes, indices in groups.items():
+            first = self._shardings[id(variables[indices[0]])]
+            totals = first.total([tf.stack([tf.cast(squares[index], tf.float32) for index in indices])], axes)[0]
+            for index, total in zip(indices, tf.unstack(totals), strict=True):
+                squares[index] = tf.cast(total, squares[index].dtype)
+        return squares
+
+
+def _times(scale: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda value: value * tf.cast(scale, value.dtype)
+
+
+def _require_elementwise(optimizer: Any, weights: Sequence[Any]) -> None:
+    cut = next(variable.path for variable in weights if sharded.sharding_of(variable) is not None)
+    name = keras_optimizer.of_whole_variables(optimizer)
+    if name is not None:
+        raise UnsupportedError(
+            f"the optimizer {name} may look at the whole of a variable in its update, and {cut!r} lies in parts on "
+            "several processes, which are updated each by itself. Use an optimizer that updates each element by itself "
+            "(SGD, Adam, AdamW, RMSprop, Adagrad, ...), or leave that weight whole."
+        )
+    choices = reducer.choices_of(optimizer)
+    if choices.compression is not None or choices.kind == "adasum":
+        what = "compresses gradients" if choices.compression is not None else "combines gradients by Adasum"
+        raise UnsupportedError(
+            f"the optimizer {optimizer.name!r} {what}, which looks at whole gradients, and {cut!r} lies in parts on "
+            "several processes. Leave that out, or leave the weight whole."
+        )
