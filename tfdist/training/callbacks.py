@@ -10,6 +10,8 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.monitor.process import step_clock
 from tfdist.training import loss_scale, watching
 from tfdist.training.multi_worker.workers import Workers, as_float, as_integer
+from tfdist.training.sharding import callbacks as sharded_callbacks
+from tfdist.training.sharding import sharding
 
 # What writes files or to the screen. Restoring a backup is the chief's too; its state is handed to the others.
 _CHIEF_ONLY = (
@@ -31,10 +33,14 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         loss_scale.show(model, running)
     if training and step_clock().reporter is not None:
         running.callbacks.append(_Ends())
+    is_sharded = any(sharding.of(optimizer) is not None for optimizer in keras_model.optimizers(model))
+    if is_sharded:
+        sharded_callbacks.adapt(running.callbacks, is_chief=workers.is_chief)
     if workers.count == 1:
         return
-    if not workers.is_chief:
-        running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, _CHIEF_ONLY)]
+    if not workers.is_chief:  # a saved model has the slots of all, so all take part
+        others = tuple(one for one in _CHIEF_ONLY if not (is_sharded and one is keras.callbacks.ModelCheckpoint))
+        running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, others)]
     if training:
         agree = _Agree(workers, running.callbacks)
         agree.set_model(model)

@@ -1,10 +1,12 @@
 """Keras' callbacks: which of their fields are what they have learnt from the training so far.
 
 Private names, read in Keras 3.15.1 (`keras/src/callbacks/`): the fields in `_FIELDS`. Keras' callbacks have no way to
-hand out their state, and `on_train_begin` makes most of them forget it.
+hand out their state, and `on_train_begin` makes most of them forget it. `ModelCheckpoint._get_file_path`: where it
+saves. `SwapEMAWeights._tf_swap_variables`, `_tf_finalize_ema_values`: what it does with an optimizer.
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -47,6 +49,27 @@ def go_on_writing(logger: keras.callbacks.CSVLogger, found: dict[str, Any]) -> N
     if os.path.isfile(logger.filename) and os.path.getsize(logger.filename) >= found["bytes"]:
         os.truncate(logger.filename, found["bytes"])
     logger.append = True
+
+
+class NoPath(str):
+    """The path of a file that another worker writes: who saves to it takes part, and writes nothing."""
+
+
+def let_take_part(checkpoint: keras.callbacks.ModelCheckpoint) -> None:
+    """Let one `ModelCheckpoint` save to `NoPath`, whenever it would save."""
+    vars(checkpoint)["_get_file_path"] = lambda *args, **kwargs: NoPath()
+    checkpoint.verbose = 0
+
+
+def let_swap(callback: keras.callbacks.SwapEMAWeights, swap: Callable[[Any], None], settle: Callable[[Any], None]) -> None:
+    """Let one `SwapEMAWeights` exchange weights and averages in another way.
+
+    Args:
+        callback: the callback.
+        swap: takes an optimizer and exchanges them.
+        settle: takes an optimizer and lets the averages be the weights.
+    """
+    vars(callback).update(_tf_swap_variables=swap, _tf_finalize_ema_values=settle)
 
 
 def _csv_state(logger: keras.callbacks.CSVLogger) -> dict[str, Any]:

@@ -15,10 +15,11 @@ Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time; its module,
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+from keras import name_scope
 from keras.optimizers import (
     SGD,
     Adadelta,
@@ -39,13 +40,14 @@ from keras.src.backend.common import global_state
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
 
 
-def creating_variable() -> bool:
-    """Return whether the variable that is being created belongs to a Keras optimizer.
+def creating_variable() -> Optimizer | None:
+    """Return the Keras optimizer that the variable which is being created belongs to, or None.
 
     Keras keeps the objects that are creating variables on a stack of name scopes; `keras.src` is the only way to it.
     """
     stack = global_state.get_global_attribute("name_scope_stack", default=[])
-    return bool(stack) and isinstance(stack[-1].caller, Optimizer)
+    caller = stack[-1].caller if stack else None
+    return caller if isinstance(caller, Optimizer) else None
 
 
 def created_under(optimizer: Optimizer) -> tf.distribute.Strategy:
@@ -112,10 +114,13 @@ def of_whole_variables(optimizer: Optimizer) -> str | None:
     """
     if any(isinstance(one, MultiOptimizer) for one in chain(optimizer)):
         return MultiOptimizer.__name__
-    unknown = [
-        one for one in _last(optimizer) if not any(type(one).update_step is known.update_step for known in _ELEMENTWISE)
-    ]
+    unknown = [one for one in _last(optimizer) if not updates_elements(one)]
     return type(unknown[0]).__name__ if unknown else None
+
+
+def updates_elements(optimizer: Optimizer) -> bool:
+    """Return whether it is known that an optimizer's update of an element looks at no other one."""
+    return any(type(optimizer).update_step is known.update_step for known in _ELEMENTWISE)
 
 
 def takes_gradients_as_they_come(optimizer: Optimizer) -> bool:
@@ -142,7 +147,8 @@ def override(
     if scale_loss is not None:
         own["scale_loss"] = scale_loss
     own["_all_reduce_sum_gradients"] = list
-    own["_overwrite_model_variables_with_average_value"] = lambda variables: _overwrite(optimizer, variables)
+    # one that updates parts of variables has its own
+    own.setdefault("_overwrite_model_variables_with_average_value", lambda variables: _overwrite(optimizer, variables))
     for inner in inner_optimizers(optimizer):
         override(inner)
     if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
@@ -161,6 +167,19 @@ def _overwrite(optimizer: Optimizer, variables: list[Any]) -> None:
     for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
         if average is not None:
             variable.assign(average)
+
+
+def hands_on(kind: type) -> bool:
+    """Return whether optimizers of a class hand gradients on to others."""
+    return issubclass(kind, (LossScaleOptimizer, MultiOptimizer))
+
+
+def build(optimizer: Optimizer, variables: Iterable[Any]) -> None:
+    """Build an optimizer for variables, as its first `apply` does; again does nothing."""
+    if not optimizer.built:
+        with name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(variables))
+        optimizer.built = True
 
 
 def known_variables(optimizer: Optimizer) -> list[Any]:
