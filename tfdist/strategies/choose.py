@@ -52,8 +52,9 @@ def from_environment(
     ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, several others
     multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of
     this process; a machine without GPUs then gets as many logical CPU devices. ``TFDIST_COLLECTIVES`` names what
-    carries the tensors of multi-worker and sharded-data-parallel, ``TFDIST_SHARDING_STAGE`` what the latter shards. For the parameter-server strategy
-    ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the default); where the cluster
+    carries the tensors of multi-worker and sharded-data-parallel, ``TFDIST_SHARDING_STAGE`` what the latter shards. For
+    the parameter-server strategy ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the
+    default); where the cluster
     has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and ``TFDIST_LOCAL_SERVERS``
     servers on this host.
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -121,8 +122,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 f"({cluster.source}; {error.message}). Another process has the port, or the address is not this "
                 "host's. Give it an address of this host and a free port."
             ) from error
-        if shard_optimizer is not None:
-            stages.require_one_cpu(extended.worker_devices)
+        stages.require_one_cpu(shard_optimizer, extended.worker_devices)
         tf.distribute.Strategy.__init__(self, extended)
         several = cluster.num_workers > 1
         workers: Collective = LocalCollective()
@@ -148,11 +148,15 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             extended.between = native_replicas.traced(extended.collectives, extended.bucket_bytes)
             if several:
                 extended.traced = agreement.Signatures(self._workers).require_alike
-        if shard_optimizer is not None:
-            traced = native_replicas.traced([workers], extended.bucket_bytes)[0]
-            self._sharding = Sharding(shard_optimizer, self._workers, extended.between[0] if several else traced)
+        self._sharding = self._sharded(shard_optimizer, extended)
         if several:
             agree_on_seed(self._workers)
+
+    def _sharded(self, stage: int | None, extended: Any) -> Sharding | None:
+        if stage is None:
+            return None
+        alone = native_replicas.traced([self._workers.collective], extended.bucket_bytes)
+        return Sharding(stage, self._workers, [*extended.between, *alone][0])
 
 
 def _is_one_cpu(devices: Sequence[str]) -> bool:

@@ -44,9 +44,5 @@ class ShardedDataParallelStrategy(MultiWorkerMirroredStrategy):
     weights, so there is no copy.
     """
 
-    def __init__(
-        self, cluster: "clusters.Cluster | None" = None, *, stage: int | None = None, **options: Any
-    ) -> None:
-        super().__init__(
-            cluster, shard_optimizer=stage_from(os.environ) if stage is None else stage, **options
-        )
+    def __init__(self, cluster: "clusters.Cluster | None" = None, *, stage: int | None = None, **options: Any) -> None:
+        super().__init__(cluster, shard_optimizer=stage_from(os.environ) if stage is None else stage, **options)

@@ -30,15 +30,16 @@ def require(name: str, stage: Any) -> None:
         )
 
 
-def require_one_cpu(devices: Sequence[str]) -> None:
-    """Raise unless a worker has one CPU replica.
+def require_one_cpu(stage: int | None, devices: Sequence[str]) -> None:
+    """Raise unless a worker has one CPU replica, if anything is sharded.
 
     Args:
+        stage: of sharding, or None.
         devices: of its replicas.
     Raises:
         UnsupportedError: it has several, or a GPU.
     """
-    if len(devices) > 1 or "GPU" in devices[0]:
+    if stage is not None and (len(devices) > 1 or "GPU" in devices[0]):
         raise UnsupportedError(
             f"an optimizer is to be sharded over workers with one CPU replica each, and this one has the replicas "
             f"{', '.join(devices)}. Start a process for each replica (tfdist run -n), on CPUs, or leave "

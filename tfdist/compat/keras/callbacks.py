@@ -1,8 +1,9 @@
 """Keras' callbacks: which of their fields are what they have learnt from the training so far.
 
 Private names, read in Keras 3.15.1 (`keras/src/callbacks/`): the fields in `_FIELDS`. Keras' callbacks have no way to
-hand out their state, and `on_train_begin` makes most of them forget it. `ModelCheckpoint._get_file_path`: where it
-saves. `SwapEMAWeights._tf_swap_variables`, `_tf_finalize_ema_values`: what it does with an optimizer.
+hand out their state, and `on_train_begin` makes most of them forget it. `ModelCheckpoint._get_file_path`,
+`BackupAndRestore._weights_path`, `_save_model`: where they save. `SwapEMAWeights._tf_swap_variables`,
+`_tf_finalize_ema_values`: what it does with an optimizer.
 """
 
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 _FIELDS: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
@@ -55,13 +57,25 @@ class NoPath(str):
     """The path of a file that another worker writes: who saves to it takes part, and writes nothing."""
 
 
-def let_take_part(checkpoint: keras.callbacks.ModelCheckpoint) -> None:
-    """Let one `ModelCheckpoint` save to `NoPath`, whenever it would save."""
-    vars(checkpoint)["_get_file_path"] = lambda *args, **kwargs: NoPath()
-    checkpoint.verbose = 0
+def let_take_part(callback: keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore) -> None:
+    """Let one callback that saves the model save to `NoPath`, whenever it would save, and remove nothing."""
+    own = vars(callback)
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        own["_get_file_path"] = lambda *args, **kwargs: NoPath()
+        callback.verbose = 0
+    else:
+        own["_save_model"] = lambda: callback.model.save_weights(NoPath(), overwrite=True)
+        own["on_train_end"] = lambda logs=None: None
 
 
-def let_swap(callback: keras.callbacks.SwapEMAWeights, swap: Callable[[Any], None], settle: Callable[[Any], None]) -> None:
+def finds_backup(callback: keras.callbacks.BackupAndRestore) -> bool:
+    """Return whether a `fit` that begins now would go on from a backup."""
+    return bool(tf.io.gfile.exists(callback._weights_path))
+
+
+def let_swap(
+    callback: keras.callbacks.SwapEMAWeights, swap: Callable[[Any], None], settle: Callable[[Any], None]
+) -> None:
     """Let one `SwapEMAWeights` exchange weights and averages in another way.
 
     Args:

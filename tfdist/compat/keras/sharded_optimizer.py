@@ -5,7 +5,8 @@ lies between an optimizer's `apply` and its `update_step`:
 
 - `_clip_gradients`: clips by norms, which are sums over all parts.
 - `_apply_weight_decay`, `_use_weight_decay`: decay variables before the update, and say which of them.
-- `_backend_update_step`: goes over gradients and variables.
+- `_distributed_tf_update_step`: goes over gradients and variables. (`_backend_update_step`, which calls it, Nadam has
+  of its own.)
 - `_update_model_variables_moving_average`, `_overwrite_model_variables_with_average_value`,
   `_model_variables_moving_average`: the moving average of the weights, which is in parts too.
 - `_trainable_variables`: what an optimizer was built for.
@@ -39,8 +40,11 @@ class Updates(Protocol):
     def clipped(self, grads: list[Any]) -> list[Any]:
         """Return clipped gradients of parts."""
 
-    def update(self, grads: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
-        """Decay and update the parts, and give all workers the whole."""
+    def decay(self, variables: Sequence[Any]) -> None:
+        """Decay variables before their update, or with it."""
+
+    def update(self, pairs: Sequence[tuple[Any, Any]], learning_rate: Any) -> None:
+        """Update the parts of TensorFlow variables by their gradients, and give all workers the whole."""
 
     def readable(self, variables: Sequence[Any]) -> list[Any]:
         """Return the parts of variables, to be read."""
@@ -55,8 +59,8 @@ def let_update_parts(optimizer: Optimizer, updates: Updates) -> None:
     own["build"] = functools.partial(_build, optimizer, updates)
     own["add_variable_from_reference"] = functools.partial(_add_slot, optimizer, updates)
     own["_clip_gradients"] = updates.clipped
-    own["_apply_weight_decay"] = lambda variables: None  # comes with the update
-    own["_backend_update_step"] = updates.update
+    own["_apply_weight_decay"] = updates.decay
+    own["_distributed_tf_update_step"] = lambda strategy, pairs, rate: updates.update(pairs, rate)
     own["_update_model_variables_moving_average"] = lambda variables: _average(optimizer, updates, variables)
     own["_overwrite_model_variables_with_average_value"] = lambda variables: _overwrite(optimizer, updates, variables)
     own["_all_reduce_sum_gradients"] = list
@@ -107,6 +111,11 @@ def key_of(optimizer: Optimizer, variable: Any) -> str:
     return str(optimizer._var_key(variable))
 
 
+def clipped_elements(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
+    """Return gradients as an optimizer clips them that looks at each element alone, or does not clip."""
+    return type(optimizer)._clip_gradients(optimizer, grads)
+
+
 def decay(optimizer: Optimizer, part: Any) -> None:
     """Decay a part as Keras decays a variable."""
     if optimizer.weight_decay is not None and optimizer._use_weight_decay(part):
@@ -114,10 +123,15 @@ def decay(optimizer: Optimizer, part: Any) -> None:
         part.assign_sub(part * factor * rate)
 
 
-def update_wholes(optimizer: Optimizer, grads: list[Any], variables: list[Any], learning_rate: Any) -> None:
-    """Decay and update whole variables as the optimizer does it by itself."""
+def decay_wholes(optimizer: Optimizer, variables: list[Any]) -> None:
+    """Decay whole variables as the optimizer does it by itself."""
     type(optimizer)._apply_weight_decay(optimizer, variables)
-    type(optimizer)._backend_update_step(optimizer, grads, variables, learning_rate)
+
+
+def update_wholes(optimizer: Optimizer, pairs: list[tuple[Any, Any]], learning_rate: Any) -> None:
+    """Update whole variables as the optimizer does it by itself."""
+    strategy = tf.distribute.get_strategy()
+    type(optimizer)._distributed_tf_update_step(optimizer, strategy, pairs, learning_rate)
 
 
 def is_changed_around_updates(optimizer: Optimizer) -> bool:

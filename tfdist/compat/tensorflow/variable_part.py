@@ -9,9 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-_OPERATORS = """
-__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __neg__ __abs__ __getitem__
-""".split()
+_OPERATORS = (
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
+    *("__pow__", "__neg__", "__abs__", "__getitem__"),
+)
 
 
 class VariablePart:
@@ -21,15 +22,18 @@ class VariablePart:
         variable: the Keras variable.
         shape: of the part.
         take: returns the part of a tensor for the whole.
+        name: what the optimizer calls it.
         unique_id: what the optimizer knows the variable by.
     """
 
-    def __init__(self, variable: Any, shape: tuple[int, ...], take: Callable[[Any], Any], unique_id: str) -> None:
+    def __init__(
+        self, variable: Any, shape: tuple[int, ...], take: Callable[[Any], Any], *, name: str, unique_id: str
+    ) -> None:
         self.whole = variable
         self.shape = tf.TensorShape(shape)
         self.dtype = tf.as_dtype(variable.dtype)
         self.path = variable.path
-        self.name = variable.value.name  # by which Keras decides what is not decayed
+        self.name = name
         self.trainable = True
         self._unique_id = unique_id
         self._take = take

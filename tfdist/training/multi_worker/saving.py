@@ -22,7 +22,11 @@ from tfdist.training.multi_worker.workers import Workers
 _PATIENCE_SECONDS = 30.0
 
 
-def adopt(model: keras.Model, workers: Workers, gathering: Callable[[], AbstractContextManager[None]]) -> None:
+def adopt(
+    model: keras.Model,
+    workers: Workers,
+    gathering: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> None:
     """Let this model's `save`, `save_weights` and `export` write on the chief alone.
 
     Args:

@@ -1,4 +1,4 @@
-"""Keras' callbacks that look at an optimizer's slots, of which a worker has a part."""
+"""Keras' callbacks that look at an optimizer's slots or save them, of which a worker has a part."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,9 @@ from tfdist.compat.keras import callbacks as keras_callbacks
 from tfdist.errors import UnsupportedError
 from tfdist.training.sharding.sharding import updates_of
 
+#: of what writes, what saves the slots too: all workers take part
+SAVE_SLOTS = (keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint)
+
 
 def adapt(callbacks: Sequence[keras.callbacks.Callback], *, is_chief: bool) -> None:
     """Let callbacks of a `fit`, `evaluate` or `predict` work together with those of the other workers.
@@ -16,20 +19,28 @@ def adapt(callbacks: Sequence[keras.callbacks.Callback], *, is_chief: bool) -> N
     Args:
         callbacks: of a model whose optimizer is sharded.
         is_chief: whether this worker writes.
-    Raises:
-        UnsupportedError: one cannot.
     """
     for one in callbacks:
-        if isinstance(one, keras.callbacks.BackupAndRestore):
-            raise UnsupportedError(
-                "keras.callbacks.BackupAndRestore is given to a model whose optimizer is sharded: it restores what the "
-                "chief has on all workers, and each has slots of its own. Take tfdist.callbacks.BackupAndRestore, "
-                "which keeps the part of each worker."
-            )
         if isinstance(one, keras.callbacks.SwapEMAWeights):
             keras_callbacks.let_swap(one, _swap, _settle)
-        if isinstance(one, keras.callbacks.ModelCheckpoint) and not is_chief:
+        if isinstance(one, SAVE_SLOTS) and not is_chief:
             keras_callbacks.let_take_part(one)
+
+
+def require_same_backup(found: Sequence[bool]) -> None:
+    """Raise if some workers would go on from a backup of Keras' and others not.
+
+    Args:
+        found: whether each worker sees one.
+    Raises:
+        UnsupportedError: they differ.
+    """
+    if any(found) and not all(found):
+        raise UnsupportedError(
+            f"keras.callbacks.BackupAndRestore finds a backup on worker {list(found).index(True)} and none on worker "
+            f"{list(found).index(False)}; the optimizer is sharded, and each worker reads its part of the slots. Give "
+            "all the same backup_dir, on a disk that they share, or take tfdist.callbacks.BackupAndRestore."
+        )
 
 
 def _swap(optimizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""The part of a variable that a worker updates: how it is taken from the whole, and how the whole is made of all parts."""
+"""The part of a variable that a worker updates: taken from the whole, and put together with those of the others."""
 
 import math
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ class Stretch:
         )
 
     def spread(self, value: tf.Tensor) -> tf.Tensor:
-        """Return the elements of the whole in a row for each worker, shape (size, width); short rows end with a zero."""
+        """Return the elements of the whole in a row for each worker, (size, width); short rows end with a zero."""
         flat, more = tf.reshape(value, [-1]), self.count % self.size
         if not more:
             return tf.reshape(flat, [self.size, self.width])

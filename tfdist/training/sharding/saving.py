@@ -155,6 +155,6 @@ def _meet(workers: Workers) -> None:
     if missing:
         raise DeadlineError(
             f"worker {workers.index} saves an optimizer whose slots are sharded, and worker {missing[0]} has not come "
-            f"within {_PATIENCE_SECONDS:.0f} s with its part. Call model.save() on every worker, not on the chief alone "
-            "(the chief writes); a callback must save on all of them."
+            f"within {_PATIENCE_SECONDS:.0f} s with its part. Call model.save() on every worker, not on the chief "
+            "alone (the chief writes); a callback must save on all of them."
         )

@@ -13,7 +13,8 @@ from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.compat.tensorflow.variable_part import VariablePart
 from tfdist.errors import UnsupportedError
 from tfdist.training.sharding import exchange, norms, saving
-from tfdist.training.sharding.parts import Everywhere, Part, Stretch, balanced
+from tfdist.training.sharding.parts import Everywhere, Owned, Part, Stretch, balanced
+
 
 class Updates:
     """What `compat.keras.sharded_optimizer` asks for: parts of an optimizer's variables, and what is done with them.
@@ -31,6 +32,7 @@ class Updates:
         self._optimizer = optimizer
         self._traced = traced
         self._parts: dict[str, Part] = {}
+        self._variables: dict[str, Any] = {}
 
     @property
     def divides(self) -> bool:
@@ -64,8 +66,9 @@ class Updates:
                 parts[place] = Everywhere(shapes[place])
         keys = [keras_sharded.key_of(self._optimizer, variable) for variable in variables]
         self._parts = dict(zip(keys, parts, strict=True))
+        self._variables = dict(zip(keys, variables, strict=True))
         made = zip(variables, parts, strict=True)
-        return [one if isinstance(part, Everywhere) else self._stand_in(one, part) for one, part in made]
+        return [one if isinstance(part, Everywhere) else self._stand_in(one, part, one.name) for one, part in made]
 
     def made(self, slot: Any, stand_in: Any) -> None:
         """Note of which part a slot is."""
@@ -95,34 +98,42 @@ class Updates:
 
     def clipped(self, grads: list[Any]) -> list[Any]:
         """Return the gradients of parts, clipped as the optimizer asks for."""
-        one = self._optimizer
-        limits = {name: getattr(one, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
-        return norms.clipped(grads, self.total, **limits)
+        own = self._optimizer
+        if own.clipnorm:
+            return norms.clipped(grads, self.total, clipnorm=own.clipnorm)
+        if not own.global_clipnorm:
+            return keras_sharded.clipped_elements(own, grads)
+        # what Keras scales is dense afterwards
+        clipped = norms.clipped(grads, self.total, global_clipnorm=own.global_clipnorm)
+        return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
 
-    def update(self, grads: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
-        """Decay and update the parts, and give the new weights to all workers."""
+    def decay(self, variables: Sequence[Any]) -> None:
+        """Decay this worker's variables; where they are divided, that comes with the update."""
+        if not self.divides:
+            keras_sharded.decay_wholes(self._optimizer, [one for one in variables if _is_mine(self._known(one))])
+
+    def update(self, pairs: Sequence[tuple[Any, Any]], learning_rate: Any) -> None:
+        """Update the parts, and give the new weights to all workers."""
+        variables = [self._variables[keras_sharded.key_of(self._optimizer, one)] for _, one in pairs]
         parts = [self._known(variable) for variable in variables]
-        for grad, part, variable in zip(grads, parts, variables, strict=True):
+        for (grad, _), part, variable in zip(pairs, parts, variables, strict=True):
             self._require_part(grad, part, variable)
         if self.divides:
-            moving = [self._stand_in(one, part) for one, part in zip(variables, parts, strict=True)]
-            for grad, one in zip(grads, moving, strict=True):
+            moving = self.readable(variables)
+            for (grad, _), one in zip(pairs, moving, strict=True):
                 keras_sharded.decay(self._optimizer, one)
                 self._optimizer.update_step(grad, one, learning_rate)
             new = [one.value() for one in moving]
         else:
-            mine = [place for place, part in enumerate(parts) if getattr(part, "is_mine", True)]
-            chosen = [variables[place] for place in mine]
-            if mine:
-                keras_sharded.update_wholes(
-                    self._optimizer, [grads[place] for place in mine], chosen, learning_rate
-                )
+            mine = [pair for pair, part in zip(pairs, parts, strict=True) if _is_mine(part)]
+            keras_sharded.update_wholes(self._optimizer, mine, learning_rate)
             new = [part.of(tf.convert_to_tensor(one.value)) for one, part in zip(variables, parts, strict=True)]
         exchange.assign_wholes(self._traced, variables, parts, new)
 
     def readable(self, variables: Sequence[Any]) -> list[Any]:
         """Return the parts of variables, to be read."""
-        return [self._stand_in(variable, self._known(variable)) for variable in variables]
+        # Keras decides by the names of TensorFlow's variables what is not decayed
+        return [self._stand_in(variable, self._known(variable), variable.value.name) for variable in variables]
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Give variables the values of which each worker has its part."""
@@ -148,8 +159,9 @@ class Updates:
         for average, part in zip(averages, self.readable(variables), strict=True):
             average.assign(part.value())
 
-    def _stand_in(self, variable: Any, part: Part) -> VariablePart:
-        return VariablePart(variable, part.shape, part.of, keras_sharded.key_of(self._optimizer, variable))
+    def _stand_in(self, variable: Any, part: Part, name: str) -> VariablePart:
+        key = keras_sharded.key_of(self._optimizer, variable)
+        return VariablePart(variable, part.shape, part.of, name=name, unique_id=key)
 
     def _known(self, variable: Any) -> Part:
         part = self.part_of(variable)
@@ -164,6 +176,10 @@ class Updates:
             f"{variable.path!r} outside of a step of model.fit. Put the loop's step into the train_step of a "
             "keras.Model and call fit, or take MultiWorkerMirroredStrategy without shard_optimizer."
         )
+
+
+def _is_mine(part: Part) -> bool:
+    return not isinstance(part, Owned) or part.is_mine
 
 
 def _require_known(optimizer: keras.optimizers.Optimizer) -> None:
