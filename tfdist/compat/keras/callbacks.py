@@ -83,7 +83,9 @@ def let_swap(
         swap: takes an optimizer and exchanges them.
         settle: takes an optimizer and lets the averages be the weights.
     """
-    vars(callback).update(_tf_swap_variables=swap, _tf_finalize_ema_values=settle)
+    own = vars(callback)
+    own["_tf_swap_variables"] = swap
+    own["_tf_finalize_ema_values"] = settle
 
 
 def _csv_state(logger: keras.callbacks.CSVLogger) -> dict[str, Any]:
