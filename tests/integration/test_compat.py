@@ -152,10 +152,15 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
     "horovod/ops.py": {},  # of modules alone
     "keras/callbacks.py": {
-        name: functools.partial(callback, name)
-        for names in keras_callbacks._FIELDS.values()
-        for name in names
-        if private_names.is_private(name)
+        **{
+            name: functools.partial(callback, name)
+            for names in keras_callbacks._FIELDS.values()
+            for name in names
+            if private_names.is_private(name)
+        },
+        "_get_file_path": lambda: keras.callbacks.ModelCheckpoint,
+        **each("_save_model _weights_path", lambda: keras.callbacks.BackupAndRestore),
+        **each("_tf_swap_variables _tf_finalize_ema_values", lambda: keras.callbacks.SwapEMAWeights),
     },
     "keras/calls.py": {},
     "keras/distributions.py": {"_layout_map": lambda: keras.distribution.ModelParallel},
@@ -187,6 +192,13 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_trainable_variables _trainable_variables_indices _var_key", optimizer),
         "_model_variables_moving_average": lambda: keras.optimizers.Optimizer,
         "_var_to_optimizer_idx": lambda: keras.optimizers.MultiOptimizer,
+    },
+    "keras/sharded_optimizer.py": {
+        **each("_all_reduce_sum_gradients _apply_weight_decay _backend_apply_gradients", optimizer),
+        **each("_backend_update_step _clip_gradients _distributed_tf_update_step _iterations", optimizer),
+        **each("_learning_rate _overwrite_model_variables_with_average_value _trainable_variables", optimizer),
+        **each("_update_model_variables_moving_average _use_weight_decay _var_key", optimizer),
+        "_model_variables_moving_average": lambda: keras.optimizers.Optimizer,
     },
     "keras/stateless_scope.py": {"_embeddings": embedding, **each("_changed_by _updating _weights", OURS)},
     "keras/variables.py": each("_initialize_with_initializer _value", lambda: keras.Variable([1.0])),
@@ -262,6 +274,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "tensorflow/trial.py": each(
         "_get_default_replica_mode _pop_per_thread_mode _push_per_thread_mode", lambda: distribute_lib
     ),
+    "tensorflow/variable_part.py": {},
     "versions.py": {},
 }
 
@@ -343,6 +356,16 @@ def test_frames_of_the_trainer_have_their_variables(file: str, method: str, name
 def test_frames_of_others_have_their_variables(file: str, function: Any, names: set[str]) -> None:
     missing = names - set(function.__code__.co_varnames)
     assert not missing, moved(file, f"the variable {', '.join(sorted(missing))} of {function.__qualname__}")
+
+
+def test_an_optimizer_clips_then_decays_then_updates_then_averages() -> None:
+    one, called = keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=1), []
+    steps = ["_clip_gradients", "_apply_weight_decay", "_distributed_tf_update_step"]
+    steps += ["_update_model_variables_moving_average", "_overwrite_model_variables_with_average_value"]
+    for name in steps:
+        vars(one)[name] = lambda *given, name=name: (called.append(name), *given)[1]
+    one.apply([tf.ones([2])], [keras.Variable([1.0, 2.0])])
+    assert called == steps, moved("keras/sharded_optimizer.py", "the order of an update")
 
 
 def test_an_optimizer_asks_for_merge_calls_from_the_module_that_is_known() -> None:

@@ -15,7 +15,7 @@ from tfdist import validation
 from tfdist.errors import ConfigError
 
 _Array = NDArray[Any]
-Rule = Literal["keep", "reset", "sum", "concatenate", "refuse"]
+Rule = Literal["keep", "reset", "sum", "concatenate", "owned", "refuse"]
 Axis = Literal["replica", "worker"]
 
 #: What each rule does with another number of shards, for messages.
@@ -24,6 +24,7 @@ DOES: dict[str, str] = {
     "reset": "set to zero",
     "sum": "added up, and the sum divided evenly",
     "concatenate": "joined, and divided anew",
+    "owned": "handed to whoever has them now",
     "refuse": "refused",
 }
 
@@ -37,11 +38,12 @@ class ShardedState:
 
     Args:
         name: what it is, in the plural, for messages: "the accumulated gradients".
-        variables: Keras variables, equal in number, dtype and, but for "concatenate", shape everywhere.
+        variables: Keras variables, equal in number, dtype and, but for "concatenate" and "owned", shape everywhere.
         rule: what another number of shards makes of each variable. "keep": shard i has what shard i modulo n had, of n;
             "reset": zeros; "sum": all have the same part of the sum over the old shards, so that the sum stays; of
             integers the first have one more; "concatenate": rows (dim 0) of all shards in order, divided anew as
-            `numpy.array_split` does; "refuse": an error.
+            `numpy.array_split` does; "owned": one shard has all of it and the others have no element, and so it is
+            after, whichever that is; "refuse": an error.
         axis: "replica", or "worker" where the replicas of a worker have the same values.
 
     Raises:
@@ -67,7 +69,8 @@ def resharded(rule: str, shards: Sequence[_Array], *, index: int, count: int) ->
     """Return what a shard has of what other shards had.
 
     Args:
-        rule: see `ShardedState`; with as many shards as before each has its own, whatever the rule.
+        rule: see `ShardedState`; with as many shards as before each has its own, whatever the rule. What is "owned" is
+            returned to every shard: which of them has it now only they know.
         shards: what each had, in order; at least one.
         index: of the new shard.
         count: of the new shards.
@@ -116,6 +119,10 @@ def _concatenate(shards: Sequence[_Array], index: int, count: int) -> _Array:
     return np.array_split(np.concatenate(shards), count)[index]
 
 
+def _owned(shards: Sequence[_Array], index: int, count: int) -> _Array:
+    return next((shard for shard in shards if shard.size), shards[0])
+
+
 def _refuse(shards: Sequence[_Array], index: int, count: int) -> _Array:
     raise ConfigError(f"they are of {len(shards)} and cannot be had by {count}; go on with as many as before.")
 
@@ -131,5 +138,6 @@ _RULES: dict[str, Callable[[Sequence[_Array], int, int], _Array]] = {
     "reset": _reset,
     "sum": _sum,
     "concatenate": _concatenate,
+    "owned": _owned,
     "refuse": _refuse,
 }

@@ -85,6 +85,17 @@ class TracedCollective:
         shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
         return self.collective.all_gather(tensor, key=self._key(keys.described("all_gather", tensor, label, shape)))
 
+    def reduce_scatter(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
+        """Return this member's part of the sum of the rows, see `Collective.reduce_scatter`.
+
+        Args:
+            tensor: numbers or bools, shape (rows, ...), the same on every member.
+            label: what it is, for messages.
+        """
+        if self.size == 1:
+            return tensor
+        return self.collective.reduce_scatter(tensor, key=self._key(keys.described("reduce_scatter", tensor, label)))
+
     def all_to_all(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return this member's part of every member's rows, see `Collective.all_to_all`.
 

@@ -24,6 +24,7 @@ from tfdist.training.reduction import replica_sums as sums_over
 from tfdist.training.reduction.compressed import Compression
 from tfdist.training.replica import optimizers as training
 from tfdist.training.replica import step
+from tfdist.training.sharding import norms, saving, sharding
 from tfdist.training.strategy import KerasTraining
 
 _HALF = ("float16", "bfloat16")
@@ -32,6 +33,7 @@ _NOT_SAVED = (
     "tfdist: variables were given to exclude_from_weight_decay() of %r. A saved model does not say which, so what is "
     "loaded decays them: pass names, not_decayed=[...], instead."
 )
+_ACCUMULATED = "the accumulated gradients"
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -180,6 +182,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self._sums = [self._room_for(variable) for variable in variables]
 
     def _room_for(self, variable: keras.Variable) -> keras.Variable:
+        if self._accumulates_parts:
+            (part,) = sharding.parts_of(self, [variable])
+            dtype = "float32" if variable.dtype in _HALF else variable.dtype
+            room = self.add_variable(part.shape, dtype=dtype, name=f"{variable.path.replace('/', '_')}_sum")
+            saving.note_part(room, part)
+            return room
         if variable.dtype in _HALF:  # a sum of many needs more bits than a weight
             with tf.distribute.get_strategy().extended.colocate_vars_with(variable.value):  # in the same parts
                 return self.add_variable(variable.shape, dtype="float32", name=f"{variable.path.replace('/', '_')}_sum")
@@ -198,7 +206,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def sharded_state(self) -> list[ShardedState]:
         """Return what every replica has by itself: what it has accumulated, and what its reducers remember."""
         sums = self._sums if self.built and self.accumulate_steps > 1 else ()
-        accumulated = ShardedState("the accumulated gradients", sums, rule="sum")  # the sum over replicas counts
+        if self._accumulates_parts:
+            return [*saving.states(_ACCUMULATED, sums), *self._reducer.sharded_state()]
+        accumulated = ShardedState(_ACCUMULATED, sums, rule="sum")  # the sum over replicas counts
         return [*([accumulated] if self.accumulate_steps > 1 else []), *self._reducer.sharded_state()]
 
     def save_own_variables(self, store: Any) -> None:
@@ -219,7 +229,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         state.load(saved)
 
     def _saved_state(self) -> SavedState:
-        return SavedState(self, self.sharded_state())
+        # parts of what is accumulated are saved whole, as slots are
+        return SavedState(self, self._reducer.sharded_state() if self._accumulates_parts else self.sharded_state())
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss times the present scale."""
@@ -237,13 +248,15 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         grads = list(grads)
         gradients = reducer.present(grads, variables, self)
         weighted = reducer.weighted(gradients, training.weight(self, gradients))
+        if self._accumulates_parts:
+            weighted = self._together(weighted, grads, variables)
 
         def update(parts: list[reducer.Gradient], examples: tf.Tensor) -> None:
             # each is this replica's part of the mean over all examples
             remembered = [tf.convert_to_tensor(variable) for variable in self.reducer_variables]
             if remembered:  # what is remembered must not depend on a scale that changes
                 parts = [one.mapped(self._unscaled) for one in parts]
-            reduced = self._reducer.reduce(parts)
+            reduced = parts if self._accumulates_parts else self._together(parts, grads, variables)
             if self.reduction == "sum":
                 reduced = [one.mapped(lambda value: value * tf.cast(examples, value.dtype)) for one in reduced]
             if not remembered:
@@ -274,6 +287,17 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 total.assign(tf.zeros(total.shape, total.dtype))
 
         tf.cond(tf.convert_to_tensor(self.micro_steps) >= self.accumulate_steps, complete, lambda: None)
+
+    @property
+    def _accumulates_parts(self) -> bool:
+        """Whether each micro-batch is reduced, and this worker's part of it added up."""
+        own = sharding.of(self)
+        return self.accumulate_steps > 1 and own is not None and own.stage > 1
+
+    def _together(self, gradients: list[reducer.Gradient], grads: list[Any], variables: Any) -> list[reducer.Gradient]:
+        """Return the gradients of the global batch, or this worker's parts of them."""
+        present = training.with_gradients(grads, variables, self)
+        return sharding.reduced(self, gradients, present, self._reducer)
 
     def _unscaled(self, value: tf.Tensor) -> tf.Tensor:
         if self.loss_scale is None:
@@ -306,7 +330,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def check_finite(self, grads: list[Any]) -> tf.Tensor:
         """Return whether all gradients are finite, bool scalar."""
-        return sums_over.are_finite(grads)
+        own = sharding.of(self)
+        return sums_over.are_finite(grads) if own is None else norms.are_finite(grads, own.total)
 
     def clipped(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Return gradients, clipped as was asked for.
@@ -319,6 +344,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         return self._clip_gradients(grads)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
+        own = sharding.of(self)
+        if own is not None:
+            return norms.clipped(grads, own.total, **{name: getattr(self, name) for name in _CLIPS})
         if self.global_clipnorm is not None:
             return list(tf.clip_by_global_norm(grads, self.global_clipnorm)[0])
         if self.clipnorm is not None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
     from tfdist.strategies.ring import RingStrategy
+    from tfdist.strategies.sharded_data_parallel import ShardedDataParallelStrategy
 
 __all__ = [
     "MirroredStrategy",
@@ -30,6 +31,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "RingStrategy",
+    "ShardedDataParallelStrategy",
     "create",
     "from_distribution",
     "from_environment",
@@ -42,6 +44,7 @@ _MODULES = {
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
     "RingStrategy": "tfdist.strategies.ring",
+    "ShardedDataParallelStrategy": "tfdist.strategies.sharded_data_parallel",
     "create": "tfdist.strategies.choose",
     "from_distribution": "tfdist.strategies.distributions",
     "from_environment": "tfdist.strategies.choose",

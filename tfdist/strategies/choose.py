@@ -12,6 +12,7 @@ from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.errors import ConfigError
 from tfdist.strategies import distributions, registry, threads
+from tfdist.strategies.stages import stage_from
 
 __all__ = ["create", "from_environment", "use_logical_cpus"]
 
@@ -51,8 +52,9 @@ def from_environment(
     ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, several others
     multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of
     this process; a machine without GPUs then gets as many logical CPU devices. ``TFDIST_COLLECTIVES`` names what
-    carries the tensors of multi-worker. For the parameter-server strategy
-    ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the default); where the cluster
+    carries the tensors of multi-worker and sharded-data-parallel, ``TFDIST_SHARDING_STAGE`` what the latter shards. For
+    the parameter-server strategy ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the
+    default); where the cluster
     has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and ``TFDIST_LOCAL_SERVERS``
     servers on this host. For model-parallel ``TFDIST_MESH`` has the mesh, such as ``batch=2,model=2``, and
     ``TFDIST_LAYOUTS`` may be "auto".
@@ -99,8 +101,11 @@ def from_environment(
     options: dict[str, Any] = {}
     if name == "model-parallel":
         options |= distributions.options_of_model_parallel(layout_map, environ)
-    if name in ("multi-worker", "model-parallel") and environ.get(registry.COLLECTIVES_VARIABLE):
+    several = ("multi-worker", "model-parallel", "sharded-data-parallel")
+    if name in several and environ.get(registry.COLLECTIVES_VARIABLE):
         options["collectives"] = environ[registry.COLLECTIVES_VARIABLE]
+    if name == "sharded-data-parallel":
+        options["stage"] = stage_from(environ)
     return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction, **options)
 
 

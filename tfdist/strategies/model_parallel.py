@@ -122,7 +122,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         extended = ModelParallelReplicas(
             self,
             everybody=traced,
-            sharding_of=self._sharding,
+            sharding_of=self._sharding_of,
             part_of_initial=InitialParts(traced, self._workers.waiting),
             devices=tf_strategies.local_devices(("GPU",))[:1] or tf_strategies.local_devices(("CPU",))[:1],
             collective=along[self._batch],
@@ -178,7 +178,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         if is_built:
             self._layouts.require_all_matched()
 
-    def _sharding(self, path: str, shape: tuple[int, ...]) -> Sharding | None:
+    def _sharding_of(self, path: str, shape: tuple[int, ...]) -> Sharding | None:
         layout = self._layouts.of(path, shape)
         cut = any(axis is not None and self._mesh.size_of(axis) > 1 for axis in layout)
         return Sharding(self._axes, layout, shape, path) if cut else None

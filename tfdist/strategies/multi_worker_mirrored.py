@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,10 +15,11 @@ from tfdist.collectives.tensorflow import of_replicas, of_workers
 from tfdist.compat.tensorflow import coordination as tf_coordination
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError
-from tfdist.strategies import engines, native_replicas
+from tfdist.strategies import engines, native_replicas, stages
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.training.multi_worker import agreement
 from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.sharding.sharding import Sharding
 from tfdist.training.strategy import KerasTraining, agree_on_seed
 
 __all__ = ["MultiWorkerMirroredStrategy"]
@@ -50,13 +52,14 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
             and then a sum of floats may have other last bits, but not over native collectives, unless
             ``TFDIST_ALL_REDUCE_ALGORITHM`` names another algorithm than they choose.
+        shard_optimizer: None, or the stage of `ShardedDataParallelStrategy`: 1 or 2.
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
     Raises:
         ConfigError: there are more replicas than devices, the cluster's addresses are unknown, or ``collectives`` is
             none of these, not the same on all workers, or not for their replicas.
-        UnsupportedError: "native" is not possible here; the message says why.
+        UnsupportedError: "native" is not possible here, or ``shard_optimizer`` is not; the message says why.
         MissingDependencyError: "horovod" is asked for and not installed (``tfdist build horovod``).
 
     Example:
@@ -76,6 +79,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         collectives: str | None = None,
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
+        shard_optimizer: int | None = None,
         loss_reduction: str = "detect",
     ) -> None:
         engine = validation.one_of(
@@ -90,6 +94,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 "alone. Construct it only where cluster.is_worker."
             )
         buckets.require_bytes("bucket_bytes", bucket_bytes)
+        stages.require("shard_optimizer", shard_optimizer)
         if replicas_per_worker is not None:
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             _require_devices(replicas_per_worker)
@@ -117,6 +122,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 f"({cluster.source}; {error.message}). Another process has the port, or the address is not this "
                 "host's. Give it an address of this host and a free port."
             ) from error
+        stages.require_one_cpu(shard_optimizer, extended.worker_devices)
         tf.distribute.Strategy.__init__(self, extended)
         several = cluster.num_workers > 1
         workers: Collective = LocalCollective()
@@ -142,8 +148,15 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             extended.between = native_replicas.traced(extended.collectives, extended.bucket_bytes)
             if several:
                 extended.traced = agreement.Signatures(self._workers).require_alike
+        self._sharding = self._sharded(shard_optimizer, extended)
         if several:
             agree_on_seed(self._workers)
+
+    def _sharded(self, stage: int | None, extended: Any) -> Sharding | None:
+        if stage is None:
+            return None
+        alone = native_replicas.traced([self._workers.collective], extended.bucket_bytes)
+        return Sharding(stage, self._workers, [*extended.between, *alone][0])
 
 
 def _is_one_cpu(devices: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from tfdist.validation import nearest
 
 __all__ = ["Entry", "get", "names"]
 
-#: what may carry the tensors of `multi-worker`; the first is the default
+#: what may carry the tensors of `multi-worker` and `sharded-data-parallel`; the first is the default
 COLLECTIVES = ("auto", "tensorflow", "native", "horovod")
 #: what may carry those of `mirrored`, between replicas of one process; the first is the default
 REPLICA_COLLECTIVES = ("tensorflow", "native", "auto")
@@ -29,6 +29,8 @@ COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
 MESH_VARIABLE = "TFDIST_MESH"
 #: its layouts, where the code has none: "auto"
 LAYOUTS_VARIABLE = "TFDIST_LAYOUTS"
+#: names the stage of `sharded-data-parallel` where the code does not
+STAGE_VARIABLE = "TFDIST_SHARDING_STAGE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,12 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 target="tfdist.strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",
                 processes="workers",
                 summary="synchronous data parallelism over several processes and hosts",
+            ),
+            Entry(
+                name="sharded-data-parallel",
+                target="tfdist.strategies.sharded_data_parallel:ShardedDataParallelStrategy",
+                processes="workers",
+                summary="data parallelism in which workers share the optimizer's slots among them (ZeRO)",
             ),
             Entry(
                 name="ring",

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.compat.keras import callbacks as keras_callbacks
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.meshes import sharded
@@ -12,6 +13,9 @@ from tfdist.errors import UnsupportedError
 from tfdist.monitor.process import step_clock
 from tfdist.training import loss_scale, watching
 from tfdist.training.multi_worker.workers import Workers, as_float, as_integer
+from tfdist.training.sharding import callbacks as sharded_callbacks
+from tfdist.training.sharding import saving as sharded_saving
+from tfdist.training.sharding import sharding
 
 # What writes files or to the screen. Restoring a backup is the chief's too; its state is handed to the others.
 _CHIEF_ONLY = (
@@ -35,16 +39,20 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         loss_scale.show(model, running)
     if training and step_clock().reporter is not None:
         running.callbacks.append(_Ends())
+    is_sharded = any(sharding.of(optimizer) is not None for optimizer in keras_model.optimizers(model))
+    if is_sharded:
+        sharded_callbacks.adapt(running.callbacks, is_chief=workers.is_chief)
     if workers.count == 1:
         return
     is_cut = any(sharded.sharding_of(weight) is not None for weight in model.weights)
     if is_cut:
         _require_together(running.callbacks)
-    if not workers.is_chief:
-        alone = _CHIEF_ONLY if not is_cut else tuple(kind for kind in _CHIEF_ONLY if kind not in _SAVE_MODELS)
+    if not workers.is_chief:  # what all have parts of all save together
+        together = (*(_SAVE_MODELS if is_cut else ()), *(sharded_callbacks.SAVE_SLOTS if is_sharded else ()))
+        alone = tuple(kind for kind in _CHIEF_ONLY if kind not in together)
         running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, alone)]
     if training:
-        agree = _Agree(workers, running.callbacks)
+        agree = _Agree(workers, running.callbacks, is_sharded=is_sharded)
         agree.set_model(model)
         running.callbacks.append(agree)
 
@@ -89,21 +97,28 @@ class _Ends(keras.callbacks.Callback):
 class _Agree(keras.callbacks.Callback):
     """Runs behind all others: what they decided on one worker holds on every worker before the next step."""
 
-    def __init__(self, workers: Workers, others: list[keras.callbacks.Callback]) -> None:
+    def __init__(self, workers: Workers, others: list[keras.callbacks.Callback], *, is_sharded: bool = False) -> None:
         super().__init__()
         self._workers = workers
         # Keras' own callbacks decide from the logs, which are equal; one of the user's that does more than watch may
         # decide from anything.
         self._every_batch = any(_acts_on_batches(callback) for callback in others)
-        self._restores = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in others)
+        restoring = [callback for callback in others if isinstance(callback, keras.callbacks.BackupAndRestore)]
+        self._restores = bool(restoring)
+        self._finds = any(keras_callbacks.finds_backup(callback) for callback in restoring)
+        self._is_sharded = is_sharded
 
     def on_train_begin(self, logs: Any = None) -> None:
-        seen = self._workers.gather([self._every_batch, self._restores, keras_model.initial_epoch(self.model)])
+        mine = [self._every_batch, self._restores, self._finds, keras_model.initial_epoch(self.model)]
+        seen = self._workers.gather(mine)
         self._every_batch = bool(seen[:, 0].any())
-        chief_restores, chief_epoch = seen[0, 1:]
+        chief_restores, chief_finds, chief_epoch = seen[0, 1:]
         if chief_restores:
+            if self._is_sharded:
+                sharded_callbacks.require_same_backup(seen[:, 2].astype(bool).tolist() if chief_finds else [])
             keras_model.set_initial_epoch(self.model, int(chief_epoch))
-            for variable in keras_model.persistent_variables(self.model):
+            same = [one for one in keras_model.persistent_variables(self.model) if sharded_saving.part_of(one) is None]
+            for variable in same:
                 variable.assign(self._workers.from_chief(tf.convert_to_tensor(variable.value)))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

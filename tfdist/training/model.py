@@ -25,6 +25,7 @@ from tfdist.training.layout import Layout
 from tfdist.training.multi_worker import saving
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import compiled, metrics, optimizers, replica_step, step
+from tfdist.training.sharding import sharding
 
 _untraced = tf.autograph.experimental.do_not_convert
 
@@ -41,7 +42,7 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
         before=functools.partial(_before, model, strategy, workers),
         settle=_between,
     )
-    saving.adopt(model, workers)
+    saving.adopt(model, workers, functools.partial(sharding.gathering, model))
 
 
 def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool) -> None:

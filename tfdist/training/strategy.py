@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.compat.keras import calls as keras_calls
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError
 from tfdist.training import callbacks
@@ -17,6 +18,8 @@ from tfdist.training.checks import untested
 from tfdist.training.data import Input, Source
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import optimizers, step
+from tfdist.training.sharding import saving
+from tfdist.training.sharding.sharding import Sharding
 
 
 class KerasTraining:
@@ -26,6 +29,7 @@ class KerasTraining:
     """
 
     _workers: Workers
+    _sharding: Sharding | None = None
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -52,6 +56,26 @@ class KerasTraining:
     def workers(self) -> Workers:
         """The worker processes of this strategy, and how they agree."""
         return self._workers
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """How the optimizers of this strategy are sharded; None where each replica has all of their slots."""
+        return self._sharding
+
+    def whole_value(self, variable: keras.Variable) -> Any:
+        """Return the value of an optimizer's variable as one device has it, an array; every worker must call it.
+
+        Where slots are sharded, ``optimizer.variables`` are this worker's parts of them. All other variables are the
+        same everywhere, and come as they are.
+
+        Args:
+            variable: a Keras variable of an optimizer of this strategy.
+
+        Example:
+            >>> strategy.whole_value(model.optimizer.variables[-1]).shape        # doctest: +SKIP
+            (8, 1)
+        """
+        return saving.whole_value(self._workers, variable)
 
     @property
     def is_chief(self) -> bool:
@@ -121,11 +145,16 @@ class KerasTraining:
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
     def on_variable(self) -> None:
-        """Adopt the model whose `compile` is creating a variable, if one is: it may save before it trains.
+        """Adopt what is creating a variable: the model whose `compile` is, for it may save before it trains.
+
+        An optimizer is told that its slots are sharded, if they are.
 
         Raises:
             ConfigError: the model or its optimizer was created outside the scope.
         """
+        optimizer = keras_optimizer.creating_variable()
+        if optimizer is not None and self._sharding is not None:
+            self._sharding.adopt(optimizer)
         compiling = keras_model.compiling_model()
         if compiling is None:
             return

@@ -68,6 +68,15 @@ COLUMNS = (
             ("multi-worker-horovod-2", 1, "horovod"),
         )
     ),
+    *(
+        Column(
+            name=f"sharded-{stage}",
+            strategy="sharded-data-parallel",
+            workers=workers,
+            variables=((registry.STAGE_VARIABLE, str(stage)), (registry.COLLECTIVES_VARIABLE, "native")),
+        )
+        for stage, workers in ((1, 2), (2, 3))
+    ),
     Column(name="ring-2", strategy="ring", workers=2),
     Column(name="ring-3", strategy="ring", workers=3),
     Column(name="ring-2x2", strategy="ring", workers=2, replicas_per_worker=2),

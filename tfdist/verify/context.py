@@ -66,8 +66,11 @@ class Context:
         return self.worker == 0
 
     def local_values(self, variable: Any) -> list[Any]:
-        """Return a variable's value on each replica of this process, as arrays."""
+        """Return a variable's value on each replica of this process, as arrays; of what is sharded, the whole."""
         import numpy as np
+
+        if getattr(self.strategy, "sharding", None) is not None:
+            return [np.asarray(self.strategy.whole_value(variable))]
 
         value = getattr(variable, "value", variable)
         value = value() if callable(value) else value

@@ -9,6 +9,7 @@ import keras
 
 from tfdist.checkpoint.sharding import ShardedState
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.training.multi_worker.agreement import relative_paths
 
@@ -68,7 +69,8 @@ def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
 
 def _owners(model: keras.Model) -> list[Any]:
     """Return who may have state in shards, and has it."""
-    found = [model, *keras_model.optimizers(model), model.distribute_strategy]
+    optimizers = {id(one): one for outer in keras_model.optimizers(model) for one in keras_optimizer.chain(outer)}
+    found = [model, *optimizers.values(), model.distribute_strategy]
     return [owner for owner in found if callable(getattr(owner, "sharded_state", None))]
 
 

@@ -102,6 +102,8 @@ class Shards:
             found = {}
             for index in own:
                 value = _value(state, name, arrays, index=index, old=old, now=total, source=source)
+                if state.rule == "owned" and 0 in variable.shape:
+                    value = np.zeros(variable.shape, value.dtype)  # another's
                 if tuple(value.shape) != tuple(variable.shape):
                     raise ConfigError(
                         f"the backup in {source} has {state.name} of another shape: {name} has {list(value.shape)} "

@@ -1,13 +1,17 @@
 """Keras' callbacks: which of their fields are what they have learnt from the training so far.
 
 Private names, read in Keras 3.15.1 (`keras/src/callbacks/`): the fields in `_FIELDS`. Keras' callbacks have no way to
-hand out their state, and `on_train_begin` makes most of them forget it.
+hand out their state, and `on_train_begin` makes most of them forget it. `ModelCheckpoint._get_file_path`,
+`BackupAndRestore._weights_path`, `_save_model`: where they save. `SwapEMAWeights._tf_swap_variables`,
+`_tf_finalize_ema_values`: what it does with an optimizer.
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 _FIELDS: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
@@ -47,6 +51,41 @@ def go_on_writing(logger: keras.callbacks.CSVLogger, found: dict[str, Any]) -> N
     if os.path.isfile(logger.filename) and os.path.getsize(logger.filename) >= found["bytes"]:
         os.truncate(logger.filename, found["bytes"])
     logger.append = True
+
+
+class NoPath(str):
+    """The path of a file that another worker writes: who saves to it takes part, and writes nothing."""
+
+
+def let_take_part(callback: keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore) -> None:
+    """Let one callback that saves the model save to `NoPath`, whenever it would save, and remove nothing."""
+    own = vars(callback)
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        own["_get_file_path"] = lambda *args, **kwargs: NoPath()
+        callback.verbose = 0
+    else:
+        own["_save_model"] = lambda: callback.model.save_weights(NoPath(), overwrite=True)
+        own["on_train_end"] = lambda logs=None: None
+
+
+def finds_backup(callback: keras.callbacks.BackupAndRestore) -> bool:
+    """Return whether a `fit` that begins now would go on from a backup."""
+    return bool(tf.io.gfile.exists(callback._weights_path))
+
+
+def let_swap(
+    callback: keras.callbacks.SwapEMAWeights, swap: Callable[[Any], None], settle: Callable[[Any], None]
+) -> None:
+    """Let one `SwapEMAWeights` exchange weights and averages in another way.
+
+    Args:
+        callback: the callback.
+        swap: takes an optimizer and exchanges them.
+        settle: takes an optimizer and lets the averages be the weights.
+    """
+    own = vars(callback)
+    own["_tf_swap_variables"] = swap
+    own["_tf_finalize_ema_values"] = settle
 
 
 def _csv_state(logger: keras.callbacks.CSVLogger) -> dict[str, Any]:

@@ -15,11 +15,11 @@ Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time; its module,
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import keras
 import tensorflow as tf
+from keras import name_scope
 from keras.optimizers import (
     SGD,
     Adadelta,
@@ -41,9 +41,10 @@ from tfdist.compat.keras import variables as keras_variables
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
 
 
-def creating_variable() -> bool:
-    """Return whether the variable that is being created belongs to a Keras optimizer."""
-    return isinstance(keras_variables.creator(), Optimizer)
+def creating_variable() -> Optimizer | None:
+    """Return the Keras optimizer that the variable which is being created belongs to, or None."""
+    creator = keras_variables.creator()
+    return creator if isinstance(creator, Optimizer) else None
 
 
 def created_under(optimizer: Optimizer) -> tf.distribute.Strategy:
@@ -110,10 +111,13 @@ def of_whole_variables(optimizer: Optimizer) -> str | None:
     """
     if any(isinstance(one, MultiOptimizer) for one in chain(optimizer)):
         return MultiOptimizer.__name__
-    unknown = [
-        one for one in _last(optimizer) if not any(type(one).update_step is known.update_step for known in _ELEMENTWISE)
-    ]
+    unknown = [one for one in _last(optimizer) if not updates_elements(one)]
     return type(unknown[0]).__name__ if unknown else None
+
+
+def updates_elements(optimizer: Optimizer) -> bool:
+    """Return whether it is known that an optimizer's update of an element looks at no other one."""
+    return any(type(optimizer).update_step is known.update_step for known in _ELEMENTWISE)
 
 
 def takes_gradients_as_they_come(optimizer: Optimizer) -> bool:
@@ -140,17 +144,12 @@ def override(
     if scale_loss is not None:
         own["scale_loss"] = scale_loss
     own["_all_reduce_sum_gradients"] = list
-    own["_overwrite_model_variables_with_average_value"] = lambda variables: _overwrite(optimizer, variables)
+    # one that updates parts of variables has its own
+    own.setdefault("_overwrite_model_variables_with_average_value", lambda variables: _overwrite(optimizer, variables))
     for inner in inner_optimizers(optimizer):
         override(inner)
     if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
         own["build"] = functools.partial(_build, optimizer)
-
-
-def build(optimizer: Optimizer, variables: list[Any]) -> None:
-    """Make an optimizer's variables, as its `apply` would."""
-    with keras.name_scope(optimizer.name, caller=optimizer):
-        optimizer.build(variables)
 
 
 def own_clip(optimizer: Optimizer, gradients: list[Any]) -> list[Any]:
@@ -210,6 +209,19 @@ def _overwrite(optimizer: Optimizer, variables: list[Any]) -> None:
     for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
         if average is not None:
             variable.assign(average)
+
+
+def hands_on(kind: type) -> bool:
+    """Return whether optimizers of a class hand gradients on to others."""
+    return issubclass(kind, (LossScaleOptimizer, MultiOptimizer))
+
+
+def build(optimizer: Optimizer, variables: Iterable[Any]) -> None:
+    """Build an optimizer for variables, as its first `apply` does; again does nothing."""
+    if not optimizer.built:
+        with name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(variables))
+        optimizer.built = True
 
 
 def known_variables(optimizer: Optimizer) -> list[Any]:

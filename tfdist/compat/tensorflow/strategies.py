@@ -282,7 +282,7 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
     ) -> Callable[[], tf.Tensor]:
         # TensorFlow broadcasts the chief's initial value of each variable, some milliseconds each. Slots of an
         # optimizer begin with the same constants everywhere; its scalars (the learning rate) are as the user gave them.
-        if replica_id == 0 and keras_optimizer.creating_variable():
+        if replica_id == 0 and keras_optimizer.creating_variable() is not None:
             given = kwargs["initial_value"]
             with tf.device(device):
                 value = tf.convert_to_tensor(given() if callable(given) else given, kwargs.get("dtype"))

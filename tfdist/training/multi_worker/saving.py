@@ -7,13 +7,17 @@ Where weights lie in parts, every worker has to save: to read a weight all bring
 one that counts, as one device would write it; the others let go of theirs.
 """
 
+import contextlib
 import functools
 import os
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 
+from tfdist.compat.keras.callbacks import NoPath
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.errors import DeadlineError, DisagreementError, UnsupportedError
 from tfdist.training.multi_worker.workers import Workers
@@ -22,12 +26,36 @@ from tfdist.training.multi_worker.workers import Workers
 _PATIENCE_SECONDS = 30.0
 
 
-def adopt(model: keras.Model, workers: Workers) -> None:
-    """Let this model's `save`, `save_weights` and `export` write on the chief alone."""
+def adopt(
+    model: keras.Model,
+    workers: Workers,
+    gathering: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> None:
+    """Let this model's `save`, `save_weights` and `export` write on the chief alone.
+
+    Args:
+        model: the model.
+        workers: of its strategy.
+        gathering: returns a context in which all that is saved with a model is on every worker.
+    """
     if workers.count == 1:
         return
     for name in ("save", "save_weights", "export"):
-        vars(model)[name] = functools.partial(_chief_saves, model, workers, name)
+        vars(model)[name] = functools.partial(_all_save, model, workers, gathering, name)
+
+
+def _all_save(
+    model: keras.Model,
+    workers: Workers,
+    gathering: Callable[[], AbstractContextManager[None]],
+    name: str,
+    filepath: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    with contextlib.nullcontext() if name == "export" else gathering():
+        if not isinstance(filepath, NoPath):
+            _chief_saves(model, workers, name, filepath, *args, **kwargs)
 
 
 def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any, *args: Any, **kwargs: Any) -> None:

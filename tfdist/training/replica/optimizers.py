@@ -15,6 +15,7 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.training.reduction import reducer, replica_sums
 from tfdist.training.replica import shards, step
+from tfdist.training.sharding import sharding
 
 
 def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
@@ -88,11 +89,20 @@ def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:
 
 def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
     if not getattr(optimizer, "reduces_by_itself", False):
+        if variables is not None and sharding.of(optimizer) is not None:
+            keras_optimizer.build(optimizer, variables)  # which decides what is whose
         gradients = reducer.present(grads, variables, optimizer)
         over_replicas = reducer.OverReplicas(reducer.choices_of(optimizer))
-        reduced = reducer.Weighted(weight(optimizer, gradients), over_replicas).reduce(gradients)
+        weighted = reducer.weighted(gradients, weight(optimizer, gradients))
+        reduced = sharding.reduced(optimizer, weighted, with_gradients(grads, variables, optimizer), over_replicas)
         grads = reducer.in_their_places([gradient.value for gradient in reduced], grads)
     type(optimizer).apply(optimizer, grads, variables)
+
+
+def with_gradients(grads: list[Any], variables: Any, optimizer: Any) -> list[Any]:
+    """Return the variables whose gradients are there."""
+    known = keras_optimizer.known_variables(optimizer) if variables is None else list(variables)
+    return [variable for variable, grad in zip(known, grads, strict=False) if grad is not None]
 
 
 def weight(optimizer: Any, gradients: list[reducer.Gradient]) -> tf.Tensor | None:

@@ -1,0 +1,365 @@
+"""What the tests of sharded data parallelism run in every worker at once; each returns JSON values or asserts."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import optimizers as kinds
+
+import tfdist.callbacks
+import tfdist.strategies
+from tfdist import errors
+from tfdist.collectives.traced import TracedCollective
+from tfdist.optimizers import LARS, DistributedOptimizer
+from tfdist.training.sharding import saving
+
+STRATEGY = tfdist.strategies.from_environment()
+RANK, COUNT = STRATEGY.workers.index, STRATEGY.workers.count
+ROWS, BATCH = 22, 8
+X = np.random.RandomState(0).normal(size=(ROWS, 5)).astype(np.float32)
+Y = np.tanh(X.sum(axis=1, keepdims=True)) * 3
+IDS = np.stack([np.arange(ROWS) % 7, np.arange(ROWS) // 5 % 7], axis=1).astype(np.int32)
+
+
+class Scaled(keras.layers.Layer):
+    """Variables of awkward shapes: a number, one element, a prime number of them, three axes, one that is unused."""
+
+    def build(self, shape: Any) -> None:
+        self.number = self.add_weight(shape=(), initializer="ones", name="number")
+        self.single = self.add_weight(shape=(1,), initializer="ones", name="single")
+        self.prime = self.add_weight(shape=(shape[-1], 13), initializer="glorot_uniform", name="prime")
+        self.axes = self.add_weight(shape=(13, 1, 2), initializer="glorot_uniform", name="axes")
+        self.unused = self.add_weight(shape=(3,), name="unused")
+
+    def call(self, x: Any) -> Any:
+        inner = keras.ops.tanh(keras.ops.matmul(x, self.prime)) * self.number
+        return keras.ops.matmul(inner, self.axes[:, 0, :]) + self.single
+
+
+def network(kind: str = "plain", dtype: str | None = None) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    if kind == "table":
+        layers: list[Any] = [keras.Input((2,), dtype="int32"), keras.layers.Embedding(7, 3), keras.layers.Flatten()]
+    else:
+        layers = [keras.Input((5,)), Scaled(dtype=dtype)]
+    frozen = keras.layers.Dense(3, trainable=False, dtype=dtype)
+    constrained = keras.layers.Dense(4, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.9), dtype=dtype)
+    return keras.Sequential([*layers, frozen, constrained, keras.layers.Dense(1, dtype=dtype)])
+
+
+class Unknown(keras.optimizers.Optimizer):
+    """An optimizer of a user's own, which looks at whole variables and has slots of another shape."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.rows = [self.add_variable(shape=one.shape[:1] or (1,), name=f"rows{i}") for i, one in enumerate(variables)]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        gradient = keras.ops.convert_to_tensor(gradient)
+        size = keras.ops.sqrt(keras.ops.sum(keras.ops.square(gradient))) + 1e-3
+        rows = self.rows[self._get_variable_index(variable)]
+        first = keras.ops.reshape(gradient, (gradient.shape[0], -1)) if gradient.shape else gradient[None, None]
+        self.assign_add(rows, keras.ops.sum(keras.ops.abs(first), axis=-1))
+        self.assign_sub(variable, gradient * keras.ops.cast(learning_rate, gradient.dtype) / size)
+
+
+def exclude(optimizer: Any) -> Any:
+    optimizer.exclude_from_weight_decay(var_names=["bias", "prime"])
+    return optimizer
+
+
+def several() -> Any:
+    inner = keras.optimizers.OptimizerMap(
+        keras.optimizers.Adam(0.05, global_clipnorm=0.5), {".*prime": keras.optimizers.Lamb(0.02)}
+    )
+    return keras.optimizers.MultiOptimizer(inner)
+
+
+#: how the optimizer is made, and on which network
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda: kinds.SGD(0.1),
+    "momentum, clipvalue": lambda: kinds.SGD(0.1, momentum=0.9, nesterov=True, clipvalue=0.05),
+    "adam, clipnorm": lambda: kinds.Adam(0.05, clipnorm=0.1),
+    "adam, global_clipnorm": lambda: kinds.Adam(0.05, amsgrad=True, global_clipnorm=0.1),
+    "adamw": lambda: exclude(kinds.AdamW(0.05, weight_decay=0.3)),
+    "adam, average": lambda: kinds.Adam(0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2),
+    "adam, average at the end": lambda: kinds.Adam(0.05, use_ema=True, ema_momentum=0.8),
+    "adam, accumulating": lambda: kinds.Adam(0.05, gradient_accumulation_steps=2, global_clipnorm=0.1),
+    "adam, scaled": lambda: kinds.LossScaleOptimizer(kinds.Adam(0.05), 64.0, dynamic_growth_steps=2),
+    "nadam": lambda: kinds.Nadam(0.05),
+    "rmsprop": lambda: kinds.RMSprop(0.02, centered=True, momentum=0.5),
+    "lion": lambda: kinds.Lion(0.01, weight_decay=0.1),
+    "ftrl": lambda: kinds.Ftrl(0.1, l1_regularization_strength=0.01),
+    "lamb": lambda: kinds.Lamb(0.02, use_ema=True, ema_momentum=0.5),
+    "lars": lambda: LARS(0.5, weight_decay=0.1, trust_coefficient=0.1),
+    "adafactor": lambda: kinds.Adafactor(0.05),
+    "muon": lambda: kinds.Muon(0.02),
+    "schedule free": lambda: kinds.ScheduleFreeAdamW(0.05),
+    "unknown": lambda: Unknown(0.02, weight_decay=0.1),
+    "several": several,
+    "distributed": lambda: DistributedOptimizer(kinds.Adam(0.05), global_clipnorm=0.2, loss_scale=8.0),
+    "distributed, accumulating": lambda: DistributedOptimizer(
+        kinds.Adam(0.05, clipnorm=0.1), accumulate_steps=2, loss_scale="dynamic"
+    ),
+    "distributed, accumulating whole": lambda: DistributedOptimizer(kinds.Lamb(0.02), accumulate_steps=2),
+}
+ON_TABLE = ("sgd", "adam, clipnorm", "adam, global_clipnorm", "adam, accumulating", "adafactor", "distributed")
+
+
+def trained(kind: str, optimizer: Any, scope: Any, dtype: str | None = None, **fit: Any) -> keras.Model:
+    """Return a model that was trained for two epochs, with a partial batch; on a strategy, or on one device."""
+    with scope:
+        model = network(kind, dtype)
+        model.compile(optimizer(), "mse")
+        model.optimizer.build(model.trainable_variables)
+    data = IDS if kind == "table" else X
+    model.fit(data, Y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False, **fit)
+    return model
+
+
+def distance(ours: list[Any], theirs: list[Any]) -> float:
+    assert [np.shape(one) for one in ours] == [np.shape(one) for one in theirs]
+    pairs = [(np.asarray(a, "float64"), np.asarray(b, "float64")) for a, b in zip(ours, theirs, strict=True)]
+    return max(float(np.max(np.abs(a - b) / np.maximum(1, np.abs(b)), initial=0.0)) for a, b in pairs)
+
+
+def slots(model: keras.Model) -> list[Any]:
+    return [STRATEGY.whole_value(one) for one in model.optimizer.variables]
+
+
+def differences(names: list[str]) -> dict[str, float]:
+    """How far weights and slots are from those of one device."""
+    found = {}
+    for name in names:
+        for kind in ("plain", "table") if name in ON_TABLE else ("plain",):
+            mine = trained(kind, OPTIMIZERS[name], STRATEGY.scope())
+            one = trained(kind, OPTIMIZERS[name], tf.distribute.get_strategy().scope())
+            weights = distance(mine.get_weights(), one.get_weights())
+            found[f"{name}: {kind}"] = max(weights, distance(slots(mine), [v.numpy() for v in one.optimizer.variables]))
+    return found
+
+
+def dtypes() -> dict[str, float]:
+    found = {}
+    for dtype in ("float64", "float16", "bfloat16", "mixed_bfloat16"):
+        mine = trained("plain", lambda: kinds.Adam(0.05, global_clipnorm=1.0), STRATEGY.scope(), dtype)
+        one = trained(
+            "plain", lambda: kinds.Adam(0.05, global_clipnorm=1.0), tf.distribute.get_strategy().scope(), dtype
+        )
+        found[dtype] = distance(mine.get_weights(), one.get_weights())
+    return found
+
+
+def bytes_of_slots() -> dict[str, Any]:
+    """What this worker holds of slots, beside what all of them are."""
+    found = {}
+    for name in ("adam, clipnorm", "lamb"):
+        with STRATEGY.scope():
+            model = keras.Sequential([keras.Input((64,)), *(keras.layers.Dense(64) for _ in range(6))])
+            model.compile(OPTIMIZERS[name](), "mse")
+            model.optimizer.build(model.trainable_variables)
+        mine = [one for one in model.optimizer.variables if saving.part_of(one) is not None]
+        held = sum(np.asarray(one).nbytes for one in mine)
+        found[name] = [held, 2 * sum(weight.numpy().nbytes for weight in model.trainable_weights)]
+    return found
+
+
+class Counting(TracedCollective):
+    """Counts what each member sends in a step, by kind; the smallest possible for each."""
+
+    sent: dict[str, int]
+
+    def all_reduce(self, values: Any, labels: Any = (), **options: Any) -> Any:
+        self._count("all_reduce", sum(2 * _bytes(one) * (self.size - 1) / self.size for one in values))
+        return super().all_reduce(values, labels, **options)
+
+    def reduce_scatter(self, tensor: Any, label: str = "") -> Any:
+        self._count("reduce_scatter", _bytes(tensor) * (self.size - 1) / self.size)
+        return super().reduce_scatter(tensor, label)
+
+    def all_gather(self, tensor: Any, label: str = "") -> Any:
+        self._count("all_gather", _bytes(tensor) * (self.size - 1))
+        return super().all_gather(tensor, label)
+
+    def _count(self, kind: str, count: float) -> None:
+        self.sent[kind] = self.sent.get(kind, 0) + round(count)
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.shape.num_elements() * tensor.dtype.size)
+
+
+def bytes_of_a_step() -> dict[str, Any]:
+    """What a member sends of gradients and weights, beside an all_reduce of the gradients."""
+    own = STRATEGY.sharding.traced
+    counting = Counting(own.collective, bucket_bytes=20_000)
+    counting.sent = {}
+    STRATEGY.sharding.traced = counting
+    try:
+        with STRATEGY.scope():
+            model = keras.Sequential([keras.Input((64,)), *(keras.layers.Dense(64) for _ in range(6))])
+            model.compile("adam", "mse")
+        model.fit(np.ones((12, 64)), np.ones((12, 64)), batch_size=12, verbose=0)
+    finally:
+        STRATEGY.sharding.traced = own
+    weights = sum(weight.numpy().nbytes for weight in model.trainable_weights)
+    return {"sent": counting.sent, "all_reduce": 2 * weights * (COUNT - 1) / COUNT}
+
+
+def saved(folder: str) -> dict[str, Any]:
+    """Save, load on one device and in the scope, and train on from each."""
+    found = {}
+    for name in ("adam, average at the end", "adafactor", "distributed, accumulating", "several"):
+        mine = trained("plain", OPTIMIZERS[name], STRATEGY.scope())
+        path = Path(folder) / f"{name.partition(',')[0]}.keras"
+        whole = slots(mine)
+        mine.save(path)
+        with tf.distribute.get_strategy().scope():
+            one = keras.models.load_model(path, custom_objects={"Scaled": Scaled, "Unknown": Unknown})
+        with STRATEGY.scope():
+            again = keras.models.load_model(path, custom_objects={"Scaled": Scaled, "Unknown": Unknown})
+        assert distance([v.numpy() for v in one.optimizer.variables], whole) == 0
+        assert distance(slots(again), whole) == 0
+        options = {"batch_size": BATCH, "epochs": 2, "verbose": 0, "shuffle": False}
+        one.fit(X, Y, **options)
+        again.fit(X, Y, **options)
+        found[name] = distance(again.get_weights(), one.get_weights())
+        STRATEGY.workers.gather([0])
+    return found
+
+
+def chief_saves_alone(folder: str) -> str:
+    model = trained("plain", OPTIMIZERS["adam, clipnorm"], STRATEGY.scope())
+    said = ""
+    if RANK == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(saving, "_PATIENCE_SECONDS", 0.2)
+            with pytest.raises(errors.DeadlineError) as caught:
+                model.save(Path(folder) / "alone.keras")
+        said = str(caught.value)
+    else:
+        STRATEGY.workers.next_number("tfdist/sharded")
+    STRATEGY.workers.gather([0])
+    return said
+
+
+class Interrupt(keras.callbacks.Callback):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.left = step
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+RESUMED = {
+    "adam": lambda: kinds.Adam(0.05, global_clipnorm=0.5),
+    "lamb": lambda: kinds.Lamb(0.02),
+    "adafactor": lambda: kinds.Adafactor(0.05),
+    "accumulating": lambda: DistributedOptimizer(kinds.Adam(0.05), accumulate_steps=2),
+}
+
+
+def begun(folder: str) -> dict[str, Any]:
+    """Train, and train again until the fifth of six steps, with backups after each step; return what was to come."""
+    found = {}
+    for name, optimizer in RESUMED.items():
+        never = trained("plain", optimizer, STRATEGY.scope())
+        backup = tfdist.callbacks.BackupAndRestore(Path(folder) / name, 1, asynchronous=False)
+        with pytest.raises(KeyboardInterrupt):
+            trained("plain", optimizer, STRATEGY.scope(), callbacks=[backup, Interrupt(4)])
+        found[name] = [one.tolist() for one in [*never.get_weights(), *slots(never)]]
+        STRATEGY.workers.gather([0])
+    return found
+
+
+def resumed(folder: str) -> dict[str, Any]:
+    found = {}
+    for name, optimizer in RESUMED.items():
+        backup = tfdist.callbacks.BackupAndRestore(Path(folder) / name, 1, asynchronous=False)
+        model = trained("plain", optimizer, STRATEGY.scope(), callbacks=[backup])
+        found[name] = [one.tolist() for one in [*model.get_weights(), *slots(model)]]
+        STRATEGY.workers.gather([0])
+    return found
+
+
+class OwnApply(keras.optimizers.SGD):
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply([grad * 2 for grad in grads], trainable_variables)
+
+
+class Counts(Unknown):
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.count = self.add_variable(shape=(), name="count")
+
+
+def refused(stage: int) -> dict[str, str]:
+    found = {}
+    codec = {"accumulate_steps": 2, "compression": "topk"}
+    ways = {
+        "apply": lambda: trained("plain", lambda: OwnApply(0.1), STRATEGY.scope()),
+        "number": lambda: trained("plain", lambda: Counts(0.1), STRATEGY.scope()),
+        "compression": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **codec), STRATEGY.scope()),
+        "adasum": lambda: trained("plain", lambda: DistributedOptimizer("sgd", reduction="adasum"), STRATEGY.scope()),
+        "stage": lambda: tfdist.strategies.ShardedDataParallelStrategy(stage=3),
+        "no stage": lambda: tfdist.strategies.MultiWorkerMirroredStrategy(shard_optimizer=0),
+        "loop": _own_loop,
+    }
+    for name, way in ways.items():
+        try:
+            way()
+        except errors.TfdistError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    assert stage == STRATEGY.sharding.stage
+    return found
+
+
+def _own_loop() -> None:
+    with STRATEGY.scope():
+        variable = keras.Variable(np.ones((4, 3), "float32"))
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build([variable])
+    tf.function(lambda: STRATEGY.run(lambda: optimizer.apply([tf.ones([4, 3])], [variable])))()
+
+
+def a_bad_gradient() -> dict[str, Any]:
+    """One element of one worker's examples overflows: all skip the step."""
+    found = {}
+    makers = {
+        "keras": lambda: kinds.LossScaleOptimizer(kinds.Adam(0.05), 64.0),
+        "tfdist": lambda: DistributedOptimizer(kinds.Adam(0.05), loss_scale=64.0),
+    }
+    for name, optimizer in makers.items():
+        x = X.copy()
+        x[ROWS - 1] = 1e38  # of the last worker, in the last batch
+        with STRATEGY.scope():
+            keras.utils.set_random_seed(3)
+            model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+            model.compile(optimizer(), "mse")
+        model.fit(x, Y, batch_size=BATCH, verbose=0, shuffle=False)
+        assert all(np.isfinite(weight).all() for weight in model.get_weights())
+        found[name] = int(model.optimizer.iterations.numpy())
+    return found
+
+
+def eagerly() -> float:
+    def compiled(scope: Any) -> keras.Model:
+        with scope:
+            model = network()
+            model.compile(kinds.LossScaleOptimizer(kinds.Nadam(0.05, global_clipnorm=0.2)), "mse", run_eagerly=True)
+        model.fit(X, Y, batch_size=BATCH, verbose=0, shuffle=False)
+        return model
+
+    return distance(
+        compiled(STRATEGY.scope()).get_weights(), compiled(tf.distribute.get_strategy().scope()).get_weights()
+    )
+
+
+def names() -> list[str]:
+    return list(OPTIMIZERS)

@@ -1,0 +1,147 @@
+"""Sharded data parallelism: the numbers of one device, from a part of the slots in each process.
+
+Two workers shard slots over one engine, three shard accumulated gradients too over another.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist.cluster import ports
+from tfdist.strategies import registry
+from tfdist.testing.pool import WorkerPool, worker_environments
+
+DEADLINE_SECONDS = 900
+CASES = Path(__file__).parent / "cases"
+# workers, stage and what carries tensors
+GROUPS = [(2, 1, "native"), (3, 2, "native"), (2, 2, "tensorflow"), (2, 1, "horovod")]
+ENGINES = ["sgd", "adam, clipnorm", "adafactor", "distributed, accumulating"]  # what every engine carries
+
+
+def start(forking: Forks, workers: int, stage: int, collectives: str) -> WorkerPool:
+    def environments() -> list[dict[str, str]]:
+        made = worker_environments(
+            os.environ, strategy="sharded-data-parallel", ports=ports.free_ports(workers), replicas_per_worker=1
+        )
+        more = {"PYTHONPATH": python_path(CASES), registry.COLLECTIVES_VARIABLE: collectives}
+        return [environment | more | {registry.STAGE_VARIABLE: str(stage)} for environment in made]
+
+    return WorkerPool(environments, start=forking.worker)
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]} workers, stage {group[1]}, {group[2]}")
+def pool(request: pytest.FixtureRequest, forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, *request.param) as workers:
+        yield workers
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> tuple[int, int, str]:
+    found: tuple[int, int, str] = request.node.callspec.params["pool"]
+    return found
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
+    answers = pool.call(f"sharded_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
+        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
+    return [reply.value for reply in answers]
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_optimizers_have_the_numbers_of_one_device(pool: WorkerPool, group: tuple[int, int, str]) -> None:
+    names = call(pool, "names")[0] if group[2] == "native" else ENGINES
+    for found in call(pool, "differences", names=names):
+        assert len(found) >= len(names)
+        assert max(found.values()) < 1e-5, {name: value for name, value in found.items() if value >= 1e-5}
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_each_worker_has_its_part_of_the_slots(pool: WorkerPool, group: tuple[int, int, str]) -> None:
+    workers = group[0]
+    answers = call(pool, "bytes_of_slots")
+    for name in ("adam, clipnorm", "lamb"):
+        held, every = [answer[name][0] for answer in answers], answers[0][name][1]
+        assert sum(held) == every
+        # variables are divided to an element, or dealt out whole: there are six large ones
+        assert max(held) == pytest.approx(every / workers, rel=0.002 if name != "lamb" else 0.02)
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_a_step_sends_as_many_bytes_as_an_all_reduce(pool: WorkerPool) -> None:
+    for found in call(pool, "bytes_of_a_step"):
+        assert set(found["sent"]) == {"reduce_scatter", "all_gather"}
+        assert sum(found["sent"].values()) == pytest.approx(found["all_reduce"], rel=0.02)
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_dtypes_are_kept(pool: WorkerPool) -> None:
+    for found in call(pool, "dtypes"):
+        assert found.pop("float64") < 1e-12
+        assert found.pop("mixed_bfloat16") < 0.05
+        assert max(found.values()) < 0.05, found  # of 8 or 11 bits
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_a_saved_model_is_one_devices(pool: WorkerPool, tmp_path: Path) -> None:
+    for found in call(pool, "saved", folder=str(tmp_path)):
+        assert max(found.values()) < 1e-5, found
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_a_chief_that_saves_alone_is_told_to_save_on_all(pool: WorkerPool, tmp_path: Path) -> None:
+    said = call(pool, "chief_saves_alone", folder=str(tmp_path))[0]
+    assert "worker 1 has not come" in said
+    assert "Call model.save() on every worker" in said
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_a_gradient_that_is_bad_on_one_worker_is_applied_on_none(pool: WorkerPool) -> None:
+    for found in call(pool, "a_bad_gradient"):
+        assert found == {"keras": 2, "tfdist": 2}
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_a_model_that_runs_eagerly_has_the_numbers_of_one_device(pool: WorkerPool) -> None:
+    assert max(call(pool, "eagerly")) < 1e-5
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_what_cannot_be_is_refused(pool: WorkerPool, group: tuple[int, int, str]) -> None:
+    for found in call(pool, "refused", stage=group[1]):
+        assert "'OwnApply' has an `apply` of its own" in found["apply"]
+        assert "keeps the number 'count'" in found["number"]
+        assert found["stage"].startswith("UnsupportedError: shard_optimizer is 3")
+        assert found["no stage"].startswith("ConfigError: shard_optimizer is 0")
+        assert "outside of a step of model.fit" in found["loop"]
+        assert ("compression" in found) == ("adasum" in found) == (group[1] == 2)
+        if group[1] == 2:
+            assert "compression needs whole gradients" in found["compression"]
+            assert "Take stage=1" in found["adasum"]
+
+
+@pytest.mark.timeout(2 * DEADLINE_SECONDS)
+def test_resuming_is_never_to_have_stopped_and_another_number_of_workers_goes_on(
+    forking: Forks, tmp_path: Path
+) -> None:
+    with start(forking, 2, 2, "native") as two:
+        expected = call(two, "begun", folder=str(tmp_path / "two"))[0]
+        call(two, "begun", folder=str(tmp_path / "three"))
+        call(two, "begun", folder=str(tmp_path / "one"))
+        assert call(two, "resumed", folder=str(tmp_path / "two")) == [expected, expected]
+    for workers, folder in ((3, "three"), (1, "one")):
+        with start(forking, workers, 2, "native") as others:
+            for found in call(others, "resumed", folder=str(tmp_path / folder)):
+                assert set(found) == set(expected)
+                for name, values in found.items():
+                    for mine, theirs in zip(values, expected[name], strict=True):
+                        assert flat(mine) == pytest.approx(flat(theirs), abs=1e-5), name
+
+
+def flat(value: Any) -> list[float]:
+    return [one for item in value for one in flat(item)] if isinstance(value, list) else [value]

@@ -1,0 +1,146 @@
+"""Keras' optimizers, each updating a part of every variable: where the parts come in.
+
+Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`, `base_optimizer.py`). No public method
+lies between an optimizer's `apply` and its `update_step`:
+
+- `_clip_gradients`: clips by norms, which are sums over all parts.
+- `_apply_weight_decay`, `_use_weight_decay`: decay variables before the update, and say which of them.
+- `_distributed_tf_update_step`: goes over gradients and variables. (`_backend_update_step`, which calls it, Nadam has
+  of its own.)
+- `_update_model_variables_moving_average`, `_overwrite_model_variables_with_average_value`,
+  `_model_variables_moving_average`: the moving average of the weights, which is in parts too.
+- `_trainable_variables`: what an optimizer was built for.
+- `_iterations`, `_learning_rate`: the variables that every optimizer has.
+- `_var_key`: what an optimizer knows a variable by.
+- `_all_reduce_sum_gradients`: see `optimizer.py`.
+- `_backend_apply_gradients`: the rest of `apply`; only looked up, whether a class has one of its own.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+from keras.optimizers import Optimizer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+
+class Updates(Protocol):
+    """What is done with the parts of one optimizer's variables."""
+
+    def stand_ins(self, variables: Sequence[Any]) -> list[Any]:
+        """Return what an optimizer builds slots for, in the place of its variables."""
+
+    def made(self, slot: Any, stand_in: Any) -> None:
+        """Take note of a slot that was made for a stand-in."""
+
+    def built(self) -> None:
+        """Take note that all slots were made."""
+
+    def clipped(self, grads: list[Any]) -> list[Any]:
+        """Return clipped gradients of parts."""
+
+    def decay(self, variables: Sequence[Any]) -> None:
+        """Decay variables before their update, or with it."""
+
+    def update(self, pairs: Sequence[tuple[Any, Any]], learning_rate: Any) -> None:
+        """Update the parts of TensorFlow variables by their gradients, and give all workers the whole."""
+
+    def readable(self, variables: Sequence[Any]) -> list[Any]:
+        """Return the parts of variables, to be read."""
+
+    def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Give variables the values of which each worker has its part."""
+
+
+def let_update_parts(optimizer: Optimizer, updates: Updates) -> None:
+    """Let one optimizer object, which is being made, have slots for parts of variables and update these alone."""
+    own = vars(optimizer)
+    own["build"] = functools.partial(_build, optimizer, updates)
+    own["add_variable_from_reference"] = functools.partial(_add_slot, optimizer, updates)
+    own["_clip_gradients"] = updates.clipped
+    own["_apply_weight_decay"] = updates.decay
+    own["_distributed_tf_update_step"] = lambda strategy, pairs, rate: updates.update(pairs, rate)
+    own["_update_model_variables_moving_average"] = lambda variables: _average(optimizer, updates, variables)
+    own["_overwrite_model_variables_with_average_value"] = lambda variables: _overwrite(optimizer, updates, variables)
+    own["_all_reduce_sum_gradients"] = list
+
+
+def _build(optimizer: Optimizer, updates: Updates, variables: Sequence[Any]) -> None:
+    if optimizer.built:
+        return
+    type(optimizer).build(optimizer, updates.stand_ins(variables))
+    vars(optimizer)["_trainable_variables"] = list(variables)
+    updates.built()
+
+
+def _add_slot(
+    optimizer: Optimizer, updates: Updates, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
+) -> Any:
+    # TensorFlow's own would put it on the device of the variable, which a stand-in is not; there is one device.
+    slot = BaseOptimizer.add_variable_from_reference(optimizer, reference_variable, name=name, initializer=initializer)
+    updates.made(slot, reference_variable)
+    return slot
+
+
+def _average(optimizer: Optimizer, updates: Updates, variables: Sequence[Any]) -> None:
+    type(optimizer)._update_model_variables_moving_average(optimizer, updates.readable(variables))
+
+
+def _overwrite(optimizer: Optimizer, updates: Updates, variables: Sequence[Any]) -> None:
+    averages = optimizer._model_variables_moving_average
+    there = [(one, average) for one, average in zip(variables, averages, strict=True) if average is not None]
+    updates.assign([one for one, _ in there], [average for _, average in there])
+
+
+def averages(optimizer: Optimizer) -> tuple[list[Any], list[Any]]:
+    """Return the variables of which an optimizer has moving averages, and these."""
+    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+    there = [(variable, average) for variable, average in pairs if average is not None]
+    return [variable for variable, _ in there], [average for _, average in there]
+
+
+def numbers_of(optimizer: Optimizer) -> list[Any]:
+    """Return the variables without axes that an optimizer has made for itself: neither iterations nor its rate."""
+    known = [optimizer._iterations, vars(optimizer).get("_learning_rate")]
+    return [one for one in optimizer.variables if not one.shape and not any(one is other for other in known)]
+
+
+def key_of(optimizer: Optimizer, variable: Any) -> str:
+    """Return what an optimizer knows a variable by, the same for all optimizers."""
+    return str(optimizer._var_key(variable))
+
+
+def clipped_elements(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
+    """Return gradients as an optimizer clips them that looks at each element alone, or does not clip."""
+    return type(optimizer)._clip_gradients(optimizer, grads)
+
+
+def decay(optimizer: Optimizer, part: Any) -> None:
+    """Decay a part as Keras decays a variable."""
+    if optimizer.weight_decay is not None and optimizer._use_weight_decay(part):
+        rate, factor = (tf.cast(value, part.dtype) for value in (optimizer.learning_rate, optimizer.weight_decay))
+        part.assign_sub(part * factor * rate)
+
+
+def decay_wholes(optimizer: Optimizer, variables: list[Any]) -> None:
+    """Decay whole variables as the optimizer does it by itself."""
+    type(optimizer)._apply_weight_decay(optimizer, variables)
+
+
+def update_wholes(optimizer: Optimizer, pairs: list[tuple[Any, Any]], learning_rate: Any) -> None:
+    """Update whole variables as the optimizer does it by itself."""
+    strategy = tf.distribute.get_strategy()
+    type(optimizer)._distributed_tf_update_step(optimizer, strategy, pairs, learning_rate)
+
+
+def is_changed_around_updates(optimizer: Optimizer) -> bool:
+    """Return whether a class of one's own does more between `apply` and `update_step` than Keras' optimizers do."""
+    names = ("apply", "_backend_apply_gradients", "_backend_update_step", "_clip_gradients", "_apply_weight_decay")
+    known = next(one for one in type(optimizer).__mro__ if one.__module__.split(".")[0] in ("keras", "tfdist"))
+    return any(getattr(type(optimizer), name) is not getattr(known, name) for name in names)
+
+
+def is_of_ones_own(optimizer: Optimizer) -> bool:
+    """Return whether the class of an optimizer is neither Keras' nor tfdist's."""
+    return type(optimizer).__module__.split(".")[0] not in ("keras", "tfdist")

@@ -1,0 +1,61 @@
+"""What can be sharded, and where. Loads no TensorFlow."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist import validation
+from tfdist.errors import UnsupportedError
+from tfdist.strategies.registry import STAGE_VARIABLE
+
+
+def require(name: str, stage: Any) -> None:
+    """Raise unless a value is a stage of sharded data parallelism that there is, or None.
+
+    Args:
+        name: of the argument.
+        stage: its value.
+    Raises:
+        ConfigError: it is none.
+        UnsupportedError: it is 3.
+
+    Example:
+        >>> require("stage", 2)
+    """
+    if stage is None:
+        return
+    if validation.integer(name, stage, minimum=1, maximum=3) == 3:
+        raise UnsupportedError(
+            f"{name} is 3, which would shard the weights too; there are 1 (the slots of optimizers) and 2 (gradients "
+            "that are accumulated, too). Take 2."
+        )
+
+
+def require_one_cpu(stage: int | None, devices: Sequence[str]) -> None:
+    """Raise unless a worker has one CPU replica, if anything is sharded.
+
+    Args:
+        stage: of sharding, or None.
+        devices: of its replicas.
+    Raises:
+        UnsupportedError: it has several, or a GPU.
+    """
+    if stage is not None and (len(devices) > 1 or "GPU" in devices[0]):
+        raise UnsupportedError(
+            f"an optimizer is to be sharded over workers with one CPU replica each, and this one has the replicas "
+            f"{', '.join(devices)}. Start a process for each replica (tfdist run -n), on CPUs, or leave "
+            "shard_optimizer out."
+        )
+
+
+def stage_from(environ: Mapping[str, str]) -> int:
+    """Return the stage that variables name, or else 1.
+
+    Raises:
+        ConfigError: it is no number.
+
+    Example:
+        >>> stage_from({}), stage_from({"TFDIST_SHARDING_STAGE": "2"})
+        (1, 2)
+    """
+    given = environ.get(STAGE_VARIABLE)
+    return validation.parse_integer(STAGE_VARIABLE, given, minimum=1, maximum=3) if given else 1

@@ -1,0 +1,48 @@
+"""Which part of each variable a worker updates, as pure functions. No TensorFlow.
+
+A variable is divided by elements: worker r has a stretch of the flattened variable, and stretches differ by one
+element at most, so each worker has 1 / p of every variable, whatever its shape, and nothing that is kept is padded.
+That they are those of `numpy.array_split` is what the rule "concatenate" of `checkpoint.sharding` divides by.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+
+def stretch(count: int, index: int, size: int) -> tuple[int, int]:
+    """Return where the part of a worker begins and ends among the elements of a variable.
+
+    Args:
+        count: elements of the variable.
+        index: of the worker.
+        size: number of workers.
+
+    Example:
+        >>> [stretch(7, index, 3) for index in range(3)], stretch(1, 2, 3)
+        ([(0, 3), (3, 5), (5, 7)], (1, 1))
+    """
+    whole, more = divmod(count, size)
+    begin = index * whole + min(index, more)
+    return begin, begin + whole + (index < more)
+
+
+def owners(counts: Sequence[int], size: int) -> list[int]:
+    """Return the worker that has each variable, where variables are not divided: largest first, to who has least.
+
+    No worker has more than the mean plus the largest variable.
+
+    Args:
+        counts: elements of each variable.
+        size: number of workers.
+
+    Example:
+        >>> owners([4, 9, 3, 3], 2)
+        [1, 0, 1, 1]
+    """
+    loads = [(0, 0, index) for index in range(size)]  # elements, then variables, so that empty ones are dealt out too
+    chosen = [0] * len(counts)
+    for place in sorted(range(len(counts)), key=lambda place: (-counts[place], place)):
+        held, number, index = heapq.heappop(loads)
+        chosen[place] = index
+        heapq.heappush(loads, (held + counts[place], number + 1, index))
+    return chosen

@@ -1,0 +1,59 @@
+"""What is decided by the gradients of all variables together, where each worker has a part of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training.reduction import replica_sums
+
+#: returns the sum over workers of a vector that each of them has
+Total = Callable[[tf.Tensor], tf.Tensor]
+
+
+def are_finite(grads: Sequence[Any], total: Total) -> tf.Tensor:
+    """Return whether all elements on all workers are finite, bool scalar, the same on all of them."""
+    bad = tf.cast(tf.logical_not(replica_sums.are_finite(list(grads))), tf.float32)
+    return tf.equal(total(tf.reshape(bad, [1]))[0], 0)
+
+
+def clipped(
+    grads: list[Any],
+    total: Total,
+    *,
+    clipnorm: float | None = None,
+    global_clipnorm: float | None = None,
+    clipvalue: float | None = None,
+) -> list[Any]:
+    """Return gradients as Keras clips them, given this worker's parts: squares are added up over all workers.
+
+    Args:
+        grads: of this worker's parts, each element of which no other worker has; or None.
+        total: adds up over workers.
+        clipnorm: the largest norm of each gradient.
+        global_clipnorm: the largest norm of all together.
+        clipvalue: the largest element.
+    """
+    if clipvalue is not None and clipvalue > 0:
+        return [replica_sums.mapped(lambda value: tf.clip_by_value(value, -clipvalue, clipvalue), one) for one in grads]
+    limit = clipnorm or global_clipnorm
+    there = [one for one in grads if one is not None]
+    if limit is None or limit <= 0 or not there:
+        return grads
+    squares = total(tf.stack([_squares(one) for one in there]))
+    if not clipnorm:
+        norm = tf.sqrt(tf.reduce_sum(squares))
+        scale = limit / tf.maximum(norm, limit) + (norm - norm)  # NaN for a norm that is not finite, as in Keras
+        return [None if one is None else _scaled(one, scale) for one in grads]
+    scales = iter(tf.unstack(limit / tf.maximum(tf.sqrt(squares), limit), num=len(there)))
+    return [None if one is None else _scaled(one, next(scales)) for one in grads]
+
+
+def _squares(gradient: Any) -> tf.Tensor:
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # squares of float16 overflow at 256
+    return tf.cast(tf.reduce_sum(tf.square(tf.cast(values, wide))), tf.float64)
+
+
+def _scaled(gradient: Any, scale: tf.Tensor) -> Any:
+    return replica_sums.mapped(lambda value: value * tf.cast(scale, value.dtype), gradient)
