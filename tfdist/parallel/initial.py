@@ -47,8 +47,9 @@ class InitialParts:
         if size > _LARGE_BYTES:
             _log.warning(
                 "The weight %s of %.1f GB lies in parts, and its first value is made whole on each process and then "
-                "cut: tfdist does not see how to make parts of what %s makes. Keras' initializers that draw each element "
-                "by itself (uniform, normal, glorot, he, ...) or fill with a constant need no more than a part.",
+                "cut: tfdist does not see how to make parts of what %s makes. Keras' initializers that draw each "
+                "element by itself (uniform, normal, glorot, he, ...) or fill with a constant need no more "
+                "than a part.",
                 sharding.path,
                 size / 1e9,
                 "an array" if initializer is None else type(initializer).__name__,
