@@ -1,5 +1,7 @@
 """The first values of a weight in parts: the numbers of one device, of which each process has its own."""
 
+import logging
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,7 +10,12 @@ import tensorflow as tf
 
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.parallel import numbers
 from tfdist.parallel.sharding import Sharding
+
+_LARGE_BYTES = 1 << 30
+_BLOCK_ELEMENTS = 1 << 22  # made at once, and then cut
+_log = logging.getLogger("tfdist")
 
 
 class InitialParts:
@@ -33,6 +40,20 @@ class InitialParts:
             sharding: of the weight.
         """
         known = self._alike(initializer, sharding.path)
+        found = None if known is None else numbers.numbers_of(known, sharding.shape, dtype.name)
+        if found is not None:
+            return _part(found, sharding)
+        size = math.prod(sharding.shape) * dtype.size
+        if size > _LARGE_BYTES:
+            _log.warning(
+                "The weight %s of %.1f GB lies in parts, and its first value is made whole on each process and then "
+                "cut: tfdist does not see how to make parts of what %s makes. Keras' initializers that draw each "
+                "element by itself (uniform, normal, glorot, he, ...) or fill with a constant need no more "
+                "than a part.",
+                sharding.path,
+                size / 1e9,
+                "an array" if initializer is None else type(initializer).__name__,
+            )
         if known is not None:
             return sharding.cut(tf.convert_to_tensor(known(sharding.shape, dtype=dtype.name)))
         whole = tf.convert_to_tensor(value() if callable(value) else value, dtype)
@@ -57,3 +78,16 @@ class InitialParts:
     def _from_first(self, tensor: tf.Tensor, what: str) -> tf.Tensor:
         with self._waiting(what):
             return self._everybody.broadcast(tensor, what)
+
+
+def _part(found: numbers.Numbers, sharding: Sharding) -> tf.Tensor:
+    """Return this process's part of an initializer's numbers, of which a few rows are there whole at a time."""
+    row = math.prod(sharding.shape[1:])
+    (begin, end), inner = sharding.bounds[0], sharding.bounds[1:]
+    step = max(1, _BLOCK_ELEMENTS // max(row, 1))
+    cut = (slice(None), *(slice(*edges) for edges in inner))
+    blocks = [
+        tf.reshape(found.stretch(first * row, min(first + step, end) * row), [-1, *sharding.shape[1:]])[cut]
+        for first in range(begin, end, step)
+    ]
+    return blocks[0] if len(blocks) == 1 else tf.concat(blocks, axis=0)

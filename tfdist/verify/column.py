@@ -4,6 +4,7 @@ import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tfdist.cluster.mesh import Mesh
 from tfdist.errors import ConfigError
 from tfdist.strategies import registry
 from tfdist.validation import integer, nearest
@@ -39,8 +40,9 @@ class Column:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas over all workers."""
-        return self.workers * self.replicas_per_worker
+        """Number of replicas over all workers; on a mesh those that differ along its first axis."""
+        mesh = dict(self.variables).get(registry.MESH_VARIABLE)
+        return self.workers * self.replicas_per_worker if mesh is None else Mesh.parse(mesh).shape[0]
 
 
 COLUMNS = (
@@ -88,6 +90,18 @@ COLUMNS = (
             variables=(("TFDIST_MAX_STALENESS", "0"), ("TFDIST_LOCAL_SERVERS", "2")),
         )
         for workers in (2, 3)
+    ),
+    *(
+        Column(
+            name=f"model-parallel-{batch}x{model}",
+            strategy="model-parallel",
+            workers=batch * model,
+            variables=(
+                (registry.MESH_VARIABLE, f"batch={batch},model={model}"),
+                (registry.LAYOUTS_VARIABLE, "auto"),
+            ),
+        )
+        for batch, model in ((1, 2), (2, 2))
     ),
 )
 

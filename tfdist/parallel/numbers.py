@@ -1,0 +1,113 @@
+"""What an initializer computes, stretch by stretch: the numbers of one device, bit for bit, without the whole of them.
+
+TensorFlow's stateless random numbers are counted: number i of a tensor follows from a key and from a counter that is
+i / 4 steps ahead. So any stretch of them can be made by itself. What an initializer does with them (scale, shift, cast)
+is read off the graph that it makes, and done to the stretch.
+
+Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (Philox). How TensorFlow lays its numbers
+out was read in 2.21.0 (`core/kernels/random_op_cpu.h`): groups of 16 bytes take one step of the counter each; those of
+a truncated normal, of which numbers may be drawn again, 256 steps.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_BYTES_PER_STEP = 16
+_SMALLEST = 4  # what is smaller is drawn as four bytes
+_PHILOX = 1
+_ALGORITHMS = (1, 3)  # Philox, and what TensorFlow chooses: Philox on a CPU
+_STEPS = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1, "StatelessTruncatedNormalV2": 256}
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "AddV2": lambda op, a, b: a + b,
+    "Mul": lambda op, a, b: a * b,
+    "Sub": lambda op, a, b: a - b,
+    "RealDiv": lambda op, a, b: a / b,
+    "Cast": lambda op, a: tf.cast(a, op.get_attr("DstT")),
+    "Identity": lambda op, a: a,
+}
+
+
+class Numbers:
+    """The numbers of an initializer.
+
+    Args:
+        output: what it returns, in a graph.
+        drawn: the key and the counter of each operation in it that draws, by its name.
+    """
+
+    def __init__(self, output: tf.Tensor, drawn: Mapping[str, tuple[Any, Any]]) -> None:
+        self._output = output
+        self._drawn = dict(drawn)
+
+    def stretch(self, begin: int, end: int) -> tf.Tensor:
+        """Return the numbers with these flat indices, shape (end - begin,)."""
+        return self._value(self._output, begin, end)
+
+    def _value(self, tensor: tf.Tensor, begin: int, end: int) -> tf.Tensor:
+        op = tensor.op
+        if op.type in _STEPS:
+            return self._draw(op, begin, end)
+        if op.type == "Const":
+            known = tf.constant(tf.get_static_value(tensor), tensor.dtype)
+            return known if tensor.shape.rank == 0 else tf.reshape(known, [-1])[begin:end]
+        if op.type == "Fill":
+            return tf.fill([end - begin], tf.constant(tf.get_static_value(op.inputs[1]), tensor.dtype))
+        return _ELEMENTWISE[op.type](op, *(self._value(one, begin, end) for one in op.inputs))
+
+    def _draw(self, op: tf.Operation, begin: int, end: int) -> tf.Tensor:
+        key, counter = self._drawn[op.name]
+        dtype = op.outputs[0].dtype
+        per_step = _BYTES_PER_STEP // max(dtype.size, _SMALLEST)
+        first = begin // per_step
+        low = int(counter[0]) + first * _STEPS[op.type]
+        moved = np.array([low % 2**64, (int(counter[1]) + low // 2**64) % 2**64], np.uint64)
+        count = end - first * per_step
+        drawn = getattr(tf.raw_ops, op.type)(shape=[count], dtype=dtype, key=key, counter=moved, alg=_PHILOX)
+        return drawn[begin - first * per_step :]
+
+
+def numbers_of(initializer: Any, shape: Sequence[int], dtype: str) -> Numbers | None:
+    """Return the numbers of an initializer, or None where they cannot be made by stretches.
+
+    Args:
+        initializer: one of Keras', whose seed is a number, if it has one.
+        shape: of the whole tensor.
+        dtype: of the tensor.
+    """
+    found: list[Any] = []
+
+    @tf.function(autograph=False)
+    def keys() -> Any:  # what nobody asks for, the numbers themselves, is not computed
+        output = tf.convert_to_tensor(initializer(tuple(shape), dtype=dtype))
+        drawing = _drawing(output, tuple(shape))
+        found.extend([output, drawing])
+        return [(op.inputs[1], op.inputs[2], op.inputs[3]) for op in drawing or ()]
+
+    try:
+        values = keys.get_concrete_function()()
+    except (TypeError, ValueError, NotImplementedError):  # whoever makes it whole is told
+        return None
+    output, drawing = found
+    if drawing is None or any(int(alg) not in _ALGORITHMS for _, _, alg in values):
+        return None
+    return Numbers(
+        output, {op.name: (key, counter.numpy()) for op, (key, counter, _) in zip(drawing, values, strict=True)}
+    )
+
+
+def _drawing(tensor: tf.Tensor, shape: tuple[int, ...]) -> list[tf.Operation] | None:
+    """Return the operations that draw numbers for a tensor, or None where it is made in a way that is not known."""
+    op = tensor.op
+    if tuple(tensor.shape.as_list()) not in ((), shape):
+        return None
+    if (op.type, tensor.dtype) == ("StatelessTruncatedNormalV2", tf.float64):
+        return None  # laid out otherwise
+    if op.type in _STEPS:
+        return [op]
+    if op.type == "Const" or (op.type == "Fill" and tf.get_static_value(op.inputs[1]) is not None):
+        return []
+    inner = [_drawing(one, shape) for one in op.inputs] if op.type in _ELEMENTWISE else [None]
+    return None if None in inner else [drawn for one in inner for drawn in one or ()]
