@@ -121,7 +121,7 @@ def test_what_cannot_be_is_refused(pool: WorkerPool, group: tuple[int, int, str]
         assert "outside of a step of model.fit" in found["loop"]
         assert ("compression" in found) == ("adasum" in found) == (group[1] == 2)
         if group[1] == 2:
-            assert "compression needs whole gradients" in found["compression"]
+            assert "accumulate_steps and compression are given together" in found["compression"]
             assert "Take stage=1" in found["adasum"]
 
 

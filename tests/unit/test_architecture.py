@@ -84,6 +84,7 @@ LONGEST_RECIPE = 120
 FOLDER_OF_STRATEGY = {
     "mirrored": "mirrored",
     "multi-worker": "multi_worker_mirrored",
+    "sharded-data-parallel": "sharded_data_parallel",
     "ring": "ring_all_reduce",
     "parameter-server": "parameter_server",
     "model-parallel": "model_parallel",

@@ -292,7 +292,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def _accumulates_parts(self) -> bool:
         """Whether each micro-batch is reduced, and this worker's part of it added up."""
         own = sharding.of(self)
-        return self.accumulate_steps > 1 and own is not None and own.stage > 1
+        return self.accumulate_steps > 1 and own is not None and own.accumulates_parts(self.reduction_choices)
 
     def _together(self, gradients: list[reducer.Gradient], grads: list[Any], variables: Any) -> list[reducer.Gradient]:
         """Return the gradients of the global batch, or this worker's parts of them."""

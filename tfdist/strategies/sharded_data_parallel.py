@@ -24,8 +24,7 @@ class ShardedDataParallelStrategy(MultiWorkerMirroredStrategy):
     Args:
         cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
         stage: 1 shards slots. 2 shards gradients that `DistributedOptimizer` accumulates, too: each micro-batch is
-            reduced, and what needs whole gradients (compression, Adasum) is refused. None takes the variable
-            ``TFDIST_SHARDING_STAGE``, or else 1.
+            reduced by itself. None takes the variable ``TFDIST_SHARDING_STAGE``, or else 1.
         **options: see `MultiWorkerMirroredStrategy`; there is one CPU replica in each process.
 
     Raises:

@@ -55,7 +55,7 @@ class Unknown(keras.optimizers.Optimizer):
 
     def build(self, variables: Any) -> None:
         super().build(variables)
-        self.rows = [self.add_variable(shape=one.shape[:1] or (1,), name=f"rows{i}") for i, one in enumerate(variables)]
+        self.rows = [self.add_variable(shape=(*one.shape, 1)[:1], name=f"rows{i}") for i, one in enumerate(variables)]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         gradient = keras.ops.convert_to_tensor(gradient)
@@ -93,7 +93,8 @@ OPTIMIZERS: dict[str, Any] = {
     "rmsprop": lambda: kinds.RMSprop(0.02, centered=True, momentum=0.5),
     "lion": lambda: kinds.Lion(0.01, weight_decay=0.1),
     "ftrl": lambda: kinds.Ftrl(0.1, l1_regularization_strength=0.01),
-    "lamb": lambda: kinds.Lamb(0.02, use_ema=True, ema_momentum=0.5),
+    "lamb": lambda: kinds.Lamb(0.02),
+    "lamb, average": lambda: kinds.Lamb(0.02, use_ema=True, ema_momentum=0.5),
     "lars": lambda: LARS(0.5, weight_decay=0.1, trust_coefficient=0.1),
     "adafactor": lambda: kinds.Adafactor(0.05),
     "muon": lambda: kinds.Muon(0.02),
@@ -302,11 +303,12 @@ class Counts(Unknown):
 def refused(stage: int) -> dict[str, str]:
     found = {}
     codec = {"accumulate_steps": 2, "compression": "topk"}
+    adasum = {"accumulate_steps": 2, "reduction": "adasum"}
     ways = {
         "apply": lambda: trained("plain", lambda: OwnApply(0.1), STRATEGY.scope()),
         "number": lambda: trained("plain", lambda: Counts(0.1), STRATEGY.scope()),
         "compression": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **codec), STRATEGY.scope()),
-        "adasum": lambda: trained("plain", lambda: DistributedOptimizer("sgd", reduction="adasum"), STRATEGY.scope()),
+        "adasum": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **adasum), STRATEGY.scope()),
         "stage": lambda: tfdist.strategies.ShardedDataParallelStrategy(stage=3),
         "no stage": lambda: tfdist.strategies.MultiWorkerMirroredStrategy(shard_optimizer=0),
         "loop": _own_loop,

@@ -16,8 +16,10 @@ from tfdist.validation import integer, one_of
 __all__ = ["PEERS", "STRATEGIES", "Setup", "StepReport", "arms", "run"]
 
 PEERS = ("tensorflow loop", "horovod loop")
-#: of which all replicas step together; `tfdist.bench.parameter_server` measures the other one
-STRATEGIES = tuple(name for name in registry.names() if registry.get(name).processes != "chief")
+#: of which all replicas step together, also in a loop by hand; `bench.parameter_server` and `bench.sharded` do the rest
+STRATEGIES = tuple(
+    name for name in registry.names() if registry.get(name).processes != "chief" and name != "sharded-data-parallel"
+)
 
 # arm -> the lane whose processes run it. TensorFlow's strategy and tfdist's cannot both be the multi-worker one of a
 # process, and the ring starts Horovod with settings that are good for it and not for others.

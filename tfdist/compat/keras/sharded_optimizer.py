@@ -24,6 +24,8 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+_BUILDS = "tfdist_builds_parts"
+
 
 class Updates(Protocol):
     """What is done with the parts of one optimizer's variables."""
@@ -53,6 +55,11 @@ class Updates(Protocol):
         """Give variables the values of which each worker has its part."""
 
 
+def builds_parts(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is making what depends on the part of this worker, which others may not make."""
+    return _BUILDS in vars(optimizer)
+
+
 def let_update_parts(optimizer: Optimizer, updates: Updates) -> None:
     """Let one optimizer object, which is being made, have slots for parts of variables and update these alone."""
     own = vars(optimizer)
@@ -69,8 +76,13 @@ def let_update_parts(optimizer: Optimizer, updates: Updates) -> None:
 def _build(optimizer: Optimizer, updates: Updates, variables: Sequence[Any]) -> None:
     if optimizer.built:
         return
-    type(optimizer).build(optimizer, updates.stand_ins(variables))
-    vars(optimizer)["_trainable_variables"] = list(variables)
+    own = vars(optimizer)
+    own[_BUILDS] = True
+    try:
+        type(optimizer).build(optimizer, updates.stand_ins(variables))
+    finally:
+        del own[_BUILDS]
+    own["_trainable_variables"] = list(variables)
     updates.built()
 
 
@@ -103,7 +115,7 @@ def averages(optimizer: Optimizer) -> tuple[list[Any], list[Any]]:
 def numbers_of(optimizer: Optimizer) -> list[Any]:
     """Return the variables without axes that an optimizer has made for itself: neither iterations nor its rate."""
     known = [optimizer._iterations, vars(optimizer).get("_learning_rate")]
-    return [one for one in optimizer.variables if not one.shape and not any(one is other for other in known)]
+    return [one for one in optimizer.variables if not len(one.shape) and not any(one is other for other in known)]
 
 
 def key_of(optimizer: Optimizer, variable: Any) -> str:

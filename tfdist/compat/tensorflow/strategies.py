@@ -38,6 +38,7 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context
 
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow import data, numeric_variables, sparse_sums
 from tfdist.errors import UnsupportedError
 
@@ -282,11 +283,12 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
     ) -> Callable[[], tf.Tensor]:
         # TensorFlow broadcasts the chief's initial value of each variable, some milliseconds each. Slots of an
         # optimizer begin with the same constants everywhere; its scalars (the learning rate) are as the user gave them.
-        if replica_id == 0 and keras_optimizer.creating_variable() is not None:
+        optimizer = keras_optimizer.creating_variable()
+        if replica_id == 0 and optimizer is not None:
             given = kwargs["initial_value"]
             with tf.device(device):
                 value = tf.convert_to_tensor(given() if callable(given) else given, kwargs.get("dtype"))
-            if value.shape.rank:
+            if value.shape.rank or sharded_optimizer.builds_parts(optimizer):
                 return lambda: value
             kwargs["initial_value"] = value
         return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)

@@ -30,7 +30,7 @@ class VariablePart:
         self, variable: Any, shape: tuple[int, ...], take: Callable[[Any], Any], *, name: str, unique_id: str
     ) -> None:
         self.whole = variable
-        self.shape = tf.TensorShape(shape)
+        self.shape = tuple(shape)
         self.dtype = tf.as_dtype(variable.dtype)
         self.path = variable.path
         self.name = name

@@ -16,6 +16,9 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.training.reduction import reducer
 from tfdist.training.sharding.parts import Everywhere, Owned, Part, Stretch
 
+#: buckets of new weights that are under way at most: each is there twice until it is assigned
+_UNDER_WAY = 4
+
 
 class ReduceScatter(reducer.Stateless):
     """The exchange that leaves on each worker the sum of its part, see `reducer.GradientReducer`.
@@ -92,11 +95,14 @@ def assign_wholes(
     for kind, send in ((Stretch, _send_stretches), (Owned, _send_owned)):
         mine = {i: tensors[i] for i in tensors if isinstance(parts[i], kind)}
         wholes = {i: tf.TensorSpec(variables[i].shape, tensors[i].dtype) for i in mine}
+        done: list[tf.Tensor] = []
         for bucket in buckets.in_buckets(wholes, traced.bucket_bytes):
             label = " and ".join(f"new {variables[i].path}" for i in bucket)
-            arrived = send(traced, [mine[i] for i in bucket], [parts[i] for i in bucket], label)
+            with tf.control_dependencies(done[-_UNDER_WAY:][:1] if len(done) >= _UNDER_WAY else []):
+                arrived = send(traced, [mine[i] for i in bucket], [parts[i] for i in bucket], label)
             for i, value in zip(bucket, arrived, strict=True):
                 variables[i].assign(value)
+            done.append(tf.convert_to_tensor(variables[bucket[-1]].value))  # comes after the assignment, copies nothing
     for i, part in enumerate(parts):
         if isinstance(part, Everywhere):
             variables[i].assign(tensors[i])

@@ -59,6 +59,22 @@ class Sharding:
         own[_ATTRIBUTE] = updates
         own["sharded_state"] = updates.sharded_state
 
+    def accumulates_parts(self, choices: reducer.Choices) -> bool:
+        """Return whether gradients that are accumulated are this worker's parts, each micro-batch's reduced by itself.
+
+        Args:
+            choices: of the optimizer that accumulates.
+        Raises:
+            UnsupportedError: it asks for what needs whole gradients.
+        """
+        if self.stage > 1 and (choices.compression is not None or choices.kind == "adasum"):
+            what = "compression" if choices.compression is not None else 'reduction="adasum"'
+            raise UnsupportedError(
+                f"accumulate_steps and {what} are given together, which needs whole accumulated gradients on every "
+                f"worker; stage {self.stage} of sharding keeps parts of them alone. Take stage=1."
+            )
+        return self.stage > 1
+
     def total(self, vector: tf.Tensor) -> tf.Tensor:
         """Return the sum over workers of a vector that each of them has."""
         return self.traced.all_reduce([vector], ["numbers of all gradients"])[0]
@@ -70,17 +86,7 @@ class Sharding:
         over_replicas: reducer.OverReplicas,
         choices: reducer.Choices,
     ) -> list[reducer.Gradient]:
-        """Return this worker's parts of the gradients of the global batch, see `exchange.reduced`.
-
-        Raises:
-            UnsupportedError: the optimizer asks for what needs whole gradients, and the stage is 2.
-        """
-        if self.stage > 1 and (choices.compression is not None or choices.kind == "adasum"):
-            what = "compression" if choices.compression is not None else 'reduction="adasum"'
-            raise UnsupportedError(
-                f"{what} needs whole gradients on every worker, and stage {self.stage} keeps parts of them alone. Take "
-                "stage=1, which shards the optimizer's slots."
-            )
+        """Return this worker's parts of the gradients of the global batch, see `exchange.reduced`."""
         return exchange.reduced(self.traced, gradients, parts, over_replicas, choices)
 
     def gathered(self, optimizers: Sequence[Any]) -> AbstractContextManager[None]:

@@ -86,7 +86,7 @@ class Updates:
         if self.divides:
             return
         for one in self._optimizer.variables:
-            if one.shape and saving.part_of(one) is None:
+            if len(one.shape) and saving.part_of(one) is None:
                 saving.note_part(one, "owned")
         numbers = keras_sharded.numbers_of(self._optimizer)
         if numbers and keras_sharded.is_of_ones_own(self._optimizer):
