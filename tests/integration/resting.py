@@ -8,7 +8,10 @@ from tfdist.testing.pool import Reply, WorkerPool
 
 
 class RestingPool(WorkerPool):
-    """A pool whose processes are stopped between calls. For workers that nobody misses meanwhile, as rings are."""
+    """A pool whose processes are stopped between calls.
+
+    For workers that nobody misses meanwhile, and that do not miss each other: a ring is made by `cases/rested.py`.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from rested import ring
 
 import tfdist.strategies
 from tfdist import errors
@@ -27,7 +28,7 @@ def refused_groups() -> list[str]:
 
 def groups() -> dict[str, Any]:
     """Two groups of the job train by themselves, then all workers together."""
-    apart = tfdist.strategies.RingStrategy(groups=GROUPS)
+    apart = ring(groups=GROUPS)
     x = np.random.RandomState(0).normal(size=(12, 3)).astype(np.float32)
     sign = 1.0 if RANK in GROUPS[0] else -1.0
     weights = []
