@@ -110,6 +110,11 @@ def of_whole_variables(optimizer: Optimizer) -> str | None:
     """
     if any(isinstance(one, MultiOptimizer) for one in chain(optimizer)):
         return MultiOptimizer.__name__
+    return updates_whole_variables(optimizer)
+
+
+def updates_whole_variables(optimizer: Optimizer) -> str | None:
+    """Return the name of the first that updates variables and may look at more than an element of one, or None."""
     unknown = [
         one for one in _last(optimizer) if not any(type(one).update_step is known.update_step for known in _ELEMENTWISE)
     ]
