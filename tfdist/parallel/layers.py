@@ -46,11 +46,23 @@ def _own_part(weight: Any, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(sharded.part_of(weight).read_value(), dtype)
 
 
-def _finished(layer: Any, outputs: tf.Tensor) -> tf.Tensor:
-    """Return the outputs with the layer's bias and its activation."""
-    if layer.bias is not None:
+def _finished(layer: Any, outputs: tf.Tensor, *, has_bias: bool = False) -> tf.Tensor:
+    """Return the outputs with the layer's bias, unless they have it, and its activation."""
+    if layer.bias is not None and not has_bias:
         outputs = keras.ops.add(outputs, layer.bias)
     return outputs if layer.activation is None else layer.activation(outputs)
+
+
+def _finished_parts(layer: Any, part: tf.Tensor, along: Along, dim: int) -> tf.Tensor:
+    """Return the outputs of which this process has a part along a dim; a bias that is cut there too is not gathered."""
+    bias = layer.bias
+    found = None if bias is None or keras_variables.is_replaced(bias) else sharded.sharding_of(bias)
+    behind = part.shape.rank - dim  # a bias is added to the last dims
+    axes = (None,) * behind if found is None else (*(None,) * behind, *found.layout)[-behind:]
+    if found is not None and axes[0] == along.axis and found.axes == (along.axis,):
+        part = keras.ops.add(part, _own_part(bias, part.dtype))
+        return _finished(layer, along.gathered(part, dim), has_bias=True)
+    return _finished(layer, along.gathered(part, dim))
 
 
 def _dense(layer: keras.layers.Dense, inputs: Any, training: Any = None) -> Any:
@@ -61,7 +73,7 @@ def _dense(layer: keras.layers.Dense, inputs: Any, training: Any = None) -> Any:
     _, along, dim = found
     kernel, last = _own_part(weight, inputs.dtype), inputs.shape.rank - 1
     if dim == 1:
-        return _finished(layer, along.gathered(keras.ops.matmul(along.entering(inputs), kernel), last))
+        return _finished_parts(layer, keras.ops.matmul(along.entering(inputs), kernel), along, last)
     return _finished(layer, along.summed(keras.ops.matmul(along.cut(inputs, last), kernel)))
 
 
@@ -77,10 +89,11 @@ def _einsum_dense(layer: keras.layers.EinsumDense, inputs: Any, training: Any = 
     if label in given and label in result:  # each example has a part of its own of the weight
         return keras_layers.own_call(keras.layers.EinsumDense, layer, inputs, training=training)
     if label in result:
-        outputs = along.gathered(keras.ops.einsum(layer.equation, along.entering(inputs), kernel), result.index(label))
-    else:
-        outputs = along.summed(keras.ops.einsum(layer.equation, along.cut(inputs, given.index(label)), kernel))
-    return _finished(layer, outputs)
+        part = keras.ops.einsum(layer.equation, along.entering(inputs), kernel)
+        return _finished_parts(layer, part, along, result.index(label))
+    return _finished(
+        layer, along.summed(keras.ops.einsum(layer.equation, along.cut(inputs, given.index(label)), kernel))
+    )
 
 
 def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
