@@ -222,7 +222,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     },
     "tensorflow/meshes/replicas.py": {
         **each("_container_strategy _create_variable _get_variable_creator_initial_value", lambda: MirroredExtended),
-        "_validate_colocate_with_variable": lambda: MirroredExtended,
+        **each("_update _validate_colocate_with_variable", lambda: MirroredExtended),
         **each("_everybody _sharding_of _part_of_initial _part_of _waiting", OURS),
     },
     "tensorflow/meshes/sharded.py": {

@@ -98,6 +98,16 @@ def test_those_with_the_same_examples_draw_the_same_masks(four: WorkerPool) -> N
     assert digests == [digests[0]] * 4
 
 
+def test_layers_compute_where_their_weights_lie(two: WorkerPool) -> None:
+    where = {"mesh": "batch=1,model=2", "name": "attention", "layouts": "megatron"}
+    require_equal(call(two, "distances", **where), cut=11)
+    for seen in call(two, "gathered", **where):
+        assert seen["gathered"]  # and no weight is ever whole
+        assert [label for label in seen["gathered"] if not label.startswith("activations of ")] == []
+        summed = {label.removeprefix("activations of ").partition("/")[0] for label in seen["summed"]}
+        assert {"embedding", "narrow", "wide", "multi_head_attention"} <= {one.rstrip("_0123456789") for one in summed}
+
+
 def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> None:
     for found in call(two, "saved", mesh="batch=1,model=2", folder=str(tmp_path)):
         assert found["far"] == {"one device": 0.0, "mesh": 0.0, "weights": 0.0}

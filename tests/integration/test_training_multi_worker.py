@@ -35,6 +35,7 @@ def start(forking: Forks, strategy: str, workers: int, collectives: str = "auto"
         made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=1)
         asked, _, lacks = collectives.partition(" without ")
         more = {"PYTHONPATH": python_path(CASES), registry.COLLECTIVES_VARIABLE: asked}
+        more[registry.MESH_VARIABLE] = f"batch={workers},model=1"  # of model-parallel, where each has its own examples
         made[-1] |= {"CXX": "/no/compiler", "TFDIST_CACHE_DIR": os.devnull} if lacks else {}
         return [environment | more for environment in made]
 

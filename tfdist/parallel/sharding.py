@@ -46,7 +46,8 @@ class Sharding:
         place = axes.mesh.coordinates(axes.rank)
         #: whether no process before this one has the same part
         self.is_first = all(place[name] == 0 for name in axes.mesh.names if name not in layout)
-        self._axes = axes
+        #: what travels along the axes
+        self.mesh_axes = axes
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -59,18 +60,26 @@ class Sharding:
         Raises:
             UnsupportedError: XLA compiles what is being traced.
         """
-        current = step.current()
-        if current is not None and current.is_one_program:
-            raise UnsupportedError(
-                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes, which a "
-                "program of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
-            )
+        self.require_collectives()
 
         @tf.custom_gradient
         def gathered(part: tf.Tensor) -> Any:
             return self._gathered(part), self.part
 
         return gathered(part)
+
+    def require_collectives(self) -> None:
+        """Raise where nothing can travel between processes.
+
+        Raises:
+            UnsupportedError: XLA compiles what is being traced.
+        """
+        current = step.current()
+        if current is not None and current.is_one_program:
+            raise UnsupportedError(
+                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes, which a "
+                "program of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
+            )
 
     def part(self, whole: Any) -> Any:
         """Return this process's part of something that has the whole's shape and is alike on all members.
@@ -99,12 +108,12 @@ class Sharding:
             axes: to add up along; None: those of this weight.
         """
         along = self.axes if axes is None else axes
-        return self._axes.all_reduce(tensors, along, f"parts of {self.path}" if axes is None else "parts")
+        return self.mesh_axes.all_reduce(tensors, along, f"parts of {self.path}" if axes is None else "parts")
 
     def _gathered(self, part: tf.Tensor) -> tf.Tensor:
         for dim, axis in enumerate(self.layout):
             if axis is not None:
-                part = self._axes.all_gather(part, axis, dim, self.path)
+                part = self.mesh_axes.all_gather(part, axis, dim, self.path)
         return part
 
     def _rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -13,10 +13,11 @@ from tfdist.cluster.mesh import Mesh
 from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import distributions as keras_distributions
+from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas
 from tfdist.errors import ConfigError
-from tfdist.parallel import groups
+from tfdist.parallel import groups, layers
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.layouts import Layouts
@@ -167,7 +168,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         return asked.given == self._layouts.given
 
     def ready(self, model: Any, *, is_built: bool) -> None:
-        """Raise if a pattern of the layouts matches no weight, once those of a model have been made.
+        """Let a model's layers compute where their weights lie, and look whether the layouts fit it.
 
         Args:
             model: that is about to train, test or predict.
@@ -175,6 +176,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         Raises:
             ConfigError: one matches none.
         """
+        layers.adapt(keras_model.layers(model))
         if is_built:
             self._layouts.require_all_matched()
 

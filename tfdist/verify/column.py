@@ -20,6 +20,7 @@ class Column:
         workers: number of processes that run the script, at least 1.
         replicas_per_worker: replicas in each process, at least 1; of a chief, workers that it has.
         variables: of the environment, on top of those that `tfdist run` sets.
+        may_refuse: names of features of which a clear refusal is as good as equal numbers here.
 
     Example:
         >>> Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2).replicas
@@ -31,6 +32,7 @@ class Column:
     workers: int = 1
     replicas_per_worker: int = 1
     variables: tuple[tuple[str, str], ...] = ()
+    may_refuse: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         integer("workers", self.workers, minimum=1)
@@ -44,6 +46,14 @@ class Column:
         mesh = dict(self.variables).get(registry.MESH_VARIABLE)
         return self.workers * self.replicas_per_worker if mesh is None else Mesh.parse(mesh).shape[0]
 
+
+#: what cannot be where weights lie in parts: updates that look at whole weights, compressed gradients, Keras' backup,
+#: and data that differ between processes with the same examples
+_REFUSED_ON_A_MESH = (
+    *("optimizer_schedule_free_adamw", "optimizer_adafactor", "optimizer_lamb", "optimizer_muon"),
+    *("optimizer_of_ones_own", "compression_float16", "compression_bfloat16"),
+    *("only_chief_writes", "backup_and_restore", "own_data_uneven", "auto_shard_file"),
+)
 
 COLUMNS = (
     Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2),
@@ -100,6 +110,7 @@ COLUMNS = (
                 (registry.MESH_VARIABLE, f"batch={batch},model={model}"),
                 (registry.LAYOUTS_VARIABLE, "auto"),
             ),
+            may_refuse=_REFUSED_ON_A_MESH,
         )
         for batch, model in ((1, 2), (2, 2))
     ),

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ class Lane:
             workers: of the column that is compared.
             replicas: of that column, over all workers.
         """
+        if self.column is not None and entry.name in self.column.may_refuse:
+            entry = replace(entry, may_refuse=True)
         if verdict := self._ready(entry):
             return verdict
         self._calls += 1

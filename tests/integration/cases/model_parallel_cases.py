@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.mesh import Mesh
+from tfdist.parallel.axes import Axes
 from tfdist.strategies import ModelParallelStrategy
 
 RANK = int(os.environ["TFDIST_WORKER_INDEX"])
@@ -34,6 +35,15 @@ def strategy(mesh: str, collectives: str = "auto", layouts: str = "auto") -> Mod
 LAYOUT_MAPS: dict[str, dict[str, tuple[str | None, ...]]] = {
     "kernel rows": {".*kernel": ("model",)},
     "table rows": {".*embeddings": ("model", None)},
+    "megatron": {
+        ".*embeddings": ("model", None),
+        ".*(query|key|value)/kernel": (None, "model", None),
+        ".*(query|key|value)/bias": ("model", None),
+        ".*attention_output/kernel": ("model", None, None),
+        "wide/kernel": (None, "model"),
+        "wide/bias": ("model",),
+        "narrow/kernel": ("model", None),
+    },
     "both": {".*kernel": ("model", "row"), ".*bias": ("row",)},
 }
 
@@ -91,6 +101,16 @@ def recurrent() -> keras.Model:
     return keras.Sequential([keras.Input((6, 6)), layers.LSTM(6, unroll=False), layers.Dense(2)])
 
 
+def attention() -> keras.Model:
+    layers = keras.layers
+    words = keras.Input((3,), dtype="int32")
+    embedded = layers.Embedding(12, 6)(words)
+    attended = layers.MultiHeadAttention(num_heads=2, key_dim=3)(embedded, embedded, use_causal_mask=True)
+    wide = layers.Dense(8, activation="gelu", name="wide")(layers.LayerNormalization()(embedded + attended))
+    narrow = layers.Dense(6, name="narrow")(wide)
+    return keras.Model(words, layers.Dense(2)(layers.Flatten()(embedded + narrow)))
+
+
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1),
     "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2),
@@ -107,6 +127,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], np.ndarray, str]] = {
     "mlp-scaling": (mlp, X, "scaling"),
     "embedding": (embedding, IDS, "adam"),
     "convolution": (convolution, PICTURES, "adam"),
+    "attention": (attention, IDS, "adam"),
     "recurrent": (recurrent, PICTURES[..., 0], "adam"),
 }
 
@@ -212,6 +233,30 @@ def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
         "far": _far(ours, [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]),
         "steps": float(model.optimizer.iterations.numpy()),
     }
+
+
+def gathered(mesh: str, name: str, layouts: str) -> dict[str, list[str]]:
+    """Return what is gathered and what is added up in a step, beside gradients and metrics."""
+    seen: dict[str, set[str]] = {"gathered": set(), "summed": set()}
+    own = Axes.all_gather, Axes.all_reduce
+
+    def all_gather(self: Axes, tensor: Any, axis: str, dim: int, label: str) -> Any:
+        seen["gathered"].add(label)
+        return own[0](self, tensor, axis, dim, label)
+
+    def all_reduce(self: Axes, tensors: Any, axes: Any, label: str) -> Any:
+        seen["summed"].add(label)
+        return own[1](self, tensors, axes, label)
+
+    with strategy(mesh, layouts=layouts).scope():
+        model, x = made(name)
+    model.fit(x, Y, batch_size=ROWS, verbose=0)  # Keras looks at shapes in a trace of its own, which is not run
+    Axes.all_gather, Axes.all_reduce = all_gather, all_reduce  # type: ignore[method-assign]
+    try:
+        model.fit(tf.data.Dataset.from_tensors((x[:7], Y[:7])), verbose=0)  # a batch of another layout is traced anew
+    finally:
+        Axes.all_gather, Axes.all_reduce = own  # type: ignore[method-assign]
+    return {kind: sorted(labels) for kind, labels in seen.items()}
 
 
 def digests_with_dropout(mesh: str) -> list[float]:

@@ -2,7 +2,8 @@
 
 Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reduction_axes`
 (`keras/src/layers/normalization/batch_normalization.py`); `SeedGenerator.next` is public, but meant to be called, not
-replaced; `Embedding._embeddings`: reading `embeddings` may add or unpack what it was quantized to.
+replaced; `Embedding._embeddings`, `Dense._kernel`, `EinsumDense._kernel`: reading the public ones may unpack what
+they were quantized to.
 """
 
 import contextlib
@@ -72,19 +73,31 @@ def _fixed_moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: An
 
 def embeddings_of(layer: keras.layers.Embedding) -> Any:
     """Return the TensorFlow variable of an embedding's table, or None where a lookup is more than reading it."""
-    variable = vars(layer).get("_embeddings")
-    if variable is None or layer.lora_enabled or getattr(layer, "quantization_mode", None):
+    variable = table_of(layer)
+    if variable is None:
         return None
     value: Any = keras_variables.value_of(variable)
     return value if hasattr(value, "sparse_read") and len(value.shape) == 2 else None
 
 
-def override_call(layer: keras.layers.Embedding, call: Any) -> None:
-    """Give one embedding its own way to look up rows, once; a subclass with a way of its own keeps that."""
-    if type(layer).call is keras.layers.Embedding.call:
+def table_of(layer: keras.layers.Embedding) -> Any:
+    """Return the Keras variable of an embedding's table, or None where a lookup is more than reading it."""
+    is_more = layer.lora_enabled or getattr(layer, "quantization_mode", None)
+    return None if is_more else vars(layer).get("_embeddings")
+
+
+def kernel_of(layer: Any) -> Any:
+    """Return the Keras variable of a dense layer's kernel, or None where the layer computes with more than it."""
+    is_more = layer.lora_enabled or getattr(layer, "quantization_mode", None)
+    return None if is_more else vars(layer).get("_kernel")
+
+
+def override_call(layer: keras.layers.Layer, kind: Any, call: Any) -> None:
+    """Give one layer its own way to compute in the place of a class's, once; who computes otherwise keeps that."""
+    if isinstance(layer, kind) and type(layer).call is kind.call:
         vars(layer).setdefault("call", call)
 
 
-def own_call(layer: keras.layers.Embedding, inputs: Any) -> Any:
-    """Look up rows as Keras does."""
-    return type(layer).call(layer, inputs)
+def own_call(kind: Any, layer: keras.layers.Layer, *inputs: Any, **options: Any) -> Any:
+    """Compute as a class of Keras does."""
+    return kind.call(layer, *inputs, **options)

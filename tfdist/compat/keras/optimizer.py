@@ -111,6 +111,11 @@ def of_whole_variables(optimizer: Optimizer) -> str | None:
     """
     if any(isinstance(one, MultiOptimizer) for one in chain(optimizer)):
         return MultiOptimizer.__name__
+    return updates_whole_variables(optimizer)
+
+
+def updates_whole_variables(optimizer: Optimizer) -> str | None:
+    """Return the name of the first that updates variables and may look at more than an element of one, or None."""
     unknown = [one for one in _last(optimizer) if not updates_elements(one)]
     return type(unknown[0]).__name__ if unknown else None
 

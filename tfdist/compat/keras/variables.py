@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.common import KerasVariable, global_state
 from keras.src.backend.common.name_scope import current_path
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 
 _FRAMES_TO_SEARCH = 40
 
@@ -25,6 +26,11 @@ def value_of(variable: Any) -> Any:
 def replace_value(variable: Any, value: tf.Variable) -> None:
     """Let a Keras variable stand for another TensorFlow variable of the same shape and dtype."""
     variable._value = value
+
+
+def is_replaced(variable: Any) -> bool:
+    """Return whether a Keras variable has another value in the stateless scope that is current."""
+    return bool(in_stateless_scope()) and get_stateless_scope().get_current_value(variable) is not None
 
 
 def creator() -> Any:

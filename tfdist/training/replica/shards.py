@@ -115,7 +115,7 @@ def _times(scale: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
 
 def _require_elementwise(optimizer: Any, weights: Sequence[Any]) -> None:
     cut = next(variable.path for variable in weights if sharded.sharding_of(variable) is not None)
-    name = keras_optimizer.of_whole_variables(optimizer)
+    name = keras_optimizer.updates_whole_variables(optimizer)
     if name is not None:
         raise UnsupportedError(
             f"the optimizer {name} may look at the whole of a variable in its update, and {cut!r} lies in parts on "

@@ -65,6 +65,12 @@ class ModelParallelReplicas(RingReplicas):
         if not isinstance(colocate_with_variable, ShardedVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        # What Keras does to a weight outside of an optimizer's `apply`, such as to swap it with
+        # its moving average, is done to its parts.
+        own, others, named = tf.nest.map_structure(_part_of, (var, args, kwargs), expand_composites=False)
+        return super()._update(own, fn, others, named, group)
+
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
     ) -> Callable[[], tf.Tensor]:
@@ -85,6 +91,10 @@ class ModelParallelReplicas(RingReplicas):
                 return self._everybody.broadcast(whole, what)
 
         return initial_value
+
+
+def _part_of(value: Any) -> Any:
+    return value.shard if isinstance(value, ShardedVariable) else value
 
 
 def _is_weight(kwargs: dict[str, Any]) -> bool:

@@ -1,0 +1,68 @@
+"""What activations do along an axis of the mesh: the pairs of sums and gatherings that each other's gradients are.
+
+An activation is alike on all members of an axis, or each has its part of it, or a summand. The gradient of one that is
+alike is alike too. So what each member makes of an activation that is alike goes back to it as a summand (`entering`),
+a sum of summands hands each what comes back (`summed`), and gathering and cutting are each other's gradients.
+
+Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019
+(their f is `entering`, their g `summed`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.parallel.axes import Axes
+
+
+@dataclass(frozen=True)
+class Along:
+    """What travels along one axis for one layer.
+
+    Attributes:
+        axes: of the mesh.
+        axis: along which members differ.
+        label: the layer, for messages.
+    """
+
+    axes: Axes
+    axis: str
+    label: str
+
+    def entering(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return a tensor that is alike on all members, of which each makes something else."""
+
+        @tf.custom_gradient
+        def unchanged(tensor: tf.Tensor) -> Any:
+            return tf.identity(tensor), self.summed
+
+        return unchanged(tensor)
+
+    def summed(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return the sum of what the members have, alike on all of them."""
+
+        @tf.custom_gradient
+        def total(tensor: tf.Tensor) -> Any:
+            return self.axes.all_reduce([tensor], [self.axis], self.label)[0], self.entering
+
+        return total(tensor)
+
+    def gathered(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
+        """Return the members' parts, one behind the other along a dim, alike on all of them."""
+
+        @tf.custom_gradient
+        def whole(tensor: tf.Tensor) -> Any:
+            return self.axes.all_gather(tensor, self.axis, dim, self.label), lambda upstream: self.cut(upstream, dim)
+
+        return whole(tensor)
+
+    def cut(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
+        """Return this member's part along a dim of a tensor that is alike on all of them."""
+
+        @tf.custom_gradient
+        def part(tensor: tf.Tensor) -> Any:
+            size, place = self.axes.mesh.size_of(self.axis), self.axes.mesh.coordinates(self.axes.rank)[self.axis]
+            return tf.split(tensor, size, axis=dim)[place], lambda upstream: self.gathered(upstream, dim)
+
+        return part(tensor)
