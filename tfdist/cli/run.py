@@ -25,6 +25,7 @@ from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, REPLIC
 _COLLECTIVES_OF: dict[str | None, tuple[str, ...]] = {
     None: COLLECTIVES,
     "multi-worker": COLLECTIVES,
+    "sharded-data-parallel": COLLECTIVES,
     "mirrored": REPLICA_COLLECTIVES,
 }
 
