@@ -50,6 +50,7 @@ KILLS = {
         *(*STEPS, *STEPS, {"worker": 0, "at": "save-middle"}, {"worker": 1, "at": "restore"}),
         {"worker": 0, "at": "save-commit"},
     ],
+    "sharded-data-parallel": [*STEPS, *STEPS, {"worker": 1, "at": "save-middle"}, {"worker": 0, "at": "restore"}],
 }
 
 
@@ -61,7 +62,11 @@ def test_killed_at_steps_and_at_every_point_it_heals_and_equals_never_killed(
     options = ["--strategy", strategy, "-n", "2", "--max-restarts", str(len(KILLS[strategy]))]
     options += ["--collectives", "native"] if strategy == "multi-worker" else []
     # of an accumulation and of what codecs leave out each worker has a part; every second step is in the middle of one
-    more = {"ACCUMULATE": "2", "COMPRESSION": "powersgd"} if strategy == "ring" else {"COMPRESSION": "topk"}
+    more = {
+        "ring": {"ACCUMULATE": "2", "COMPRESSION": "powersgd"},
+        "multi-worker": {"COMPRESSION": "topk"},
+        "sharded-data-parallel": {"ACCUMULATE": "2", "TFDIST_SHARDING_STAGE": "2"},
+    }[strategy]
     run(forking, tmp_path, *options, *resumable(tmp_path, "never"), **more)
     kills = [{"kind": "kill", "restart": restart, **kill} for restart, kill in enumerate(KILLS[strategy])]
     # as where disks are not shared: who does not see the backup is handed it, and hands its part to the chief

@@ -26,6 +26,7 @@ from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_V
 _COLLECTIVES_OF: dict[str | None, tuple[str, ...]] = {
     None: COLLECTIVES,
     "multi-worker": COLLECTIVES,
+    "sharded-data-parallel": COLLECTIVES,
     "mirrored": REPLICA_COLLECTIVES,
     "model-parallel": tuple(name for name in COLLECTIVES if name != "horovod"),
 }

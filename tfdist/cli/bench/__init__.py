@@ -12,6 +12,7 @@ COMMANDS = {
     "checkpoint": "How long training stops for a backup, beside Keras'.",
     "recovery": "How long a job takes to recover from a killed worker.",
     "parameter-server": "Parameter servers: a slow worker, and a large table.",
+    "sharded": "Sharded data parallelism: memory, bytes and step time.",
 }
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.training.multi_worker import agreement
 from tfdist.training.reduction import reducer
 from tfdist.training.sharding.parts import Everywhere, Owned, Part, Stretch
 
@@ -92,12 +93,13 @@ def assign_wholes(
         values: of this worker's parts.
     """
     tensors = {i: tf.convert_to_tensor(value) for i, value in enumerate(values)}
+    paths = agreement.relative_paths([variable.path for variable in variables])
     for kind, send in ((Stretch, _send_stretches), (Owned, _send_owned)):
         mine = {i: tensors[i] for i in tensors if isinstance(parts[i], kind)}
         wholes = {i: tf.TensorSpec(variables[i].shape, tensors[i].dtype) for i in mine}
         done: list[tf.Tensor] = []
         for bucket in buckets.in_buckets(wholes, traced.bucket_bytes):
-            label = " and ".join(f"new {variables[i].path}" for i in bucket)
+            label = " and ".join(f"new {paths[i]}" for i in bucket)
             with tf.control_dependencies(done[-_UNDER_WAY:][:1] if len(done) >= _UNDER_WAY else []):
                 arrived = send(traced, [mine[i] for i in bucket], [parts[i] for i in bucket], label)
             for i, value in zip(bucket, arrived, strict=True):

@@ -45,7 +45,7 @@ class Updates:
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
         """Return the sum over workers."""
-        return self._traced.all_reduce([vector], [f"numbers of {self._optimizer.name}"])[0]
+        return self._traced.all_reduce([vector], ["numbers of all gradients"])[0]
 
     # What Keras' optimizer asks for
 
