@@ -21,13 +21,13 @@ CELL_SECONDS = 600.0  # a feature's own deadline is for a machine that does noth
 # rows take turns: a third of them run where a cell is cheapest, in one process, the others under the other strategies
 TURNS = (
     *("mirrored-2", "multi-worker-2x1", "mirrored-2", "ring-2", "multi-worker-native-2"),
-    *("mirrored-native-2", "multi-worker-horovod-2", "parameter-server-2", "sharded-1"),
+    *("mirrored-native-2", "multi-worker-horovod-2", "parameter-server-2", "sharded-1", "model-parallel-1x2"),
 )
 # of each of these a file of tests, which processes share out
 FILES = (
     ("mirrored-2", "mirrored-native-2"),
-    ("multi-worker-2x1", "multi-worker-native-2", "parameter-server-2", "sharded-1"),
-    ("ring-2", "multi-worker-horovod-2"),
+    ("multi-worker-2x1", "multi-worker-native-2", "parameter-server-2", "model-parallel-1x2"),
+    ("ring-2", "multi-worker-horovod-2", "sharded-1"),
 )
 SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2", "multi-worker-horovod-2", "sharded-1")
 # in which of the columns of `NUMBERS` a row is trained: in all, or in one of one process and one of several
@@ -37,11 +37,13 @@ EVERYWHERE = (
 )
 IN_TURN = {
     ("mirrored-3", "ring-3", "sharded-2"): ("accumulation_with_clipping", "dropout", "generative_adversarial_network"),
-    ("parameter-server-2", "multi-worker-2x2"): (
+    ("parameter-server-2", "multi-worker-2x2", "model-parallel-2x2"): (
         *("loss_scale_bad_replica", "accumulation_in_float16_with_a_bad_replica"),
     ),
 }
-NUMBERS = column.select(["mirrored-3", "multi-worker-2x2", "sharded-2", "ring-3", "parameter-server-2"])
+NUMBERS = column.select(
+    ["mirrored-3", "multi-worker-2x2", "sharded-2", "ring-3", "parameter-server-2", "model-parallel-2x2"]
+)
 
 
 def numbered() -> dict[tuple[Column, ...], tuple[Feature, ...]]:

@@ -392,7 +392,7 @@ def test_a_distribution_that_cannot_be_followed_is_refused(pool: WorkerPool) -> 
     said = call(pool, "refusals", cases="distribution_cases")
     for name, part in {
         "none set": "ConfigError: no distribution was given, and none is set",
-        "split": "ConfigError: the mesh batch=1,model=2 has 2 places, and nothing set gives 1 processes",
+        "split": "ConfigError: the mesh batch=1,model=2 has 2 places, and there is 1 process (tfdist run)",
         "axes": "ConfigError: the mesh of the distribution has the axes ['batch', 'model']; data parallelism has one",
         "mesh": "ConfigTypeError: distribution is",
         "missing": "ConfigError: devices names cpu:7; this process has",

@@ -108,6 +108,16 @@ def test_layers_compute_where_their_weights_lie(two: WorkerPool) -> None:
         assert {"embedding", "narrow", "wide", "multi_head_attention"} <= {one.rstrip("_0123456789") for one in summed}
 
 
+def test_a_distribution_of_keras_is_followed_or_refused(two: WorkerPool) -> None:
+    for found in call(two, "by_distribution", mesh="batch=1,model=2"):
+        assert found["far"] < 1e-5
+        assert "ModelParallelStrategy" in found["said"]
+        assert "Keras does not heed on TensorFlow" in found["said"]
+        assert found["places"] == [[6, 6, 144], [12, 48], [12, 3, 144], [6, 24], [6, 1, 24], [2, 8]]
+        assert "all weights" in found["table"]
+        assert "of 704 bytes" in found["table"]
+
+
 def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> None:
     for found in call(two, "saved", mesh="batch=1,model=2", folder=str(tmp_path)):
         assert found["far"] == {"one device": 0.0, "mesh": 0.0, "weights": 0.0}

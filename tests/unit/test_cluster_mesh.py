@@ -70,7 +70,7 @@ def test_wrong_types_are_said(axes: object) -> None:
 def test_as_many_processes_as_places() -> None:
     one = Mesh.parse("batch=2,model=2")
     one.require_size(4, "tfdist run")
-    with pytest.raises(ConfigError, match="has 4 places, and tfdist run gives 3 processes"):
+    with pytest.raises(ConfigError, match=r"has 4 places, and there are 3 processes \(tfdist run\)"):
         one.require_size(3, "tfdist run")
 
 

@@ -158,14 +158,15 @@ class Mesh:
 
         Args:
             processes: how many there are.
-            what: says so, for the message.
+            what: who says so, for the message.
         Raises:
             ConfigError: there are more or fewer.
         """
         if processes != self.size:
             raise ConfigError(
-                f"the mesh {self} has {self.size} places, and {what} gives {processes} processes. Make the sizes of "
-                "the axes multiply to the number of processes."
+                f"the mesh {self} has {self.size} places, and there {'is' if processes == 1 else 'are'} {processes} "
+                f"process{'' if processes == 1 else 'es'} ({what}). Make the sizes of the axes multiply to the number "
+                "of processes."
             )
 
     def __str__(self) -> str:

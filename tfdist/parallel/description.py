@@ -55,9 +55,12 @@ def describe(model: keras.Model) -> None:
         model: built, on one device or under any strategy.
 
     Example:
-        >>> describe(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="out")]))  # doctest: +ELLIPSIS
-        weight             shape   layout        bytes on each process
-        ...
+        >>> inputs = keras.Input((3,))
+        >>> describe(keras.Model(inputs, keras.layers.Dense(2, name="out")(inputs)))
+        weight       shape   layout        bytes on each process
+        out/kernel   (3, 2)  (None, None)  24
+        out/bias     (2,)    (None,)       8
+        all weights          of 32 bytes   32
     """
     rows = [("weight", "shape", "layout", "bytes on each process")]
     found = places(model)

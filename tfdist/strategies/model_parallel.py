@@ -38,9 +38,10 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
 
     Every process runs the same script with the same data. Those that differ along the axis of the examples take their
     rows of each global batch; those that differ along other axes have the same rows, and each its part of the weights
-    and of the optimizer's variables: of a weight of S bytes that axes of sizes a and b cut, S / (a b). A layer gathers
-    its weights when it uses them, so any layer works with any layout; the gradient of a part is summed along the axis
-    of the examples alone.
+    and of the optimizer's variables: of a weight of S bytes that axes of sizes a and b cut, S / (a b). Dense
+    layers, projections of attention and embeddings compute with the part that they have; any other layer gathers its
+    weights when it uses them, so any layer works with any layout. The gradient of a part is summed along the axis of
+    the examples alone.
 
     Args:
         cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
@@ -73,8 +74,8 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         >>> model.fit(x, y, batch_size=64)                                        # doctest: +SKIP
 
     Source: N. Shazeer et al., "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018; Y. Xu et al., "GSPMD: General
-    and Scalable Parallelization for ML Computation Graphs", 2021. They split computation with the weights; here it is
-    repeated along the axes that are not the examples'.
+    and Scalable Parallelization for ML Computation Graphs", 2021. They split every computation with the weights;
+    here layers that are not known repeat theirs along the axes that are not the examples'.
     """
 
     def __init__(

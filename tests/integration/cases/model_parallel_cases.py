@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import os
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tfdist
 from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.mesh import Mesh
@@ -232,6 +234,35 @@ def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
     return {
         "far": _far(ours, [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]),
         "steps": float(model.optimizer.iterations.numpy()),
+    }
+
+
+def by_distribution(mesh: str) -> dict[str, Any]:
+    """Train by a distribution of Keras that is set, and by another strategy while it is."""
+    shape, count = Mesh.parse(mesh).shape, Mesh.parse(mesh).size
+    places = keras.distribution.DeviceMesh(shape, ["batch", "model"], [f"cpu:{place}" for place in range(count)])
+    layouts = keras.distribution.LayoutMap(places)
+    layouts[".*kernel"] = (None, "model")
+    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch"))
+    try:
+        over = tfdist.strategies.from_environment()
+        with over.scope():
+            model, x = made("mlp")
+        found = trained(model, x, dropped=True)
+        with strategy(mesh).scope():
+            other, _ = made("mlp")
+        said = _said(lambda: other.fit(x, Y, verbose=0))
+    finally:
+        keras.distribution.set_distribution(None)
+    wanted = trained(*made("mlp"), dropped=True)
+    stream = io.StringIO()
+    with contextlib.redirect_stdout(stream):
+        tfdist.parallel.describe(model)
+    return {
+        "far": max(float(np.max(np.abs(found[key] - wanted[key]))) for key in wanted),
+        "said": said,
+        "places": [[*one.local_shape, one.bytes] for one in tfdist.parallel.places(model)],
+        "table": stream.getvalue(),
     }
 
 
