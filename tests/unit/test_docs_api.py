@@ -187,6 +187,7 @@ def skipped(text: str) -> bool:
 # why nothing of an example runs
 NOT_RUN = {
     "tfdist.strategies.MultiWorkerMirroredStrategy": "it has to come before everything else in a process",
+    "tfdist.strategies.ShardedDataParallelStrategy": "it has to come before everything else in a process",
     "tfdist.strategies.RingStrategy": "Horovod begins once in a process",
     "tfdist.strategies.ParameterServerStrategy": "it starts processes",
     "tfdist.strategies.use_logical_cpus": "it has to come before everything else in a process",
