@@ -49,6 +49,7 @@ def main() -> None:
     ).history
     weights, slots = (megabytes(variables) for variables in (model.weights, model.optimizer.variables))
     print(f"this process holds {weights:.1f} MB of weights and {slots:.1f} MB of the optimizer's variables")
+    options.output.mkdir(parents=True, exist_ok=True)
     model.save(options.output / "model.keras")  # whole slots; all workers call it, and the chief writes
     report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
 

@@ -149,8 +149,10 @@ def each(names: str, owner: Callable[[], Any] | None) -> dict[str, Callable[[], 
 
 # file -> name -> what it must be found in
 NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
+    # of modules alone
+    **{f"{name}.py": {} for name in ("horovod/ops", "keras/calls", "versions")},
+    **{f"tensorflow/{name}.py": {} for name in ("coordination", "numeric_variables", "sparse_sums", "variable_part")},
     "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
-    "horovod/ops.py": {},  # of modules alone
     "keras/callbacks.py": {
         **{
             name: functools.partial(callback, name)
@@ -162,7 +164,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_save_model _weights_path", lambda: keras.callbacks.BackupAndRestore),
         **each("_tf_swap_variables _tf_finalize_ema_values", lambda: keras.callbacks.SwapEMAWeights),
     },
-    "keras/calls.py": {},
     "keras/distributions.py": {"_layout_map": lambda: keras.distribution.ModelParallel},
     "keras/epochs.py": {
         **each("_current_iterator _distributed_dataset _enumerate_iterator _get_iterator", epoch_iterator),
@@ -211,7 +212,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "random_states.py": {"_rng": lambda: context.Context},
     "tensorflow/arrays.py": {"_numpy": lambda: tf.constant(1.0)},
     "initialized.py": {"_context_handle": context.context},
-    "tensorflow/coordination.py": {},
     "tensorflow/data.py": {
         **each("_inputs _variant_tensor _options_attr", lambda: tf.data.Dataset.range(2)),
         "_MapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
@@ -229,7 +229,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_constraint _shape _value", lambda: keras.Variable([1.0])),
         **each("_get_on_device_or_primary _shared_name _unique_id", lambda: model().weights[0].value),
     },
-    "tensorflow/numeric_variables.py": {},
     "tensorflow/partitioned.py": {
         **each("_dtype _shape _value", lambda: keras.Variable([1.0])),
     },
@@ -248,7 +247,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_server_def": lambda: context.Context,
         "_place": OURS,
     },
-    "tensorflow/sparse_sums.py": {},
     "tensorflow/step_variables.py": {
         "_handle_data": lambda: tf.Variable(1.0).handle,
         "_unique_id": lambda: tf.Variable(1.0),
@@ -274,8 +272,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "tensorflow/trial.py": each(
         "_get_default_replica_mode _pop_per_thread_mode _push_per_thread_mode", lambda: distribute_lib
     ),
-    "tensorflow/variable_part.py": {},
-    "versions.py": {},
 }
 
 

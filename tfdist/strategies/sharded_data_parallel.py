@@ -15,11 +15,11 @@ class ShardedDataParallelStrategy(MultiWorkerMirroredStrategy):
 
     It is `MultiWorkerMirroredStrategy` with ``shard_optimizer=stage``, and gives the same numbers: those of one device.
     Gradients are reduced to the worker that updates their part, and the new weights are gathered from there, which is
-    as many bytes as an all_reduce. In bytes, of N weights in float32, with Adam:
+    as many bytes as an all_reduce. Bytes in each process, of N weights in float32 with Adam, beside activations:
 
-        16 N                 plain: weights 4, gradients 4, slots 8
-        8 N + 8 N / p        stage 1: gradients may be whole
-        4 N + 12 N / p       stage 2: gradients are in parts once they have travelled
+        4 N + 4 N + 8 N              plain: weights, gradients, slots
+        4 N + (4 N + 8 N) / p        stages 1 and 2
+        4 N more, or 4 N / p         what `DistributedOptimizer` accumulates, in stage 1 and in stage 2
 
     Args:
         cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
