@@ -55,7 +55,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         replicas_per_worker: 1; a process is one device.
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
         collectives: "tensorflow", "native" or "auto", see `MultiWorkerMirroredStrategy`.
-        bucket_bytes: gradients are reduced in buckets of at most this many bytes.
+        bucket_bytes: gradients are reduced in buckets of at most this many bytes, see `MultiWorkerMirroredStrategy`.
         loss_reduction: see `MultiWorkerMirroredStrategy`.
 
     Raises:
@@ -88,7 +88,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         replicas_per_worker: int | None = None,
         timeout_seconds: float = 1800.0,
         collectives: str | None = None,
-        bucket_bytes: int = buckets.DEFAULT_BYTES,
+        bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
     ) -> None:
         cluster = clusters.from_environment() if cluster is None else cluster
@@ -112,15 +112,15 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             loss_reduction=loss_reduction,
         )
         self.loss_reduction = loss_reduction
-        self._workers = self._job.workers
+        self._workers, chosen = self._job.workers, self._job.extended.bucket_bytes
         tf_strategies.claim_collective_keys(self, within_worker=True)
         everybody = self._workers.collective
         along = {
-            name: TracedCollective(groups.along(everybody, self._mesh, [name]), bucket_bytes=bucket_bytes)
+            name: TracedCollective(groups.along(everybody, self._mesh, [name]), bucket_bytes=chosen)
             for name in self._mesh.names
         }
         self._axes = Axes(self._mesh, self._workers.index, along, self._workers.waiting)
-        traced = TracedCollective(everybody, bucket_bytes=bucket_bytes)
+        traced = TracedCollective(everybody, bucket_bytes=chosen)
         extended = ModelParallelReplicas(
             self,
             everybody=traced,
@@ -168,17 +168,17 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         asked = Layouts(mesh, keras_distributions.layout_map(distribution), batch=self._batch)
         return asked.given == self._layouts.given
 
-    def ready(self, model: Any, *, is_built: bool) -> None:
+    def ready(self, model: Any) -> None:
         """Let a model's layers compute where their weights lie, and look whether the layouts fit it.
 
         Args:
             model: that is about to train, test or predict.
-            is_built: whether all of its weights have been made.
         Raises:
             ConfigError: one matches none.
         """
-        layers.adapt(keras_model.layers(model))
-        if is_built:
+        every = keras_model.layers(model)
+        layers.adapt(every)
+        if all(layer.built for layer in every):
             self._layouts.require_all_matched()
 
     def _sharding_of(self, path: str, shape: tuple[int, ...]) -> Sharding | None:

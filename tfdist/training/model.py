@@ -48,7 +48,7 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
 def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool) -> None:
     """Keras is about to train, test or predict, and has not told its callbacks that anything begins."""
     distributions.require_none_else(strategy)
-    strategy.ready(model, is_built=keras_model.is_built(model))
+    strategy.ready(model)
     standby.stand_by(model, training=training)
     if training:
         step_clock().training_begins()

@@ -176,13 +176,8 @@ class KerasTraining:
         """Which of the parts of a batch this process has, and how many there are; several may have the same."""
         return self._workers.index, self._workers.count
 
-    def ready(self, model: Any, *, is_built: bool) -> None:
-        """Look at a model that is about to train, test or predict.
-
-        Args:
-            model: the model.
-            is_built: whether all of its weights have been made.
-        """
+    def ready(self, model: Any) -> None:
+        """Look at a model that is about to train, test or predict."""
 
     def _adopt(self, model: Any) -> None:
         models.adopt(model, self, self._workers)
