@@ -13,6 +13,7 @@ from tfdist import validation
 from tfdist.checkpoint.sharding import ShardedState
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compression import registry
 from tfdist.compression.codec import Codec
@@ -185,7 +186,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if self._accumulates_parts:
             (part,) = sharding.parts_of(self, [variable])
             dtype = "float32" if variable.dtype in _HALF else variable.dtype
-            room = self.add_variable(part.shape, dtype=dtype, name=f"{variable.path.replace('/', '_')}_sum")
+            with keras_sharded.making_parts(self):
+                room = self.add_variable(part.shape, dtype=dtype, name=f"{variable.path.replace('/', '_')}_sum")
             saving.note_part(room, part)
             return room
         if variable.dtype in _HALF:  # a sum of many needs more bits than a weight

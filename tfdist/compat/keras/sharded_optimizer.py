@@ -16,15 +16,16 @@ lies between an optimizer's `apply` and its `update_step`:
 - `_backend_apply_gradients`: the rest of `apply`; only looked up, whether a class has one of its own.
 """
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-_BUILDS = "tfdist_builds_parts"
+_MAKES_PARTS = "tfdist_makes_parts"
 
 
 class Updates(Protocol):
@@ -55,9 +56,19 @@ class Updates(Protocol):
         """Give variables the values of which each worker has its part."""
 
 
-def builds_parts(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is making what depends on the part of this worker, which others may not make."""
-    return _BUILDS in vars(optimizer)
+@contextlib.contextmanager
+def making_parts(optimizer: Optimizer) -> Iterator[None]:
+    """Say that an optimizer makes what follows from this worker's parts: others may make something else meanwhile."""
+    vars(optimizer)[_MAKES_PARTS] = True
+    try:
+        yield
+    finally:
+        del vars(optimizer)[_MAKES_PARTS]
+
+
+def makes_parts(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is inside `making_parts`: then no worker waits for another's initial values."""
+    return _MAKES_PARTS in vars(optimizer)
 
 
 def let_update_parts(optimizer: Optimizer, updates: Updates) -> None:
@@ -76,13 +87,9 @@ def let_update_parts(optimizer: Optimizer, updates: Updates) -> None:
 def _build(optimizer: Optimizer, updates: Updates, variables: Sequence[Any]) -> None:
     if optimizer.built:
         return
-    own = vars(optimizer)
-    own[_BUILDS] = True
-    try:
+    with making_parts(optimizer):
         type(optimizer).build(optimizer, updates.stand_ins(variables))
-    finally:
-        del own[_BUILDS]
-    own["_trainable_variables"] = list(variables)
+    vars(optimizer)["_trainable_variables"] = list(variables)
     updates.built()
 
 

@@ -288,7 +288,7 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
             given = kwargs["initial_value"]
             with tf.device(device):
                 value = tf.convert_to_tensor(given() if callable(given) else given, kwargs.get("dtype"))
-            if value.shape.rank or sharded_optimizer.builds_parts(optimizer):
+            if value.shape.rank or sharded_optimizer.makes_parts(optimizer):
                 return lambda: value
             kwargs["initial_value"] = value
         return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
