@@ -35,6 +35,8 @@ LONGEST = (
     "test_matrix_ring.py",
     "test_matrix_workers.py",
     "test_matrix_numbers.py",
+    "test_training_model_parallel.py",
+    "test_sharded.py",
     "test_notebooks.py",
     "test_data_strategies.py",
     "test_training_mirrored.py",

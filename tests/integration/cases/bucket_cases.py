@@ -11,7 +11,10 @@ from multi_worker_cases import RANK, STRATEGY, X, Y, model
 import tfdist.strategies
 from tfdist import errors
 
-REDUCTIONS = ("CollectiveReduceV2", "HorovodGroupedAllreduce", "HorovodAllreduce", "TfdistAllReduce")
+REDUCTIONS = (
+    *("CollectiveReduceV2", "HorovodGroupedAllreduce", "HorovodAllreduce", "TfdistAllReduce"),
+    "TfdistReduceScatter",  # where each worker updates its part
+)
 
 
 class Seen(keras.Model):
