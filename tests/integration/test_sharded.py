@@ -31,7 +31,9 @@ def start(forking: Forks, workers: int, stage: int, collectives: str) -> WorkerP
         more = {"PYTHONPATH": python_path(CASES), registry.COLLECTIVES_VARIABLE: collectives}
         return [environment | more | {registry.STAGE_VARIABLE: str(stage)} for environment in made]
 
-    return WorkerPool(environments, start=forking.worker)
+    pool = WorkerPool(environments, start=forking.worker)
+    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+    return pool
 
 
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]} workers, stage {group[1]}, {group[2]}")

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
+from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError
 from tfdist.strategies import distributions, registry, threads
 from tfdist.strategies.stages import stage_from
@@ -154,7 +155,7 @@ def use_logical_cpus(count: int) -> None:
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     except RuntimeError:
-        present = len(tf.config.list_logical_devices("CPU"))
+        present = len(tf_strategies.local_devices(("CPU",)))
         if present != count:
             raise ConfigError(
                 f"use_logical_cpus({count}): TensorFlow has started in this process with {present} CPU device(s), "

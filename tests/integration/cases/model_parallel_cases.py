@@ -210,16 +210,16 @@ class _End(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
+def resumed(folder: str, meshes: list[str | None], *, ends: bool = True) -> dict[str, float]:
     """Train on one mesh after another, each from the other's backup; return how far from one device it ends.
 
-    None is one device, on which each process goes on by itself.
+    None is one device, on which each process goes on by itself. Unless it `ends`, others may go on behind the last.
     """
     folder = f"{folder}/backup"
     for turn, mesh in enumerate(meshes):
         with contextlib.nullcontext() if mesh is None else strategy(mesh).scope():
             model, x = made("mlp-adamw")
-        last = turn == len(meshes) - 1
+        last = ends and turn == len(meshes) - 1
         # every process on one device has a directory of its own
         mine = f"{folder}-{RANK}" if mesh is None else folder
         if mesh is None:
