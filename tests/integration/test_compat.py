@@ -171,11 +171,13 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_dataset": lambda: epoch_iterator().data_adapter,
         "_get_metrics_result_or_logs": lambda: keras.Model,
     },
-    "keras/layers.py": {**each("_moments _reduction_axes", layer), "_embeddings": embedding},
+    "keras/layers.py": {
+        **each("_moments _reduction_axes", layer),
+        "_embeddings": embedding,
+        "_kernel": lambda: model().layers[0],
+    },
     "keras/loss.py": {"_flat_losses": lambda: model()._compile_loss},
-    "keras/metrics.py": each(
-        "_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error)
-    ),
+    "keras/metrics.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),
     "keras/model.py": {
         **each("_compile_loss _compile_metrics _distribute_strategy _flatten_layers _initial_epoch", model),
         **each("_get_metrics_result_or_logs _make_function _maybe_symbolic_build _symbolic_build", model),

@@ -120,7 +120,7 @@ def test_a_name_that_is_near_to_nothing_gets_none() -> None:
     [
         ("tfdist ver", {"verify"}),
         ("tfdist data ver", {"verify"}),
-        ("tfdist run --strategy m", {"mirrored", "multi-worker"}),
+        ("tfdist run --strategy m", {"mirrored", "multi-worker", "model-parallel"}),
         ("tfdist tune batch --strategy r", {"ring"}),
         ("tfdist verify --strategy ring-", {"ring-2", "ring-3", "ring-2x2"}),
         ("tfdist verify --feature global_c", {"global_clipnorm"}),

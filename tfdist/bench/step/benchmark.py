@@ -18,7 +18,9 @@ __all__ = ["PEERS", "STRATEGIES", "Setup", "StepReport", "arms", "run"]
 PEERS = ("tensorflow loop", "horovod loop")
 #: of which all replicas step together, also in a loop by hand; `bench.parameter_server` and `bench.sharded` do the rest
 STRATEGIES = tuple(
-    name for name in registry.names() if registry.get(name).processes != "chief" and name != "sharded-data-parallel"
+    name
+    for name in registry.names()
+    if registry.get(name).processes != "chief" and name not in ("sharded-data-parallel", "model-parallel")
 )
 
 # arm -> the lane whose processes run it. TensorFlow's strategy and tfdist's cannot both be the multi-worker one of a
