@@ -117,6 +117,10 @@ def test_functions_traced_anew_conditions_and_loops(members: Members) -> None:
     assert [one for those in members.call("under_way", group=None) for one in those] == []
 
 
+def test_a_member_takes_part_in_what_it_does_not_look_at(members: Members) -> None:
+    assert [one for those in members.call("looked_at_by_one", group=None) for one in those] == []
+
+
 def test_members_get_the_same_bits(members: Members) -> None:
     assert len(set(members.call("digest_of_sums", group=None))) == 1
 

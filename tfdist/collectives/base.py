@@ -19,9 +19,9 @@ class Collective(Protocol):
     in float32 and rounded once; integers wrap as their own dtype does; what is copied keeps its bits. Text does not
     travel. Rows lie along the first axis.
 
-    An operation may stand in a function, in a condition or a loop, as long as all members take the same way. A
-    function that has failed because a member is gone, or because somebody has called `abort`, raises what its engine
-    raises; `explain` says what that means.
+    An operation may stand in a function, in a condition or a loop, as long as all members take the same way. A member
+    takes part whether it looks at the result or not. A function that has failed because a member is gone, or because
+    somebody has called `abort`, raises what its engine raises; `explain` says what that means.
 
     Attributes:
         size: number of members.

@@ -55,17 +55,20 @@ class SideEffect:
     """
 
     def __init__(self, name: str, device: str) -> None:
+        self._name = name
         self._device = device
-        with tf.init_scope(), tf.device(device):
-            self._place = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=name)
 
     def after(self, tensor: tf.Tensor) -> tf.Operation:
         """Return an operation behind the tensor that a function runs in any case; None eagerly."""
         if tf.executing_eagerly():
             return None
-        # not by the size alone, which TensorFlow may know without the tensor
-        with tf.device(self._device), tf.control_dependencies([tensor]):
-            return tf.raw_ops.AssignVariableOp(resource=self._place, value=tf.cast(tf.size(tensor), tf.float32))
+        with tf.device(self._device):
+            # A handle of its own, or TensorFlow would put the operations that write there in order.
+            place = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=self._name)
+            # Written is what only the tensor tells: TensorFlow may know its size without it, and makes nothing of an
+            # operation without state that others only come after.
+            first = tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32)
+            return tf.raw_ops.AssignVariableOp(resource=place, value=tf.reduce_sum(first))
 
 
 def shaped(flat: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:

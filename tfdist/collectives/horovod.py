@@ -60,9 +60,12 @@ class HorovodCollective:
         self._process_set = process_set
         self._device = device or "/device:CPU:0"
         self._pairs = dict(pairs or {}) | ({1 - rank: process_set} if size == 2 else {})
-        self._side_effect = composed.SideEffect(f"tfdist_sent_{process_set.process_set_id}", self._device)
+        self._side_effect = composed.SideEffect(f"tfdist_took_part_{process_set.process_set_id}", self._device)
         self._abort = abort
         self._explain = explain
+
+    # Horovod's operations have no state, as TensorFlow sees them: a member that looks at no result of an operation
+    # would leave it out, and the others would wait. So each has a side effect.
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one group."""
@@ -97,6 +100,7 @@ class HorovodCollective:
         first, *others = tensors
         with tf.device(self._device):
             totals = horovod_ops.all_reduce([_not_folded(first), *others], _name(key), self._process_set, op=op)
+        self._side_effect.after(totals[0])
         return [tf.ensure_shape(totals[0], first.shape), *totals[1:]]
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
@@ -107,6 +111,7 @@ class HorovodCollective:
             return tensor
         with tf.device(self._device):
             gathered = horovod_ops.all_gather(_not_folded(carried), _name(key), self._process_set)
+        self._side_effect.after(gathered)
         return tf.ensure_shape(restore(gathered), [None, *tensor.shape[1:]])
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
@@ -139,18 +144,21 @@ class HorovodCollective:
         splits = tf.stack([tf.cast(size, tf.int32) for size in sizes])
         with tf.device(self._device):
             arrived = horovod_ops.all_to_all(bits, _not_folded(splits), _name(key), self._process_set)
+        self._side_effect.after(arrived)
         return tf.reshape(restore(arrived), base.with_rows([self.size * sizes[self.rank]], tensor))
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
         """Send a tensor; see `Collective.send`. The two exchange their rows, of which only this member has any."""
         tensor = tf.convert_to_tensor(tensor)
-        return self._side_effect.after(self._moved(tensor, f"{key} {self.rank} {to}", "to", to, sends=True))
+        arrived = self._moved(tensor, f"{key} {self.rank} {to}", "to", to, sends=True)
+        return self._side_effect.after(arrived)
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
         """Return what a member has sent; see `Collective.receive`."""
         base.require_known(spec)
         nothing = tf.zeros(spec.shape, spec.dtype)
         arrived = self._moved(nothing, f"{key} {source} {self.rank}", "source", source, sends=False)
+        self._side_effect.after(arrived)
         return tf.reshape(arrived, spec.shape)
 
     def _moved(self, tensor: tf.Tensor, key: str, name: str, other: int, *, sends: bool) -> tf.Tensor:

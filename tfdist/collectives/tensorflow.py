@@ -72,7 +72,7 @@ class TensorFlowCollective:
         self._group_key = group_key
         self._device = device
         self._abort = abort
-        self._side_effect = composed.SideEffect(f"tfdist_sent_{group_key}_{rank}", device)
+        self._side_effect = composed.SideEffect(f"tfdist_took_part_{group_key}_{rank}", device)
         self._functions: dict[Hashable, Any] = {}
         self._keys: dict[int, str] = {}
         with tf.init_scope(), tf.device(device):
@@ -129,6 +129,7 @@ class TensorFlowCollective:
             name = f"broadcast {root} {key}"
             group = (self._group_key, self.size)
             arrived = (self._sent if root == self.rank else self._received)(words, name, group)
+            self._side_effect.after(arrived)
             return composed.shaped([restore(arrived[: base.count_of(words)])], given)
 
         return self._run(("broadcast", key, root), handed_out, [tensor])[0]
@@ -160,6 +161,7 @@ class TensorFlowCollective:
             words, restore = _flat(tf.zeros(spec.shape, spec.dtype))
             name = f"send {source} {self.rank} {key}"
             arrived = self._received(words, name, self._pair(self.rank, source))
+            self._side_effect.after(arrived)
             return [tf.reshape(restore(arrived), spec.shape)]
 
         return self._run(("receive", key, source, spec), received, [])[0]
@@ -257,6 +259,7 @@ class TensorFlowCollective:
                 (arrived[other],) = composed.shaped([flat], [mine])
         with tf.control_dependencies(leaving):  # or TensorFlow would drop what nobody here looks at
             every = tf.concat(arrived, axis=0)
+        self._side_effect.after(every)
         return tf.reshape(every, base.with_rows([self.size * sizes[self.rank]], tensor))
 
     def _sent(self, words: tf.Tensor, name: str, group: tuple[int, int]) -> tf.Tensor:

@@ -199,6 +199,27 @@ def under_way(name: str, groups: Sequence[Sequence[int]], group: int | None) -> 
     return wrong
 
 
+def looked_at_by_one(name: str, groups: Sequence[Sequence[int]], group: int | None) -> list[str]:
+    """Run every operation in a function; each result is looked at by one member, and left alone by the others."""
+    own = collective(name, groups, group)
+    if own is None:
+        return []
+    expected: list[tuple[str, np.ndarray]] = []
+
+    def mine() -> list[tf.Tensor]:
+        found = []
+        for turn, (what, tensor, wanted) in enumerate(results_of(own, "float32")):
+            if turn % own.size == own.rank:
+                expected.append((what, wanted))
+                found.append(tensor)
+        return found
+
+    wrong: list[str] = []
+    for (what, wanted), got in zip(expected, tf.function(mine, autograph=False)(), strict=True):
+        check(wrong, what, got, wanted)
+    return wrong
+
+
 def digest_of_sums(name: str, groups: Sequence[Sequence[int]], group: int | None) -> str | None:
     """Return a digest of sums of numbers of which each order of adding makes another; the same on all members."""
     own = collective(name, groups, group)
