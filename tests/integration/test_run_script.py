@@ -119,6 +119,21 @@ def test_a_fork_of_the_worker_is_not_the_worker(script, shared):  # type: ignore
     assert "failed first" not in err
 
 
+def test_a_worker_that_has_lost_another_says_so_without_a_traceback(script, shared):  # type: ignore[no-untyped-def]
+    path = script("""
+        from tfdist.errors import WorkerLostError
+        try:
+            raise ConnectionResetError("a socket")
+        except ConnectionResetError as error:
+            raise WorkerLostError("worker 0 cannot go on: worker 1 is gone") from error
+    """)
+    code, _, err = finished(path, shared=shared)
+    assert code == 1
+    assert "WorkerLostError: worker 0 cannot go on: worker 1 is gone" in err
+    assert "Traceback" not in err
+    assert "socket" not in err
+
+
 def test_a_dry_run_shows_all_and_starts_nothing(script, shared):  # type: ignore[no-untyped-def]
     path = script("tell('ran')")
     code, out, _ = finished("--dry-run", "--strategy", "multi-worker", "-n", 2, path, "an argument", shared=shared)

@@ -168,8 +168,14 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _end_as_uncaught(error: BaseException) -> NoReturn:
-    """Show the exception through sys.excepthook, without the frames of this file, and exit with code 1."""
+    """Show the exception through sys.excepthook, without the frames of this file, and exit with code 1.
+
+    Of a worker that has lost another the message alone: the cause is in the other, and nobody is to look for it here.
+    """
     error.__traceback__ = _own_frames(error.__traceback__)
+    errors = sys.modules.get("tfdist.errors")
+    if errors is not None and isinstance(error, errors.WorkerLostError):
+        error.__traceback__ = error.__cause__ = None  # which suppresses the context too
     sys.excepthook(type(error), error, error.__traceback__)
     sys.exit(1)
 
