@@ -20,16 +20,9 @@ from tfdist.launch.plan.choice import (
     require_installed,
     server_count,
 )
-from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE, REPLICA_COLLECTIVES
+from tfdist.strategies import registry
+from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
 
-# Which strategies know which; None is a script that names its own.
-_COLLECTIVES_OF: dict[str | None, tuple[str, ...]] = {
-    None: COLLECTIVES,
-    "multi-worker": COLLECTIVES,
-    "sharded-data-parallel": COLLECTIVES,
-    "mirrored": REPLICA_COLLECTIVES,
-    "model-parallel": tuple(name for name in COLLECTIVES if name != "horovod"),
-}
 _MESHED = "model-parallel"
 
 
@@ -171,11 +164,11 @@ def command(
     SCRIPT runs as `python SCRIPT ARGUMENTS` would, once per worker; with parameter servers once, on the chief. What
     follows its name is its own. Across machines Slurm, Kubernetes, MPI or SageMaker start the script themselves.
     """
-    if collectives and collectives not in _COLLECTIVES_OF.get(strategy, ()):
+    if collectives and strategy and collectives not in registry.get(strategy).collectives:
+        takers = [name for name in registry.names() if collectives in registry.get(name).collectives]
         raise click.UsageError(
-            f"--collectives {collectives} is for --strategy "
-            f"{' and '.join(str(name) for name, known in _COLLECTIVES_OF.items() if name and collectives in known)}, "
-            f"and the strategy is {strategy}, which has collectives of its own. Leave one of the two out."
+            f"--collectives {collectives} is for --strategy {' and '.join(takers)}, and the strategy is "
+            f"{strategy}, which has collectives of its own. Leave one of the two out."
         )
     if strategy == _MESHED and (min_workers or max_workers):
         raise click.UsageError(f"--strategy {_MESHED} has as many workers as its mesh has places; leave -n as it is.")

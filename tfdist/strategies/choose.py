@@ -102,8 +102,7 @@ def from_environment(
     options: dict[str, Any] = {}
     if name == "model-parallel":
         options |= distributions.options_of_model_parallel(layout_map, environ)
-    several = ("multi-worker", "model-parallel", "sharded-data-parallel")
-    if name in several and environ.get(registry.COLLECTIVES_VARIABLE):
+    if entry.collectives and environ.get(registry.COLLECTIVES_VARIABLE):
         options["collectives"] = environ[registry.COLLECTIVES_VARIABLE]
     if name == "sharded-data-parallel":
         options["stage"] = stage_from(environ)

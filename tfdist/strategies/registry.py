@@ -19,9 +19,9 @@ from tfdist.validation import nearest
 
 __all__ = ["Entry", "get", "names"]
 
-#: what may carry the tensors of `multi-worker` and `sharded-data-parallel`; the first is the default
+#: what may carry tensors between processes; the first is the default
 COLLECTIVES = ("auto", "tensorflow", "native", "horovod")
-#: what may carry those of `mirrored`, between replicas of one process; the first is the default
+#: what may carry them between the replicas of one process; the first is the default
 REPLICA_COLLECTIVES = ("tensorflow", "native", "auto")
 #: names one of them where the code does not
 COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
@@ -44,6 +44,9 @@ class Entry:
             runs the script), or ``"chief"`` (the chief runs the script; workers and parameter servers serve it).
         summary: one line for tables and ``--help``.
         needs: the package that it needs beside TensorFlow, and the command that installs it; None where it needs none.
+        collectives: what may carry its tensors, the first by default; nothing where there is no choice.
+        is_replicated: whether replicas step together and each has all weights and slots, so that a loop by hand needs
+            nothing of the strategy but sums.
     """
 
     name: str
@@ -51,6 +54,8 @@ class Entry:
     processes: Literal["one", "workers", "chief"]
     summary: str
     needs: tuple[str, str] | None = None
+    collectives: tuple[str, ...] = ()
+    is_replicated: bool = True
 
     @property
     def is_installed(self) -> bool:
@@ -67,18 +72,22 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 target="tfdist.strategies.mirrored:MirroredStrategy",
                 processes="one",
                 summary="synchronous data parallelism over the devices of one process",
+                collectives=REPLICA_COLLECTIVES,
             ),
             Entry(
                 name="multi-worker",
                 target="tfdist.strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",
                 processes="workers",
                 summary="synchronous data parallelism over several processes and hosts",
+                collectives=COLLECTIVES,
             ),
             Entry(
                 name="sharded-data-parallel",
                 target="tfdist.strategies.sharded_data_parallel:ShardedDataParallelStrategy",
                 processes="workers",
                 summary="data parallelism in which workers share the optimizer's slots among them (ZeRO)",
+                collectives=COLLECTIVES,
+                is_replicated=False,
             ),
             Entry(
                 name="ring",
@@ -92,12 +101,15 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 target="tfdist.strategies.model_parallel:ModelParallelStrategy",
                 processes="workers",
                 summary="weights in parts over a mesh of processes (keras.distribution.ModelParallel)",
+                collectives=tuple(name for name in COLLECTIVES if name != "horovod"),
+                is_replicated=False,
             ),
             Entry(
                 name="parameter-server",
                 target="tfdist.strategies.parameter_server:ParameterServerStrategy",
                 processes="chief",
                 summary="asynchronous or bounded-staleness data parallelism; variables on parameter servers",
+                is_replicated=False,
             ),
         )
     }

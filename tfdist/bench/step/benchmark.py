@@ -16,12 +16,8 @@ from tfdist.validation import integer, one_of
 __all__ = ["PEERS", "STRATEGIES", "Setup", "StepReport", "arms", "run"]
 
 PEERS = ("tensorflow loop", "horovod loop")
-#: of which all replicas step together, also in a loop by hand; `bench.parameter_server` and `bench.sharded` do the rest
-STRATEGIES = tuple(
-    name
-    for name in registry.names()
-    if registry.get(name).processes != "chief" and name not in ("sharded-data-parallel", "model-parallel")
-)
+#: which a loop by hand can be measured beside; `bench.parameter_server` and `bench.sharded` do the rest
+STRATEGIES = tuple(name for name in registry.names() if registry.get(name).is_replicated)
 
 # arm -> the lane whose processes run it. TensorFlow's strategy and tfdist's cannot both be the multi-worker one of a
 # process, and the ring starts Horovod with settings that are good for it and not for others.
