@@ -62,13 +62,13 @@ class SideEffect:
         """Return an operation behind the tensor that a function runs in any case; None eagerly."""
         if tf.executing_eagerly():
             return None
+        # Written is what only the tensor tells: TensorFlow may know its size without it, and makes nothing of an
+        # operation without state that others only come after. One element, so that no more leaves its device.
+        first = tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32))
         with tf.device(self._device):
             # A handle of its own, or TensorFlow would put the operations that write there in order.
             place = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=self._name)
-            # Written is what only the tensor tells: TensorFlow may know its size without it, and makes nothing of an
-            # operation without state that others only come after.
-            first = tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32)
-            return tf.raw_ops.AssignVariableOp(resource=place, value=tf.reduce_sum(first))
+            return tf.raw_ops.AssignVariableOp(resource=place, value=first)
 
 
 def shaped(flat: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
