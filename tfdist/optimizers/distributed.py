@@ -20,12 +20,12 @@ from tfdist.compression.codec import Codec
 from tfdist.compression.codecs.casting import Whole
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.optimizers.saved_state import SavedState
-from tfdist.training.reduction import reducer
+from tfdist.training.reduction import norms, reducer
 from tfdist.training.reduction import replica_sums as sums_over
 from tfdist.training.reduction.compressed import Compression
 from tfdist.training.replica import optimizers as training
 from tfdist.training.replica import step
-from tfdist.training.sharding import norms, saving, sharding
+from tfdist.training.sharding import saving, sharding
 from tfdist.training.strategy import KerasTraining
 
 _HALF = ("float16", "bfloat16")

@@ -19,7 +19,7 @@ from tfdist.strategies import engines, native_replicas, stages
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.training.multi_worker import agreement
 from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.sharding.sharding import Sharding
+from tfdist.training.sharding.sharding import OptimizerSharding
 from tfdist.training.strategy import KerasTraining, agree_on_seed
 
 __all__ = ["MultiWorkerMirroredStrategy"]
@@ -152,11 +152,11 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if several:
             agree_on_seed(self._workers)
 
-    def _sharded(self, stage: int | None, extended: Any) -> Sharding | None:
+    def _sharded(self, stage: int | None, extended: Any) -> OptimizerSharding | None:
         if stage is None:
             return None
         alone = native_replicas.traced([self._workers.collective], extended.bucket_bytes)
-        return Sharding(stage, self._workers, [*extended.between, *alone][0])
+        return OptimizerSharding(stage, self._workers, [*extended.between, *alone][0])
 
 
 def _is_one_cpu(devices: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from tfdist.training.data import Input, Source
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import optimizers, step
 from tfdist.training.sharding import saving
-from tfdist.training.sharding.sharding import Sharding
+from tfdist.training.sharding.sharding import OptimizerSharding
 
 
 class KerasTraining:
@@ -29,7 +29,7 @@ class KerasTraining:
     """
 
     _workers: Workers
-    _sharding: Sharding | None = None
+    _sharding: OptimizerSharding | None = None
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -58,7 +58,7 @@ class KerasTraining:
         return self._workers
 
     @property
-    def sharding(self) -> Sharding | None:
+    def sharding(self) -> OptimizerSharding | None:
         """How the optimizers of this strategy are sharded; None where each replica has all of their slots."""
         return self._sharding
 

@@ -1,5 +1,6 @@
 """What the tests of sharded data parallelism run in every worker at once; each returns JSON values or asserts."""
 
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,7 @@ def refused(stage: int) -> dict[str, str]:
         "stage": lambda: tfdist.strategies.ShardedDataParallelStrategy(stage=3),
         "no stage": lambda: tfdist.strategies.MultiWorkerMirroredStrategy(shard_optimizer=0),
         "loop": _own_loop,
+        "checkpoint": _checkpoint,
     }
     for name, way in ways.items():
         try:
@@ -328,6 +330,16 @@ def _own_loop() -> None:
         optimizer = keras.optimizers.Adam(0.1)
         optimizer.build([variable])
     tf.function(lambda: STRATEGY.run(lambda: optimizer.apply([tf.ones([4, 3])], [variable])))()
+
+
+def _checkpoint() -> None:
+    with STRATEGY.scope():
+        model = network()
+        model.compile(kinds.Adam(0.05, name="checked"), "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        weights = tf.train.Checkpoint(layers=model.layers)
+        weights.read(weights.write(f"{folder}/weights")).assert_consumed()
+        tf.train.Checkpoint(model=model).write(f"{folder}/all")
 
 
 def a_bad_gradient() -> dict[str, Any]:

@@ -13,6 +13,7 @@ lies between an optimizer's `apply` and its `update_step`:
 - `_iterations`, `_learning_rate`: the variables that every optimizer has.
 - `_var_key`: what an optimizer knows a variable by.
 - `_all_reduce_sum_gradients`: see `optimizer.py`.
+- `_trackable_children`: what `tf.train.Checkpoint` goes on to, which would write one worker's part.
 - `_backend_apply_gradients`: the rest of `apply`; only looked up, whether a class has one of its own.
 """
 
@@ -24,6 +25,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfdist.errors import UnsupportedError
 
 _MAKES_PARTS = "tfdist_makes_parts"
 
@@ -82,6 +85,17 @@ def let_update_parts(optimizer: Optimizer, updates: Updates) -> None:
     own["_update_model_variables_moving_average"] = lambda variables: _average(optimizer, updates, variables)
     own["_overwrite_model_variables_with_average_value"] = lambda variables: _overwrite(optimizer, updates, variables)
     own["_all_reduce_sum_gradients"] = list
+    own["_trackable_children"] = functools.partial(_children, optimizer)
+
+
+def _children(optimizer: Optimizer, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+    if save_type != "checkpoint":
+        return type(optimizer)._trackable_children(optimizer, save_type, **kwargs)
+    raise UnsupportedError(
+        f"tf.train.Checkpoint reaches the optimizer {optimizer.name!r}, whose slots are sharded: it would write one "
+        "worker's part of them, and give it to all. Give it the model's weights alone, or take model.save() or "
+        "tfdist.callbacks.BackupAndRestore."
+    )
 
 
 def _build(optimizer: Optimizer, updates: Updates, variables: Sequence[Any]) -> None:
@@ -128,11 +142,6 @@ def numbers_of(optimizer: Optimizer) -> list[Any]:
 def key_of(optimizer: Optimizer, variable: Any) -> str:
     """Return what an optimizer knows a variable by, the same for all optimizers."""
     return str(optimizer._var_key(variable))
-
-
-def clipped_elements(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
-    """Return gradients as an optimizer clips them that looks at each element alone, or does not clip."""
-    return type(optimizer)._clip_gradients(optimizer, grads)
 
 
 def decay(optimizer: Optimizer, part: Any) -> None:

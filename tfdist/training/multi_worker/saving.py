@@ -67,7 +67,7 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     note = f"{state}/{workers.next_number(state)}"
     is_cut = any(sharded.sharding_of(weight) is not None for weight in model.weights)
     if is_cut:
-        _require_all(workers, note, name, path)
+        _require_all(workers, state, name, path)
     write = functools.partial(_write_whole, functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
     if not workers.is_chief:
         if is_cut:
@@ -90,21 +90,19 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     workers.notes.leave_note(note, "")
 
 
-def _require_all(workers: Workers, note: str, name: str, path: str) -> None:
+def _require_all(workers: Workers, state: str, name: str, path: str) -> None:
     """Wait until every worker saves, before parts are gathered, which no worker can do without the others."""
     if name == "export":
         raise UnsupportedError(
             f"the model cannot be exported to {path}: its weights lie in parts on several processes, and what is "
             "exported reads them. Save it by model.save(), load that on one device, and export it there."
         )
-    assert workers.notes is not None
-    workers.notes.leave_note(f"{note}/here/{workers.index}", "")
-    for other in range(workers.count):
-        if workers.notes.wait_for_note(f"{note}/here/{other}", _PATIENCE_SECONDS) is None:
-            raise DeadlineError(
-                f"worker {other} has not come to model.{name}({path!r}) in {_PATIENCE_SECONDS:.0f} s. Weights lie in "
-                "parts on all workers, so call it on every one of them; the chief's file is the one that stays."
-            )
+    absent = workers.first_absent(f"{state}/here", _PATIENCE_SECONDS)
+    if absent is not None:
+        raise DeadlineError(
+            f"worker {absent} has not come to model.{name}({path!r}) in {_PATIENCE_SECONDS:.0f} s. Weights lie in "
+            "parts on all workers, so call it on every one of them; the chief's file is the one that stays."
+        )
 
 
 def _write_aside(write: Any, path: str, *args: Any, **kwargs: Any) -> None:

@@ -76,6 +76,23 @@ class Workers:
         self._numbers[name] += 1
         return self._numbers[name]
 
+    def first_absent(self, place: str, timeout_seconds: float) -> int | None:
+        """Return the first of the other workers that has not come to a place in time; None when all are there.
+
+        They meet by notes, so nothing breaks when somebody does not come.
+
+        Args:
+            place: names it, the same on every worker; each time that workers meet there is another.
+            timeout_seconds: how long to wait for each.
+        """
+        if self.count == 1:
+            return None
+        assert self.notes is not None
+        key = f"{place}/{self.next_number(place)}"
+        self.notes.leave_note(f"{key}/{self.index}", "")
+        others = (index for index in range(self.count) if index != self.index)
+        return next((one for one in others if self.notes.wait_for_note(f"{key}/{one}", timeout_seconds) is None), None)
+
     def gather(self, values: list[int]) -> np.ndarray:
         """Return the vectors of all workers, shape (workers, len(values)), int64; every worker must call it.
 

@@ -1,4 +1,4 @@
-"""What is decided by the gradients of all variables together, where each worker has a part of them."""
+"""What is decided by the gradients of all variables together, where a process has a part of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from tfdist.training.reduction import replica_sums
 
-#: returns the sum over workers of a vector that each of them has
+#: returns the sums of a vector over the processes that have the other parts
 Total = Callable[[tf.Tensor], tf.Tensor]
 
 
 def are_finite(grads: Sequence[Any], total: Total) -> tf.Tensor:
-    """Return whether all elements on all workers are finite, bool scalar, the same on all of them."""
+    """Return whether all elements of all parts are finite, bool scalar, the same on every process."""
     bad = tf.cast(tf.logical_not(replica_sums.are_finite(list(grads))), tf.float32)
     return tf.equal(total(tf.reshape(bad, [1]))[0], 0)
 
@@ -25,11 +25,11 @@ def clipped(
     global_clipnorm: float | None = None,
     clipvalue: float | None = None,
 ) -> list[Any]:
-    """Return gradients as Keras clips them, given this worker's parts: squares are added up over all workers.
+    """Return gradients as Keras clips them, given this process's parts: squares are added up over all parts.
 
     Args:
-        grads: of this worker's parts, each element of which no other worker has; or None.
-        total: adds up over workers.
+        grads: of this process's parts, or None.
+        total: of the squares of each gradient that is there, in their order.
         clipnorm: the largest norm of each gradient.
         global_clipnorm: the largest norm of all together.
         clipvalue: the largest element.

@@ -6,7 +6,7 @@ parts, each once, and a constraint is given the whole.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.errors import UnsupportedError
-from tfdist.training.reduction import reducer, replica_sums
+from tfdist.training.reduction import norms, reducer
 
 
 @contextlib.contextmanager
@@ -66,51 +66,39 @@ class Parts:
             gradients: of the parts, or None.
             variables: theirs.
         """
-        there = [index for index, gradient in enumerate(gradients) if gradient is not None]
-        if not there or not (optimizer.clipnorm or optimizer.global_clipnorm):
+        if not (optimizer.clipnorm or optimizer.global_clipnorm):
             return keras_optimizer.own_clip(optimizer, gradients)
-        squares = self._squares([gradients[index] for index in there], [variables[index] for index in there])
-        clipped = list(gradients)
-        if optimizer.clipnorm:
-            limit = optimizer.clipnorm
-            scales = [limit / tf.maximum(tf.sqrt(square), tf.cast(limit, square.dtype)) for square in squares]
-        else:
-            limit = optimizer.global_clipnorm
-            norm = tf.sqrt(tf.add_n([tf.cast(square, squares[0].dtype) for square in squares]))
-            # a norm that is not finite makes every gradient NaN, as on one device
-            scales = [limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)] * len(there)
+        there = [variable for gradient, variable in zip(gradients, variables, strict=True) if gradient is not None]
+        clipped = norms.clipped(
+            gradients,
+            lambda squares: self._totals(squares, there),
+            clipnorm=optimizer.clipnorm,
+            global_clipnorm=optimizer.global_clipnorm,
+        )
         # Keras adds up rows of one index where it clips by the norm of all; elsewhere they stay apart
-        joins = bool(optimizer.global_clipnorm) and not getattr(optimizer, "reduces_by_itself", False)
-        for index, scale in zip(there, scales, strict=True):
-            gradient = tf.convert_to_tensor(gradients[index]) if joins else gradients[index]
-            clipped[index] = replica_sums.mapped(_times(scale), gradient)
-        return clipped
+        if optimizer.clipnorm or getattr(optimizer, "reduces_by_itself", False):
+            return clipped
+        return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
 
     def are_finite(self, gradients: list[Any]) -> tf.Tensor:
         """Return whether all gradients of all parts are finite, alike on all members."""
-        bad = tf.cast(tf.logical_not(replica_sums.are_finite(gradients)), tf.float32)
         axes = {axis for one in self._shardings.values() for axis in one.axes}
-        (total,) = next(iter(self._shardings.values())).total([bad], axes)
-        return tf.equal(total, 0.0)
+        first = next(iter(self._shardings.values()))
+        return norms.are_finite(gradients, lambda vector: first.total([vector], axes)[0])
 
-    def _squares(self, gradients: list[Any], variables: list[Any]) -> list[tf.Tensor]:
-        """Return the square of the norm of each whole gradient."""
-        values = [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients]
-        squares = [tf.reduce_sum(tf.square(one)) for one in values]
+    def _totals(self, squares: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
+        """Return the squares of whole gradients, given those of the parts: each is summed over its variable's axes."""
+        totals = tf.unstack(squares, num=len(variables))
         groups: dict[tuple[str, ...], list[int]] = {}
         for index, variable in enumerate(variables):
             if id(variable) in self._shardings:
                 groups.setdefault(self._shardings[id(variable)].axes, []).append(index)
         for axes, indices in groups.items():
             first = self._shardings[id(variables[indices[0]])]
-            totals = first.total([tf.stack([tf.cast(squares[index], tf.float32) for index in indices])], axes)[0]
-            for index, total in zip(indices, tf.unstack(totals), strict=True):
-                squares[index] = tf.cast(total, squares[index].dtype)
-        return squares
-
-
-def _times(scale: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-    return lambda value: value * tf.cast(scale, value.dtype)
+            (summed,) = first.total([tf.stack([totals[index] for index in indices])], axes)
+            for index, total in zip(indices, tf.unstack(summed, num=len(indices)), strict=True):
+                totals[index] = total
+        return tf.stack(totals)
 
 
 def _require_elementwise(optimizer: Any, weights: Sequence[Any]) -> None:

@@ -86,7 +86,7 @@ def gathered(workers: Workers, optimizers: Sequence[Any], values: dict[int, Any]
     """
     needed = {id(one): one for optimizer in optimizers for one in optimizer.variables if part_of(one) is not None}
     if needed:
-        _meet(workers)
+        _require_all(workers)
     try:
         values.update({key: whole_value(workers, one) for key, one in needed.items()})
         yield
@@ -144,17 +144,11 @@ def _taken(part: Any, variable: keras.Variable, whole: Any) -> Any:
     return whole if math.prod(variable.shape) else np.zeros(variable.shape, whole.dtype)
 
 
-def _meet(workers: Workers) -> None:
-    if workers.count == 1:
-        return
-    assert workers.notes is not None
-    key = f"tfdist/sharded/{workers.next_number('tfdist/sharded')}"
-    workers.notes.leave_note(f"{key}/{workers.index}", "")
-    others = [index for index in range(workers.count) if index != workers.index]
-    missing = [one for one in others if workers.notes.wait_for_note(f"{key}/{one}", _PATIENCE_SECONDS) is None]
-    if missing:
+def _require_all(workers: Workers) -> None:
+    absent = workers.first_absent("tfdist/sharded", _PATIENCE_SECONDS)
+    if absent is not None:
         raise DeadlineError(
-            f"worker {workers.index} saves an optimizer whose slots are sharded, and worker {missing[0]} has not come "
+            f"worker {workers.index} saves an optimizer whose slots are sharded, and worker {absent} has not come "
             f"within {_PATIENCE_SECONDS:.0f} s with its part. Call model.save() on every worker, not on the chief "
             "alone (the chief writes); a callback must save on all of them."
         )

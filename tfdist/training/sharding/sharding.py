@@ -20,16 +20,16 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.errors import UnsupportedError
 from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.reduction import reducer
-from tfdist.training.sharding import exchange, norms, saving
+from tfdist.training.reduction import norms, reducer
+from tfdist.training.sharding import exchange, saving
 from tfdist.training.sharding.parts import Everywhere, Part
 from tfdist.training.sharding.updates import Updates
 
 _ATTRIBUTE = "tfdist_updates"
 
 
-class Sharding:
-    """What a strategy shards.
+class OptimizerSharding:
+    """What a strategy shards of its optimizers.
 
     Args:
         stage: 1: the slots of optimizers. 2: gradients that are accumulated, too.
@@ -94,7 +94,7 @@ class Sharding:
         return saving.gathered(self.workers, optimizers, self._gathered)
 
 
-def of(optimizer: Any) -> Sharding | None:
+def of(optimizer: Any) -> OptimizerSharding | None:
     """Return how an optimizer is sharded, by the strategy in whose scope it was created; None if it is not."""
     return getattr(keras_optimizer.created_under(optimizer), "sharding", None)
 

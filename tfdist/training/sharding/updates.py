@@ -12,7 +12,8 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.compat.tensorflow.variable_part import VariablePart
 from tfdist.errors import UnsupportedError
-from tfdist.training.sharding import exchange, norms, saving
+from tfdist.training.reduction import norms
+from tfdist.training.sharding import exchange, saving
 from tfdist.training.sharding.parts import Everywhere, Owned, Part, Stretch, balanced
 
 
@@ -102,7 +103,7 @@ class Updates:
         if own.clipnorm:
             return norms.clipped(grads, self.total, clipnorm=own.clipnorm)
         if not own.global_clipnorm:
-            return keras_sharded.clipped_elements(own, grads)
+            return keras_optimizer.own_clip(own, grads)
         # what Keras scales is dense afterwards
         clipped = norms.clipped(grads, self.total, global_clipnorm=own.global_clipnorm)
         return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
