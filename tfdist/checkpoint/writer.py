@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,9 @@ from tfdist.checkpoint.parts import Joint, Part
 from tfdist.checkpoint.store import Store
 from tfdist.errors import ConfigError, DeadlineError
 from tfdist.monitor import faults
+
+#: of this process, the last for each place that is written to
+_last: "weakref.WeakValueDictionary[str, Writer]" = weakref.WeakValueDictionary()
 
 
 class _Job(NamedTuple):
@@ -64,6 +68,7 @@ class Writer:
         self.written: int | None = None
         self.last_error: OSError | None = None
         self.failures = 0
+        _last[store.url] = self
 
     @property
     def is_busy(self) -> bool:
@@ -196,6 +201,21 @@ class Writer:
         self.written = step
         self._said.clear()
         self._on_written(step)
+
+
+def finish_saves(url: str) -> None:
+    """Wait until what was submitted for a place is saved, by a writer of this process that nobody has closed.
+
+    A training that an exception has ended leaves one; what reads there next has to find what it was given.
+
+    Args:
+        url: of the store.
+    Raises:
+        Exception: what went wrong in it, unless that was the disk.
+    """
+    writer = _last.pop(url, None)
+    if writer is not None:
+        writer.close()
 
 
 def _checked(part: Part) -> Part:

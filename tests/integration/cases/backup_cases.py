@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import keras
@@ -14,6 +15,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.callbacks import BackupAndRestore, LossScaleLogger
 from tfdist.checkpoint import Store
+from tfdist.checkpoint.writer import Writer
 from tfdist.compat.keras import callbacks as keras_callbacks
 from tfdist.data import read, write
 from tfdist.errors import ConfigError
@@ -135,6 +137,29 @@ def another_model(folder):
     interrupted(model_of(), [BackupAndRestore(folder / "b")], 1)
     words = ["another model", "(3, 5)", "(3, 4)"]
     raises(ConfigError, words, lambda: fit(model_of(units=5), [BackupAndRestore(folder / "b")]))
+
+
+def interrupted_while_saving(folder):
+    """A `fit` in the process of another that was interrupted waits for what that one still saves."""
+    begun, let_go = threading.Event(), threading.Event()
+    save, close = Store.save, Writer.close
+
+    def held_up(*args, **kwargs):
+        begun.set()
+        assert let_go.wait(60), "nobody waited for the writer"
+        return save(*args, **kwargs)
+
+    def closed(writer, *args):
+        let_go.set()
+        close(writer, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "save", held_up)
+        patch.setattr(Writer, "close", closed)
+        interrupted(model_of(), [BackupAndRestore(folder / "b")], 1)
+        assert begun.wait(60)
+        found = fit(model_of(), [BackupAndRestore(folder / "b")]).history
+    assert found == fit(model_of(), []).history
 
 
 def of_something_else(folder):

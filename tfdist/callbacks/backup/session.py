@@ -20,7 +20,7 @@ from tfdist.callbacks.backup.shards import Shards
 from tfdist.callbacks.backup.together import Together
 from tfdist.callbacks.backup.train_state import TrainState, scalars
 from tfdist.checkpoint.store import Store
-from tfdist.checkpoint.writer import Writer
+from tfdist.checkpoint.writer import Writer, finish_saves
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras.epochs import Fit
@@ -83,6 +83,8 @@ class BackupSession(keras.callbacks.Callback):
         self._input = Input(fit)
         self._disk = disk
         self._is_shared = self._together.share(disk)
+        for store in filter(None, (disk, memory)):
+            finish_saves(store.url)  # of a fit that was interrupted in this process
         self._memory = None if memory is None else Memory(memory, self._together)
         self._writer = Writer(
             disk, warn=_logger.warning, on_written=_tell_the_agent if self._workers.is_chief else _tell_nobody
