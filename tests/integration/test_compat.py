@@ -200,7 +200,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_all_reduce_sum_gradients _apply_weight_decay _backend_apply_gradients", optimizer),
         **each("_backend_update_step _clip_gradients _distributed_tf_update_step _iterations", optimizer),
         **each("_learning_rate _overwrite_model_variables_with_average_value _trainable_variables", optimizer),
-        **each("_update_model_variables_moving_average _use_weight_decay _var_key", optimizer),
+        **each("_trackable_children _update_model_variables_moving_average _use_weight_decay _var_key", optimizer),
         "_model_variables_moving_average": lambda: keras.optimizers.Optimizer,
     },
     "keras/stateless_scope.py": {"_embeddings": embedding, **each("_changed_by _updating _weights", OURS)},
