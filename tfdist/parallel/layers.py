@@ -39,7 +39,7 @@ def _cut_once(layer: keras.layers.Layer, weight: Any) -> tuple[Sharding, Along, 
         return None
     sharding.require_collectives()
     dim = next(dim for dim, axis in enumerate(sharding.layout) if axis is not None)
-    return sharding, Along(sharding.mesh_axes, sharding.axes[0], f"activations of {weight.path}"), dim
+    return sharding, Along(sharding.mesh_axes, sharding.axes[0], f"activations of {sharding.label}"), dim
 
 
 def _own_part(weight: Any, dtype: tf.DType) -> tf.Tensor:

@@ -41,6 +41,8 @@ class Sharding:
         self.layout = layout
         self.shape = tuple(int(size) for size in shape)
         self.path = path
+        #: what collectives call it, which must be the same on all members
+        self.label = path
         self.local_shape = layouts.local_shape(axes.mesh, layout, self.shape)
         self.bounds = layouts.bounds(axes.mesh, layout, self.shape, axes.rank)
         place = axes.mesh.coordinates(axes.rank)
@@ -108,12 +110,12 @@ class Sharding:
             axes: to add up along; None: those of this weight.
         """
         along = self.axes if axes is None else axes
-        return self.mesh_axes.all_reduce(tensors, along, f"parts of {self.path}" if axes is None else "parts")
+        return self.mesh_axes.all_reduce(tensors, along, f"parts of {self.label}" if axes is None else "parts")
 
     def _gathered(self, part: tf.Tensor) -> tf.Tensor:
         for dim, axis in enumerate(self.layout):
             if axis is not None:
-                part = self.mesh_axes.all_gather(part, axis, dim, self.path)
+                part = self.mesh_axes.all_gather(part, axis, dim, self.label)
         return part
 
     def _rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:

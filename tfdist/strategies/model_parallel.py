@@ -15,6 +15,7 @@ from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import distributions as keras_distributions
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas
 from tfdist.errors import ConfigError
 from tfdist.parallel import groups, layers
@@ -178,6 +179,10 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         """
         every = keras_model.layers(model)
         layers.adapt(every)
+        # a process may have built other models before, and Keras numbers what has no name of its own
+        for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
+            if (sharding := sharded.sharding_of(weight)) is not None:
+                sharding.label = path
         if all(layer.built for layer in every):
             self._layouts.require_all_matched()
 

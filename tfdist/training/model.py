@@ -36,7 +36,7 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
         return
     keras_model.override(
         model,
-        build=functools.partial(build, model),
+        build=functools.partial(_build, model, strategy),
         make_function=functools.partial(_function, model, strategy, workers),
         make_predict_function=functools.partial(_predict_function, model, strategy, workers),
         before=functools.partial(_before, model, strategy, workers),
@@ -59,6 +59,13 @@ def _between(logs: dict[str, Any]) -> dict[str, Any]:
     """An epoch or an evaluation is over: what callbacks do now is no time of training."""
     step_clock().epoch_ends()
     return logs
+
+
+def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    """Build what is not built, and let the strategy look at the weights that are new."""
+    if not keras_model.is_built(model):
+        build(model, iterator, data_batch)
+        strategy.ready(model)
 
 
 def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:

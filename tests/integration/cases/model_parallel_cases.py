@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -157,20 +158,35 @@ def trained(model: keras.Model, x: np.ndarray, *, dropped: bool) -> dict[str, An
     }
 
 
-def distances(mesh: str, name: str, **options: str) -> dict[str, float]:
-    """Train on the mesh and on one device; return what differs by more than 1e-5, and how many weights are cut."""
-    over = strategy(mesh, **options)
+def distances(mesh: str, name: str, references: str, **options: str) -> dict[str, Any]:
+    """Train on the mesh, and in process 0 on one device: return what differs by more than 1e-5, beside what is cut.
+
+    Every process returns a digest of all that it found, which must be the same everywhere.
+    """
     # replicas draw other masks, as they must
     dropped = Mesh.parse(mesh).size_of("batch") == 1
-    with over.scope():
+    with strategy(mesh, **options).scope():
         model, x = made(name)
     found = trained(model, x, dropped=dropped)
-    wanted = trained(*made(name), dropped=dropped)
-    assert found.keys() == wanted.keys()
-    far = {key: float(np.max(np.abs(found[key] - wanted[key]) / np.maximum(1, np.abs(wanted[key])))) for key in wanted}
-    return {key: distance for key, distance in far.items() if not distance < 1e-5} | {
-        "cut": float(sum(hasattr(variable._value, "shard") for variable in model.weights))
+    far: dict[str, float] = {}
+    if RANK == 0:
+        wanted = on_one_device(name, dropped, references)
+        assert found.keys() == wanted.keys()
+        far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
+    return {
+        "digest": zlib.crc32(b"".join(value.tobytes() for value in found.values())),
+        "cut": sum(hasattr(variable._value, "shard") for variable in model.weights),
+        "far": {key: distance for key, distance in far.items() if not distance < 1e-5},
     }
+
+
+def on_one_device(name: str, dropped: bool, references: str) -> dict[str, Any]:
+    """Train on one device, or read what another process has found; those of one folder do it one after another."""
+    path = f"{references}/{name}-{dropped}.npz"
+    if not os.path.exists(path):
+        np.savez(path, **trained(*made(name), dropped=dropped))
+    with np.load(path) as arrays:
+        return dict(arrays)
 
 
 def saved(mesh: str, folder: str) -> dict[str, Any]:
@@ -224,17 +240,19 @@ def resumed(folder: str, meshes: list[str | None], *, ends: bool = True) -> dict
         mine = f"{folder}-{RANK}" if mesh is None else folder
         if mesh is None:
             shutil.copytree(folder, mine)
-        callbacks = [BackupAndRestore(mine, save_freq=1, asynchronous=False, delete_checkpoint=False)]
+        callbacks = [BackupAndRestore(mine, save_freq=3, asynchronous=False, delete_checkpoint=False)]
         callbacks += [] if last else [_End(3 + 3 * turn)]
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(x, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+    ours = [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
+    return {"far": _far(ours, uninterrupted()) if ends else 0.0, "steps": float(model.optimizer.iterations.numpy())}
+
+
+@functools.cache
+def uninterrupted() -> list[np.ndarray]:
     one, x = made("mlp-adamw")
     one.fit(x, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
-    ours = [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
-    return {
-        "far": _far(ours, [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]),
-        "steps": float(model.optimizer.iterations.numpy()),
-    }
+    return [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]
 
 
 def by_distribution(mesh: str) -> dict[str, Any]:
