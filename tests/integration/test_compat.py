@@ -25,84 +25,33 @@ from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from tensorflow.python.eager import context
 
 from tests import private_names
+from tests.private_objects import (
+    X,
+    Y,
+    attention,
+    callback,
+    embedding,
+    epoch_iterator,
+    gated,
+    layer,
+    loky_executor,
+    loky_tracker,
+    model,
+    node,
+    optimizer,
+    strategy,
+)
 from tfdist.compat import versions
 from tfdist.compat.keras import callbacks as keras_callbacks
 from tfdist.compat.keras import calls as keras_calls
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import model as keras_model
-from tfdist.strategies import MirroredStrategy
 
-X = np.ones((4, 2), np.float32)
-Y = np.ones((4, 1), np.float32)
 INSTALLED = versions.judge(tf.__version__, keras.__version__).text
 
 
 def moved(file: str, what: str) -> str:
     return f"{what} has moved, and tfdist/compat/{file} needs it ({INSTALLED})"
-
-
-# What the names of objects are looked up in; made when they are needed first.
-
-
-@functools.cache
-def strategy() -> tf.distribute.Strategy:
-    return MirroredStrategy(["CPU:0"])
-
-
-@functools.cache
-def model() -> keras.Model:
-    with strategy().scope():
-        made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-    made.fit(X, Y, verbose=0)
-    return made
-
-
-@functools.cache
-def epoch_iterator() -> TFEpochIterator:
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
-    return TFEpochIterator(x=data, distribute_strategy=tf.distribute.get_strategy())
-
-
-@functools.cache
-def layer() -> keras.layers.Layer:
-    made = keras.layers.BatchNormalization()
-    made.build((None, 2))
-    return made
-
-
-@functools.cache
-def embedding() -> keras.layers.Layer:
-    made = keras.layers.Embedding(2, 2)
-    made.build((None,))
-    return made
-
-
-@functools.cache
-def optimizer() -> keras.optimizers.Optimizer:
-    made = keras.optimizers.SGD(0.1, weight_decay=0.1)
-    made.exclude_from_weight_decay(var_names=["bias"])
-    made.build([keras.Variable([1.0], name="kernel")])
-    return made
-
-
-def callback(name: str) -> type:
-    return next(kind for kind, names in keras_callbacks._FIELDS.items() if name in names)
-
-
-def node() -> Any:
-    with tf.Graph().as_default() as graph:
-        first = tf.constant(1.0)
-        with graph.colocate_with(first.op):
-            return tf.identity(first).op.node_def.attr
-
-
-def loky_tracker() -> Any:
-    return importlib.import_module("loky.backend.resource_tracker")
-
-
-def loky_executor() -> Any:
-    return importlib.import_module("loky.process_executor").ProcessPoolExecutor
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
@@ -171,10 +120,17 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_dataset": lambda: epoch_iterator().data_adapter,
         "_get_metrics_result_or_logs": lambda: keras.Model,
     },
+    "keras/graphs.py": {
+        "_functional": model,
+        "_nodes_by_depth": lambda: model()._functional,
+        "_keras_history": lambda: model().inputs[0],
+    },
     "keras/layers.py": {
         **each("_moments _reduction_axes", layer),
+        **each("_compute_attention _dot_product_equation _dropout_layer _use_gate", attention),
         "_embeddings": embedding,
         "_kernel": lambda: model().layers[0],
+        "_gate_dense": gated,
     },
     "keras/loss.py": {"_flat_losses": lambda: model()._compile_loss},
     "keras/metrics.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),

@@ -66,8 +66,8 @@ def four(forking: Forks) -> Iterator[WorkerPool]:
         yield workers
 
 
-MODELS = ("mlp", "mlp-adamw", "mlp-accumulating", "mlp-scaling", "embedding", "convolution", "recurrent")
-CUT = {"mlp": 6, "embedding": 4, "convolution": 14, "recurrent": 5}
+MODELS = ("mlp", "mlp-adamw", "mlp-accumulating", "mlp-scaling", "embedding", "convolution", "recurrent", "einsums")
+CUT = {"mlp": 5, "embedding": 4, "convolution": 6, "recurrent": 5, "attention": 13, "einsums": 10}
 Equal = Callable[..., None]
 
 
@@ -107,14 +107,17 @@ def test_those_with_the_same_examples_draw_the_same_masks(four: WorkerPool) -> N
     assert digests == [digests[0]] * 4
 
 
-def test_layers_compute_where_their_weights_lie(two: WorkerPool, equal: Equal) -> None:
-    where = {"mesh": "batch=1,model=2", "name": "attention", "layouts": "megatron"}
-    equal(two, cut=11, **where)
-    for seen in call(two, "gathered", **where):
-        assert seen["gathered"]  # and no weight is ever whole
-        assert [label for label in seen["gathered"] if not label.startswith("activations of ")] == []
-        summed = {label.removeprefix("activations of ").partition("/")[0] for label in seen["summed"]}
-        assert {"embedding", "narrow", "wide", "multi_head_attention"} <= {one.rstrip("_0123456789") for one in summed}
+def test_heads_and_what_is_between_columns_and_rows_stay_in_parts(two: WorkerPool, equal: Equal) -> None:
+    equal(two, "batch=1,model=2", "attention", cut=CUT["attention"])
+    for worker, seen in enumerate(call(two, "gathered", mesh="batch=1,model=2", name="attention")):
+        assert any("attention/query/kernel': (None, 'model', None)" in told for told in seen["logged"]) == (worker == 0)
+        assert layers_in(seen["gathered"]) == {"last"}  # no weight, and no other activation, is ever whole
+        assert layers_in(seen["summed"]) == {"embedding", "attention_output", "wide", "narrow", "last"}
+
+
+def layers_in(labels: list[str]) -> set[str]:
+    """Return the layers whose activations are named; parts of norms are left out."""
+    return {label.split("/")[-2].split()[-1] for label in labels if label.startswith("activations of ")}
 
 
 def test_a_distribution_of_keras_is_followed_or_refused(two: WorkerPool) -> None:

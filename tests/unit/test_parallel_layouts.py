@@ -1,5 +1,6 @@
 """The layouts of weights: patterns, errors, parts."""
 
+import ast
 import itertools
 
 import pytest
@@ -79,17 +80,36 @@ def test_wrong_types_are_type_errors() -> None:
         of([(".*", ("model",))])
 
 
-def test_auto_cuts_the_last_dim_that_divides() -> None:
+def test_auto_goes_by_columns_then_by_rows_by_heads_words_and_filters() -> None:
     one = Layouts(Mesh.parse("batch=2,model=3"), "auto", batch="batch")
-    assert [one.of("w", shape) for shape in ((4, 6), (6, 4), (4, 5), (3,), (), (0, 3))] == [
-        (None, "model"),
-        ("model", None),
-        (None, None),
-        ("model",),
-        (),
-        (None, "model"),
-    ]
+    proposed = {
+        ("embedding/embeddings", (9, 4)): ("model", None),
+        ("positions/embeddings", (10, 6)): (None, "model"),
+        ("attention/query/kernel", (6, 3, 5)): (None, "model", None),
+        ("attention/query/bias", (3, 5)): ("model", None),
+        ("attention/attention_output/kernel", (3, 5, 6)): ("model", None, None),
+        ("attention/attention_output/bias", (6,)): (None,),
+        ("normalization/gamma", (6,)): (None,),
+        ("up/kernel", (6, 12)): (None, "model"),
+        ("up/bias", (12,)): ("model",),
+        ("down/kernel", (12, 6)): ("model", None),
+        ("down/bias", (6,)): (None,),
+        ("next/kernel", (6, 6)): (None, "model"),
+        ("awkward/kernel", (5, 7)): (None, None),
+        ("rows/kernel", (6, 7)): ("model", None),
+        ("convolution/kernel", (3, 3, 4, 9)): (None, None, None, "model"),
+        ("convolution/bias", (9,)): ("model",),
+        ("cell/recurrent_kernel", (4, 12)): (None, "model"),
+        ("number", ()): (),
+        ("empty", (0, 3)): (None, "model"),
+    }
+    assert {key: one.of(*key) for key in proposed} == proposed
     one.require_all_matched()
+    proposal = one.proposal()
+    assert proposal is not None
+    copied = ast.literal_eval(proposal.removeprefix("layout_map="))
+    assert copied == {path: layout for (path, _), layout in proposed.items() if any(layout)}
+    assert of({".*": ("row",)}).proposal() is None
     assert Layouts(Mesh.parse("batch=3,model=1"), "auto", batch="batch").of("w", (6, 6)) == (None, None)
 
 

@@ -30,6 +30,11 @@ class Along:
     axis: str
     label: str
 
+    @property
+    def size(self) -> int:
+        """How many members there are along the axis."""
+        return self.axes.mesh.size_of(self.axis)
+
     def entering(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a tensor that is alike on all members, of which each makes something else."""
 
@@ -62,7 +67,7 @@ class Along:
 
         @tf.custom_gradient
         def part(tensor: tf.Tensor) -> Any:
-            size, place = self.axes.mesh.size_of(self.axis), self.axes.mesh.coordinates(self.axes.rank)[self.axis]
-            return tf.split(tensor, size, axis=dim)[place], lambda upstream: self.gathered(upstream, dim)
+            place = self.axes.mesh.coordinates(self.axes.rank)[self.axis]
+            return tf.split(tensor, self.size, axis=dim)[place], lambda upstream: self.gathered(upstream, dim)
 
         return part(tensor)

@@ -5,14 +5,19 @@ x an activation, W_i a part and y the result:
 
     columns, the dim that stays     y = gathered(entering(x) W_i)
     rows, the dim that is summed    y = summed(cut(x) W_i)
+    filters of a convolution        y = gathered(entering(x) * W_i)
     a table by its rows             y = summed(rows that this member has, zeros in the place of others)
     a table by its columns          y = gathered(what is looked up in W_i)
+
+Between columns and rows the activation stays in parts where `kept` says so: neither is it gathered nor cut.
 
 Whatever else there is (weights cut along two axes, a class of the user's, adapters and quantized weights, the stateless
 steps in which Keras gives weights other values) gathers the weight, as any layer does.
 """
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -21,18 +26,53 @@ import tensorflow as tf
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.parallel import kept
 from tfdist.parallel.activations import Along
 from tfdist.parallel.sharding import Sharding
 
 
-def adapt(layers: list[keras.layers.Layer]) -> None:
-    """Let layers of a model compute where their weights lie; those that were adapted stay so."""
-    for layer in layers:
-        for kind, call in _CALLS.items():
-            keras_layers.override_call(layer, kind, functools.partial(call, layer))
+@dataclass(frozen=True)
+class Way:
+    """How a dense layer computes with a part of its kernel.
+
+    Attributes:
+        along: the axis.
+        dim: of the result, by columns, or of what it is given, by rows: the one in parts, counted from the last one.
+        rank: of the activation with that dim, if the layer has but one.
+        by_columns: whether each member has a part of the result, or a summand.
+    """
+
+    along: Along
+    dim: int
+    rank: int | None
+    by_columns: bool
 
 
-def _cut_once(layer: keras.layers.Layer, weight: Any) -> tuple[Sharding, Along, int] | None:
+def way_of(layer: Any) -> Way | None:
+    """Return how a Dense or EinsumDense layer computes with its part, or None where it does not."""
+    if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)) or not _is_adapted(layer):
+        return None
+    found = _cut_once(keras_layers.kernel_of(layer))
+    if found is None:
+        return None
+    _, along, dim = found
+    if isinstance(layer, keras.layers.Dense):
+        return Way(along, -1, None, by_columns=dim == 1)
+    given, result = layer.equation.replace(" ", "").split("->")
+    given, weights = given.split(",")
+    if "." in layer.equation or (weights[dim] in given and weights[dim] in result):
+        return None  # of a dim that stays, each example has a part of its own of the weight
+    by_columns = weights[dim] in result
+    labels = result if by_columns else given
+    return Way(along, labels.index(weights[dim]) - len(labels), len(labels), by_columns=by_columns)
+
+
+def _is_adapted(layer: Any) -> bool:
+    call = vars(layer).get("call")
+    return isinstance(call, functools.partial) and call.func in CALLS.values()
+
+
+def _cut_once(weight: Any) -> tuple[Sharding, Along, int] | None:
     """Return how a weight lies, what travels for it and the dim that is cut; None unless that is one dim."""
     sharding = None if weight is None or keras_variables.is_replaced(weight) else sharded.sharding_of(weight)
     if sharding is None or len(sharding.axes) != 1:
@@ -46,59 +86,96 @@ def _own_part(weight: Any, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(sharded.part_of(weight).read_value(), dtype)
 
 
-def _finished(layer: Any, outputs: tf.Tensor, *, has_bias: bool = False) -> tf.Tensor:
-    """Return the outputs with the layer's bias, unless they have it, and its activation."""
-    if layer.bias is not None and not has_bias:
-        outputs = keras.ops.add(outputs, layer.bias)
+def _computed(layer: Any, way: Way, inputs: tf.Tensor, multiply: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Return what a dense layer does, which multiplies by its part of the kernel."""
+    if way.by_columns:
+        part = multiply(inputs if kept.is_entered(layer) else way.along.entering(inputs))
+        return _finished_parts(layer, part, way.along, part.shape.rank + way.dim)
+    mine = inputs if kept.takes_part(layer) else way.along.cut(inputs, inputs.shape.rank + way.dim)
+    return _finished(layer, way.along.summed(multiply(mine)))
+
+
+def _finished(layer: Any, outputs: tf.Tensor, bias: Any = None) -> tf.Tensor:
+    """Return the outputs with the layer's bias, or with what is given in its place, and its activation."""
+    bias = layer.bias if bias is None else bias
+    if bias is not None:
+        outputs = keras.ops.add(outputs, bias)
     return outputs if layer.activation is None else layer.activation(outputs)
 
 
 def _finished_parts(layer: Any, part: tf.Tensor, along: Along, dim: int) -> tf.Tensor:
-    """Return the outputs of which this process has a part along a dim; a bias that is cut there too is not gathered."""
+    """Return the outputs of which this process has a part along a dim."""
     bias = layer.bias
-    found = None if bias is None or keras_variables.is_replaced(bias) else sharded.sharding_of(bias)
-    behind = part.shape.rank - dim  # a bias is added to the last dims
-    axes = (None,) * behind if found is None else (*(None,) * behind, *found.layout)[-behind:]
-    if found is not None and axes[0] == along.axis and found.axes == (along.axis,):
-        part = keras.ops.add(part, _own_part(bias, part.dtype))
-        return _finished(layer, along.gathered(part, dim), has_bias=True)
-    return _finished(layer, along.gathered(part, dim))
+    own = None if bias is None else _part_of_bias(bias, part, along, dim)
+    if kept.gives_part(layer):
+        if bias is not None and own is None:
+            behind = part.shape.rank - dim  # a bias is added to the last dims, and may have 1 element for all
+            is_there = len(bias.shape) >= behind and bias.shape[-behind] > 1
+            whole = tf.cast(keras.ops.convert_to_tensor(bias), part.dtype)
+            own = along.cut(whole, len(bias.shape) - behind) if is_there else along.entering(whole)
+        return _finished(layer, part, own)
+    if own is None:
+        return _finished(layer, along.gathered(part, dim))
+    outputs = along.gathered(keras.ops.add(part, own), dim)
+    return outputs if layer.activation is None else layer.activation(outputs)
+
+
+def _part_of_bias(bias: Any, part: tf.Tensor, along: Along, dim: int) -> tf.Tensor | None:
+    """Return this process's part of a bias that is cut as the outputs are, or None where it is not."""
+    found = _cut_once(bias)
+    behind = part.shape.rank - dim
+    if found is None or found[1].axis != along.axis or len(bias.shape) - found[2] != behind:
+        return None
+    return _own_part(bias, part.dtype)
 
 
 def _dense(layer: keras.layers.Dense, inputs: Any, training: Any = None) -> Any:
-    weight = keras_layers.kernel_of(layer)
-    found = _cut_once(layer, weight)
-    if found is None or not isinstance(inputs, tf.Tensor) or inputs.shape.rank is None:
+    way = way_of(layer)
+    if way is None or not isinstance(inputs, tf.Tensor) or inputs.shape.rank is None:
         return keras_layers.own_call(keras.layers.Dense, layer, inputs, training=training)
-    _, along, dim = found
-    kernel, last = _own_part(weight, inputs.dtype), inputs.shape.rank - 1
-    if dim == 1:
-        return _finished_parts(layer, keras.ops.matmul(along.entering(inputs), kernel), along, last)
-    return _finished(layer, along.summed(keras.ops.matmul(along.cut(inputs, last), kernel)))
+    kernel = _own_part(keras_layers.kernel_of(layer), inputs.dtype)
+    return _computed(layer, way, inputs, lambda given: keras.ops.matmul(given, kernel))
 
 
 def _einsum_dense(layer: keras.layers.EinsumDense, inputs: Any, training: Any = None) -> Any:
+    way = way_of(layer)
+    if way is None or not isinstance(inputs, tf.Tensor) or inputs.shape.rank is None:
+        return keras_layers.own_call(keras.layers.EinsumDense, layer, inputs, training=training)
+    kernel = _own_part(keras_layers.kernel_of(layer), inputs.dtype)
+    return _computed(layer, way, inputs, lambda given: keras.ops.einsum(layer.equation, given, kernel))
+
+
+def _convolution(layer: Any, inputs: Any) -> Any:
     weight = keras_layers.kernel_of(layer)
-    found = _cut_once(layer, weight)
-    if found is None or "." in layer.equation or not isinstance(inputs, tf.Tensor):
-        return keras_layers.own_call(keras.layers.EinsumDense, layer, inputs, training=training)
-    _, along, dim = found
-    given, result = layer.equation.replace(" ", "").split("->")
-    given, weights = given.split(",")
-    label, kernel = weights[dim], _own_part(weight, inputs.dtype)
-    if label in given and label in result:  # each example has a part of its own of the weight
-        return keras_layers.own_call(keras.layers.EinsumDense, layer, inputs, training=training)
-    if label in result:
-        part = keras.ops.einsum(layer.equation, along.entering(inputs), kernel)
-        return _finished_parts(layer, part, along, result.index(label))
-    return _finished(
-        layer, along.summed(keras.ops.einsum(layer.equation, along.cut(inputs, given.index(label)), kernel))
-    )
+    found = _cut_once(weight)
+    is_plain = isinstance(inputs, tf.Tensor) and layer.groups == 1 and layer.padding != "causal"
+    if found is None or not is_plain or found[2] != len(weight.shape) - 1:
+        return keras_layers.own_call(type(layer), layer, inputs)
+    along, channels = found[1], 1 if layer.data_format == "channels_first" else layer.rank + 1
+    part = layer.convolution_op(along.entering(inputs), _own_part(weight, inputs.dtype))
+    outputs = along.gathered(part, channels)
+    if layer.use_bias:
+        shape = [1] * (layer.rank + 2)
+        shape[channels] = layer.filters
+        outputs = keras.ops.add(outputs, keras.ops.reshape(layer.bias, shape))
+    return outputs if layer.activation is None else layer.activation(outputs)
+
+
+def _dropout(layer: keras.layers.Dropout, inputs: Any, training: Any = False) -> Any:
+    place = kept.place_between(layer)
+    if place is None or not training or layer.rate == 0:
+        return keras_layers.own_call(keras.layers.Dropout, layer, inputs, training=training)
+    along, dim = place
+    dim += inputs.shape.rank
+    shape = [along.size if one == dim else 1 for one in range(inputs.shape.rank)] * tf.shape(inputs)
+    # drawn whole, as one device does, so that masks are those of one device
+    mask = keras.random.dropout(tf.ones(shape, inputs.dtype), layer.rate, seed=layer.seed_generator)
+    return inputs * along.cut(mask, dim)
 
 
 def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
     weight = keras_layers.table_of(layer)
-    found = _cut_once(layer, weight)
+    found = _cut_once(weight)
     if found is None or not isinstance(inputs, tf.Tensor) or inputs.shape.rank is None:
         return keras_layers.own_call(keras.layers.Embedding, layer, inputs)
     sharding, along, dim = found
@@ -115,4 +192,13 @@ def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
     return keras.ops.cast(found_rows, layer.compute_dtype)
 
 
-_CALLS = {keras.layers.Dense: _dense, keras.layers.EinsumDense: _einsum_dense, keras.layers.Embedding: _embedding}
+#: how layers of a class compute
+CALLS: dict[Any, Callable[..., Any]] = {
+    keras.layers.Dense: _dense,
+    keras.layers.EinsumDense: _einsum_dense,
+    keras.layers.Embedding: _embedding,
+    keras.layers.Conv1D: _convolution,
+    keras.layers.Conv2D: _convolution,
+    keras.layers.Conv3D: _convolution,
+    keras.layers.Dropout: _dropout,
+}

@@ -11,11 +11,10 @@ from typing import Any
 from tfdist import validation
 from tfdist.cluster.mesh import Mesh
 from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.parallel.proposed import Layout, ProposedLayouts
 
-#: asks for layouts that follow from the shapes alone
+#: asks for layouts that follow from paths and shapes
 AUTO = "auto"
-
-Layout = tuple[str | None, ...]
 
 
 class Layouts:
@@ -24,8 +23,7 @@ class Layouts:
     Args:
         mesh: whose axes they name.
         given: patterns and layouts: a dictionary, a `keras.distribution.LayoutMap`, "auto", or None for none. "auto"
-            cuts the last dim of every weight that an axis divides, along the last axis of the mesh that is not
-            ``batch``.
+            is `ProposedLayouts` along the last axis of the mesh that is not ``batch`` and has more than one place.
         batch: the axis along which examples are shared out.
 
     Raises:
@@ -42,10 +40,12 @@ class Layouts:
     def __init__(self, mesh: Mesh, given: Any, *, batch: str) -> None:
         self.mesh = mesh
         self._is_auto = given == AUTO if isinstance(given, str) else False
-        self._batch = batch
+        axes = [name for name in mesh.others(batch) if mesh.size_of(name) > 1]
+        self._proposed = ProposedLayouts(axes[-1], mesh.size_of(axes[-1])) if axes else ProposedLayouts(None, 1)
         #: the layout of each pattern
         self.given: dict[str, Layout] = {} if self._is_auto else _layouts(given, mesh, batch)
         self._seen: dict[str, tuple[int, ...]] = {}
+        self._proposals: dict[str, Layout] = {}
         self._matched: set[str] = set()
 
     @property
@@ -65,7 +65,8 @@ class Layouts:
         """
         self._seen[path] = tuple(shape)
         if self._is_auto:
-            return self._proposed(shape)
+            self._proposals[path] = self._proposed.of(path, shape)
+            return self._proposals[path]
         pattern = self._pattern_of(path)
         if pattern is None:
             return (None,) * len(shape)
@@ -84,6 +85,13 @@ class Layouts:
                     "Choose a size that it divides, another dim, or None."
                 )
         return (*layout, *[None] * (len(shape) - len(layout)))
+
+    def proposal(self) -> str | None:
+        """Return what "auto" has proposed so far, as a dictionary to copy into a script; None if it was not asked."""
+        if not self._is_auto:
+            return None
+        cut = [f"    {path!r}: {layout}," for path, layout in self._proposals.items() if any(layout)]
+        return "\n".join(["layout_map={", *cut, "}"])
 
     def require_all_matched(self) -> None:
         """Raise if a pattern matches no weight that was made so far.
@@ -110,15 +118,6 @@ class Layouts:
                 "Make them narrower."
             )
         return found[0] if found else None
-
-    def _proposed(self, shape: Sequence[int]) -> Layout:
-        axes = [name for name in self.mesh.others(self._batch) if self.mesh.size_of(name) > 1]
-        layout: list[str | None] = [None] * len(shape)
-        if axes:
-            fits = [dim for dim, size in enumerate(shape) if size and size % self.mesh.size_of(axes[-1]) == 0]
-            if fits:
-                layout[fits[-1]] = axes[-1]
-        return tuple(layout)
 
 
 def local_shape(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from tfdist.compat.tensorflow import sparse_rows
 from tfdist.errors import UnsupportedError
 from tfdist.parallel import layouts
 from tfdist.parallel.axes import Axes
-from tfdist.parallel.layouts import Layout
+from tfdist.parallel.proposed import Layout
 from tfdist.training.replica import step
 
 

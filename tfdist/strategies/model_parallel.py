@@ -1,5 +1,6 @@
 """Model parallelism: weights in parts over the processes of a mesh, examples shared out along one of its axes."""
 
+import logging
 import os
 from typing import Any
 
@@ -18,7 +19,7 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas
 from tfdist.errors import ConfigError
-from tfdist.parallel import groups, layers
+from tfdist.parallel import adapting, groups
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.layouts import Layouts
@@ -31,6 +32,8 @@ from tfdist.training.strategy import KerasTraining
 __all__ = ["ModelParallelStrategy"]
 
 
+_log = logging.getLogger("tfdist")
+
 _ENGINES = tuple(name for name in COLLECTIVES if name != "horovod")  # whose groups must be known when it starts
 
 
@@ -40,15 +43,16 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
     Every process runs the same script with the same data. Those that differ along the axis of the examples take their
     rows of each global batch; those that differ along other axes have the same rows, and each its part of the weights
     and of the optimizer's variables: of a weight of S bytes that axes of sizes a and b cut, S / (a b). Dense
-    layers, projections of attention and embeddings compute with the part that they have; any other layer gathers its
+    layers, attention, convolutions and embeddings compute with the part that they have; any other layer gathers its
     weights when it uses them, so any layer works with any layout. The gradient of a part is summed along the axis of
     the examples alone.
 
     Args:
         cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
         layout_map: which axis each dim of a weight is cut along: a dictionary or `keras.distribution.LayoutMap` of
-            regular expressions for whole paths of weights and of layouts such as ``(None, "model")``; "auto": the last
-            dim that the last axis divides; None: no weight is cut.
+            regular expressions for whole paths of weights and of layouts such as ``(None, "model")``; "auto": columns,
+            then rows, attention by heads, tables by words and convolutions by filters, along the last axis, as
+            `tfdist.parallel.proposed.ProposedLayouts` says; the chief logs them. None: no weight is cut.
         mesh: a text such as ``"batch=2,model=2"``, a dictionary, a `tfdist.cluster.mesh.Mesh` or Keras' `DeviceMesh`,
             of which names and sizes count. None takes that of the ``layout_map``, or the variable ``TFDIST_MESH``
             (`tfdist run --mesh`). Its sizes multiply to the number of processes; the last axis has neighbours.
@@ -97,6 +101,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         self._batch = self._mesh.names[0] if batch_dim_name is None else self._mesh.require(batch_dim_name)
         self._mesh.require_size(cluster.num_workers, cluster.source)
         self._layouts = Layouts(self._mesh, layout_map, batch=self._batch)
+        self._told: str | None = None
         if replicas_per_worker not in (None, 1):
             raise ConfigError(
                 f"replicas_per_worker is {replicas_per_worker}; under model-parallel a process is one device. Leave it "
@@ -178,13 +183,20 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             ConfigError: one matches none.
         """
         every = keras_model.layers(model)
-        layers.adapt(every)
+        adapting.adapt(every)
         # a process may have built other models before, and Keras numbers what has no name of its own
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
             if (sharding := sharded.sharding_of(weight)) is not None:
                 sharding.label = path
         if all(layer.built for layer in every):
             self._layouts.require_all_matched()
+            self._tell_proposal()
+
+    def _tell_proposal(self) -> None:
+        proposal = self._layouts.proposal()
+        if proposal not in (None, self._told) and self._workers.is_chief:
+            _log.warning('tfdist: layout_map is "auto", which is the same as %s', proposal)
+        self._told = proposal
 
     def _sharding_of(self, path: str, shape: tuple[int, ...]) -> Sharding | None:
         layout = self._layouts.of(path, shape)

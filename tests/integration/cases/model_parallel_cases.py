@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import logging
 import os
 import shutil
 import zlib
@@ -38,15 +39,6 @@ def strategy(mesh: str, collectives: str = "auto", layouts: str = "auto") -> Mod
 LAYOUT_MAPS: dict[str, dict[str, tuple[str | None, ...]]] = {
     "kernel rows": {".*kernel": ("model",)},
     "table rows": {".*embeddings": ("model", None)},
-    "megatron": {
-        ".*embeddings": ("model", None),
-        ".*(query|key|value)/kernel": (None, "model", None),
-        ".*(query|key|value)/bias": ("model", None),
-        ".*attention_output/kernel": ("model", None, None),
-        "wide/kernel": (None, "model"),
-        "wide/bias": ("model",),
-        "narrow/kernel": ("model", None),
-    },
     "both": {".*kernel": ("model", "row"), ".*bias": ("row",)},
 }
 
@@ -105,13 +97,23 @@ def recurrent() -> keras.Model:
 
 
 def attention() -> keras.Model:
+    """Two sublayers of a transformer, one of them a Sequential model in the functional one."""
     layers = keras.layers
     words = keras.Input((3,), dtype="int32")
     embedded = layers.Embedding(12, 6)(words)
-    attended = layers.MultiHeadAttention(num_heads=2, key_dim=3)(embedded, embedded, use_causal_mask=True)
-    wide = layers.Dense(8, activation="gelu", name="wide")(layers.LayerNormalization()(embedded + attended))
-    narrow = layers.Dense(6, name="narrow")(wide)
-    return keras.Model(words, layers.Dense(2)(layers.Flatten()(embedded + narrow)))
+    attended = layers.MultiHeadAttention(num_heads=2, key_dim=3, dropout=0.2)(embedded, embedded, use_causal_mask=True)
+    wide = [layers.Dense(8, activation="gelu", name="wide"), layers.Dropout(0.2), layers.Dense(6, name="narrow")]
+    narrow = keras.Sequential(wide)(layers.LayerNormalization()(embedded + attended))
+    return keras.Model(words, layers.Dense(2, name="last")(layers.Flatten()(embedded + narrow)))
+
+
+def einsums() -> keras.Model:
+    """By columns and then by rows, with biases of one element for all and of another axis, and a softmax between."""
+    layers = keras.layers
+    made = [layers.EinsumDense("abc,cd->abd", (6, 4), activation="tanh", bias_axes="b")]
+    made += [layers.Activation("relu"), layers.EinsumDense("abd,de->abe", (6, 6), bias_axes="e")]
+    made += [layers.Dense(8, "softmax"), layers.Dense(4), layers.Dense(4), layers.Flatten(), layers.Dense(2)]
+    return keras.Sequential([keras.Input((6, 6)), *made])
 
 
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
@@ -131,6 +133,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], np.ndarray, str]] = {
     "embedding": (embedding, IDS, "adam"),
     "convolution": (convolution, PICTURES, "adam"),
     "attention": (attention, IDS, "adam"),
+    "einsums": (einsums, PICTURES[..., 0], "sgd"),
     "recurrent": (recurrent, PICTURES[..., 0], "adam"),
 }
 
@@ -284,9 +287,12 @@ def by_distribution(mesh: str) -> dict[str, Any]:
     }
 
 
-def gathered(mesh: str, name: str, layouts: str) -> dict[str, list[str]]:
-    """Return what is gathered and what is added up in a step, beside gradients and metrics."""
-    seen: dict[str, set[str]] = {"gathered": set(), "summed": set()}
+def gathered(mesh: str, name: str) -> dict[str, list[str]]:
+    """Return what is gathered and what is added up in a step, beside gradients and metrics, and what was logged."""
+    seen: dict[str, set[str]] = {"gathered": set(), "summed": set(), "logged": set()}
+    listening = logging.Handler()
+    listening.emit = lambda record: seen["logged"].add(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tfdist").addHandler(listening)
     own = Axes.all_gather, Axes.all_reduce
 
     def all_gather(self: Axes, tensor: Any, axis: str, dim: int, label: str) -> Any:
@@ -297,7 +303,7 @@ def gathered(mesh: str, name: str, layouts: str) -> dict[str, list[str]]:
         seen["summed"].add(label)
         return own[1](self, tensors, axes, label)
 
-    with strategy(mesh, layouts=layouts).scope():
+    with strategy(mesh).scope():
         model, x = made(name)
     model.fit(x, Y, batch_size=ROWS, verbose=0)  # Keras looks at shapes in a trace of its own, which is not run
     Axes.all_gather, Axes.all_reduce = all_gather, all_reduce  # type: ignore[method-assign]
@@ -305,6 +311,7 @@ def gathered(mesh: str, name: str, layouts: str) -> dict[str, list[str]]:
         model.fit(tf.data.Dataset.from_tensors((x[:7], Y[:7])), verbose=0)  # a batch of another layout is traced anew
     finally:
         Axes.all_gather, Axes.all_reduce = own  # type: ignore[method-assign]
+        logging.getLogger("tfdist").removeHandler(listening)
     return {kind: sorted(labels) for kind, labels in seen.items()}
 
 

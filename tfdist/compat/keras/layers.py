@@ -3,7 +3,8 @@
 Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reduction_axes`
 (`keras/src/layers/normalization/batch_normalization.py`); `SeedGenerator.next` is public, but meant to be called, not
 replaced; `Embedding._embeddings`, `Dense._kernel`, `EinsumDense._kernel`: reading the public ones may unpack what
-they were quantized to.
+they were quantized to. `MultiHeadAttention._compute_attention`, `_dropout_layer`, `_dot_product_equation`, `_use_gate`,
+`_gate_dense`: the parts of an attention of which there are no public names (`keras/src/layers/attention/`).
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from tfdist.compat.keras import variables as keras_variables
 
@@ -101,3 +103,27 @@ def override_call(layer: keras.layers.Layer, kind: Any, call: Any) -> None:
 def own_call(kind: Any, layer: keras.layers.Layer, *inputs: Any, **options: Any) -> Any:
     """Compute as a class of Keras does."""
     return kind.call(layer, *inputs, **options)
+
+
+def projections_of(layer: keras.layers.MultiHeadAttention) -> list[keras.layers.EinsumDense]:
+    """Return the layers of an attention from which its heads come."""
+    gate = [layer._gate_dense] if getattr(layer, "_use_gate", False) else []
+    return [layer.query_dense, layer.key_dense, layer.value_dense, *gate]
+
+
+def attends_as_keras(layer: keras.layers.MultiHeadAttention) -> bool:
+    """Return whether the heads of an attention are computed as in its class, each by itself."""
+    return type(layer)._compute_attention is keras.layers.MultiHeadAttention._compute_attention
+
+
+def dropout_of_scores(layer: keras.layers.MultiHeadAttention) -> tuple[keras.layers.Dropout, int]:
+    """Return an attention's dropout layer, and which dim of what it is given are the heads, counted from the last."""
+    given, scores = layer._dot_product_equation.split("->")
+    heads = given.split(",")[0][-2]
+    return layer._dropout_layer, scores.index(heads) - len(scores)
+
+
+def with_mask_of(tensor: Any, other: Any) -> Any:
+    """Give a tensor the mask of Keras that another one has, and return it."""
+    set_keras_mask(tensor, get_keras_mask(other))
+    return tensor

@@ -1,0 +1,90 @@
+"""Objects of TensorFlow, Keras and others in which the private names of `tfdist/compat` are looked up.
+
+Each is made when it is needed first.
+"""
+
+import functools
+import importlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+from tfdist.compat.keras import callbacks as keras_callbacks
+from tfdist.strategies import MirroredStrategy
+
+X = np.ones((4, 2), np.float32)
+Y = np.ones((4, 1), np.float32)
+
+
+@functools.cache
+def strategy() -> tf.distribute.Strategy:
+    return MirroredStrategy(["CPU:0"])
+
+
+@functools.cache
+def model() -> keras.Model:
+    with strategy().scope():
+        made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    made.fit(X, Y, verbose=0)
+    return made
+
+
+@functools.cache
+def epoch_iterator() -> TFEpochIterator:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
+    return TFEpochIterator(x=data, distribute_strategy=tf.distribute.get_strategy())
+
+
+@functools.cache
+def layer() -> keras.layers.Layer:
+    made = keras.layers.BatchNormalization()
+    made.build((None, 2))
+    return made
+
+
+@functools.cache
+def attention(*, use_gate: bool = False) -> keras.layers.Layer:
+    made = keras.layers.MultiHeadAttention(2, 2, use_gate=use_gate)
+    made.build((None, 2, 2), (None, 2, 2))
+    return made
+
+
+gated = functools.partial(attention, use_gate=True)
+
+
+@functools.cache
+def embedding() -> keras.layers.Layer:
+    made = keras.layers.Embedding(2, 2)
+    made.build((None,))
+    return made
+
+
+@functools.cache
+def optimizer() -> keras.optimizers.Optimizer:
+    made = keras.optimizers.SGD(0.1, weight_decay=0.1)
+    made.exclude_from_weight_decay(var_names=["bias"])
+    made.build([keras.Variable([1.0], name="kernel")])
+    return made
+
+
+def callback(name: str) -> type:
+    return next(kind for kind, names in keras_callbacks._FIELDS.items() if name in names)
+
+
+def node() -> Any:
+    with tf.Graph().as_default() as graph:
+        first = tf.constant(1.0)
+        with graph.colocate_with(first.op):
+            return tf.identity(first).op.node_def.attr
+
+
+def loky_tracker() -> Any:
+    return importlib.import_module("loky.backend.resource_tracker")
+
+
+def loky_executor() -> Any:
+    return importlib.import_module("loky.process_executor").ProcessPoolExecutor

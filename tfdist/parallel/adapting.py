@@ -1,0 +1,25 @@
+"""Giving the layers of a model their way to compute with parts."""
+
+import functools
+from typing import Any
+
+import keras
+
+from tfdist.compat.keras import graphs
+from tfdist.compat.keras import layers as keras_layers
+from tfdist.parallel import attention, chains
+from tfdist.parallel.layers import CALLS
+
+_CALLS: dict[Any, Any] = {
+    **CALLS,
+    keras.layers.MultiHeadAttention: attention.call,
+    keras.Sequential: chains.call,
+    graphs.Functional: chains.call,
+}
+
+
+def adapt(layers: list[keras.layers.Layer]) -> None:
+    """Let layers of a model, and itself, compute where their weights lie; those that were adapted stay so."""
+    for layer in layers:
+        for kind, call in _CALLS.items():
+            keras_layers.override_call(layer, kind, functools.partial(call, layer))

@@ -1,0 +1,72 @@
+"""Models whose graph is known: activations between a layer by columns and the next one by rows stay in parts."""
+
+from typing import Any
+
+import keras
+
+from tfdist.compat.keras import graphs
+from tfdist.compat.keras import layers as keras_layers
+from tfdist.parallel import kept
+from tfdist.parallel.activations import Along
+from tfdist.parallel.layers import Way, way_of
+
+# each element of the result is of one element, so a part of the result is of a part
+_ELEMENTWISE = (
+    *(keras.activations.linear, keras.activations.relu, keras.activations.relu6, keras.activations.leaky_relu),
+    *(keras.activations.gelu, keras.activations.silu, keras.activations.mish, keras.activations.celu),
+    *(keras.activations.tanh, keras.activations.sigmoid, keras.activations.hard_sigmoid, keras.activations.hard_silu),
+    *(keras.activations.elu, keras.activations.selu, keras.activations.softplus, keras.activations.softsign),
+    *(keras.activations.exponential,),
+)
+_ELEMENTWISE_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU, keras.layers.Identity)
+
+
+def call(model: Any, *inputs: Any, **options: Any) -> Any:
+    """Compute as a Sequential or functional model does, with activations in parts between its layers."""
+    with kept.keeping(found(model)):
+        return keras_layers.own_call(type(model), model, *inputs, **options)
+
+
+def found(model: Any) -> kept.Kept:
+    """Return what stays in parts in a model of which the layers are built.
+
+    From a layer by columns on, through what looks at each element alone, to one by rows along the same axis.
+    """
+    graph = graphs.graph_of(model)
+    follows = {} if graph is None else {id(one): (one, other) for one, other in graphs.successors(graph)}
+    giving: list[Any] = []
+    taking: list[Any] = []
+    between: list[tuple[Any, Along, int]] = []
+    for one, _ in follows.values():
+        way = way_of(one)
+        if way is None or not way.by_columns or not is_elementwise(one.activation):
+            continue
+        passed, last = [], one
+        while id(last) in follows and _may_pass(follows[id(last)][1]):
+            last = follows[id(last)][1]
+            passed.append(last)
+        _, taker = follows.get(id(last), (None, None))
+        after = way_of(taker)
+        if after is not None and _fits(way, after):
+            giving.append(one)
+            taking.append(taker)
+            between += [(layer, way.along, way.dim) for layer in passed]
+    return kept.Kept(giving=tuple(giving), taking=tuple(taking), between=tuple(between))
+
+
+def is_elementwise(activation: Any) -> bool:
+    """Return whether an activation function is known to look at each element alone."""
+    return activation is None or any(activation is known for known in _ELEMENTWISE)
+
+
+def _fits(columns: Way, rows: Way) -> bool:
+    same_rank = columns.rank is None or rows.rank is None or columns.rank == rows.rank
+    return not rows.by_columns and columns.along.axis == rows.along.axis and columns.dim == rows.dim and same_rank
+
+
+def _may_pass(layer: Any) -> bool:
+    if type(layer) is keras.layers.Dropout:
+        return layer.noise_shape is None
+    if type(layer) is keras.layers.Activation:
+        return is_elementwise(layer.activation)
+    return type(layer) in _ELEMENTWISE_LAYERS
