@@ -191,6 +191,21 @@ def test_a_strategy_trains_to_the_numbers_of_one_device(name: str, trained: Call
     assert several["accuracy"] == pytest.approx(one["accuracy"], abs=1e-2)
 
 
+def test_a_transformer_in_parts_has_the_losses_of_one_device(forking: Forks, tmp_path: Path) -> None:
+    small = ["--epochs", "1", "--batch-size", "512", "--context", "16", "--blocks", "1", "--width", "16"]
+    command = [str(ROOT / "strategies" / "transformer" / "train.py"), *small, "--output", str(tmp_path)]
+    mesh = ["--strategy", "model-parallel", "-n", "2", "--mesh", "batch=1,model=2"]
+    found = []
+    for begin in ([], ["tfdist", "run", *mesh]):
+        assert forking.run(*begin, *command) == 0, forking.output[-4000:]
+        found.append(re.findall(r"test (?:loss|accuracy) +([\d.]+)", forking.output))
+        found[-1] += (tmp_path / "losses.csv").read_text().split(",")[-1:]
+    one, parts = np.array(found, np.float64)
+    assert one == pytest.approx(parts, abs=2e-4)
+    assert one[0] < 4.2  # log(96) is 4.56
+    assert re.search(r"query/kernel +\(16, 4, 4\) +\(None, 'model', None\) +512\n", forking.output)
+
+
 def test_the_recommender_finds_more_than_what_is_popular(tmp_path: Path) -> None:
     model, picture = tmp_path / "model.keras", tmp_path / "curves.png"
     sizes = ["--users", "1000", "--items", "1000", "--batch-size", "256", "--epochs", "3"]

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.training.sharding import saving
 
 __all__ = ["WeightPlace", "describe", "places"]
 
@@ -24,6 +25,7 @@ class WeightPlace:
         layout: the axis of the mesh that each dim is cut along, or None.
         local_shape: of the part that each process has.
         bytes: of that part.
+        whole_bytes: of all of it.
     """
 
     path: str
@@ -31,6 +33,7 @@ class WeightPlace:
     layout: tuple[str | None, ...]
     local_shape: tuple[int, ...]
     bytes: int
+    whole_bytes: int
 
 
 def places(model: keras.Model) -> list[WeightPlace]:
@@ -68,7 +71,7 @@ def describe(model: keras.Model) -> None:
     slots = [_place(one) for optimizer in keras_model.optimizers(model) for one in optimizer.variables]
     for name, summed in (("weights", found), ("optimizer", slots)):
         if summed:
-            whole = sum(one.bytes // max(1, math.prod(one.local_shape)) * math.prod(one.shape) for one in summed)
+            whole = sum(one.whole_bytes for one in summed)
             rows.append((f"all {name}", "", f"of {whole:,} bytes", f"{sum(one.bytes for one in summed):,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*(cell.ljust(n) for cell, n in zip(row, widths, strict=False)), row[3]]) for row in rows]
@@ -76,14 +79,18 @@ def describe(model: keras.Model) -> None:
 
 
 def _place(variable: Any) -> WeightPlace:
-    sharding = sharded.sharding_of(variable)
-    shape = tuple(int(size) for size in variable.shape)
+    sharding, part = sharded.sharding_of(variable), saving.part_of(variable)
+    shape = tuple(int(size) for size in (variable.shape if part is None else part.whole))
     layout = (None,) * len(shape) if sharding is None else sharding.layout
     local = shape if sharding is None else sharding.local_shape
+    if part is not None:  # of what an optimizer keeps, a stretch of elements, or all on one worker
+        local = tuple(part.shape)
+    size = tf.as_dtype(variable.dtype).size
     return WeightPlace(
         path=variable.path,
         shape=shape,
         layout=layout,
         local_shape=local,
-        bytes=math.prod(local) * tf.as_dtype(variable.dtype).size,
+        bytes=math.prod(local) * size,
+        whole_bytes=math.prod(shape) * size,
     )

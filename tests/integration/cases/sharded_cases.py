@@ -1,5 +1,8 @@
 """What the tests of sharded data parallelism run in every worker at once; each returns JSON values or asserts."""
 
+import contextlib
+import io
+import re
 import tempfile
 import zlib
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 import tensorflow as tf
 from keras import optimizers as kinds
 
+import tfdist
 import tfdist.callbacks
 import tfdist.strategies
 from tfdist import errors
@@ -164,6 +168,10 @@ def bytes_of_slots() -> dict[str, Any]:
             model.optimizer.build(model.trainable_variables)
         mine = [one for one in model.optimizer.variables if saving.part_of(one) is not None]
         held = sum(np.asarray(one).nbytes for one in mine)
+        with contextlib.redirect_stdout(io.StringIO()) as table:
+            tfdist.parallel.describe(model)
+        every = sum(one.nbytes for one in slots(model))
+        assert re.search(rf"all optimizer +of {every:,} bytes", table.getvalue())
         found[name] = [held, 2 * sum(weight.numpy().nbytes for weight in model.trainable_weights)]
     return found
 
