@@ -47,13 +47,11 @@ def layer() -> keras.layers.Layer:
 
 
 @functools.cache
-def attention(*, use_gate: bool = False) -> keras.layers.Layer:
-    made = keras.layers.MultiHeadAttention(2, 2, use_gate=use_gate)
+def attention(kind: Any = keras.layers.MultiHeadAttention) -> keras.layers.Layer:
+    sizes = (2, 2) if kind is keras.layers.MultiHeadAttention else (2, 2, 1)
+    made = kind(*sizes, use_gate=True)
     made.build((None, 2, 2), (None, 2, 2))
     return made
-
-
-gated = functools.partial(attention, use_gate=True)
 
 
 @functools.cache

@@ -32,7 +32,6 @@ from tests.private_objects import (
     callback,
     embedding,
     epoch_iterator,
-    gated,
     layer,
     loky_executor,
     loky_tracker,
@@ -45,6 +44,7 @@ from tfdist.compat import versions
 from tfdist.compat.keras import callbacks as keras_callbacks
 from tfdist.compat.keras import calls as keras_calls
 from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import model as keras_model
 
 INSTALLED = versions.judge(tf.__version__, keras.__version__).text
@@ -96,6 +96,10 @@ def each(names: str, owner: Callable[[], Any] | None) -> dict[str, Callable[[], 
     return dict.fromkeys(names.split(), owner)
 
 
+ATTENTION = (
+    *("_compute_attention", "_dot_product_equation", "_dropout_layer", "_gate_dense", "_key_dense", "_output_dense"),
+    *("_query_dense", "_value_dense"),
+)
 # file -> name -> what it must be found in
 NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     # of modules alone
@@ -126,11 +130,10 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_keras_history": lambda: model().inputs[0],
     },
     "keras/layers.py": {
+        **each(" ".join(ATTENTION), attention),
         **each("_moments _reduction_axes", layer),
-        **each("_compute_attention _dot_product_equation _dropout_layer _use_gate", attention),
         "_embeddings": embedding,
         "_kernel": lambda: model().layers[0],
-        "_gate_dense": gated,
     },
     "keras/loss.py": {"_flat_losses": lambda: model()._compile_loss},
     "keras/metrics.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),
@@ -446,6 +449,15 @@ def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tested: Any,
     here = (versions.Pair(tf.__version__, keras.__version__),)
     monkeypatch.setattr(versions, "TESTED", here if tested is None else tested)
     assert says in str(keras_calls.refuse("Model.fit", seen="is not found"))
+
+
+@pytest.mark.parametrize("kind", keras_layers.ATTENTIONS)
+def test_attentions_have_their_parts(kind: Any) -> None:
+    made = attention(kind)
+    missing = [name for name in ATTENTION if not hasattr(made, name)]
+    assert not missing, moved("keras/layers.py", f"{', '.join(missing)} of {kind.__name__}")
+    dropout, heads = keras_layers.dropout_of_scores(made)
+    assert (type(dropout), heads) == (keras.layers.Dropout, -3), moved("keras/layers.py", "the scores of an attention")
 
 
 def test_a_name_that_has_moved_is_seen() -> None:

@@ -67,7 +67,7 @@ def four(forking: Forks) -> Iterator[WorkerPool]:
 
 
 MODELS = ("mlp", "mlp-adamw", "mlp-accumulating", "mlp-scaling", "embedding", "convolution", "recurrent", "einsums")
-CUT = {"mlp": 5, "embedding": 4, "convolution": 6, "recurrent": 5, "attention": 13, "einsums": 10}
+CUT = {"mlp": 5, "embedding": 4, "convolution": 6, "recurrent": 5, "attention": 22, "einsums": 10}
 Equal = Callable[..., None]
 
 

@@ -12,7 +12,7 @@ from tfdist.parallel.layers import CALLS
 
 _CALLS: dict[Any, Any] = {
     **CALLS,
-    keras.layers.MultiHeadAttention: attention.call,
+    **dict.fromkeys(keras_layers.ATTENTIONS, attention.call),
     keras.Sequential: chains.call,
     graphs.Functional: chains.call,
 }

@@ -2,7 +2,8 @@
 
     heads_i = attention(x Q_i, x K_i, x V_i)        y = summed(heads_i O_i)
 
-One sum in the forward pass and one for each input in the backward pass are all that travels.
+Heads of keys and values that several heads of queries share lie where those do. One sum in the forward pass and one
+for each input in the backward pass are all that travels.
 
 Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
 2019, section 3. Their members draw dropout masks of their own; here the mask of all heads is drawn, and cut.
@@ -10,7 +11,6 @@ Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Langua
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.compat.keras import layers as keras_layers
@@ -22,7 +22,7 @@ _HEADS = -2  # of the dims of query, key and value
 
 
 def call(
-    layer: keras.layers.MultiHeadAttention,
+    layer: Any,
     query: Any,
     value: Any,
     key: Any = None,
@@ -37,19 +37,19 @@ def call(
     along = None if return_attention_scores or masks or not is_for_all_heads else _by_heads(layer)
     if along is None or not all(isinstance(one, tf.Tensor) for one in (query, value, key)):
         options["return_attention_scores"] = return_attention_scores
-        return keras_layers.own_call(keras.layers.MultiHeadAttention, layer, query, value, key, *masks, **options)
+        return keras_layers.own_call(type(layer), layer, query, value, key, *masks, **options)
     different = {id(one): one for one in (query, value, key)}
     entered = {name: keras_layers.with_mask_of(along.entering(one), one) for name, one in different.items()}
     query, value, key = (entered[id(one)] for one in (query, value, key))
     with kept.keeping(_kept(layer, along)):
-        return keras_layers.own_call(keras.layers.MultiHeadAttention, layer, query, value, key, **options)
+        return keras_layers.own_call(type(layer), layer, query, value, key, **options)
 
 
-def _by_heads(layer: keras.layers.MultiHeadAttention) -> Along | None:
+def _by_heads(layer: Any) -> Along | None:
     """Return the axis along which all weights of an attention are cut by heads, or None."""
     if not keras_layers.attends_as_keras(layer):
         return None
-    back, *ways = [way_of(one) for one in (layer.output_dense, *keras_layers.projections_of(layer))]
+    back, *ways = [way_of(one) for one in (keras_layers.projection_back_of(layer), *keras_layers.projections_of(layer))]
     if back is None or back.by_columns or back.dim != _HEADS:
         return None
     is_alike = all(
@@ -58,12 +58,12 @@ def _by_heads(layer: keras.layers.MultiHeadAttention) -> Along | None:
     return back.along if is_alike else None
 
 
-def _kept(layer: keras.layers.MultiHeadAttention, along: Along) -> kept.Kept:
+def _kept(layer: Any, along: Along) -> kept.Kept:
     projections = tuple(keras_layers.projections_of(layer))
     dropout, heads = keras_layers.dropout_of_scores(layer)
     return kept.Kept(
         giving=projections,
         entered=projections,
-        taking=(layer.output_dense,),
+        taking=(keras_layers.projection_back_of(layer),),
         between=((dropout, along, heads),),
     )

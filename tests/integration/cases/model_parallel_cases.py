@@ -102,6 +102,9 @@ def attention() -> keras.Model:
     words = keras.Input((3,), dtype="int32")
     embedded = layers.Embedding(12, 6)(words)
     attended = layers.MultiHeadAttention(num_heads=2, key_dim=3, dropout=0.2)(embedded, embedded, use_causal_mask=True)
+    attended = attended + layers.GroupQueryAttention(3, 4, 2, use_gate=True, dropout=0.2, name="grouped")(
+        embedded, attended, attention_mask=keras.ops.ones((1, 3, 3), "bool")
+    )
     wide = [layers.Dense(8, activation="gelu", name="wide"), layers.Dropout(0.2), layers.Dense(6, name="narrow")]
     narrow = keras.Sequential(wide)(layers.LayerNormalization()(embedded + attended))
     return keras.Model(words, layers.Dense(2, name="last")(layers.Flatten()(embedded + narrow)))

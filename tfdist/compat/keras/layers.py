@@ -3,8 +3,9 @@
 Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reduction_axes`
 (`keras/src/layers/normalization/batch_normalization.py`); `SeedGenerator.next` is public, but meant to be called, not
 replaced; `Embedding._embeddings`, `Dense._kernel`, `EinsumDense._kernel`: reading the public ones may unpack what
-they were quantized to. `MultiHeadAttention._compute_attention`, `_dropout_layer`, `_dot_product_equation`, `_use_gate`,
-`_gate_dense`: the parts of an attention of which there are no public names (`keras/src/layers/attention/`).
+they were quantized to. `_compute_attention`, `_query_dense`, `_key_dense`,
+`_value_dense`, `_gate_dense`, `_output_dense`, `_dropout_layer`, `_dot_product_equation` of both kinds of attention
+(`keras/src/layers/attention/`).
 """
 
 import contextlib
@@ -105,18 +106,27 @@ def own_call(kind: Any, layer: keras.layers.Layer, *inputs: Any, **options: Any)
     return kind.call(layer, *inputs, **options)
 
 
-def projections_of(layer: keras.layers.MultiHeadAttention) -> list[keras.layers.EinsumDense]:
+#: the kinds of attention that have the parts below
+ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+
+
+def projections_of(layer: Any) -> list[keras.layers.EinsumDense]:
     """Return the layers of an attention from which its heads come."""
-    gate = [layer._gate_dense] if getattr(layer, "_use_gate", False) else []
-    return [layer.query_dense, layer.key_dense, layer.value_dense, *gate]
+    gate = vars(layer).get("_gate_dense")
+    return [layer._query_dense, layer._key_dense, layer._value_dense, *([] if gate is None else [gate])]
 
 
-def attends_as_keras(layer: keras.layers.MultiHeadAttention) -> bool:
+def projection_back_of(layer: Any) -> keras.layers.EinsumDense:
+    """Return the layer of an attention that makes its result of all heads."""
+    return layer._output_dense
+
+
+def attends_as_keras(layer: Any) -> bool:
     """Return whether the heads of an attention are computed as in its class, each by itself."""
-    return type(layer)._compute_attention is keras.layers.MultiHeadAttention._compute_attention
+    return any(type(layer)._compute_attention is kind._compute_attention for kind in ATTENTIONS)
 
 
-def dropout_of_scores(layer: keras.layers.MultiHeadAttention) -> tuple[keras.layers.Dropout, int]:
+def dropout_of_scores(layer: Any) -> tuple[keras.layers.Dropout, int]:
     """Return an attention's dropout layer, and which dim of what it is given are the heads, counted from the last."""
     given, scores = layer._dot_product_equation.split("->")
     heads = given.split(",")[0][-2]
