@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch.supervision.failure import Failure, Record, format_report, how_it_ended, own_failures, read_record
+from tfdist.launch.supervision.failure import (
+    Failure,
+    Record,
+    format_report,
+    how_it_ended,
+    own_failures,
+    read_record,
+    when_it_ended,
+)
 
 NEVER = math.inf
 
@@ -126,3 +134,16 @@ def test_what_is_no_record_is_none(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     assert read_record(path) is None
     assert read_record(tmp_path) is None
+
+
+def test_a_death_before_the_agent_acted_is_the_cause_though_it_is_heard_after_an_exception() -> None:
+    followed = failure(1, 2.0, 1, error="a peer is gone")
+
+    def order(was_seen: bool) -> list[int]:
+        killed = failure(0, when_it_ended(2.3, stopped_at=2.1, was_seen=was_seen), -9)
+        return who(own_failures([followed, killed], stopped_at=2.1, received=None))
+
+    assert order(was_seen=True) == [0, 1]
+    assert order(was_seen=False) == [1]  # the agent has killed it
+    assert when_it_ended(1.9, stopped_at=2.1, was_seen=True) == 1.9
+    assert when_it_ended(1.9, stopped_at=float("inf"), was_seen=False) == 1.9

@@ -18,7 +18,7 @@ from tfdist.launch.output.screen import Output
 from tfdist.launch.placement.base import Handle, Placement
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.launch.process import guardian
-from tfdist.launch.supervision.failure import is_end_by, read_record
+from tfdist.launch.supervision.failure import is_end_by, read_record, when_it_ended
 from tfdist.launch.supervision.state import (
     Action,
     Event,
@@ -95,6 +95,10 @@ class WorkerGroup:
     def everybody(self) -> tuple[Handle, ...]:
         """All that were started, also those in whose place another one was."""
         return tuple(self._all)
+
+    def ended(self) -> frozenset[int]:
+        """Return who has ended by now, whether or not the event of it has been looked at."""
+        return frozenset(index for index, handle in self._now.items() if handle.wait(0.0) is not None)
 
     @property
     def present(self) -> Mapping[int, Handle]:
@@ -213,16 +217,21 @@ def supervise(
     perform = perform or group.perform
     exits: dict[int, Exited] = {}
     stopped_at, killed = float("inf"), False
+    ended_before: frozenset[int] = frozenset()  # the agent asked anybody to end
     while state.phase not in (Phase.DONE, Phase.LOST):
         event = _next_event(events, state, look, look_seconds(state))
         now = time.monotonic()
         if isinstance(event, Exited):
-            event = replace(event, recorded=group.specs[event.worker].error_file.exists())
+            ended_at = when_it_ended(event.time, stopped_at=stopped_at, was_seen=event.worker in ended_before)
+            recorded_one = group.specs[event.worker].error_file.exists()
+            event = replace(event, time=ended_at, recorded=recorded_one)
             exits[event.worker] = event
         before = state.phase
         state, actions = step(state, event, now)
         if before is Phase.RUNNING and state.phase is not Phase.RUNNING:
             stopped_at = event.time if isinstance(event, Exited) else now
+            if not isinstance(event, Received):  # which everybody may have got
+                ended_before = group.ended()
         killed = killed or state.phase is Phase.KILLING
         for action in actions:
             perform(action)

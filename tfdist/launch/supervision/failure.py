@@ -151,6 +151,24 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int |
     return tuple(sorted(failed, key=place))
 
 
+def when_it_ended(heard: float, *, stopped_at: float, was_seen: bool) -> float:
+    """Return when a worker has ended, as far as the agent knows.
+
+    On a busy machine another one's exception may be heard before the death from which it followed. Who had ended before
+    the agent sent anything did not end by request, whenever its end is heard.
+
+    Args:
+        heard: when its end was heard.
+        stopped_at: when the agent asked the workers to end; infinity if it has not.
+        was_seen: whether it had ended already at that moment.
+
+    Example:
+        >>> [when_it_ended(2.5, stopped_at=2.0, was_seen=seen) for seen in (True, False)]
+        [2.0, 2.5]
+    """
+    return min(heard, stopped_at) if was_seen else heard
+
+
 def is_end_by(returncode: int, number: int) -> bool:
     """Return whether a process has ended as this signal lets it end, of itself or by Python's handler.
 
