@@ -24,6 +24,7 @@ from tfdist.cluster import TaskId
 from tfdist.errors import TfdistError
 from tfdist.launch.agent.worker_group import started
 from tfdist.launch.output.screen import screen
+from tfdist.launch.placement import local
 from tfdist.launch.placement.base import Handle, Placement
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.placement.local import LocalPlacement
@@ -219,10 +220,19 @@ def test_a_group_of_which_one_cannot_be_started_leaves_nobody(tmp_path: Path) ->
         for i in range(2)
     ]
     events: SimpleQueue[Any] = SimpleQueue()
+    pids: list[int] = []
+
+    def starter(*arguments: Any) -> local.Child:
+        child = local.started_anew(*arguments)
+        pids.append(child.pid)
+        return child
+
     with guarded(f"group-{secrets.token_hex(4)}", parent=tmp_path) as guard:
-        running = started(specs, LocalPlacement(guard), screen([]), events, verbose=False)
+        running = started(specs, LocalPlacement(guard, starter=starter), screen([]), events, verbose=False)
         with pytest.raises(TfdistError, match="worker 1 cannot be started"), running:
             pass
     end = events.get(timeout=SECONDS)
     assert (end.worker, end.returncode) == (0, -signal.SIGKILL)
-    assert not [child for child in psutil.Process().children() if str(code) in child.cmdline()]
+    (pid,) = pids
+    with pytest.raises(ChildProcessError):  # it has been waited for, whatever other children this process has
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
