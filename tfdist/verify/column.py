@@ -50,7 +50,7 @@ class Column:
 #: what cannot be where weights lie in parts: updates that look at whole weights, compressed gradients, Keras' backup,
 #: and data that differ between processes with the same examples
 _REFUSED_ON_A_MESH = (
-    *("optimizer_schedule_free_adamw", "optimizer_adafactor", "optimizer_lamb", "optimizer_muon"),
+    *("optimizer_schedule_free_adamw", "optimizer_adafactor", "optimizer_lamb", "optimizer_muon", "lars", "lamb"),
     *("optimizer_of_ones_own", "compression_float16", "compression_bfloat16"),
     *("only_chief_writes", "backup_and_restore", "own_data_uneven", "auto_shard_file"),
 )
