@@ -184,7 +184,12 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "tensorflow/meshes/replicas.py": {
         **each("_container_strategy _create_variable _get_variable_creator_initial_value", lambda: MirroredExtended),
         **each("_update _validate_colocate_with_variable", lambda: MirroredExtended),
-        **each("_everybody _sharding_of _part_of_initial _part_of _waiting", OURS),
+        "_call_for_each_replica": lambda: MirroredExtended,
+        **each("_everybody _part_of _waiting", OURS),
+    },
+    "tensorflow/meshes/gathering.py": {
+        "_update_input": lambda: tf.Operation,
+        "_get_on_device_or_primary": lambda: model().weights[0].value,
     },
     "tensorflow/meshes/sharded.py": {
         **each("_constraint _shape _value", lambda: keras.Variable([1.0])),
@@ -226,7 +231,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_packed_sums _reduced_between _replicas_per_worker", OURS),
     },
     "tensorflow/traced_uses.py": {
-        "_get_function": lambda: tf.Graph,
         "experimental_acd_manager": lambda: tf.Graph,
         "_get_on_device_or_primary": lambda: model().weights[0].value,
     },

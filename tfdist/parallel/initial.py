@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow.meshes.sharded import Sharding
 from tfdist.parallel import numbers
-from tfdist.parallel.sharding import Sharding
 
 _LARGE_BYTES = 1 << 30
-_BLOCK_ELEMENTS = 1 << 22  # made at once, and then cut
 _log = logging.getLogger("tfdist")
 
 
@@ -42,7 +41,7 @@ class InitialParts:
         known = self._alike(initializer, sharding.path)
         found = None if known is None else numbers.numbers_of(known, sharding.shape, dtype.name)
         if found is not None:
-            return _part(found, sharding)
+            return sharding.drawn(found.stretch)
         size = math.prod(sharding.shape) * dtype.size
         if size > _LARGE_BYTES:
             _log.warning(
@@ -78,16 +77,3 @@ class InitialParts:
     def _from_first(self, tensor: tf.Tensor, what: str) -> tf.Tensor:
         with self._waiting(what):
             return self._everybody.broadcast(tensor, what)
-
-
-def _part(found: numbers.Numbers, sharding: Sharding) -> tf.Tensor:
-    """Return this process's part of an initializer's numbers, of which a few rows are there whole at a time."""
-    row = math.prod(sharding.shape[1:])
-    (begin, end), inner = sharding.bounds[0], sharding.bounds[1:]
-    step = max(1, _BLOCK_ELEMENTS // max(row, 1))
-    cut = (slice(None), *(slice(*edges) for edges in inner))
-    blocks = [
-        tf.reshape(found.stretch(first * row, min(first + step, end) * row), [-1, *sharding.shape[1:]])[cut]
-        for first in range(begin, end, step)
-    ]
-    return blocks[0] if len(blocks) == 1 else tf.concat(blocks, axis=0)

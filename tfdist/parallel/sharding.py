@@ -14,7 +14,8 @@ Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Langua
 is repeated.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +26,8 @@ from tfdist.parallel import layouts
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.proposed import Layout
 from tfdist.training.replica import step
+
+_BLOCK_ELEMENTS = 1 << 22  # drawn at once, and then cut
 
 
 class Sharding:
@@ -55,6 +58,10 @@ class Sharding:
     def axes(self) -> tuple[str, ...]:
         """The axes along which members have different parts."""
         return tuple(axis for axis in self.layout if axis is not None)
+
+    def read(self, variable: Any) -> tf.Tensor:
+        """Return the whole of a variable with this process's part."""
+        return self.whole(variable.read_value())
 
     def whole(self, part: tf.Tensor) -> tf.Tensor:
         """Return the whole of which every member has its part; see the head of this file for the gradient.
@@ -101,6 +108,18 @@ class Sharding:
     def cut(self, whole: Any) -> Any:
         """Return this process's part of a tensor or an array of the whole's shape."""
         return whole[tuple(slice(begin, end) for begin, end in self.bounds)]
+
+    def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
+        """Return this process's part of numbers of which any stretch can be made; a few rows are whole at a time."""
+        row = math.prod(self.shape[1:])
+        (begin, end), inner = self.bounds[0], self.bounds[1:]
+        rows = max(1, _BLOCK_ELEMENTS // max(row, 1))
+        cut = (slice(None), *(slice(*edges) for edges in inner))
+        blocks = [
+            tf.reshape(stretch(first * row, min(first + rows, end) * row), [-1, *self.shape[1:]])[cut]
+            for first in range(begin, end, rows)
+        ]
+        return blocks[0] if len(blocks) == 1 else tf.concat(blocks, axis=0)
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
         """Return the sums of what members with different parts have, such as of their squares.

@@ -198,7 +198,8 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             _log.warning('tfdist: layout_map is "auto", which is the same as %s', proposal)
         self._told = proposal
 
-    def _sharding_of(self, path: str, shape: tuple[int, ...]) -> Sharding | None:
+    def _sharding_of(self, path: str, shape: tuple[int, ...], dtype: tf.DType, trainable: bool) -> Sharding | None:
+        del dtype, trainable
         layout = self._layouts.of(path, shape)
         cut = any(axis is not None and self._mesh.size_of(axis) > 1 for axis in layout)
         return Sharding(self._axes, layout, shape, path) if cut else None

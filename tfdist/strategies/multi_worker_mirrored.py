@@ -14,7 +14,12 @@ from tfdist.collectives.local import LocalCollective
 from tfdist.collectives.tensorflow import of_replicas, of_workers
 from tfdist.compat.tensorflow import coordination as tf_coordination
 from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.compat.tensorflow.meshes.gathering import Gathers
+from tfdist.compat.tensorflow.meshes.replicas import FullyShardedReplicas
 from tfdist.errors import ConfigError
+from tfdist.parallel.initial import InitialParts
+from tfdist.parallel.stretches import StretchSharding
 from tfdist.strategies import engines, native_replicas, stages
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.training.multi_worker import agreement
@@ -52,7 +57,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
             and then a sum of floats may have other last bits, but not over native collectives, unless
             ``TFDIST_ALL_REDUCE_ALGORITHM`` names another algorithm than they choose.
-        shard_optimizer: None, or the stage of `ShardedDataParallelStrategy`: 1 or 2.
+        shard_optimizer: None, or the stage of `ShardedDataParallelStrategy`: 1, 2 or 3.
         loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
             function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
 
@@ -101,7 +106,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         tf_strategies.claim_collective_keys(self, within_worker=False)
         resolver = _resolver(cluster)
         try:
-            extended = tf_strategies.MultiWorkerReplicas(
+            extended = (FullyShardedReplicas if shard_optimizer == 3 else tf_strategies.MultiWorkerReplicas)(
                 self,
                 replicas_per_worker=replicas_per_worker,
                 cluster_resolver=resolver,
@@ -156,7 +161,31 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if stage is None:
             return None
         alone = native_replicas.traced([self._workers.collective], extended.bucket_bytes)
-        return OptimizerSharding(stage, self._workers, [*extended.between, *alone][0])
+        traced = [*extended.between, *alone][0]
+        sharding = OptimizerSharding(stage, self._workers, traced)
+        if stage == 3 and self._workers.count > 1:
+            gathers = Gathers(
+                extended.bucket_bytes, may_gather_again=not getattr(traced.collective, "keeps_program_order", False)
+            )
+            extended.gathers = gathers
+            extended.part_of_initial = InitialParts(traced, self._workers.waiting)
+            extended.sharding_of = lambda path, shape, dtype, trainable: (
+                StretchSharding(sharding.traced, self._workers.waiting, gathers, shape, dtype, path)
+                if trainable and dtype.is_floating and shape and all(shape)
+                else None
+            )
+        return sharding
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether each worker has a part of every weight."""
+        return self._sharding is not None and self._sharding.stage == 3 and self._workers.count > 1
+
+    def ready(self, model: Any) -> None:
+        """Give the weights of a model names that are the same on all workers."""
+        for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
+            if (sharding := sharded.sharding_of(weight)) is not None:
+                sharding.label = path
 
 
 def _is_one_cpu(devices: Sequence[str]) -> bool:

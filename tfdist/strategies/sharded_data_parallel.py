@@ -19,17 +19,20 @@ class ShardedDataParallelStrategy(MultiWorkerMirroredStrategy):
 
         4 N + 4 N + 8 N              plain: weights, gradients, slots
         4 N + (4 N + 8 N) / p        stages 1 and 2
+        (4 N + 4 N + 8 N) / p        stage 3, and the weights that are whole at once: those in use and the next ones
         4 N more, or 4 N / p         what `DistributedOptimizer` accumulates, in stage 1 and in stage 2
 
     Args:
         cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
         stage: 1 shards slots. 2 shards gradients that `DistributedOptimizer` accumulates, too: each micro-batch is
-            reduced by itself. None takes the variable ``TFDIST_SHARDING_STAGE``, or else 1.
+            reduced by itself. 3 shards weights, too: each is gathered when a pass needs it, and freed behind it. None
+            takes the variable ``TFDIST_SHARDING_STAGE``, or else 1.
         **options: see `MultiWorkerMirroredStrategy`; there is one CPU replica in each process.
 
     Raises:
         ConfigError: see `MultiWorkerMirroredStrategy`.
-        UnsupportedError: stage 3, which shards weights; or several replicas in a process, or GPUs.
+        UnsupportedError: several replicas in a process, or GPUs. In `fit`, under stage 3: an optimizer that may look at
+            the whole of a weight.
 
     Example:
         >>> strategy = ShardedDataParallelStrategy(stage=2)   # doctest: +SKIP

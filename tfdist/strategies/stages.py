@@ -16,18 +16,13 @@ def require(name: str, stage: Any) -> None:
         stage: its value.
     Raises:
         ConfigError: it is none.
-        UnsupportedError: it is 3.
 
     Example:
         >>> require("stage", 2)
     """
     if stage is None:
         return
-    if validation.integer(name, stage, minimum=1, maximum=3) == 3:
-        raise UnsupportedError(
-            f"{name} is 3, which would shard the weights too; there are 1 (the slots of optimizers) and 2 (gradients "
-            "that are accumulated, too). Take 2."
-        )
+    validation.integer(name, stage, minimum=1, maximum=3)
 
 
 def require_one_cpu(stage: int | None, devices: Sequence[str]) -> None:

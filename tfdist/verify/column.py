@@ -47,12 +47,15 @@ class Column:
         return self.workers * self.replicas_per_worker if mesh is None else Mesh.parse(mesh).shape[0]
 
 
-#: what cannot be where weights lie in parts: updates that look at whole weights, compressed gradients, Keras' backup,
-#: and data that differ between processes with the same examples
-_REFUSED_ON_A_MESH = (
+#: what cannot be where weights lie in parts: updates that look at whole weights, what the chief or Keras saves alone
+_REFUSED_WITHOUT_WHOLES = (
     *("optimizer_schedule_free_adamw", "optimizer_adafactor", "optimizer_lamb", "optimizer_muon", "lars", "lamb"),
-    *("optimizer_of_ones_own", "compression_float16", "compression_bfloat16"),
-    *("only_chief_writes", "backup_and_restore", "own_data_uneven", "auto_shard_file"),
+    *("optimizer_of_ones_own", "only_chief_writes", "backup_and_restore"),
+)
+#: on a mesh also compressed gradients, and data that differ between processes with the same examples
+_REFUSED_ON_A_MESH = (
+    *_REFUSED_WITHOUT_WHOLES,
+    *("compression_float16", "compression_bfloat16", "own_data_uneven", "auto_shard_file"),
 )
 
 COLUMNS = (
@@ -88,6 +91,13 @@ COLUMNS = (
             variables=((registry.STAGE_VARIABLE, str(stage)), (registry.COLLECTIVES_VARIABLE, "native")),
         )
         for stage, workers in ((1, 2), (2, 3))
+    ),
+    Column(
+        name="sharded-3",
+        strategy="sharded-data-parallel",
+        workers=2,
+        variables=((registry.STAGE_VARIABLE, "3"), (registry.COLLECTIVES_VARIABLE, "native")),
+        may_refuse=(*_REFUSED_WITHOUT_WHOLES, "jit_compile", "jit_compile_own_step", "positions_under_xla"),
     ),
     Column(name="ring-2", strategy="ring", workers=2),
     Column(name="ring-3", strategy="ring", workers=3),

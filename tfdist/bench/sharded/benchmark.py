@@ -24,6 +24,7 @@ ARMS: Mapping[str, tuple[str, int | None]] = {
     "plain": ("multi-worker", None),
     "stage 1": ("sharded-data-parallel", 1),
     "stage 2": ("sharded-data-parallel", 2),
+    "stage 3": ("sharded-data-parallel", 3),
 }
 # TensorFlow's allocator for oneDNN keeps what is freed, and so does glibc's for pieces of less than this.
 _GIVING_BACK = {
@@ -90,7 +91,7 @@ class Report:
 
     def expected_bytes(self, arm: str) -> float:
         """Return the memory that the formula has."""
-        return formula(self.parameters, self.setup.workers, sharded=ARMS[arm][1] is not None)
+        return formula(self.parameters, self.setup.workers, ARMS[arm][1], layers=self.setup.layers)
 
     def to_json(self) -> str:
         """Return the report as JSON, with ratios and formulas."""
@@ -101,14 +102,24 @@ class Report:
         return json.dumps({**asdict(self), **derived}, indent=2)
 
 
-def formula(parameters: int, workers: int, *, sharded: bool) -> float:
+def formula(parameters: int, workers: int, stage: int | None, *, layers: int) -> float:
     """Return the bytes of weights, gradients and Adam's slots in each process, in float32.
 
+    Under stage 3 the weights of two layers are whole: one is used, and the next one arrives.
+
+    Args:
+        parameters: of all layers, which are of one size.
+        workers: number of processes.
+        stage: of sharding, or None.
+        layers: number of them.
+
     Example:
-        >>> formula(100, 4, sharded=False), formula(100, 4, sharded=True)
-        (1600.0, 700.0)
+        >>> [formula(100, 4, stage, layers=10) for stage in (None, 1, 2, 3)]
+        [1600.0, 700.0, 700.0, 480.0]
     """
-    return 4.0 * parameters * (1 + 3 / (workers if sharded else 1))
+    if stage == 3:
+        return 4.0 * parameters * (4 / workers + 2 / max(layers, 2))
+    return 4.0 * parameters * (1 + 3 / (1 if stage is None else workers))
 
 
 def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, number: None) -> Report:

@@ -1,8 +1,9 @@
 """The weights that lie in parts on a mesh: each worker's part of a backup has its own, under a name that says where.
 
 An array is named after the whole's shape, the part's bounds and the variable, as in
-``cut/4,6/0:4,3:6/variable/dense/kernel``. So parts make a whole wherever they were cut, and a training goes on with
-another mesh, with other layouts, or on one device.
+``cut/4,6/0:4,3:6/variable/dense/kernel``; one pair of bounds is of the flattened whole. So parts make a whole wherever
+they were cut, and a training goes on with another mesh, with other layouts, with another number of workers, or on one
+device.
 """
 
 from collections.abc import Callable, Mapping
@@ -101,9 +102,10 @@ def _joined(name: str, parts: list[tuple[str, str, _Array]], source: str) -> _Ar
     filled = 0
     for own, edges, array in parts:
         place = tuple(slice(*map(int, edge.split(":"))) for edge in edges.split(","))
-        if own != parts[0][0] or len(place) != whole.ndim or whole[place].shape != array.shape:
+        into = whole.reshape(-1) if len(place) == 1 else whole
+        if own != parts[0][0] or len(place) != into.ndim or into[place].shape != array.shape:
             raise ConfigError(f"the backup in {source} has a part of {name} that does not fit the others.")
-        whole[place] = array
+        into[place] = array
         filled += array.size
     if filled != whole.size:
         raise ConfigError(

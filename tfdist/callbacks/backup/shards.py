@@ -92,7 +92,7 @@ class Shards:
         for state, name, variable in self._variables():
             old, own = counts[state.axis], self._indices(state, variable)
             total = len(own) * self._workers.count
-            if old != total and getattr(self._model.distribute_strategy, "cuts_weights", False):
+            if old != total and _lie_on_a_mesh(self._model.distribute_strategy):
                 raise ConfigError(
                     f"the backup in {source} is of {_counted(old, state.axis)}, and there are {total} now; "
                     f"{state.name} of weights in parts go on with as many processes as before. "
@@ -190,6 +190,11 @@ def _counted(number: int, what: str) -> str:
 
 def _first(variable: keras.Variable) -> _Array:
     return tf_arrays.held(tf_strategies.primary(variable.value))
+
+
+def _lie_on_a_mesh(strategy: Any) -> bool:
+    """Return whether what a process has by itself may be of its part of a weight, which is another on another mesh."""
+    return bool(getattr(strategy, "cuts_weights", False)) and hasattr(strategy, "mesh")
 
 
 def _local_replicas(model: keras.Model, workers: Workers) -> int:

@@ -50,10 +50,10 @@ def command(
 ) -> None:
     """Memory, bytes and step time of sharded data parallelism, beside plain.
 
-    A wide perceptron with Adam and a global norm, under multi-worker and under both stages of sharded-data-parallel, in
+    A wide perceptron with Adam and a global norm, under multi-worker and under the stages of sharded-data-parallel, in
     turns. Memory is the largest of a process above what it had before the network was made, beside the formula
-    4 N (1 + 3 / p) bytes of N weights and p workers; plain: 16 N. Times are ratios to plain data parallelism: below
-    1 sharding is faster.
+    4 N (1 + 3 / p) bytes of N weights and p workers; plain: 16 N; stage 3: 16 N / p, and two layers. Times are ratios
+    to plain data parallelism: below 1 sharding is faster.
     """
     setup = benchmark.Setup(
         workers=workers,

@@ -1,13 +1,15 @@
 """What the function that is being traced does with variables, and whether it is a branch of another.
 
-Private names, read in TensorFlow 2.21.0: `FuncGraph` and its kinds for conditions and loops; `Graph._get_function`,
-what a call calls; `DistributedVariable._get_on_device_or_primary`, a variable's copy on the replica that is traced;
+Private names, read in TensorFlow 2.21.0: `FuncGraph` and its kinds for conditions and loops;
+`get_read_write_resource_inputs`, what an operation reads and what it writes;
+`DistributedVariable._get_on_device_or_primary`, a variable's copy on the replica that is traced;
 `experimental_acd_manager`, what puts the operations of a function that have effects one behind the other.
 """
 
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
@@ -15,8 +17,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileCondFuncGraph,
 )
 
-# Operations that call another function.
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_CONTROL_FLOW = (CondBranchFuncGraph, WhileCondFuncGraph, WhileBodyFuncGraph)
 
 
 def assigned(variables: list[Any]) -> list[Any]:
@@ -40,25 +41,20 @@ def uses(variables: list[Any]) -> int:
 
 def _assignments_of(variables: list[Any]) -> list[int]:
     """Return how often each variable's copy on this replica is taken, other than to be read, by what is traced."""
-    graph = tf.compat.v1.get_default_graph()
-    return [sum(not _is_read(graph, op, handle) for op in ops) for handle, ops in _uses_of(variables)]
+    return [sum(not _is_read(op, handle) for op in ops) for handle, ops in _uses_of(variables)]
 
 
 def _uses_of(variables: list[Any]) -> list[tuple[Any, list[tf.Operation]]]:
     """Return the handle of each variable's copy on this replica in the graph being traced, and what takes it."""
     graph = tf.compat.v1.get_default_graph()
-    captured = {id(external): internal for external, internal in graph.captures}
+    captured = _captured(graph)
     handles = [captured.get(id(variable.value._get_on_device_or_primary().handle)) for variable in variables]
     return [(handle, [] if handle is None else handle.consumers()) for handle in handles]
 
 
-def _is_read(graph: Any, op: tf.Operation, handle: tf.Tensor) -> bool:
-    """Return whether an operation does no more than read a variable; of a call, whether the function does not."""
-    if op.type not in _CALLS:
-        return op.type == "ReadVariableOp"
-    inner = graph._get_function(op.get_attr("f").name).graph
-    places = [place for place, given in enumerate(op.inputs) if given is handle]
-    return all(_is_read(inner, use, inner.inputs[place]) for place in places for use in inner.inputs[place].consumers())
+def _is_read(op: tf.Operation, handle: tf.Tensor) -> bool:
+    """Return whether an operation does no more than read a variable; of what runs functions, whether those do not."""
+    return handle in get_read_write_resource_inputs(op)[0]
 
 
 def independent(results: Any) -> Any:
@@ -82,7 +78,31 @@ def in_condition() -> bool:
     """Return whether what is being traced is a branch of a condition or the body of a loop."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, FuncGraph):
-        if isinstance(graph, (CondBranchFuncGraph, WhileCondFuncGraph, WhileBodyFuncGraph)):
+        if isinstance(graph, _CONTROL_FLOW):
             return True
         graph = graph.outer_graph
     return False
+
+
+def within_control_flow(end: Any) -> list[Any]:
+    """Return the branches and loops that are being traced, innermost first, up to a function or to the graph `end`."""
+    graph, found = tf.compat.v1.get_default_graph(), []
+    while isinstance(graph, _CONTROL_FLOW) and graph is not end:
+        found.append(graph)
+        graph = graph.outer_graph
+    return found
+
+
+def is_loop(graph: Any) -> bool:
+    """Return whether a graph is the body of a loop."""
+    return isinstance(graph, WhileBodyFuncGraph)
+
+
+def is_written(graph: Any, variable: Any) -> bool:
+    """Return whether what a graph has so far does more with a variable's copy on this replica than read it."""
+    handle = _captured(graph).get(id(variable._get_on_device_or_primary().handle))
+    return handle is not None and not all(_is_read(op, handle) for op in handle.consumers())
+
+
+def _captured(graph: Any) -> dict[int, tf.Tensor]:
+    return {id(external): internal for external, internal in graph.captures}

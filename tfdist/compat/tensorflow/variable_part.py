@@ -21,13 +21,13 @@ class VariablePart:
     Args:
         variable: the Keras variable.
         shape: of the part.
-        take: returns the part of a tensor for the whole.
+        read: returns the part.
         name: what the optimizer calls it.
         unique_id: what the optimizer knows the variable by.
     """
 
     def __init__(
-        self, variable: Any, shape: tuple[int, ...], take: Callable[[Any], Any], *, name: str, unique_id: str
+        self, variable: Any, shape: tuple[int, ...], read: Callable[[], tf.Tensor], *, name: str, unique_id: str
     ) -> None:
         self.whole = variable
         self.shape = tuple(shape)
@@ -36,12 +36,12 @@ class VariablePart:
         self.name = name
         self.trainable = True
         self._unique_id = unique_id
-        self._take = take
+        self._read = read
         self._value: tf.Tensor | None = None
 
     def value(self) -> tf.Tensor:
         """Return what was assigned last, or else the variable's part."""
-        return self._take(tf.convert_to_tensor(self.whole.value)) if self._value is None else self._value
+        return self._read() if self._value is None else self._value
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         del name

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.training.multi_worker import agreement
 from tfdist.training.reduction import reducer
 from tfdist.training.sharding.parts import Everywhere, Owned, Part, Stretch
@@ -93,6 +94,8 @@ def assign_wholes(
         values: of this worker's parts.
     """
     tensors = {i: tf.convert_to_tensor(value) for i, value in enumerate(values)}
+    for i in [i for i in tensors if sharded.sharding_of(variables[i]) is not None]:
+        sharded.part_of(variables[i]).assign(tensors.pop(i))  # nobody has the whole
     paths = agreement.relative_paths([variable.path for variable in variables])
     for kind, send in ((Stretch, _send_stretches), (Owned, _send_owned)):
         mine = {i: tensors[i] for i in tensors if isinstance(parts[i], kind)}
@@ -105,9 +108,9 @@ def assign_wholes(
             for i, value in zip(bucket, arrived, strict=True):
                 variables[i].assign(value)
             done.append(tf.convert_to_tensor(variables[bucket[-1]].value))  # comes after the assignment, copies nothing
-    for i, part in enumerate(parts):
-        if isinstance(part, Everywhere):
-            variables[i].assign(tensors[i])
+    for i, tensor in tensors.items():
+        if isinstance(parts[i], Everywhere):
+            variables[i].assign(tensor)
 
 
 def _send_stretches(traced: TracedCollective, values: list[Any], parts: list[Any], label: str) -> list[Any]:

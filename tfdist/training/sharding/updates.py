@@ -10,6 +10,7 @@ from tfdist.checkpoint.sharding import ShardedState
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer as keras_sharded
+from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.variable_part import VariablePart
 from tfdist.errors import UnsupportedError
 from tfdist.training.reduction import norms
@@ -57,6 +58,7 @@ class Updates:
             UnsupportedError: an optimizer of the user's own does more than to update variables one by one.
         """
         _require_known(self._optimizer)
+        self._require_divides(variables)
         shapes = [tuple(variable.shape) for variable in variables]
         rank, size = self._traced.rank, self._traced.size
         parts: list[Part] = (
@@ -162,7 +164,20 @@ class Updates:
 
     def _stand_in(self, variable: Any, part: Part, name: str) -> VariablePart:
         key = keras_sharded.key_of(self._optimizer, variable)
-        return VariablePart(variable, part.shape, part.of, name=name, unique_id=key)
+        is_part = sharded.sharding_of(variable) is not None
+        read = (
+            sharded.part_of(variable).read_value if is_part else lambda: part.of(tf.convert_to_tensor(variable.value))
+        )
+        return VariablePart(variable, part.shape, read, name=name, unique_id=key)
+
+    def _require_divides(self, variables: Sequence[Any]) -> None:
+        cut = next((one.path for one in variables if sharded.sharding_of(one) is not None), None)
+        if cut is not None and not self.divides:
+            raise UnsupportedError(
+                f"the optimizer {type(self._optimizer).__name__!r} may look at the whole of a variable in its update, "
+                f"and under stage 3 no worker has the whole of {cut!r}. Take stage 2, or an optimizer that updates "
+                "each element by itself (SGD, Adam, AdamW, RMSprop, Adagrad, ...)."
+            )
 
     def _known(self, variable: Any) -> Part:
         part = self.part_of(variable)

@@ -12,7 +12,7 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`): `
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,11 +35,17 @@ class Sharding(Protocol):
     def axes(self) -> tuple[str, ...]:
         """The axes along which members have different parts."""
 
+    def read(self, variable: Any) -> tf.Tensor:
+        """Return the whole of a variable with this process's part; tapes know that variable."""
+
     def whole(self, part: tf.Tensor) -> tf.Tensor:
         """Return the whole of which every member has its part."""
 
     def cut(self, whole: Any) -> Any:
         """Return this process's part of a whole."""
+
+    def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
+        """Return this process's part of numbers of which any stretch can be made, as of the flattened whole."""
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
         """Return the sums over members with different parts."""
@@ -123,7 +129,7 @@ class ShardedVariable:
 
     def read_value(self) -> tf.Tensor:
         """Return the whole; every member along the axes of the layout has to ask."""
-        return self.sharding.whole(self.shard.read_value())
+        return self.sharding.read(self.shard)
 
     def value(self) -> tf.Tensor:
         """Return the whole; see `read_value`."""

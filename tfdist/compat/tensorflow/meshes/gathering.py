@@ -1,0 +1,208 @@
+"""Weights that a step gathers: when it may, how long the whole is there, and that the backward pass gathers it again.
+
+TensorFlow runs an operation as soon as its inputs are there, and frees a tensor when the last operation that takes it
+has run. The parts of weights are there when a step begins, so that all of them would be gathered at once; and a
+backward pass takes weights that the forward pass took, so that all of them would be there between the two. So a
+gathering waits until weights before it have been used, and when a step has been traced, what its backward pass takes of
+a weight is gathered a second time, behind what comes before it in that pass.
+
+Private names, read in TensorFlow 2.21.0: `Operation._update_input` (gives an operation another input; no public way
+changes a graph); `DistributedVariable._get_on_device_or_primary` (this replica's variable); the name scope
+`gradient_tape` of what tapes make.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import traced_uses
+from tfdist.errors import UnsupportedError
+
+_BACKWARD = "gradient_tape/"
+# what the forward pass makes of a weight, of the same bytes or fewer, and a backward pass may take in its place
+_SAME_NUMBERS = ("Cast", "Identity", "Reshape")
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """A weight that was gathered while a graph was traced."""
+
+    whole: tf.Tensor
+    again: Callable[[], tf.Tensor]
+    bytes: int
+
+
+class Gathers:
+    """What the steps of a strategy gather.
+
+    Args:
+        least_window_bytes: how many bytes of weights may be there before they are used, those in use included. It is
+            twice the largest weight where that is more: while one is used, the next one arrives.
+        may_gather_again: whether a graph may gather in another order than that in which it was traced.
+    """
+
+    def __init__(self, least_window_bytes: int, *, may_gather_again: bool) -> None:
+        self.least_window_bytes = least_window_bytes
+        self._largest = 0
+        self._step: Any = None
+        # loops of the step, and parts that were gathered outside of them for them
+        self._of_loops: list[tuple[Any, Any]] = []
+        self._may_gather_again = may_gather_again
+        self._of_graph: weakref.WeakKeyDictionary[Any, list[_Gathered]] = weakref.WeakKeyDictionary()
+
+    def expect(self, size: int) -> None:
+        """Take note of a weight of so many bytes."""
+        self._largest = max(self._largest, size)
+
+    @property
+    def _window_bytes(self) -> int:
+        return max(self.least_window_bytes, 2 * self._largest)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Trace a step inside: its weights are gathered once for all turns of a loop in it, and again at its end."""
+        before = self._step, self._of_loops
+        self._step, self._of_loops = tf.compat.v1.get_default_graph(), []
+        try:
+            yield
+            self._require_whole_in_loops()
+            self.gather_again()
+        finally:
+            self._step, self._of_loops = before
+
+    def read(self, variable: Any, gather: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        """Return the whole of a variable of which this process has a part; the gradient by that is the whole's.
+
+        In a condition or a loop of a step, what is around them gathers: they check that a gradient has the shape of
+        what it belongs to, and a loop would gather in each turn. What was updated inside is gathered there.
+
+        Args:
+            variable: the part.
+            gather: returns the whole of a part.
+        """
+        with self._around_control_flow(variable):
+            part = variable.read_value()
+
+            @tf.custom_gradient
+            def of_handle(_: tf.Tensor) -> Any:  # TensorFlow compares shapes with all but a handle
+                return gather(part), lambda gradient: gradient
+
+            handle = variable._get_on_device_or_primary().handle
+            return self.in_turn(lambda: of_handle(handle), lambda: gather(part))
+
+    def _around_control_flow(self, variable: Any) -> AbstractContextManager[Any]:
+        """Return a context of the graph in which a part is read."""
+        if self._step is None or tf.executing_eagerly():
+            return contextlib.nullcontext()
+        inside = traced_uses.within_control_flow(self._step)
+        if not inside or any(traced_uses.is_written(graph, variable) for graph in inside):
+            return contextlib.nullcontext()
+        self._of_loops += [(graph, variable) for graph in inside if traced_uses.is_loop(graph)]
+        around: Any = inside[-1].outer_graph
+        return around.as_default()
+
+    def in_turn(self, gather: Callable[[], tf.Tensor], again: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Return what is gathered; in a graph when weights before it have been used.
+
+        Args:
+            gather: returns the whole.
+            again: returns the whole once more, which no tape looks at.
+        """
+        if tf.executing_eagerly():
+            return gather()
+        before = self._of_graph.setdefault(tf.compat.v1.get_default_graph(), [])
+        with tf.control_dependencies(self._used(before)):
+            whole = gather()
+        before.append(_Gathered(whole, again, whole.shape.num_elements() * whole.dtype.size))
+        return whole
+
+    def gather_again(self) -> None:
+        """Let what the backward pass of the graph that is being traced takes of weights be gathered again.
+
+        The last weights of the forward pass, as many as may be there at once, stay. Call it when all has been traced.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        found = self._of_graph.pop(graph, [])
+        if not self._may_gather_again:
+            return
+        place = {op.name: number for number, op in enumerate(graph.get_operations())}
+        taken = []
+        for one in found[: len(found) - self._staying(found)]:
+            uses = list(_uses(one.whole, ()))
+            if uses:
+                taken.append((min(place[op.name] for op, _, _ in uses), one, uses))
+        taken.sort(key=lambda each: each[0])
+        every = sorted({place[op.name]: op for one in found for op, _, _ in _uses(one.whole, ())}.items())
+        for number, (first, one, uses) in enumerate(taken):
+            # everything that it waits for was made before what it is for, so there is no circle
+            ahead, held = number, 0
+            while ahead > 0 and held + one.bytes < self._window_bytes:
+                ahead -= 1
+                held += taken[ahead][1].bytes
+            limit = taken[ahead][0] if number else first
+            behind = [op for at, op in every if at < limit][-1:]
+            with tf.control_dependencies(behind):
+                whole = one.again()
+            for op, index, ways in uses:
+                value = whole
+                for way in ways:
+                    value = way(value)
+                op._update_input(index, value)
+
+    def _require_whole_in_loops(self) -> None:
+        for graph, variable in self._of_loops:
+            if traced_uses.is_written(graph, variable):
+                raise UnsupportedError(
+                    f"A loop that is traced in a step uses the weight {variable.name!r} and then updates it, and a "
+                    "weight in parts is gathered once for all turns of a loop. Let a step update once, and have "
+                    "model.fit run the steps (steps_per_execution), or take stage 2."
+                )
+
+    def _used(self, before: list[_Gathered]) -> list[tf.Operation]:
+        """Return what must have run before one more is gathered: what uses those that no longer fit beside it."""
+        held = 0
+        for one in reversed(before):
+            held += one.bytes
+            if held >= self._window_bytes:
+                return list(_users(one.whole))
+        return []
+
+    def _staying(self, found: list[_Gathered]) -> int:
+        held, count = 0, 0
+        for one in reversed(found):
+            held += one.bytes
+            if held > self._window_bytes:
+                break
+            count += 1
+        return count
+
+
+def _users(tensor: tf.Tensor) -> Iterable[tf.Operation]:
+    """Return the operations that take a weight, or the same numbers in another form."""
+    for op in tensor.consumers():
+        if op.type in _SAME_NUMBERS and op.inputs[0] is tensor:
+            yield from _users(op.outputs[0])
+        else:
+            yield op
+
+
+def _uses(tensor: tf.Tensor, ways: tuple[Any, ...]) -> Iterable[tuple[tf.Operation, int, tuple[Any, ...]]]:
+    """Return the operations of the backward pass that take a weight, at which input, and what has been made of it."""
+    for op in tensor.consumers():
+        if _BACKWARD in op.name:
+            yield from ((op, index, ways) for index, given in enumerate(op.inputs) if given is tensor)
+        elif op.type in _SAME_NUMBERS and op.inputs[0] is tensor:
+            yield from _uses(op.outputs[0], (*ways, _way(op)))
+
+
+def _way(op: tf.Operation) -> Callable[[tf.Tensor], tf.Tensor]:
+    if op.type == "Cast":
+        return lambda value: tf.cast(value, op.outputs[0].dtype)
+    if op.type == "Reshape":
+        return lambda value: tf.reshape(value, op.inputs[1])
+    return tf.identity
