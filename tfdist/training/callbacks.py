@@ -40,11 +40,11 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
     if training and step_clock().reporter is not None:
         running.callbacks.append(_Ends())
     is_sharded = any(sharding.of(optimizer) is not None for optimizer in keras_model.optimizers(model))
-    if is_sharded:
-        sharded_callbacks.adapt(running.callbacks, is_chief=workers.is_chief)
+    is_cut = any(sharded.sharding_of(weight) is not None for weight in model.weights)
+    if is_sharded:  # where weights lie in parts too, all save the model together
+        sharded_callbacks.adapt(running.callbacks, writes=workers.is_chief or is_cut)
     if workers.count == 1:
         return
-    is_cut = any(sharded.sharding_of(weight) is not None for weight in model.weights)
     if is_cut:
         _require_together(running.callbacks)
     if not workers.is_chief:  # what all have parts of all save together

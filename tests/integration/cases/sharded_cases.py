@@ -179,11 +179,6 @@ def bytes_of_slots() -> dict[str, Any]:
     return found
 
 
-def _is_possible(name: str) -> bool:
-    """Return whether an optimizer of these can be where no worker has whole weights."""
-    return not STRATEGY.cuts_weights or name not in ("adafactor", "several")
-
-
 def elements_of_weights() -> Any:
     """How many elements of each weight that can be trained this worker has, and how many there are."""
     with STRATEGY.scope():
@@ -242,8 +237,6 @@ def saved(folder: str) -> dict[str, Any]:
     found, options = {}, {"batch_size": BATCH, "verbose": 0, "shuffle": False}
     own = {"custom_objects": {"Scaled": Scaled}}
     for name in ("adam, average at the end", "adafactor", "distributed, accumulating", "several"):
-        if not _is_possible(name):
-            continue
         mine = trained("plain", OPTIMIZERS[name], STRATEGY.scope())
         path = Path(folder) / f"{name.partition(',')[0]}.keras"
         whole = slots(mine)
@@ -297,15 +290,10 @@ RESUMED = {
 }
 
 
-def _resumed() -> list[Any]:
-    is_stage_3 = STRATEGY.sharding.stage == 3  # also where one worker goes on alone
-    return [(name, make) for name, make in RESUMED.items() if not (is_stage_3 and name == "adafactor")]
-
-
 def begun(folder: str) -> dict[str, Any]:
     """Train, and train again until the fifth of six steps, with a backup after the third; return what was to come."""
     found = {}
-    for name, optimizer in _resumed():
+    for name, optimizer in RESUMED.items():
         never = trained("plain", optimizer, STRATEGY.scope())
         backup = tfdist.callbacks.BackupAndRestore(Path(folder) / name, 3, asynchronous=False)
         with pytest.raises(KeyboardInterrupt):
@@ -317,7 +305,7 @@ def begun(folder: str) -> dict[str, Any]:
 
 def resumed(folder: str) -> dict[str, Any]:
     found = {}
-    for name, optimizer in _resumed():
+    for name, optimizer in RESUMED.items():
         backup = tfdist.callbacks.BackupAndRestore(Path(folder) / name, 3, asynchronous=False)
         model = trained("plain", optimizer, STRATEGY.scope(), callbacks=[backup])
         found[name] = [one.tolist() for one in [*model.get_weights(), *slots(model)]]
@@ -395,13 +383,12 @@ def refused(among: list[str] | None) -> dict[str, str]:
         "number": lambda: trained("plain", lambda: Counts(0.1), STRATEGY.scope()),
         "compression": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **codec), STRATEGY.scope()),
         "adasum": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **adasum), STRATEGY.scope()),
-        "whole": lambda: trained("plain", OPTIMIZERS["lamb"], STRATEGY.scope()),
         "loop of updates": _loop_of_updates,
         "no stage": lambda: tfdist.strategies.MultiWorkerMirroredStrategy(shard_optimizer=0),
         "loop": _own_loop,
         "checkpoint": _checkpoint,
     }
-    for name in among or [name for name in ways if name not in ("whole", "loop of updates")]:
+    for name in among or [name for name in ways if name != "loop of updates"]:
         try:
             ways[name]()
         except errors.TfdistError as error:

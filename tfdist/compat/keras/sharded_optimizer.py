@@ -156,10 +156,10 @@ def decay_wholes(optimizer: Optimizer, variables: list[Any]) -> None:
     type(optimizer)._apply_weight_decay(optimizer, variables)
 
 
-def update_wholes(optimizer: Optimizer, pairs: list[tuple[Any, Any]], learning_rate: Any) -> None:
-    """Update whole variables as the optimizer does it by itself."""
+def update_whole(optimizer: Optimizer, pair: tuple[Any, Any], learning_rate: Any) -> None:
+    """Update a whole variable, given its gradient and it, as the optimizer does it by itself."""
     strategy = tf.distribute.get_strategy()
-    type(optimizer)._distributed_tf_update_step(optimizer, strategy, pairs, learning_rate)
+    type(optimizer)._distributed_tf_update_step(optimizer, strategy, [pair], learning_rate)
 
 
 def is_changed_around_updates(optimizer: Optimizer) -> bool:

@@ -16,6 +16,7 @@ from tensorflow.python.framework import op_def_registry
 # They have a state, and leave none behind that anybody reads.
 _HARMLESS = {"Assert", "Case", "HashTableV2", "If", "PartitionedCall", "Placeholder", "PrintV2", "ReadVariableOp"}
 _HARMLESS |= {"ResourceGather", "ResourceGatherNd", "StatefulPartitionedCall", "VarHandleOp", "VariableShape", "While"}
+_COLLECTIVES = ("Collective", "Horovod", "Tfdist")
 _OF_CHANCE = ("Random", "Multinomial", "TruncatedNormal", "CudnnRNN")
 
 
@@ -41,9 +42,16 @@ def draws(types: set[str]) -> bool:
     return any(mark in name for name in types for mark in _OF_CHANCE)
 
 
-def changes(types: set[str]) -> str | None:
-    """Return the type of an operation that changes something beyond the function, or None."""
+def changes(types: set[str], *, meets_others: bool) -> str | None:
+    """Return the type of an operation that changes something beyond the function, or None.
+
+    Args:
+        types: of the operations.
+        meets_others: whether the other workers run the function too, so that it may have collectives.
+    """
     for name in sorted(types - _HARMLESS):
+        if meets_others and name.startswith(_COLLECTIVES):
+            continue
         known = op_def_registry.get(name)
         if known is not None and known.is_stateful and not draws({name}):
             return name

@@ -20,6 +20,7 @@ from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import stateless_scope
 from tfdist.compat.tensorflow import data as tf_data
 from tfdist.compat.tensorflow import trial as tf_trial
+from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training.checks import judging
@@ -78,6 +79,7 @@ class Probe:
         self._step = replica_step.ReplicaStep(model, user_step, unseeded, training=False)
         self._replicas = replicas
         self._done = False
+        self._is_cut = False
         #: what is a sum over examples; see `Step.is_sum`
         self.sums: Sums = set()
         #: what of the step's gradients and losses is neither a mean nor a sum, for messages
@@ -111,7 +113,9 @@ class Probe:
         found: dict[tuple[str, int], judging.Verdict] = {}
         names: dict[tuple[str, int], str] = {}
         why = None
-        if (data := some_of(slices, _ROWS)) is not None:
+        self._is_cut = any(sharded.sharding_of(weight) is not None for weight in self._model.weights)
+        wanted = _ROWS if not self._is_cut else self._shared_rows(slices)
+        if (data := some_of(slices, wanted)) is not None:
             try:
                 try:
                     found, names = self._try(data)
@@ -127,6 +131,10 @@ class Probe:
         if why is not None and self._workers.is_chief:
             logging.getLogger("tfdist").warning(_UNTRIED, self._model.name, why)
         return bool(self.sums)
+
+    def _shared_rows(self, slices: Sequence[tuple[Any, Any]]) -> int:
+        """Return how many rows all workers can try: where weights lie in parts, each run of the step needs everybody."""
+        return min(_ROWS, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))
 
     def warn(self) -> None:
         """Say once what is neither a mean nor a sum."""
@@ -194,7 +202,7 @@ class Probe:
             if not self._made_variables():
                 break
         types = tf_trial.operations(traced)
-        if (change := tf_trial.changes(types)) is not None:
+        if (change := tf_trial.changes(types, meets_others=self._is_cut)) is not None:
             raise RuntimeError(f"it has the operation {change}, which changes something else than Keras variables")
         return (lambda draw, rows: traced(tf.constant(draw), *flat((rows,)))), names, tf_trial.draws(types)
 
@@ -264,7 +272,7 @@ def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
         wanted: how many rows, if there are so many.
     """
     present = [(int(rows), data) for rows, data in slices if int(rows)]
-    if not present:
+    if not present or not wanted:
         return None
     each = -(-wanted // len(present))
     some = [step.slice_rows(data, tf.constant(0), tf.constant(min(rows, each))) for rows, data in present]

@@ -13,17 +13,17 @@ from tfdist.training.sharding.sharding import updates_of
 SAVE_SLOTS = (keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint)
 
 
-def adapt(callbacks: Sequence[keras.callbacks.Callback], *, is_chief: bool) -> None:
+def adapt(callbacks: Sequence[keras.callbacks.Callback], *, writes: bool) -> None:
     """Let callbacks of a `fit`, `evaluate` or `predict` work together with those of the other workers.
 
     Args:
         callbacks: of a model whose optimizer is sharded.
-        is_chief: whether this worker writes.
+        writes: whether this worker writes.
     """
     for one in callbacks:
         if isinstance(one, keras.callbacks.SwapEMAWeights):
             keras_callbacks.let_swap(one, _swap, _settle)
-        if isinstance(one, SAVE_SLOTS) and not is_chief:
+        if isinstance(one, SAVE_SLOTS) and not writes:
             keras_callbacks.let_take_part(one)
 
 

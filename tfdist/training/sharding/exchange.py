@@ -94,7 +94,7 @@ def assign_wholes(
         values: of this worker's parts.
     """
     tensors = {i: tf.convert_to_tensor(value) for i, value in enumerate(values)}
-    for i in [i for i in tensors if sharded.sharding_of(variables[i]) is not None]:
+    for i in [i for i in tensors if _is_divided(variables[i]) and isinstance(parts[i], Stretch)]:
         sharded.part_of(variables[i]).assign(tensors.pop(i))  # nobody has the whole
     paths = agreement.relative_paths([variable.path for variable in variables])
     for kind, send in ((Stretch, _send_stretches), (Owned, _send_owned)):
@@ -107,7 +107,9 @@ def assign_wholes(
                 arrived = send(traced, [mine[i] for i in bucket], [parts[i] for i in bucket], label)
             for i, value in zip(bucket, arrived, strict=True):
                 variables[i].assign(value)
-            done.append(tf.convert_to_tensor(variables[bucket[-1]].value))  # comes after the assignment, copies nothing
+            last = variables[bucket[-1]]
+            held = sharded.part_of(last) if _is_divided(last) else last.value
+            done.append(tf.convert_to_tensor(held))  # comes after the assignment, copies nothing
     for i, tensor in tensors.items():
         if isinstance(parts[i], Everywhere):
             variables[i].assign(tensor)
@@ -133,6 +135,10 @@ def _send_owned(traced: TracedCollective, values: list[Any], parts: list[Any], l
 def joined(rows: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return matrices of as many rows side by side; one alone as it is, which copies nothing."""
     return rows[0] if len(rows) == 1 else tf.concat(rows, axis=1)
+
+
+def _is_divided(variable: Any) -> bool:
+    return sharded.sharding_of(variable) is not None
 
 
 def _stretch(part: Part) -> Stretch:

@@ -58,7 +58,6 @@ class Updates:
             UnsupportedError: an optimizer of the user's own does more than to update variables one by one.
         """
         _require_known(self._optimizer)
-        self._require_divides(variables)
         shapes = [tuple(variable.shape) for variable in variables]
         rank, size = self._traced.rank, self._traced.size
         parts: list[Part] = (
@@ -111,9 +110,10 @@ class Updates:
         return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
 
     def decay(self, variables: Sequence[Any]) -> None:
-        """Decay this worker's variables; where they are divided, that comes with the update."""
+        """Decay this worker's variables; where it has parts of them, that comes with the update."""
         if not self.divides:
-            keras_sharded.decay_wholes(self._optimizer, [one for one in variables if _is_mine(self._known(one))])
+            mine = [one for one in variables if _is_mine(self._known(one)) and sharded.sharding_of(one) is None]
+            keras_sharded.decay_wholes(self._optimizer, mine)
 
     def update(self, pairs: Sequence[tuple[Any, Any]], learning_rate: Any) -> None:
         """Update the parts, and give the new weights to all workers."""
@@ -128,10 +128,29 @@ class Updates:
                 self._optimizer.update_step(grad, one, learning_rate)
             new = [one.value() for one in moving]
         else:
-            mine = [pair for pair, part in zip(pairs, parts, strict=True) if _is_mine(part)]
-            keras_sharded.update_wholes(self._optimizer, mine, learning_rate)
-            new = [part.of(tf.convert_to_tensor(one.value)) for one, part in zip(variables, parts, strict=True)]
+            new = [
+                (self._updated if sharded.sharding_of(one) is None else self._updated_apart)(pair, part, learning_rate)
+                for one, pair, part in zip(variables, pairs, parts, strict=True)
+            ]
         exchange.assign_wholes(self._traced, variables, parts, new)
+
+    def _updated(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
+        """Return this worker's part of the new value of a variable of which it has the whole."""
+        variable = self._variables[keras_sharded.key_of(self._optimizer, pair[1])]
+        if _is_mine(part):
+            keras_sharded.update_whole(self._optimizer, pair, learning_rate)
+        return part.of(tf.convert_to_tensor(variable.value))
+
+    def _updated_apart(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
+        """Return the same of one of which all workers have a part: they gather it for the one that updates it."""
+        grad, one = pair
+        with tf.control_dependencies([grad]):
+            (whole,) = self.readable([self._variables[keras_sharded.key_of(self._optimizer, one)]])
+            whole.assign(whole.value())  # gathered once, by all
+        if _is_mine(part):
+            keras_sharded.decay(self._optimizer, whole)
+            self._optimizer.update_step(grad, whole, learning_rate)
+        return whole.value()
 
     def readable(self, variables: Sequence[Any]) -> list[Any]:
         """Return the parts of variables, to be read."""
@@ -164,20 +183,19 @@ class Updates:
 
     def _stand_in(self, variable: Any, part: Part, name: str) -> VariablePart:
         key = keras_sharded.key_of(self._optimizer, variable)
-        is_part = sharded.sharding_of(variable) is not None
-        read = (
-            sharded.part_of(variable).read_value if is_part else lambda: part.of(tf.convert_to_tensor(variable.value))
-        )
-        return VariablePart(variable, part.shape, read, name=name, unique_id=key)
+        sharding = sharded.sharding_of(variable)
 
-    def _require_divides(self, variables: Sequence[Any]) -> None:
-        cut = next((one.path for one in variables if sharded.sharding_of(one) is not None), None)
-        if cut is not None and not self.divides:
-            raise UnsupportedError(
-                f"the optimizer {type(self._optimizer).__name__!r} may look at the whole of a variable in its update, "
-                f"and under stage 3 no worker has the whole of {cut!r}. Take stage 2, or an optimizer that updates "
-                "each element by itself (SGD, Adam, AdamW, RMSprop, Adagrad, ...)."
-            )
+        def read() -> Any:
+            if sharding is None:
+                return part.of(tf.convert_to_tensor(variable.value))
+            mine = sharded.part_of(variable).read_value()
+            if isinstance(part, Stretch):
+                return mine
+            whole = sharding.whole(mine)
+            with tf.control_dependencies([whole]):  # all gather it, also those that need nothing of it
+                return tf.identity(part.of(whole))
+
+        return VariablePart(variable, part.shape, read, name=name, unique_id=key)
 
     def _known(self, variable: Any) -> Part:
         part = self.part_of(variable)
