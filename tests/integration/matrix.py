@@ -22,15 +22,15 @@ CELL_SECONDS = 600.0  # a feature's own deadline is for a machine that does noth
 TURNS = (
     *("mirrored-2", "multi-worker-2x1", "mirrored-2", "ring-2", "mirrored-2", "multi-worker-native-2", "mirrored-2"),
     *("mirrored-native-2", "mirrored-2", "multi-worker-horovod-2", "mirrored-2", "parameter-server-2", "mirrored-2"),
-    *("sharded-1", "mirrored-2", "model-parallel-1x2"),
+    *("sharded-3", "mirrored-2", "model-parallel-1x2"),
 )
 # of each of these a file of tests, which processes share out
 FILES = (
     ("mirrored-2", "mirrored-native-2"),
     ("multi-worker-2x1", "multi-worker-native-2", "parameter-server-2", "model-parallel-1x2"),
-    ("ring-2", "multi-worker-horovod-2", "sharded-1"),
+    ("ring-2", "multi-worker-horovod-2", "sharded-3"),
 )
-SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2", "multi-worker-horovod-2", "sharded-1")
+SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2", "multi-worker-horovod-2", "sharded-3")
 # in which of the columns of `NUMBERS` a row is trained: in all, or in one of one process and one of several
 EVERYWHERE = (
     *("partial_batch", "empty_replicas", "sync_batch_norm_partial"),
@@ -42,6 +42,7 @@ IN_TURN = {
     ),
     ("parameter-server-2", "multi-worker-2x2", "model-parallel-2x2"): (
         *("loss_scale_bad_replica", "accumulation_in_float16_with_a_bad_replica", "sparse_gradients_clipped"),
+        "function_that_sums",
     ),
 }
 NUMBERS = column.select(

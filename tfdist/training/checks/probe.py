@@ -133,7 +133,7 @@ class Probe:
         return bool(self.sums)
 
     def _shared_rows(self, slices: Sequence[tuple[Any, Any]]) -> int:
-        """Return how many rows all workers can try: where weights lie in parts, each run of the step needs everybody."""
+        """Return how many rows all workers can try: where weights lie in parts, every run needs all workers."""
         return min(_ROWS, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))
 
     def warn(self) -> None:
