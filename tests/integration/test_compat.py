@@ -135,7 +135,10 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_embeddings": embedding,
         "_kernel": lambda: model().layers[0],
     },
-    "keras/loss.py": {"_flat_losses": lambda: model()._compile_loss},
+    "keras/loss.py": {
+        "_flat_losses": lambda: model()._compile_loss,
+        "_keras_logits": lambda: keras.activations.softmax(tf.zeros([1, 2])),
+    },
     "keras/metrics.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),
     "keras/model.py": {
         **each("_compile_loss _compile_metrics _distribute_strategy _flatten_layers _initial_epoch", model),
@@ -185,8 +188,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_container_strategy _create_variable _get_variable_creator_initial_value", lambda: MirroredExtended),
         **each("_update _validate_colocate_with_variable", lambda: MirroredExtended),
         "_call_for_each_replica": lambda: MirroredExtended,
-        **each("_everybody _part_of _waiting", OURS),
+        **each("_everybody _late _part_of _waiting", OURS),
     },
+    "tensorflow/meshes/late.py": {"_update_input": lambda: tf.Operation},
     "tensorflow/meshes/gathering.py": {
         "_update_input": lambda: tf.Operation,
         "_get_on_device_or_primary": lambda: model().weights[0].value,

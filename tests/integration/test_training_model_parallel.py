@@ -115,6 +115,22 @@ def test_heads_and_what_is_between_columns_and_rows_stay_in_parts(two: WorkerPoo
         assert layers_in(seen["summed"]) == {"embedding", "attention_output", "wide", "narrow", "last"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "needs_all"),
+    [("logits", False), ("probabilities", False), ("probabilities, accuracy", True), ("logits, the best", True)],
+)
+def test_logits_are_gathered_where_something_takes_them(two: WorkerPool, kind: str, needs_all: bool) -> None:
+    for found in call(two, "classes", mesh="batch=1,model=2", kind=kind):
+        assert found["far"] < 1e-5
+        assert (2 in found["gathered"]) == needs_all
+
+
+def test_four_processes_find_the_loss_of_their_parts(four: WorkerPool) -> None:
+    for found in call(four, "classes", mesh="batch=2,model=2", kind="logits"):
+        assert found["far"] < 1e-5
+        assert 2 not in found["gathered"]
+
+
 def layers_in(labels: list[str]) -> set[str]:
     """Return the layers whose activations are named; parts of norms are left out."""
     return {label.split("/")[-2].split()[-1] for label in labels if label.startswith("activations of ")}

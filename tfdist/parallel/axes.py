@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.tensorflow.meshes.late import Late
 
 
 class Axes:
@@ -18,6 +19,9 @@ class Axes:
         rank: of this process.
         collectives: for each axis, of the members that differ from this process there alone.
         waiting: returns a context for code that waits for other processes, given what it does.
+
+    Attributes:
+        late: what a step gathers only if it takes it.
     """
 
     def __init__(
@@ -31,6 +35,9 @@ class Axes:
         self.rank = rank
         self._collectives = dict(collectives)
         self._waiting = waiting
+        self.late = Late(
+            may_wait=not any(getattr(one.collective, "keeps_program_order", False) for one in collectives.values())
+        )
 
     def all_gather(self, tensor: tf.Tensor, axis: str, dim: int, label: str) -> tf.Tensor:
         """Return the parts of all members along an axis, one behind the other along a dim.

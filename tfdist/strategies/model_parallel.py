@@ -19,8 +19,9 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas
 from tfdist.errors import ConfigError
-from tfdist.parallel import adapting, groups
+from tfdist.parallel import groups
 from tfdist.parallel.axes import Axes
+from tfdist.parallel.compute import adapting, vocabulary
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.sharding import Sharding
@@ -130,6 +131,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         extended = ModelParallelReplicas(
             self,
             everybody=traced,
+            late=self._axes.late,
             sharding_of=self._sharding_of,
             part_of_initial=InitialParts(traced, self._workers.waiting),
             devices=tf_strategies.local_devices(("GPU",))[:1] or tf_strategies.local_devices(("CPU",))[:1],
@@ -184,6 +186,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         """
         every = keras_model.layers(model)
         adapting.adapt(every)
+        vocabulary.adapt(model, self._axes)
         # a process may have built other models before, and Keras numbers what has no name of its own
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
             if (sharding := sharded.sharding_of(weight)) is not None:

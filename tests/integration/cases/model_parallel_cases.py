@@ -318,6 +318,57 @@ def gathered(mesh: str, name: str) -> dict[str, list[str]]:
     return {kind: sorted(labels) for kind, labels in seen.items()}
 
 
+#: activation of the last layer, metrics
+CLASSES: dict[str, tuple[str | None, list[str]]] = {
+    "logits": (None, ["accuracy"]),
+    "probabilities": ("softmax", []),
+    "probabilities, accuracy": ("softmax", ["accuracy"]),
+    "logits, the best": (None, ["sparse_top_k_categorical_accuracy"]),
+}
+
+
+def _classifying(kind: str, targets: np.ndarray) -> tuple[dict[str, Any], set[int]]:
+    """Return what comes of training in the scope that is entered, and dims along which the last layer gathers."""
+    keras.utils.set_random_seed(7)
+    activation, metrics = CLASSES[kind]
+    layers = [keras.layers.Dense(12, "tanh"), keras.layers.Dense(6, "tanh"), keras.layers.Dense(8, activation)]
+    model = keras.Sequential([keras.Input((3, 2)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=activation is None)
+    model.compile(keras.optimizers.Adam(0.02, global_clipnorm=0.5), loss, metrics=metrics)
+    examples = X.reshape(ROWS, 3, 2)
+    options: dict[str, Any] = {"batch_size": BATCH, "verbose": 0}
+    gathered: set[int] = set()
+    own = Axes.all_gather
+
+    def all_gather(self: Axes, tensor: Any, axis: str, dim: int, label: str) -> Any:
+        if label.startswith("activations"):
+            gathered.add(dim)
+        return own(self, tensor, axis, dim, label)
+
+    Axes.all_gather = all_gather  # type: ignore[method-assign]
+    try:
+        history = model.fit(examples, targets, epochs=2, shuffle=False, **options)
+    finally:
+        Axes.all_gather = own  # type: ignore[method-assign]
+    found = {name: np.asarray(values) for name, values in history.history.items()}
+    found |= {
+        f"evaluated {i}": one for i, one in enumerate(np.atleast_1d(model.evaluate(examples, targets, **options)))
+    }
+    found["predicted"] = model.predict(examples, batch_size=BATCH, verbose=0)
+    return found | {f"weights {i}": one for i, one in enumerate(model.get_weights())}, gathered
+
+
+def classes(mesh: str, kind: str) -> dict[str, Any]:
+    """Return how far from one device a model of classes is, and along which dims its last layer gathers."""
+    targets = IDS % 8
+    with strategy(mesh).scope():
+        mine, gathered = _classifying(kind, targets)
+    with tf.distribute.get_strategy().scope():
+        wanted, _ = _classifying(kind, targets)
+    far = max(float(np.max(np.abs(mine[key] - wanted[key]))) for key in wanted)
+    return {"far": far, "gathered": sorted(gathered)}
+
+
 def digests_with_dropout(mesh: str) -> list[float]:
     """Return sums of what each process has after training with masks, which all of a group must have alike."""
     with strategy(mesh).scope():

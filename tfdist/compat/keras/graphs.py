@@ -11,13 +11,18 @@ from typing import Any
 import keras
 from keras.src.models.functional import Functional
 
-__all__ = ["Functional", "graph_of", "successors"]
+__all__ = ["Functional", "graph_of", "results", "successors"]
 
 
 def graph_of(model: keras.layers.Layer) -> Functional | None:
     """Return the graph by which a layer computes, or None where it is no model or has a way of its own."""
     graph = vars(model).get("_functional") if isinstance(model, keras.Sequential) else model
     return graph if isinstance(graph, Functional) else None
+
+
+def results(graph: Functional) -> list[Any]:
+    """Return the operations that return what the graph returns."""
+    return [tensor._keras_history.operation for tensor in graph.outputs]
 
 
 def successors(graph: Functional) -> list[tuple[Any, Any]]:

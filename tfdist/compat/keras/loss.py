@@ -2,9 +2,12 @@
 
 Private names, read in Keras 3.15.1 (`keras/src/losses/loss.py`): `Loss.__call__` computes values, mask and reduction
 in one go and divides by what its own replica saw, so the parts are taken apart here; `get_keras_mask`, `apply_mask`,
-`squeeze_or_expand_to_same_rank` are its helpers. `CompileLoss._flat_losses` holds what `compile` was given.
+`squeeze_or_expand_to_same_rank` are its helpers. `_keras_logits` of a tensor: what it is the softmax of.
+`CompileLoss._flat_losses` holds what `compile` was given.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -69,6 +72,24 @@ def parts(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any)
         mask_size = None if mask is None else tf.cast(tf.size(mask), values.dtype)
         valid = None if mask is None else tf.reduce_sum(mask)
         return Parts(values, (elements, mask_size, valid), None if weight is None else tf.reduce_sum(weight))
+
+
+def compiled(container: Any) -> list[Any]:
+    """Return the loss functions in `compile`'s container, as they were given."""
+    return [getattr(entry.loss, "tfdist_wraps", entry.loss) for entry in container._flat_losses]
+
+
+def override_values(loss: keras.losses.Loss, values: Callable[[Any, Any, Any], Any]) -> None:
+    """Let one loss object have ``values(loss, y_true, y_pred)`` as its values before the reduction, once."""
+    vars(loss).setdefault("call", functools.partial(values, loss))
+
+
+def logits_of(probabilities: Any) -> Any:
+    """Return the logits of which Keras knows that probabilities are the softmax; else None."""
+    known = getattr(probabilities, "_keras_logits", None)
+    if known is not None or tf.executing_eagerly() or probabilities.op.type != "Softmax":
+        return known
+    return probabilities.op.inputs[0]
 
 
 def replace_compiled(container: Any, wrap: Any) -> None:

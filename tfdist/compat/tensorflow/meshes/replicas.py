@@ -16,6 +16,7 @@ from tensorflow.python.trackable import base
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes.gathering import Gathers
+from tfdist.compat.tensorflow.meshes.late import Late
 from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding
 from tfdist.compat.tensorflow.partitioned import shape_of_new_variable
 from tfdist.compat.tensorflow.ring import RingReplicas
@@ -93,6 +94,7 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
     Args:
         container_strategy: the strategy.
         everybody: a `tfdist.collectives.traced.TracedCollective` of all processes, whose first has the initial values.
+        late: what a step makes late.
         sharding_of: see `HoldsParts`.
         part_of_initial: see `HoldsParts`.
         options: of `RingReplicas`.
@@ -103,14 +105,24 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
         container_strategy: Any,
         *,
         everybody: Any,
+        late: Late,
         sharding_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sharding | None],
         part_of_initial: Callable[..., tf.Tensor],
         **options: Any,
     ) -> None:
         self._everybody = everybody
+        self._late = late
         self.sharding_of = sharding_of
         self.part_of_initial = part_of_initial
         super().__init__(container_strategy, **options)
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            return super()._call_for_each_replica(fn, args, kwargs)
+        with self._late.step() as returned:
+            results = super()._call_for_each_replica(fn, args, kwargs)
+            returned.append(results)
+        return results
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any

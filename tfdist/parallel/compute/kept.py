@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.parallel.activations import Along
+from tfdist.parallel.compute.activations import Along
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class Kept:
         giving: leave their result in parts.
         taking: are given a part.
         entered: are given what `Along.entering` has returned.
+        last: have results of a model, which may be gathered when they are taken.
         between: dropout layers that are given a part, each with the axis, and the dim, counted from the last one.
     """
 
     giving: tuple[Any, ...] = ()
     taking: tuple[Any, ...] = ()
     entered: tuple[Any, ...] = ()
+    last: tuple[Any, ...] = ()
     between: tuple[tuple[Any, Along, int], ...] = ()
 
 
@@ -55,6 +57,11 @@ def keeping(kept: Kept) -> Iterator[None]:
 def gives_part(layer: Any) -> bool:
     """Return whether a layer leaves its result in parts."""
     return any(other is layer for one in _kept.get() for other in one.giving)
+
+
+def is_last(layer: Any) -> bool:
+    """Return whether what a layer returns is a result of a model."""
+    return any(other is layer for one in _kept.get() for other in one.last)
 
 
 def takes_part(layer: Any) -> bool:

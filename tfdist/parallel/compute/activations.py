@@ -35,6 +35,15 @@ class Along:
         """How many members there are along the axis."""
         return self.axes.mesh.size_of(self.axis)
 
+    @property
+    def place(self) -> int:
+        """Which of the members along the axis this process is."""
+        return self.axes.mesh.coordinates(self.axes.rank)[self.axis]
+
+    def all(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return what every member has, shape (members, ...), alike on all of them; no gradient goes back."""
+        return self.axes.all_gather(tensor[tf.newaxis], self.axis, 0, self.label)
+
     def entering(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a tensor that is alike on all members, of which each makes something else."""
 
@@ -62,12 +71,31 @@ class Along:
 
         return whole(tensor)
 
+    def gathered_late(self, tensor: tf.Tensor, dim: int, source: Any) -> tf.Tensor:
+        """Return the same, which is gathered only if the step takes it.
+
+        Args:
+            tensor: this member's part.
+            dim: along which parts lie.
+            source: what `late.Late.source_of` knows of it.
+        """
+        shape = tf.shape(tensor) * [self.size if one == dim else 1 for one in range(tensor.shape.rank)]
+        static = [known and known * (self.size if one == dim else 1) for one, known in enumerate(tensor.shape)]
+
+        @tf.custom_gradient
+        def whole(tensor: tf.Tensor) -> Any:
+            found = self.axes.late.promise(
+                lambda: self.axes.all_gather(tensor, self.axis, dim, self.label), shape, tensor, source
+            )
+            return tf.ensure_shape(found, static), lambda upstream: self.cut(upstream, dim)
+
+        return whole(tensor)
+
     def cut(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
         """Return this member's part along a dim of a tensor that is alike on all of them."""
 
         @tf.custom_gradient
         def part(tensor: tf.Tensor) -> Any:
-            place = self.axes.mesh.coordinates(self.axes.rank)[self.axis]
-            return tf.split(tensor, self.size, axis=dim)[place], lambda upstream: self.gathered(upstream, dim)
+            return tf.split(tensor, self.size, axis=dim)[self.place], lambda upstream: self.gathered(upstream, dim)
 
         return part(tensor)

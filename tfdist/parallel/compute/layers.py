@@ -26,8 +26,9 @@ import tensorflow as tf
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes import sharded
-from tfdist.parallel import kept
-from tfdist.parallel.activations import Along
+from tfdist.parallel.compute import kept
+from tfdist.parallel.compute.activations import Along
+from tfdist.parallel.compute.vocabulary import Logits
 from tfdist.parallel.sharding import Sharding
 
 
@@ -107,13 +108,18 @@ def _finished_parts(layer: Any, part: tf.Tensor, along: Along, dim: int) -> tf.T
     """Return the outputs of which this process has a part along a dim."""
     bias = layer.bias
     own = None if bias is None else _part_of_bias(bias, part, along, dim)
-    if kept.gives_part(layer):
+    is_last = kept.is_last(layer) and dim == part.shape.rank - 1 and part.shape[-1] is not None
+    if kept.gives_part(layer) or is_last:
         if bias is not None and own is None:
             behind = part.shape.rank - dim  # a bias is added to the last dims, and may have 1 element for all
             is_there = len(bias.shape) >= behind and bias.shape[-behind] > 1
             whole = tf.cast(keras.ops.convert_to_tensor(bias), part.dtype)
             own = along.cut(whole, len(bias.shape) - behind) if is_there else along.entering(whole)
-        return _finished(layer, part, own)
+        if not is_last:
+            return _finished(layer, part, own)
+        logits = part if own is None else keras.ops.add(part, own)
+        outputs = along.gathered_late(logits, dim, Logits(logits, along))
+        return outputs if layer.activation is None else layer.activation(outputs)
     if own is None:
         return _finished(layer, along.gathered(part, dim))
     outputs = along.gathered(keras.ops.add(part, own), dim)

@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat.keras import layers as keras_layers
-from tfdist.parallel import kept
-from tfdist.parallel.activations import Along
-from tfdist.parallel.layers import way_of
+from tfdist.parallel.compute import kept
+from tfdist.parallel.compute.activations import Along
+from tfdist.parallel.compute.layers import way_of
 
 _HEADS = -2  # of the dims of query, key and value
 

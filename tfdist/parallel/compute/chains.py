@@ -6,9 +6,9 @@ import keras
 
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import layers as keras_layers
-from tfdist.parallel import kept
-from tfdist.parallel.activations import Along
-from tfdist.parallel.layers import Way, way_of
+from tfdist.parallel.compute import kept
+from tfdist.parallel.compute.activations import Along
+from tfdist.parallel.compute.layers import Way, way_of
 
 # each element of the result is of one element, so a part of the result is of a part
 _ELEMENTWISE = (
@@ -51,7 +51,8 @@ def found(model: Any) -> kept.Kept:
             giving.append(one)
             taking.append(taker)
             between += [(layer, way.along, way.dim) for layer in passed]
-    return kept.Kept(giving=tuple(giving), taking=tuple(taking), between=tuple(between))
+    last = () if graph is None else tuple(graphs.results(graph))
+    return kept.Kept(giving=tuple(giving), taking=tuple(taking), last=last, between=tuple(between))
 
 
 def is_elementwise(activation: Any) -> bool:

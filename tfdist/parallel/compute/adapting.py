@@ -7,8 +7,8 @@ import keras
 
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import layers as keras_layers
-from tfdist.parallel import attention, chains
-from tfdist.parallel.layers import CALLS
+from tfdist.parallel.compute import attention, chains
+from tfdist.parallel.compute.layers import CALLS
 
 _CALLS: dict[Any, Any] = {
     **CALLS,

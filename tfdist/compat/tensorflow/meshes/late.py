@@ -1,0 +1,104 @@
+"""Tensors of a step that are made only if something takes them, which is known when all of it has been traced.
+
+TensorFlow runs a collective in any case, since others wait for it. So zeros stand for what it would return; at the end
+of the step they are replaced where an operation that matters takes them, and else nobody computes them.
+
+Private names, read in TensorFlow 2.21.0: `Operation._update_input` (gives an operation another input; no public way
+changes a graph).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+# of what they take they have the shape alone, which the zeros have
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """What stands for a tensor, how it is made, and what is known of it."""
+
+    stand_in: tf.Tensor
+    make: Callable[[], tf.Tensor]
+    source: Any
+
+
+class Late:
+    """What one strategy's steps make late.
+
+    Args:
+        may_wait: whether a collective may run at another place than that at which it is traced.
+    """
+
+    def __init__(self, *, may_wait: bool) -> None:
+        self._may_wait = may_wait
+        self._graph: Any = None
+        self._promises: list[_Promise] = []
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[list[Any]]:
+        """Trace a step inside, and put what it returns into the list."""
+        before, self._graph, self._promises = (self._graph, self._promises), tf.compat.v1.get_default_graph(), []
+        returned: list[Any] = []
+        try:
+            yield returned
+            results = {id(one) for one in tf.nest.flatten(returned, expand_composites=True)}
+            for one in self._promises:
+                if _matters(one.stand_in, results):
+                    one.stand_in.op._update_input(0, one.make())
+        finally:
+            self._graph, self._promises = before
+
+    def promise(self, make: Callable[[], tf.Tensor], shape: Any, like: tf.Tensor, source: Any) -> tf.Tensor:
+        """Return what a callable makes, or what stands for it until the end of the step.
+
+        Args:
+            make: returns the tensor, and may be called at the end of the step.
+            shape: of it; an int32 tensor.
+            like: a tensor of the same dtype.
+            source: what `source_of` returns.
+        """
+        is_step = self._may_wait and not tf.executing_eagerly()
+        if not is_step or tf.compat.v1.get_default_graph() is not self._graph:
+            return make()
+        zeros = tf.zeros(shape, like.dtype)
+        stand_in = tf.compat.v1.placeholder_with_default(zeros, zeros.shape)  # nobody can know that they are zeros
+        self._promises.append(_Promise(stand_in, make, source))
+        return stand_in
+
+    def source_of(self, tensor: Any) -> Any:
+        """Return what is known of a tensor that was promised in this step, or of the same numbers; None of others."""
+        while isinstance(tensor, tf.Tensor) and not tf.executing_eagerly() and tensor.graph is self._graph:
+            for one in self._promises:
+                if one.stand_in is tensor:
+                    return one.source
+            op = tensor.op
+            if op.type not in ("Cast", "EnsureShape", "Identity", "IdentityN"):
+                return None
+            tensor = op.inputs[op.outputs.index(tensor)] if len(op.outputs) == len(op.inputs) else None
+        return None
+
+
+def _matters(tensor: tf.Tensor, results: set[int]) -> bool:
+    """Return whether the numbers of a tensor reach a result or an operation with an effect."""
+    seen: set[int] = set()
+    left = [tensor]
+    while left:
+        one = left.pop()
+        if id(one) in results:
+            return True
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        for op in one.consumers():
+            if op.type in _SHAPES:
+                continue
+            if op.op_def.is_stateful:
+                return True
+            each = op.type == "IdentityN"  # each of its results is one of what it takes
+            left += [other for place, other in enumerate(op.outputs) if not each or op.inputs[place] is one]
+    return False

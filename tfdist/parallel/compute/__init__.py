@@ -1,0 +1,1 @@
+"""How layers and losses compute where their weights lie: with parts, and with activations in parts."""
