@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster.mesh import Mesh
-from tfdist.parallel import initial, numbers
+from tfdist.parallel import numbers
+from tfdist.parallel import sharding as lying
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.sharding import Sharding
 
@@ -57,13 +58,13 @@ def test_what_is_made_in_another_way_is_seen(initializer: Any) -> None:
     "layout", [("model", None, None), (None, "model", None), ("model", None, "row"), (None, None, "row")]
 )
 def test_parts_are_cut_from_a_few_rows_at_a_time(layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(initial, "_BLOCK_ELEMENTS", 5 * math.prod(SHAPE[1:]) + 1)
+    monkeypatch.setattr(lying, "_BLOCK_ELEMENTS", 5 * math.prod(SHAPE[1:]) + 1)
     mesh = Mesh.parse("batch=2,model=7,row=3")
     whole = np.asarray(INITIALIZERS["glorot_uniform"](SHAPE))
     found = numbers.numbers_of(INITIALIZERS["glorot_uniform"], SHAPE, "float32")
     assert found is not None
     for rank in (0, 5, 41):
         sharding = Sharding(Axes(mesh, rank, {}, lambda _: None), layout, SHAPE, "w")  # type: ignore[arg-type,return-value]
-        part = initial._part(found, sharding)
+        part = sharding.drawn(found.stretch)
         assert part.shape == sharding.local_shape
         assert np.array_equal(part, sharding.cut(whole))

@@ -13,10 +13,11 @@ import functools
 import inspect
 import linecache
 import os
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 from tfdist.errors import UnsupportedError
 
@@ -46,7 +47,7 @@ def send_function(path: Path, function: Function, arguments: tuple[Any, ...]) ->
     with _private(path) as file:
         cloudpickle.dump(_cells(), file)
         try:
-            cloudpickle.dump((function, arguments), file)
+            _pickler(file).dump((function, arguments))
         except Exception as error:  # noqa: BLE001 - every class may refuse in its own way
             raise UnsupportedError(_not_sent(function, arguments, error)) from None  # its frames are cloudpickle's
 
@@ -59,6 +60,27 @@ def receive_function(path: Path) -> tuple[Function, tuple[Any, ...]]:
         linecache.cache.update(cloudpickle.load(file))
         function, arguments = cloudpickle.load(file)
     return function, arguments
+
+
+def _pickler(file: Any) -> Any:
+    """Return a pickler that keeps the files of code, by which lines are found; cloudpickle 3.1.3 leaves them out."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):
+        dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduced}, cloudpickle.Pickler.dispatch_table)
+
+    return Pickler(file)
+
+
+def _reduced(code: CodeType) -> tuple[Any, ...]:
+    import cloudpickle
+
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _code, (make, arguments, code.co_filename)
+
+
+def _code(make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str) -> CodeType:
+    return make(*arguments).replace(co_filename=filename)
 
 
 def send_result(path: Path, result: Any, *, of: str) -> None:
