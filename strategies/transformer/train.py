@@ -4,9 +4,11 @@ python strategies/transformer/train.py
 tfdist run --strategy model-parallel -n 2 --mesh batch=1,model=2 strategies/transformer/train.py
 tfdist run --strategy model-parallel -n 4 --mesh batch=2,model=2 strategies/transformer/train.py
 tfdist run --strategy sharded-data-parallel -n 2 strategies/transformer/train.py
+TFDIST_SHARDING_STAGE=3 tfdist run --strategy sharded-data-parallel -n 2 strategies/transformer/train.py
 
 It is plain Keras. Under `model-parallel` each process attends with its own heads and has its own columns and rows of
-the layers between; under `sharded-data-parallel` it updates its own part of the weights.
+the layers between; under `sharded-data-parallel` it updates its own part of the weights,
+and holds no other one under stage 3.
 """
 
 import argparse
