@@ -1,0 +1,19 @@
+"""`tfdist parallel`: plans and pictures of models that are divided over processes; one file per subcommand."""
+
+import click
+
+from tfdist.cli.common.group import LazyGroup
+
+COMMANDS = {
+    "schedule": "Show what the stages of a pipeline do when, as text or as a picture.",
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    package="tfdist.cli.parallel",
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+def command() -> None:
+    """Plan how a model is divided over processes."""

@@ -1,0 +1,17 @@
+"""Schedules of pipelines as values: which stage computes what, in which order; pure, without TensorFlow.
+
+Example:
+    >>> from tfdist.parallel import schedules
+    >>> made = schedules.named("1f1b", stages=2, microbatches=3)
+    >>> [str(work) for work in made.orders[0]]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    >>> schedules.bubble(made)
+    0.25
+"""
+
+from tfdist.parallel.schedules.check import require_sound
+from tfdist.parallel.schedules.orders import NAMES, named
+from tfdist.parallel.schedules.table import Schedule, Work
+from tfdist.parallel.schedules.timeline import Timeline, bubble, timeline
+
+__all__ = ["NAMES", "Schedule", "Timeline", "Work", "bubble", "named", "require_sound", "timeline"]

@@ -1,0 +1,96 @@
+"""A schedule: for each stage of a pipeline the order in which it computes forward and backward passes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["forward", "backward"]
+
+
+class Work(NamedTuple):
+    """One forward or backward pass of one micro-batch through one part of the model.
+
+    Attributes:
+        kind: "forward" or "backward".
+        microbatch: its number, from 0.
+        chunk: which of the stage's parts of the model, from 0; stage s of K has the parts s, s + K, s + 2 K, ...
+
+    Example:
+        >>> str(Work("forward", 2)), str(Work("backward", 0, chunk=1))
+        ('F2', 'B0.1')
+    """
+
+    kind: Kind
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind[0].upper()}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What each stage of a pipeline computes in a step, in order.
+
+    Attributes:
+        name: what it is called.
+        stages: number of stages, K.
+        microbatches: into how many parts a batch is cut, M.
+        chunks: parts of the model on each stage, v.
+        orders: for each stage its work, in order.
+        live: for each stage the promise: of how many forward passes it holds the activations at most.
+        updates_each: whether a stage updates its weights after each backward pass (no flush), and not once a step.
+        weights: what a forward pass without a flush computes with: "stashed" (the backward pass uses the same again)
+            or "predicted"; "current" with a flush.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    chunks: int = 1
+    orders: tuple[tuple[Work, ...], ...]
+    live: tuple[int, ...]
+    updates_each: bool = False
+    weights: Literal["current", "stashed", "predicted"] = "current"
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the model is cut, K v."""
+        return self.stages * self.chunks
+
+    def part(self, stage: int, work: Work) -> int:
+        """Return the part of the model that a stage's work goes through."""
+        return work.chunk * self.stages + stage
+
+    def needs(self, stage: int, work: Work) -> Iterator[tuple[int, Work]]:
+        """Yield what must have ended before some work begins, each with its stage.
+
+        A forward pass needs that through the part before; a backward pass its own forward pass, and the backward pass
+        through the part behind.
+        """
+        part = self.part(stage, work)
+        if work.kind == "forward":
+            if part > 0:
+                yield self._at(part - 1, "forward", work.microbatch)
+        else:
+            yield stage, Work("forward", work.microbatch, work.chunk)
+            if part < self.parts - 1:
+                yield self._at(part + 1, "backward", work.microbatch)
+
+    def versions(self, stage: int) -> dict[Work, int]:
+        """Return for each forward and backward pass of a stage how many updates its weights have seen.
+
+        Stashed weights are those of the forward pass, predicted ones are made of the newest.
+        """
+        done, found = 0, {}
+        for work in self.orders[stage]:
+            found[work] = done
+            if work.kind == "backward":
+                if self.weights == "stashed":
+                    found[work] = found[Work("forward", work.microbatch, work.chunk)]
+                done += self.updates_each
+        return found
+
+    def _at(self, part: int, kind: Kind, microbatch: int) -> tuple[int, Work]:
+        chunk, stage = divmod(part, self.stages)
+        return stage, Work(kind, microbatch, chunk)
