@@ -1,5 +1,6 @@
 """A collective as a strategy's step uses it: keys from what was reduced before, buckets, and rows of tables."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import tensorflow as tf
 from tfdist.collectives import keys, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.buckets import in_buckets
+from tfdist.monitor.recording import graph
 
 __all__ = ["TracedCollective"]
 
@@ -68,7 +70,8 @@ class TracedCollective:
                 dense[index] = tf.convert_to_tensor(value)
         for bucket in in_buckets(dense, self.bucket_bytes):
             key = self._key(*[keys.described("sum", dense[index], names[index]) for index in bucket])
-            totals = self.collective.all_reduce([dense[index] for index in bucket], key=key)
+            tensors = [dense[index] for index in bucket]
+            totals = graph.reduction(tensors, functools.partial(self.collective.all_reduce, tensors, key=key))
             for index, total in zip(bucket, totals, strict=True):
                 results[index] = total
         return results

@@ -17,7 +17,7 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process import step_clock
-from tfdist.training import callbacks, standby
+from tfdist.training import callbacks, stamping, standby
 from tfdist.training.checks import distributions, probe
 from tfdist.training.epoch import Batch, Epoch, Place
 from tfdist.training.execution import Execution, Kept, Last, Rows
@@ -103,8 +103,11 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
     @_untraced
     def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
-        sink = replica_step.OwnVariables(model, training=training)
-        return on_replica(data, sink, rows=rows, global_rows=global_rows, sums=tried.sums)
+        def run() -> Any:
+            sink = replica_step.OwnVariables(model, training=training)
+            return on_replica(data, sink, rows=rows, global_rows=global_rows, sums=tried.sums)
+
+        return stamping.stamped(run) if training else run()
 
     def collect(logs: Any) -> Any:
         return tf_strategies.first_local_value(logs)

@@ -24,6 +24,8 @@ from tfdist.checkpoint.sharding import ShardedState
 from tfdist.collectives import buckets
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.monitor.recording import graph
+from tfdist.monitor.recording.rows import Column
 from tfdist.training.multi_worker import agreement
 from tfdist.training.reduction import adasum, replica_sums
 
@@ -166,6 +168,7 @@ def present(gradients: Sequence[Any], variables: Sequence[Any] | None, optimizer
     if variables is not None and choices_of(optimizer).compression is not None:
         places = [keras_optimizer.index_of(optimizer, variable) for variable in variables]
     there = [index for index, value in enumerate(gradients) if value is not None]
+    graph.mark(Column.GRADIENTS, [gradients[index] for index in there])
     turns = {there[index]: turn for turn, index in enumerate(buckets.as_made([gradients[index] for index in there]))}
     return [Gradient(gradients[i], paths[i], keep, places[i], turns[i]) for i in there]
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.monitor.recording import graph
 from tfdist.training.reduction import reducer, replica_sums
 from tfdist.training.replica import shards, step
 from tfdist.training.sharding import sharding
@@ -120,6 +121,9 @@ def weight(optimizer: Any, gradients: list[reducer.Gradient]) -> tf.Tensor | Non
 
 
 def _scale_loss(optimizer: Any, loss: Any) -> Any:
+    stamps = graph.current()
+    if stamps is not None:
+        stamps.loss(loss)
     loss = type(optimizer).scale_loss(optimizer, loss)
     current = step.current()
     if current is not None and current.weighs_loss:

@@ -19,6 +19,8 @@ from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.errors import UnsupportedError
+from tfdist.monitor.recording import graph
+from tfdist.monitor.recording.rows import Column
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.reduction import norms, reducer
 from tfdist.training.sharding import exchange, saving
@@ -112,8 +114,12 @@ def reduced(
     """
     sharding = of(optimizer)
     if sharding is None:
-        return over_replicas.reduce(gradients)
-    return sharding.reduced(gradients, parts_of(optimizer, variables), over_replicas, reducer.choices_of(optimizer))
+        arrived = over_replicas.reduce(gradients)
+    else:
+        parts = parts_of(optimizer, variables)
+        arrived = sharding.reduced(gradients, parts, over_replicas, reducer.choices_of(optimizer))
+    graph.mark(Column.REDUCED, [one.value for one in arrived])
+    return arrived
 
 
 def parts_of(optimizer: Any, variables: Sequence[Any]) -> list[Part]:

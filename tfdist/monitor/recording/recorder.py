@@ -1,0 +1,207 @@
+"""Records what the steps of this process were made of, and writes it into a ring where others may read it.
+
+In the thread that steps it only adds up numbers; twice a second, and when an epoch ends, it takes the stamps of the graph
+and writes what has gathered: a tenth of a millisecond. Loads no TensorFlow.
+"""
+
+import atexit
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.monitor.observer import StepObserver
+from tfdist.monitor.phases import Activity, Kind, Phase
+from tfdist.monitor.recording.ring import Ring
+from tfdist.monitor.recording.rows import COLUMN_OF, HOST_PHASES, KINDS, STAMPS, WIDTH, Column
+
+VARIABLE = "TFDIST_MONITOR_DIR"
+FLUSH_SECONDS = 0.5
+#: steps after which it is written in any case: half of the ring of stamps
+MOST_STEPS = 512
+# by how much the wall clock, of which the stamps are, may be set between two looks before they are not believed
+_CLOCK_SET_NS = 1_000_000
+
+_FIRST, _EXECUTE = STAMPS[0], int(Column.EXECUTE)
+_TIMES = [column - STAMPS[0] for column in STAMPS if column not in (Column.LOSS, Column.REDUCTIONS)]
+
+#: returns how many rows of stamps were written in all, and the ring that holds the last of them
+ReadStamps = Callable[[], tuple[int, Any]]
+
+
+class Recorder(StepObserver):
+    """Records the steps of this process.
+
+    Args:
+        path: of the ring that it makes.
+        clocks: returns the wall clock and the monotonic clock, in nanoseconds, as of one moment.
+
+    Example:
+        >>> Recorder.from_environment({}) is None  # nobody asks for it
+        True
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clocks: Callable[[], tuple[int, int]] = lambda: (time.time_ns(), time.monotonic_ns()),
+    ) -> None:
+        self._ring = Ring(path)
+        self._process = os.getpid()
+        self._clocks = clocks
+        self._offset = self._wall_offset()
+        self._stamps: ReadStamps | None = None
+        self._seen = 0  # rows of stamps
+        self._steps: list[list[int]] = []
+        self._row: list[int] | None = None
+        self._number = -1
+        self._is_first = True
+        self._saving, self._saving_since = 0, 0
+        self._flushed = time.monotonic_ns()
+        atexit.register(self.flush)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Recorder | None":
+        """Return the recorder of this worker, or None where nobody asks for it.
+
+        A folder that is gone, or cannot be written, is no reason not to train.
+        """
+        folder = environ.get(VARIABLE)
+        if not folder:
+            return None
+        try:
+            return cls(Path(folder, f"worker-{int(environ.get('TFDIST_WORKER_INDEX') or 0)}"))
+        except (OSError, ValueError):
+            return None
+
+    def take_stamps_from(self, read: ReadStamps) -> None:
+        """Take the stamps of steps from this ring of the graph's from now on."""
+        self._stamps = read
+        self._seen = 0
+
+    # What is told of steps
+
+    def on_begin(self, step: int, kind: Kind, now: int) -> None:
+        """Begin a row."""
+        row = [0] * WIDTH
+        row[Column.STEP], row[Column.KIND], row[Column.BEGIN] = step, KINDS.index(kind), now
+        row[Column.IS_FIRST] = self._is_first or step != self._number + 1
+        row[Column.SAVING], self._saving = self._saving, 0
+        self._row, self._number, self._is_first = row, step, False
+
+    def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
+        """Add up the time in a phase."""
+        row = self._row
+        if row is not None:
+            row[COLUMN_OF[phase]] += end - begin
+
+    def on_end(self, step: int, worked: int, now: int) -> None:
+        """Keep the row."""
+        if self._row is None or step != self._row[Column.STEP]:
+            return
+        self._row[Column.END] = now
+        self._steps.append(self._row)
+        self._row = None
+        if now - self._flushed > FLUSH_SECONDS * 1e9 or len(self._steps) >= MOST_STEPS:
+            self.flush()
+
+    def on_epoch_end(self) -> None:
+        """Write what has gathered; what comes before the next step is no time of a step."""
+        self._is_first = True
+        self.flush()
+
+    def on_activity(self, activity: Activity, now: int) -> None:
+        """Add up how long checkpoints are written."""
+        if activity is Activity.SAVING:
+            self._saving_since = now
+        elif self._saving_since:
+            self._saving += now - self._saving_since
+            self._saving_since = 0
+
+    # What is written
+
+    def flush(self) -> None:
+        """Write the steps that have ended."""
+        if os.getpid() != self._process:  # a fork writes nothing in its parent's name
+            return
+        self._flushed = time.monotonic_ns()
+        steps, self._steps = self._steps, []
+        if not steps:
+            return
+        self._ring.add(joined(np.array(steps, np.int64), self._new_stamps()))
+
+    def _new_stamps(self) -> np.ndarray:
+        """Return the rows of stamps since the last time, on the monotonic clock, shape (n, len(STAMPS))."""
+        nothing = np.zeros([0, len(STAMPS)], np.int64)
+        if self._stamps is None:
+            return nothing
+        count, ring = self._stamps()
+        fresh = count - self._seen
+        self._seen = count
+        before, self._offset = self._offset, self._wall_offset()
+        if abs(self._offset - before) > _CLOCK_SET_NS:
+            return nothing  # the wall clock was set meanwhile
+        if fresh > len(ring):
+            self._ring.lose(fresh - len(ring))
+            fresh = len(ring)
+        places = np.arange(count - fresh, count) % len(ring)
+        return on_monotonic_clock(np.asarray(ring)[places], self._offset)
+
+    def _wall_offset(self) -> int:
+        wall, monotonic = self._clocks()
+        return wall - monotonic
+
+
+def on_monotonic_clock(stamps: np.ndarray, offset: int) -> np.ndarray:
+    """Return rows of stamps as words: times in nanoseconds of the monotonic clock, the loss as its bits.
+
+    Args:
+        stamps: as the graph writes them, seconds of the wall clock, shape (n, len(STAMPS)), float64.
+        offset: of the wall clock over the monotonic one, in nanoseconds.
+    """
+    words = np.zeros(stamps.shape, np.int64)
+    times = stamps[:, _TIMES]
+    words[:, _TIMES] = np.where(times > 0, np.rint(times * 1e9).astype(np.int64) - offset, 0)
+    words[:, Column.LOSS - _FIRST] = np.ascontiguousarray(stamps[:, Column.LOSS - _FIRST]).view(np.int64)
+    words[:, Column.REDUCTIONS - _FIRST] = stamps[:, Column.REDUCTIONS - _FIRST].astype(np.int64)
+    return words
+
+
+def joined(steps: np.ndarray, stamps: np.ndarray) -> np.ndarray:
+    """Return a row for each step of the graph, with what the host knows of it; for others the host's alone.
+
+    Stamps belong to the host's step in whose time they lie. Of several in one call the host's phases are the first
+    one's, and each of the others begins where the one before it ended: what lies between is its wait for input.
+
+    Args:
+        steps: of the host, in order, shape (n, WIDTH).
+        stamps: of the graph, in order, shape (m, len(STAMPS)).
+    """
+    rows = []
+    begins = stamps[:, 0]
+    for step in steps:
+        inside = stamps[(begins >= step[Column.BEGIN]) & (begins <= step[Column.END])]
+        if not len(inside):
+            rows.append(step)
+            continue
+        parts = np.zeros([len(inside), WIDTH], np.int64)
+        parts[:, list(STAMPS)] = inside
+        ends = inside[:, Column.GRAPH_END - _FIRST]
+        parts[:, [Column.STEP, Column.KIND]] = step[[Column.STEP, Column.KIND]]
+        parts[:, Column.PART] = range(len(inside))
+        parts[0, : Column.GRAPH_BEGIN] = step[: Column.GRAPH_BEGIN]
+        if len(inside) > 1:
+            parts[1:, Column.BEGIN], parts[:-1, Column.END] = ends[:-1], ends[:-1]
+            parts[-1, Column.END] = step[Column.END]
+            parts[1:, Column.INPUT] = np.maximum(inside[1:, 0] - ends[:-1], 0)
+            parts[:, Column.EXECUTE] = parts[:, Column.END] - parts[:, Column.BEGIN] - parts[:, Column.INPUT]
+            before = sum(int(step[column]) for column in HOST_PHASES if column != _EXECUTE)
+            taking = max(int(inside[0, 0] - step[Column.BEGIN]) - before, 0)  # by the graph itself
+            parts[0, Column.INPUT] += taking
+            parts[0, Column.EXECUTE] -= before - int(step[Column.INPUT]) + taking
+        rows.extend(parts)
+    return np.array(rows, np.int64).reshape(-1, WIDTH)

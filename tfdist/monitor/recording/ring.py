@@ -1,0 +1,96 @@
+"""A file of fixed size that holds the last rows of a worker: written by the worker, read by whoever may read the file.
+
+The writer never waits and the reader never writes. A row's number is written last, so a row that is being written has
+the number of an older one, and is left out. Loads no TensorFlow.
+"""
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import ConfigError
+from tfdist.monitor.recording.rows import WIDTH, Column
+
+#: rows that a file holds
+ROWS = 2048
+
+_MAGIC = 0x74666472_00000001  # "tfdr", layout 1
+_HEADER = 8  # words: magic, rows, width, pid, rows written, rows lost
+_WRITTEN, _LOST = 4, 5
+_WORDS = _HEADER + ROWS * WIDTH
+
+
+class Ring:
+    """The writer's side.
+
+    Args:
+        path: of the file, which is made, or made anew.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> ring = Ring(Path(folder.name, "worker-0"))
+        >>> ring.add(np.ones([3, WIDTH], np.int64))
+        >>> read(ring.path).shape == (3, WIDTH)
+        True
+        >>> ring.close(), folder.cleanup()
+        (None, None)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        words = np.zeros(_WORDS, np.int64)
+        words[:5] = _MAGIC, ROWS, WIDTH, os.getpid(), 0
+        words.tofile(temporary)
+        with open(temporary, "r+b") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0)
+        os.replace(temporary, path)
+        self._view = memoryview(self._mapped)
+        self._words: Any = np.frombuffer(self._view, np.int64)
+        self._rows = self._words[_HEADER:].reshape(ROWS, WIDTH)
+        self._written = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """Append rows, shape (n, WIDTH); the oldest ones make room. Their numbers are written here."""
+        rows = rows[-ROWS:]
+        first = self._written
+        for number, row in enumerate(rows, first + 1):
+            place = self._rows[(number - 1) % ROWS]
+            place[Column.SEQUENCE] = 0
+            place[1:] = row[1:]
+            place[Column.SEQUENCE] = number
+        self._written += len(rows)
+        self._words[_WRITTEN] = self._written
+
+    def lose(self, count: int) -> None:
+        """Note that so many steps could not be kept."""
+        self._words[_LOST] += count
+
+    def close(self) -> None:
+        """Let go of the file; it stays."""
+        del self._words, self._rows
+        self._view.release()
+        self._mapped.close()
+
+
+def read(path: str | os.PathLike[str]) -> np.ndarray:
+    """Return the rows of a file in the order of their numbers, shape (n, WIDTH), int64.
+
+    Raises:
+        OSError: it cannot be read.
+        ConfigError: it is no such file.
+    """
+    with open(path, "rb") as file:
+        words = np.fromfile(file, np.int64)
+    if len(words) != _WORDS or words[0] != _MAGIC or words[2] != WIDTH:
+        raise ConfigError(
+            f"{os.fspath(path)} is no ring of steps of this version. `tfdist run --monitor` makes it; watch the job "
+            "with the tfdist that runs it."
+        )
+    rows = words[_HEADER:].reshape(ROWS, WIDTH)
+    rows = rows[rows[:, Column.SEQUENCE] > 0]
+    return np.asarray(rows[np.argsort(rows[:, Column.SEQUENCE])])

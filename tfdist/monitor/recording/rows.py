@@ -1,0 +1,56 @@
+"""A row of the ring: what is known of one step of one worker, as words of eight bytes.
+
+Times are nanoseconds of the machine's monotonic clock; 0 where something was not seen.
+"""
+
+from enum import IntEnum
+
+from tfdist.monitor.phases import Kind, Phase
+
+#: gradient reductions of a step whose own arrival and completion are kept
+BUCKETS = 8
+#: kinds of steps by their number in a row
+KINDS = (Kind.TRAIN, Kind.TEST, Kind.PREDICT)
+
+
+class Column(IntEnum):
+    """What a word of a row says."""
+
+    SEQUENCE = 0  # number of the row in this start, from 1; written last
+    STEP = 1  # number of the step, equal on all workers
+    PART = 2  # of a step that is several in one graph: which, from 0
+    KIND = 3  # index in KINDS
+    BEGIN = 4
+    END = 5
+    IS_FIRST = 6  # of an epoch, or after a step that is not in the ring: what lies before it is no time of a step
+    SAVING = 7  # how long a checkpoint was written before it
+    # how long it was in each of the host's phases
+    CALLBACKS = 8
+    DISPATCH = 9
+    INPUT = 10
+    TRACE = 11
+    PYTHON = 12
+    EXECUTE = 13
+    AGREE = 14
+    WAIT = 15
+    UPDATE = 16
+    UNDIVIDED = 17
+    # when, in the graph
+    GRAPH_BEGIN = 18
+    FORWARD = 19  # the loss was known
+    GRADIENTS = 20  # the last gradient was there
+    REDUCED = 21  # the last sum was
+    GRAPH_END = 22
+    LOSS = 23  # of this worker's examples, the bits of a float64
+    REDUCTIONS = 24  # how many of the pairs below are there
+    ARRIVALS = 25  # when this worker came to each, and
+    COMPLETIONS = 25 + BUCKETS  # when its sum was there
+
+
+WIDTH = 25 + 2 * BUCKETS + 1  # the last one is left free
+#: stamps of a step in the graph, in this order; then the loss, the number of reductions, arrivals and completions
+STAMPS = tuple(range(Column.GRAPH_BEGIN, Column.COMPLETIONS + BUCKETS))
+
+#: the column of each phase of the host
+COLUMN_OF = {phase: Column[phase.name] for phase in Phase}
+HOST_PHASES = tuple(COLUMN_OF.values())

@@ -1,0 +1,175 @@
+"""What a job is bound by: a pure function of the parts of its steps.
+
+All workers take equally long for a step, because they wait for each other, so lengths of steps say nothing, and neither
+does the length of a reduction. Who comes last names itself: the others wait for it and it waits for nobody. A cause is
+named only if it explains four fifths of that waiting. Numbers are medians over steps, so a single pause decides nothing.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from tfdist.monitor.verdict.timeline import OWN, Part, Timeline
+
+#: steps that a verdict needs, and the last ones that it looks at
+FEWEST, MOST = 20, 1000
+#: of the waiting, the part that a cause has to explain
+EXPLAINED = 0.8
+#: of a step, the part that waiting for one worker takes before it is named
+LEAST_WAIT = 0.05
+#: of the steps, the part in which a worker comes last before it is named
+LEAST_OFTEN = 0.6
+#: of a step, the part that something other than computation takes before the job is bound by it
+LEAST_PART = 0.15
+
+
+class Bound(StrEnum):
+    """What a job is bound by."""
+
+    UNKNOWN = "too few steps"
+    STRAGGLER = "one slow worker"
+    UNEVEN = "workers that wait for each other in turn"
+    INPUT = "input"
+    COMPUTING = "computing"
+    COMMUNICATION = "communication"
+    UPDATE = "updates"
+    CHECKPOINT = "checkpoints"
+    PYTHON = "Python between steps"
+
+
+_QUARTERS = 4
+
+_BOUND_BY = {
+    Part.INPUT: Bound.INPUT,
+    Part.COMMUNICATION: Bound.COMMUNICATION,
+    Part.UPDATE: Bound.UPDATE,
+    Part.CHECKPOINT: Bound.CHECKPOINT,
+    Part.PYTHON: Bound.PYTHON,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a job is bound by.
+
+    Attributes:
+        bound: by what.
+        rank: which worker is slow, or None.
+        part: what takes its time there; None where nothing explains enough.
+        step_seconds: the median of a step.
+        won_seconds: by how much a step would be shorter without it; 0 where that is not known.
+        explained: of the waiting, what the cause explains; 0 where nobody is named.
+        often: of the steps, those in which this worker came last.
+        steps: on which this is based.
+        medians: seconds of each part on each worker, shape (workers, parts), and
+        hidden: of communication beside the backward pass, shape (workers,).
+        ranks: the workers.
+        is_divided: whether the graph had stamps.
+    """
+
+    bound: Bound
+    rank: int | None = None
+    part: Part | None = None
+    step_seconds: float = 0.0
+    won_seconds: float = 0.0
+    explained: float = 0.0
+    often: float = 0.0
+    steps: int = 0
+    medians: np.ndarray
+    hidden: np.ndarray
+    ranks: tuple[int, ...] = ()
+    is_divided: bool = False
+
+    @property
+    def won(self) -> float:
+        """Of a step, what would be won."""
+        return self.won_seconds / self.step_seconds if self.step_seconds else 0.0
+
+
+def judge(found: Timeline) -> Verdict:
+    """Return what a job is bound by, after its last steps.
+
+    Args:
+        found: the steps of all workers.
+    """
+    found = found.last(MOST)
+    count = len(found.steps)
+    if count < FEWEST:
+        shape = len(found.ranks), len(Part)
+        return Verdict(
+            bound=Bound.UNKNOWN, steps=count, medians=np.zeros(shape), hidden=np.zeros(shape[0]), ranks=found.ranks
+        )
+    medians = np.median(found.parts, axis=0)
+    step_seconds = float(np.median(found.step))
+    whole = dict(
+        step_seconds=step_seconds,
+        steps=count,
+        medians=medians,
+        hidden=np.median(found.hidden, axis=0),
+        ranks=found.ranks,
+        is_divided=found.is_divided,
+    )
+    part, share = _largest(medians, step_seconds)
+    shared = Verdict(bound=Bound.COMPUTING, **whole)  # type: ignore[arg-type]
+    if part is not None and share >= LEAST_PART:
+        shared = Verdict(bound=_BOUND_BY[part], part=part, won_seconds=share * step_seconds, **whole)  # type: ignore[arg-type]
+    late = _late(found, medians)
+    if late is None or late.waited < LEAST_WAIT * step_seconds or late.waited < shared.won_seconds / 2:
+        return shared  # one slow worker is a fault, and is told first where the two are alike
+    if late.part is not None and late.often >= LEAST_OFTEN and _lasts(found, late, LEAST_WAIT * step_seconds):
+        return Verdict(
+            bound=Bound.STRAGGLER,
+            rank=found.ranks[late.place],
+            part=late.part,
+            won_seconds=late.waited,
+            explained=late.explained,
+            often=late.often,
+            **whole,  # type: ignore[arg-type]
+        )
+    waits = float(np.median(found.of(Part.WAIT).mean(axis=1)))
+    if waits < max(LEAST_PART * step_seconds, shared.won_seconds):
+        return shared
+    return Verdict(bound=Bound.UNEVEN, won_seconds=waits, **whole)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Late:
+    place: int
+    waited: float  # seconds that the others wait for it in a step, more than it waits itself
+    part: Part | None
+    explained: float
+    often: float
+
+
+def _late(found: Timeline, medians: np.ndarray) -> _Late | None:
+    """Return who comes last, and what it does longer than the others."""
+    if len(found.ranks) < 2:
+        return None
+    waits = found.of(Part.WAIT)
+    place = int(np.argmin(np.median(waits, axis=0)))
+    others = [index for index in range(len(found.ranks)) if index != place]
+    # of each step: what the others wait, beyond what this one does
+    behind = np.median(waits[:, others], axis=1) - waits[:, place]
+    waited = float(np.median(behind))
+    often = float(np.mean(waits[:, place] <= waits.min(axis=1)))
+    longer = medians[place] - np.median(medians[others], axis=0)
+    longest = max(OWN, key=lambda part: float(longer[part]))
+    explained = float(longer[longest] / waited) if waited > 0 else 0.0
+    part = longest if explained >= EXPLAINED else None
+    return _Late(place, waited, part, min(explained, 1.0), often)
+
+
+def _lasts(found: Timeline, late: _Late, least: float) -> bool:
+    """Return whether the others wait for this worker in every quarter of the steps: other programs come and go."""
+    waits = found.of(Part.WAIT)
+    others = [index for index in range(len(found.ranks)) if index != late.place]
+    behind = np.median(waits[:, others], axis=1) - waits[:, late.place]
+    return all(float(np.median(quarter)) >= least / 2 for quarter in np.array_split(behind, _QUARTERS))
+
+
+def _largest(medians: np.ndarray, step_seconds: float) -> tuple[Part | None, float]:
+    """Return the part, other than computation, that takes longest on the workers' middle, and its share of a step."""
+    middle = np.median(medians, axis=0)
+    part = max(_BOUND_BY, key=lambda one: float(middle[one]))
+    return (part, float(middle[part]) / step_seconds) if step_seconds > 0 else (None, 0.0)

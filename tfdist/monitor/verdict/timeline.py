@@ -1,0 +1,172 @@
+"""The parts of every step on every worker: rows of all of them, made comparable.
+
+A step lasts from the end of the one before to its own end, and its parts add up to it. What a worker waits for others
+follows from when they came: from its own last gradient to that of the last worker. What is left until the last sum is
+communication that nothing hides; sums count as there when the first worker has them. Loads no TensorFlow.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from tfdist.monitor.recording.rows import BUCKETS, Column
+
+
+class Part(IntEnum):
+    """A part of a step; parts add up to it."""
+
+    INPUT = 0  # waits for the next batch
+    FORWARD = 1  # from the begin of the step's function until the loss is known
+    BACKWARD = 2  # until the last gradient of this worker is there
+    COMPUTE = 3  # what computes where the graph has no stamps: forward, backward, reduction and update, not divided
+    WAIT = 4  # for the gradients of others, and in agreements between workers
+    COMMUNICATION = 5  # exposed: all gradients are there, and not all sums
+    UPDATE = 6  # from the last sum to the end of the step's function
+    CHECKPOINT = 7  # is written between two steps
+    PYTHON = 8  # callbacks, whatever runs between steps, and the host's part of a step
+
+    @property
+    def label(self) -> str:
+        """What it is called: the label of metrics."""
+        return self.name.lower()
+
+
+#: parts that a worker takes by itself, as long as others do or longer
+OWN = (Part.INPUT, Part.FORWARD, Part.BACKWARD, Part.COMPUTE, Part.UPDATE, Part.CHECKPOINT, Part.PYTHON)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Steps of training that all workers have done, without those that were traced.
+
+    Attributes:
+        ranks: the workers, in order.
+        steps: numbers of the steps, shape (steps,).
+        parts: seconds of each part, shape (steps, workers, parts).
+        step: seconds of each step, shape (steps, workers).
+        hidden: seconds of communication that lay beside the backward pass, shape (steps, workers): no part of the sum.
+        ends: of each step on the monotonic clock, seconds, shape (steps, workers).
+        loss: of each worker's examples; NaN where it was not seen, shape (steps, workers).
+        is_divided: whether stamps in the graph tell forward, backward, communication and update apart.
+    """
+
+    ranks: tuple[int, ...]
+    steps: np.ndarray
+    parts: np.ndarray
+    step: np.ndarray
+    hidden: np.ndarray
+    ends: np.ndarray
+    loss: np.ndarray
+    is_divided: bool
+
+    def of(self, part: Part) -> np.ndarray:
+        """Return the seconds of a part, shape (steps, workers)."""
+        return np.asarray(self.parts[:, :, part])
+
+    def last(self, count: int) -> "Timeline":
+        """Return the last so many steps."""
+        cut = {name: getattr(self, name)[-count:] for name in ("steps", "parts", "step", "hidden", "ends", "loss")}
+        return Timeline(ranks=self.ranks, is_divided=self.is_divided, **cut)
+
+
+def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
+    """Return the steps of training that all of these workers have in their rows.
+
+    Args:
+        rows: of each worker, as `ring.read` returns them.
+    """
+    ranks = tuple(sorted(rows))
+    trained = {rank: _trained(rows[rank]) for rank in ranks}
+    common = set.intersection(*(set(keys) for keys, *_ in trained.values())) if ranks else set()
+    order = sorted(common)
+    table = np.zeros([len(order), len(ranks), rows[ranks[0]].shape[1] if ranks else 1], np.int64)
+    between = np.zeros([len(order), len(ranks)], np.int64)
+    for place, rank in enumerate(ranks):
+        keys, kept, before = trained[rank]
+        index = {key: number for number, key in enumerate(keys)}
+        chosen = [index[key] for key in order]
+        if chosen:
+            table[:, place], between[:, place] = kept[chosen], before[chosen]
+    return _divided(ranks, order, table, between)
+
+
+def _trained(rows: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray, np.ndarray]:
+    """Return keys of steps of training that were not traced, their rows, and the time between each and the one before."""
+    between = np.zeros(len(rows), np.int64)
+    if len(rows) > 1:
+        before, after = rows[:-1], rows[1:]
+        follows = after[:, Column.SEQUENCE] == before[:, Column.SEQUENCE] + 1
+        follows &= (before[:, Column.KIND] == 0) & (after[:, Column.IS_FIRST] == 0)
+        gaps = np.maximum(after[:, Column.BEGIN] - before[:, Column.END], 0)
+        between[1:] = np.where(follows, gaps, 0)
+    kept = (rows[:, Column.KIND] == 0) & (rows[:, Column.TRACE] == 0) & (rows[:, Column.END] > 0)
+    chosen = rows[kept]
+    keys = [(int(step), int(part)) for step, part in chosen[:, [Column.STEP, Column.PART]]]
+    return keys, chosen, between[kept]
+
+
+def _divided(ranks: tuple[int, ...], order: list[tuple[int, int]], table: np.ndarray, between: np.ndarray) -> Timeline:
+    def of(column: Column) -> np.ndarray:
+        return np.asarray(table[:, :, column])
+
+    parts = np.zeros([*between.shape, len(Part)], np.float64)
+    has_stamps = of(Column.GRAPH_BEGIN) > 0
+    begin, end = of(Column.GRAPH_BEGIN), of(Column.GRAPH_END)
+    # what was not seen has no length: there was no loss, or the reduction stood in a condition
+    forward = np.maximum(of(Column.FORWARD), begin)
+    gradients = np.maximum(of(Column.GRADIENTS), forward)
+    reduced = np.clip(of(Column.REDUCED), gradients, np.maximum(end, gradients))
+    known = ((of(Column.REDUCED) > 0) & has_stamps).all(axis=1, keepdims=True)
+    if len(ranks):
+        last = gradients.max(axis=1, keepdims=True)
+        # Sums are there for all at about the same time. Who notices later has been busy, as with an update of weights
+        # whose sum came first: where the thread that brings sums goes on with them.
+        there = np.maximum(reduced.min(axis=1, keepdims=True), last)
+        reduced = np.where(known, np.minimum(reduced, np.maximum(there, gradients)), reduced)
+        wait = np.where(known, np.clip(np.minimum(last, reduced) - gradients, 0, None), 0)
+    else:
+        wait = np.zeros_like(gradients)
+    inside = np.where(has_stamps, np.maximum(end, reduced) - begin, 0)
+    saving = np.minimum(of(Column.SAVING), between)
+    parts[:, :, Part.INPUT] = of(Column.INPUT)
+    parts[:, :, Part.FORWARD] = np.where(has_stamps, forward - begin, 0)
+    parts[:, :, Part.BACKWARD] = np.where(has_stamps, gradients - forward, 0)
+    parts[:, :, Part.COMPUTE] = np.where(has_stamps, 0, of(Column.EXECUTE)) + of(Column.WAIT) + of(Column.UNDIVIDED)
+    parts[:, :, Part.WAIT] = wait + of(Column.AGREE)
+    parts[:, :, Part.COMMUNICATION] = np.where(has_stamps, reduced - gradients - wait, 0)
+    parts[:, :, Part.UPDATE] = np.where(has_stamps, np.maximum(end, reduced) - reduced, 0) + of(Column.UPDATE)
+    parts[:, :, Part.CHECKPOINT] = saving
+    host = of(Column.CALLBACKS) + of(Column.DISPATCH) + of(Column.PYTHON)
+    around = np.where(has_stamps, np.maximum(of(Column.EXECUTE) - inside, 0), 0)
+    parts[:, :, Part.PYTHON] = between - saving + host + around
+    return Timeline(
+        ranks=ranks,
+        steps=np.array([step for step, _ in order], np.int64),
+        parts=parts / 1e9,
+        step=(of(Column.END) - of(Column.BEGIN) + between) / 1e9,
+        hidden=_hidden(table, gradients) / 1e9,
+        ends=of(Column.END) / 1e9,
+        loss=np.where(has_stamps, np.ascontiguousarray(of(Column.LOSS)).view(np.float64), np.nan),
+        is_divided=bool(len(order)) and bool(has_stamps.all()),
+    )
+
+
+def _hidden(table: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    """Return how long something was being reduced before the last gradient of a worker was there.
+
+    A reduction is under way from the arrival of its last worker to its completion; times of several are counted once.
+    """
+    arrivals = table[:, :, Column.ARRIVALS : Column.ARRIVALS + BUCKETS]
+    ends = table[:, :, Column.COMPLETIONS : Column.COMPLETIONS + BUCKETS]
+    seen = (arrivals > 0).all(axis=1, keepdims=True) & (ends > 0)
+    begins = np.broadcast_to(arrivals.max(axis=1, keepdims=True) if arrivals.shape[1] else arrivals, ends.shape)
+    limit = gradients[:, :, None]
+    begins = np.where(seen, np.minimum(begins, limit), limit)
+    ends = np.where(seen, np.minimum(ends, limit), limit)
+    order = np.argsort(begins, axis=2)
+    begins, ends = np.take_along_axis(begins, order, 2), np.take_along_axis(ends, order, 2)
+    reached = np.maximum.accumulate(ends, axis=2)
+    covered = np.concatenate([np.zeros_like(reached[:, :, :1]), reached[:, :, :-1]], axis=2)
+    return np.asarray(np.clip(ends - np.maximum(begins, covered), 0, None).sum(axis=2))

@@ -1,0 +1,39 @@
+"""Stamps of a step's parts, where somebody records the steps of this process; see `tfdist.monitor.recording.graph`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import traced_uses
+from tfdist.monitor.process import recorder
+from tfdist.monitor.recording import graph
+
+_ring: graph.GraphRing | None = None
+
+
+def stamped(run: Callable[[], Any]) -> Any:
+    """Trace a replica's step and return what it returns; of several replicas in a process the first one's is stamped.
+
+    Args:
+        run: traces it.
+    """
+    here = len(tf.distribute.get_strategy().extended.worker_devices)
+    is_first = tf_strategies.replica_index() % here == 0
+    if tf.executing_eagerly() or recorder() is None or not graph.can_stamp() or not is_first:
+        return run()
+    with graph.Stamps(_ring_of_this_process()) as stamps:
+        returned = run()
+        stamps.end()
+        return returned
+
+
+def _ring_of_this_process() -> graph.GraphRing:
+    global _ring
+    if _ring is None:
+        _ring = graph.GraphRing(traced_uses.independent)
+        observer = recorder()
+        assert observer is not None
+        observer.take_stamps_from(_ring.read)
+    return _ring
