@@ -215,6 +215,7 @@ def asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     for name, value in {
         **Request(folder=str(tmp_path), warm_up=100, steps=1).to_environment(),
         "TFDIST_PROGRESS_FILE": str(table.path),
+        "TFDIST_MONITOR_DIR": str(tmp_path),
         "TFDIST_FAULTS": json.dumps(plan),
     }.items():
         monkeypatch.setenv(name, value)

@@ -41,7 +41,7 @@ _MESHED = "model-parallel"
         ),
         "When workers fail or hang": ("max_restarts", "standby", "hang_seconds", "stall_seconds", "grace_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
-        "What is shown": ("dry_run", "verbose", "all_logs", "event_file"),
+        "What is shown": ("monitor", "dry_run", "verbose", "all_logs", "event_file"),
     },
     examples={
         "tfdist run -n 2 train.py --epochs 3": "two workers on this machine",
@@ -96,7 +96,7 @@ _MESHED = "model-parallel"
     "--max-restarts",
     type=int,
     metavar="K",
-    help=f"How often they are started again.  [default: 0; with parameter servers {DEFAULT_RESTARTS}]",
+    help=f"Starts after failures.  [default: 0; with servers {DEFAULT_RESTARTS}]",
 )
 @click.option("--min-workers", type=int, metavar="A", help="The fewest with which it goes on.  [default: N]")
 @click.option("--max-workers", type=int, metavar="B", help="The most that may be asked for.  [default: N]")
@@ -129,6 +129,7 @@ _MESHED = "model-parallel"
     envvar="TFDIST_ALL_LOGS",
     help="Show all that TensorFlow logs, also noise.",
 )
+@click.option("--monitor", is_flag=True, help="Say at the end, and at SIGUSR1, what the job is bound by.")
 @click.option("--dry-run", is_flag=True, help="Print each process; start nothing.")
 @click.option("--verbose", is_flag=True, help="Tell which processes are started and ended.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -153,6 +154,7 @@ def command(
     standby: bool,
     event_file: str | None,
     all_logs: bool,
+    monitor: bool,
     dry_run: bool,
     verbose: bool,
     is_module: bool,
@@ -194,6 +196,7 @@ def command(
         standby=standby,
         event_file=event_file,
         all_logs=all_logs,
+        monitor=monitor,
         environment={
             **noise.variables(os.environ, all_logs=all_logs),
             **({COLLECTIVES_VARIABLE: collectives} if collectives else {}),

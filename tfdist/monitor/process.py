@@ -10,8 +10,8 @@ from tfdist.monitor.stopwatch import Stopwatch
 
 #: the observers that the environment may ask for. At each point of a step they are told in this order: first what may
 #: end the process before a step (`tfdist tune`, then the agent, so that a measured job is not held); then what records
-#: steps; then what is attached while the process runs, in the order of attaching; last the faults, which happen to a step that everybody
-#: else knows of.
+#: steps; then what is attached while the process runs, in the order of attaching; last the faults, which happen to a
+#: step that everybody else knows of.
 ORDER = (Stopwatch, StatusReporter, Recorder, FaultInjector)
 
 

@@ -62,6 +62,8 @@ class Controller:
 
     def look(self, state: State) -> Event:
         """Return what there is to see."""
+        if self._job.monitoring is not None:
+            self._job.monitoring.look()
         found = recorded(self._group, state, but=None if state.halt is None else HALTED)
         if found is not None:
             return found

@@ -10,6 +10,7 @@ from typing import Any
 
 from tfdist.cluster import job_key
 from tfdist.launch.agent import jobs
+from tfdist.launch.agent.monitoring import Monitoring
 from tfdist.launch.agent.restart_reporter import RestartReporter
 from tfdist.launch.agent.standby import Standby
 from tfdist.launch.agent.status_channel import StatusChannel, opened
@@ -18,7 +19,7 @@ from tfdist.launch.output.screen import Output
 from tfdist.launch.placement.base import Placement
 from tfdist.launch.placement.worker_factory import WorkerFactory
 from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.plan import plan
+from tfdist.launch.plan.plan import plan, steps_folder
 from tfdist.launch.plan.roles import Role, roles_of, tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process.resources import Guard
@@ -41,6 +42,7 @@ class Job:
         placement: starts them.
         standby: the workers in reserve.
         control: who asks for another number of workers, if that may change.
+        monitoring: tells what the job is bound by, if that is asked for.
         begun: clock time of its start.
         step_seconds: of the last start that had enough steps.
         addresses: of the last processes that were started.
@@ -57,6 +59,7 @@ class Job:
     placement: Placement
     standby: Standby
     control: jobs.Control | None
+    monitoring: Monitoring | None = None
     begun: float = field(default_factory=time.monotonic)
     step_seconds: tuple[float, ...] = ()
     addresses: tuple[str, ...] = ()
@@ -110,6 +113,8 @@ class Job:
             restarts=starts,
             key=self.key,
         )
+        if config.monitor:
+            steps_folder(self.guard.memory, starts).mkdir(exist_ok=True)
         reporting = reporting_role(roles_of(config))
         channel = opened(
             self.guard.memory, starts, workers=reporting.count, reserve=reserve, chief=not reporting.in_step

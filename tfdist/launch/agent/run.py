@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event as Flag
 from typing import Any
 
 from tfdist.launch.agent import jobs
 from tfdist.launch.agent.controller import Controller, look_seconds
 from tfdist.launch.agent.events import EventFile
 from tfdist.launch.agent.job import Before, Job
+from tfdist.launch.agent.monitoring import Monitoring
 from tfdist.launch.agent.outcome import cause_of_attempt, failures_of, outcome_of, why_not_again
 from tfdist.launch.agent.restart_reporter import RestartReporter
-from tfdist.launch.agent.signals import signals_into
+from tfdist.launch.agent.signals import signal_sets, signals_into
 from tfdist.launch.agent.standby import Standby
 from tfdist.launch.agent.status_channel import StatusChannel
 from tfdist.launch.agent.worker_group import (
@@ -169,6 +171,12 @@ def _run(
             max_restarts=config.max_restarts,
             has_chief=bool(config.parameter_servers),
         )
+        monitoring = None
+        if config.monitor:
+            # where the number of workers may change the signal asks for one more
+            resizable = config.range[0] < config.range[1]
+            asked = Flag() if resizable else stack.enter_context(signal_sets(signal.SIGUSR1))
+            monitoring = Monitoring(guard.memory, file, lambda text: announce(out, text), asked)
         job = Job(
             config=config,
             guard=guard,
@@ -180,8 +188,11 @@ def _run(
             placement=LocalPlacement(guard, starter=factory.start),
             standby=standby,
             control=stack.enter_context(_control(config, guard, out, events)),
+            monitoring=monitoring,
         )
         outcome, give_up = _starts(job)
+        if monitoring is not None:
+            monitoring.tell()
         reporter.ended(outcome.exit_code)
         return outcome, give_up
 
@@ -223,6 +234,8 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
     before = Before(history=History(), replaced=0, size=job.config.workers)
     while True:
         job.reporter.start = before.history.starts
+        if job.monitoring is not None:
+            job.monitoring.begins(before.history.starts)
         with _present(job, before) as (channel, group):
             ended = _start(job, channel, group, before)
         if ended.decision is not Decision.RESTART:

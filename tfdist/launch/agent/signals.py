@@ -1,4 +1,4 @@
-"""Signals to the agent as events."""
+"""Signals to the agent as events, and as something that is set."""
 
 import contextlib
 import signal
@@ -37,3 +37,17 @@ def signals_into(events: "SimpleQueue[Any]", *more: signal.Signals) -> Iterator[
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def signal_sets(number: signal.Signals) -> Iterator[threading.Event]:
+    """Yield what is set when the signal arrives; outside of the main thread, or where it is ignored, it never is."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) == signal.SIG_IGN:
+        yield asked
+        return
+    previous = signal.signal(number, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(number, previous)

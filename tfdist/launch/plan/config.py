@@ -31,6 +31,7 @@ class LaunchConfig:
         stall_seconds: what may take any other thing that they say they do.
         standby: whether a second set of workers runs the script up to its first step, and takes over after a failure.
         event_file: where events are written as JSON lines, or None.
+        monitor: whether workers record what their steps are made of, and the agent says what the job is bound by.
         all_logs: whether to show what TensorFlow writes and is known to tell nobody anything, too.
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
         replicas_per_worker: devices that each worker uses, or None for all that it has.
@@ -60,6 +61,7 @@ class LaunchConfig:
     stall_seconds: float = 1800.0
     standby: bool = False
     event_file: str | None = None
+    monitor: bool = False
     all_logs: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -81,6 +83,7 @@ class LaunchConfig:
         if self.max_workers is not None:
             integer("max_workers (--max-workers)", self.max_workers, minimum=self.workers, maximum=MAX_WORKERS)
         boolean("standby", self.standby)
+        boolean("monitor", self.monitor)
         boolean("all_logs", self.all_logs)
         if self.standby and (self.max_restarts == 0 or self.parameter_servers):
             raise ConfigError(

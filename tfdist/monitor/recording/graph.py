@@ -1,8 +1,8 @@
 """Stamps of the clock, taken inside a step's graph: when the loss was known, gradients were there, and sums.
 
-The host sees one call of one function. `tf.timestamp` is an operation like others, and one that waits for a tensor tells
-when that was there. A step ends with one write of its stamps into a ring of rows in memory of TensorFlow's, which the
-host reads some times a second. Nothing waits for a stamp but that write: stamps are taken out of the order in which
+The host sees one call of one function. `tf.timestamp` is an operation like others, and one that waits for a tensor
+tells when that was there. A step ends with one write of its stamps into a ring of rows in memory of TensorFlow's, which
+the host reads some times a second. Nothing waits for a stamp but that write: stamps are taken out of the order in which
 TensorFlow puts operations with effects.
 
 A stamp that waits for a tensor of a GPU would tell when its kernel was launched, so there are none there. One that is

@@ -1,7 +1,7 @@
 """Records what the steps of this process were made of, and writes it into a ring where others may read it.
 
-In the thread that steps it only adds up numbers; twice a second, and when an epoch ends, it takes the stamps of the graph
-and writes what has gathered: a tenth of a millisecond. Loads no TensorFlow.
+In the thread that steps it only adds up numbers; twice a second, and when an epoch ends, it takes the stamps of the
+graph and writes what has gathered. Loads no TensorFlow.
 """
 
 import atexit
@@ -35,6 +35,9 @@ ReadStamps = Callable[[], tuple[int, Any]]
 class Recorder(StepObserver):
     """Records the steps of this process.
 
+    Attributes:
+        path: of the ring.
+
     Args:
         path: of the ring that it makes.
         clocks: returns the wall clock and the monotonic clock, in nanoseconds, as of one moment.
@@ -50,6 +53,7 @@ class Recorder(StepObserver):
         *,
         clocks: Callable[[], tuple[int, int]] = lambda: (time.time_ns(), time.monotonic_ns()),
     ) -> None:
+        self.path = path
         self._ring = Ring(path)
         self._process = os.getpid()
         self._clocks = clocks
@@ -57,11 +61,11 @@ class Recorder(StepObserver):
         self._stamps: ReadStamps | None = None
         self._seen = 0  # rows of stamps
         self._steps: list[list[int]] = []
-        self._row: list[int] | None = None
+        self._open: dict[int, list[int]] = {}  # by the number of the step; threads have one each
         self._number = -1
         self._is_first = True
         self._saving, self._saving_since = 0, 0
-        self._flushed = time.monotonic_ns()
+        self._flushed = self._clocks()[1]
         atexit.register(self.flush)
 
     @classmethod
@@ -91,21 +95,21 @@ class Recorder(StepObserver):
         row[Column.STEP], row[Column.KIND], row[Column.BEGIN] = step, KINDS.index(kind), now
         row[Column.IS_FIRST] = self._is_first or step != self._number + 1
         row[Column.SAVING], self._saving = self._saving, 0
-        self._row, self._number, self._is_first = row, step, False
+        self._open[step], self._number, self._is_first = row, step, False
 
     def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
         """Add up the time in a phase."""
-        row = self._row
+        row = self._open.get(step)
         if row is not None:
             row[COLUMN_OF[phase]] += end - begin
 
     def on_end(self, step: int, worked: int, now: int) -> None:
         """Keep the row."""
-        if self._row is None or step != self._row[Column.STEP]:
+        row = self._open.pop(step, None)
+        if row is None:
             return
-        self._row[Column.END] = now
-        self._steps.append(self._row)
-        self._row = None
+        row[Column.END] = now
+        self._steps.append(row)
         if now - self._flushed > FLUSH_SECONDS * 1e9 or len(self._steps) >= MOST_STEPS:
             self.flush()
 
@@ -128,7 +132,7 @@ class Recorder(StepObserver):
         """Write the steps that have ended."""
         if os.getpid() != self._process:  # a fork writes nothing in its parent's name
             return
-        self._flushed = time.monotonic_ns()
+        self._flushed = self._clocks()[1]
         steps, self._steps = self._steps, []
         if not steps:
             return

@@ -2,10 +2,11 @@
 
 All workers take equally long for a step, because they wait for each other, so lengths of steps say nothing, and neither
 does the length of a reduction. Who comes last names itself: the others wait for it and it waits for nobody. A cause is
-named only if it explains four fifths of that waiting. Numbers are medians over steps, so a single pause decides nothing.
+named only if it explains four fifths of that waiting. Numbers are means over the shorter half of the steps: a
+pause decides nothing, and parts still add up, which medians do not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -14,6 +15,8 @@ from tfdist.monitor.verdict.timeline import OWN, Part, Timeline
 
 #: steps that a verdict needs, and the last ones that it looks at
 FEWEST, MOST = 20, 1000
+#: of the steps, the part that is looked at: the shorter ones
+CALM = 0.5
 #: of the waiting, the part that a cause has to explain
 EXPLAINED = 0.8
 #: of a step, the part that waiting for one worker takes before it is named
@@ -57,12 +60,12 @@ class Verdict:
         bound: by what.
         rank: which worker is slow, or None.
         part: what takes its time there; None where nothing explains enough.
-        step_seconds: the median of a step.
+        step_seconds: the mean of a calm step.
         won_seconds: by how much a step would be shorter without it; 0 where that is not known.
         explained: of the waiting, what the cause explains; 0 where nobody is named.
         often: of the steps, those in which this worker came last.
         steps: on which this is based.
-        medians: seconds of each part on each worker, shape (workers, parts), and
+        means: seconds of each part on each worker, shape (workers, parts), and
         hidden: of communication beside the backward pass, shape (workers,).
         ranks: the workers.
         is_divided: whether the graph had stamps.
@@ -76,7 +79,7 @@ class Verdict:
     explained: float = 0.0
     often: float = 0.0
     steps: int = 0
-    medians: np.ndarray
+    means: np.ndarray
     hidden: np.ndarray
     ranks: tuple[int, ...] = ()
     is_divided: bool = False
@@ -98,39 +101,41 @@ def judge(found: Timeline) -> Verdict:
     if count < FEWEST:
         shape = len(found.ranks), len(Part)
         return Verdict(
-            bound=Bound.UNKNOWN, steps=count, medians=np.zeros(shape), hidden=np.zeros(shape[0]), ranks=found.ranks
+            bound=Bound.UNKNOWN, steps=count, means=np.zeros(shape), hidden=np.zeros(shape[0]), ranks=found.ranks
         )
-    medians = np.median(found.parts, axis=0)
-    step_seconds = float(np.median(found.step))
-    whole = dict(
+    lengths = found.step.max(axis=1)
+    calm = found.only(lengths <= np.quantile(lengths, CALM))
+    means = calm.parts.mean(axis=0)
+    step_seconds = float(calm.step.mean())
+    shared = Verdict(
+        bound=Bound.COMPUTING,
         step_seconds=step_seconds,
         steps=count,
-        medians=medians,
-        hidden=np.median(found.hidden, axis=0),
+        means=means,
+        hidden=calm.hidden.mean(axis=0),
         ranks=found.ranks,
         is_divided=found.is_divided,
     )
-    part, share = _largest(medians, step_seconds)
-    shared = Verdict(bound=Bound.COMPUTING, **whole)  # type: ignore[arg-type]
+    part, share = _largest(means, step_seconds)
     if part is not None and share >= LEAST_PART:
-        shared = Verdict(bound=_BOUND_BY[part], part=part, won_seconds=share * step_seconds, **whole)  # type: ignore[arg-type]
-    late = _late(found, medians)
+        shared = replace(shared, bound=_BOUND_BY[part], part=part, won_seconds=share * step_seconds)
+    late = _late(calm, means)
     if late is None or late.waited < LEAST_WAIT * step_seconds or late.waited < shared.won_seconds / 2:
         return shared  # one slow worker is a fault, and is told first where the two are alike
-    if late.part is not None and late.often >= LEAST_OFTEN and _lasts(found, late, LEAST_WAIT * step_seconds):
-        return Verdict(
+    if late.part is not None and late.often >= LEAST_OFTEN and _lasts(calm, late, LEAST_WAIT * step_seconds):
+        return replace(
+            shared,
             bound=Bound.STRAGGLER,
             rank=found.ranks[late.place],
             part=late.part,
             won_seconds=late.waited,
             explained=late.explained,
             often=late.often,
-            **whole,  # type: ignore[arg-type]
         )
-    waits = float(np.median(found.of(Part.WAIT).mean(axis=1)))
+    waits = float(means[:, Part.WAIT].mean())
     if waits < max(LEAST_PART * step_seconds, shared.won_seconds):
         return shared
-    return Verdict(bound=Bound.UNEVEN, won_seconds=waits, **whole)  # type: ignore[arg-type]
+    return replace(shared, bound=Bound.UNEVEN, part=None, won_seconds=waits)
 
 
 @dataclass(frozen=True)
@@ -142,18 +147,18 @@ class _Late:
     often: float
 
 
-def _late(found: Timeline, medians: np.ndarray) -> _Late | None:
+def _late(found: Timeline, means: np.ndarray) -> _Late | None:
     """Return who comes last, and what it does longer than the others."""
     if len(found.ranks) < 2:
         return None
     waits = found.of(Part.WAIT)
-    place = int(np.argmin(np.median(waits, axis=0)))
+    place = int(np.argmin(waits.mean(axis=0)))
     others = [index for index in range(len(found.ranks)) if index != place]
     # of each step: what the others wait, beyond what this one does
     behind = np.median(waits[:, others], axis=1) - waits[:, place]
-    waited = float(np.median(behind))
+    waited = float(behind.mean())
     often = float(np.mean(waits[:, place] <= waits.min(axis=1)))
-    longer = medians[place] - np.median(medians[others], axis=0)
+    longer = means[place] - np.median(means[others], axis=0)
     longest = max(OWN, key=lambda part: float(longer[part]))
     explained = float(longer[longest] / waited) if waited > 0 else 0.0
     part = longest if explained >= EXPLAINED else None
@@ -161,15 +166,16 @@ def _late(found: Timeline, medians: np.ndarray) -> _Late | None:
 
 
 def _lasts(found: Timeline, late: _Late, least: float) -> bool:
-    """Return whether the others wait for this worker in every quarter of the steps: other programs come and go."""
+    """Return whether the others wait for this worker in three quarters of the time: other programs come and go."""
     waits = found.of(Part.WAIT)
     others = [index for index in range(len(found.ranks)) if index != late.place]
     behind = np.median(waits[:, others], axis=1) - waits[:, late.place]
-    return all(float(np.median(quarter)) >= least / 2 for quarter in np.array_split(behind, _QUARTERS))
+    quarters = [float(quarter.mean()) >= least / 2 for quarter in np.array_split(behind, _QUARTERS)]
+    return sum(quarters) >= _QUARTERS - 1
 
 
-def _largest(medians: np.ndarray, step_seconds: float) -> tuple[Part | None, float]:
+def _largest(means: np.ndarray, step_seconds: float) -> tuple[Part | None, float]:
     """Return the part, other than computation, that takes longest on the workers' middle, and its share of a step."""
-    middle = np.median(medians, axis=0)
+    middle = np.median(means, axis=0)
     part = max(_BOUND_BY, key=lambda one: float(middle[one]))
     return (part, float(middle[part]) / step_seconds) if step_seconds > 0 else (None, 0.0)

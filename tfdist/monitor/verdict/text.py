@@ -38,7 +38,7 @@ def lines(verdict: Verdict) -> tuple[str, ...]:
 
     Example:
         >>> import numpy as np
-        >>> lines(Verdict(bound=Bound.UNKNOWN, steps=3, medians=np.zeros((0, 9)), hidden=np.zeros(0)))[0]
+        >>> lines(Verdict(bound=Bound.UNKNOWN, steps=3, means=np.zeros((0, 9)), hidden=np.zeros(0)))[0]
         'verdict    too few steps: 3 were seen on all workers, 20 are needed'
     """
     if verdict.bound is Bound.UNKNOWN:
@@ -77,22 +77,24 @@ def _won(verdict: Verdict) -> str:
 def _evidence(verdict: Verdict) -> str:
     if verdict.rank is not None and verdict.part is not None:
         place = verdict.ranks.index(verdict.rank)
-        mine = verdict.medians[place, verdict.part]
-        others = [verdict.medians[i, verdict.part] for i in range(len(verdict.ranks)) if i != place]
+        mine = verdict.means[place, verdict.part]
+        others = [verdict.means[i, verdict.part] for i in range(len(verdict.ranks)) if i != place]
         other = sorted(others)[len(others) // 2]
         return (
             f"{verdict.part.label} {_ms(mine)} there, {_ms(other)} elsewhere; last in {verdict.often:.0%} of "
             f"{verdict.steps} steps; explains {verdict.explained:.0%} of what others wait"
         )
-    middle = sorted(range(len(verdict.ranks)), key=lambda i: -verdict.medians[i, Part.WAIT])[len(verdict.ranks) // 2]
-    row = verdict.medians[middle]
+    middle = sorted(range(len(verdict.ranks)), key=lambda i: -verdict.means[i, Part.WAIT])[len(verdict.ranks) // 2]
+    row = verdict.means[middle]
     shown = sorted((part for part in Part if row[part] > 0.005 * verdict.step_seconds), key=lambda part: -row[part])
     text = ", ".join(f"{part.label} {_ms(row[part])}" for part in shown[:5])
-    return f"{text} (worker {verdict.ranks[middle]}; medians of {verdict.steps} steps)"
+    return f"{text} (worker {verdict.ranks[middle]}; means of {verdict.steps} steps, pauses left out)"
 
 
 def _next(verdict: Verdict) -> str:
-    return _NEXT_OF_PART[verdict.part] if verdict.rank is not None and verdict.part is not None else _NEXT[verdict.bound]
+    return (
+        _NEXT_OF_PART[verdict.part] if verdict.rank is not None and verdict.part is not None else _NEXT[verdict.bound]
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -8,10 +8,11 @@ communication that nothing hides; sums count as there when the first worker has 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
-from tfdist.monitor.recording.rows import BUCKETS, Column
+from tfdist.monitor.recording.rows import BUCKETS, WIDTH, Column
 
 
 class Part(IntEnum):
@@ -67,7 +68,11 @@ class Timeline:
 
     def last(self, count: int) -> "Timeline":
         """Return the last so many steps."""
-        cut = {name: getattr(self, name)[-count:] for name in ("steps", "parts", "step", "hidden", "ends", "loss")}
+        return self.only(slice(-count, None))
+
+    def only(self, chosen: Any) -> "Timeline":
+        """Return the steps that an index of NumPy's chooses."""
+        cut = {name: getattr(self, name)[chosen] for name in ("steps", "parts", "step", "hidden", "ends", "loss")}
         return Timeline(ranks=self.ranks, is_divided=self.is_divided, **cut)
 
 
@@ -81,7 +86,7 @@ def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
     trained = {rank: _trained(rows[rank]) for rank in ranks}
     common = set.intersection(*(set(keys) for keys, *_ in trained.values())) if ranks else set()
     order = sorted(common)
-    table = np.zeros([len(order), len(ranks), rows[ranks[0]].shape[1] if ranks else 1], np.int64)
+    table = np.zeros([len(order), len(ranks), WIDTH], np.int64)
     between = np.zeros([len(order), len(ranks)], np.int64)
     for place, rank in enumerate(ranks):
         keys, kept, before = trained[rank]
@@ -93,7 +98,7 @@ def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
 
 
 def _trained(rows: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray, np.ndarray]:
-    """Return keys of steps of training that were not traced, their rows, and the time between each and the one before."""
+    """Return keys of steps of training that were not traced, their rows, and the time since the step before each."""
     between = np.zeros(len(rows), np.int64)
     if len(rows) > 1:
         before, after = rows[:-1], rows[1:]

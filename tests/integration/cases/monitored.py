@@ -1,0 +1,94 @@
+"""A training in which one worker is late on purpose: in an epoch each, in its input, a pass, its update, or nowhere.
+
+    python monitored.py FOLDER STEPS JSON        JSON: [["backward", worker, seconds], ...], one for each epoch
+
+At the end each worker leaves its record of the steps in FOLDER.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.monitor.process import recorder
+
+FOLDER, STEPS, PLAN = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+BATCH = 32
+me = int(os.environ.get("TFDIST_WORKER_INDEX") or 0)
+now = {"epoch": 0}
+
+
+def late(where: str) -> Any:
+    """Return a function of a tensor that comes late in the epochs of which the plan says so."""
+
+    def pause() -> np.int64:
+        here, worker, seconds = PLAN[min(now["epoch"], len(PLAN) - 1)]
+        if here == where and worker == me:
+            time.sleep(seconds)
+        return np.int64(0)
+
+    def through(tensor: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tensor]):
+            paused = tf.numpy_function(pause, [], tf.int64)
+        with tf.control_dependencies([paused]):
+            return tf.identity(tensor)
+
+    return through
+
+
+class Late(keras.layers.Layer):
+    """Passes on what it is given, late in both directions."""
+
+    def call(self, inputs: Any) -> Any:
+        @tf.custom_gradient
+        def passed(values: tf.Tensor) -> Any:
+            return late("forward")(values), late("backward")
+
+        return passed(inputs)
+
+
+class LateSGD(keras.optimizers.SGD):
+    """Updates one weight late."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        is_last = tuple(variable.shape) == (64, 10)
+        super().update_step(late("update")(gradient) if is_last else gradient, variable, learning_rate)
+
+
+class Epochs(keras.callbacks.Callback):
+    """Tells which epoch it is."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        now["epoch"] = epoch
+
+
+def batches() -> Any:
+    """Yield batches; what sleeps here is not hidden by what reads ahead, if it takes longer than a step."""
+    random = np.random.default_rng(0)
+    for _ in range(STEPS):
+        yield random.standard_normal((BATCH, 64), np.float32), random.integers(0, 10, BATCH)
+
+
+keras.utils.set_random_seed(1)
+with tfdist.strategies.from_environment().scope():
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(64, "relu"), Late(), keras.layers.Dense(64), keras.layers.Dense(10)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=LateSGD(0.01), loss=loss)
+specs = (tf.TensorSpec([BATCH, 64]), tf.TensorSpec([BATCH], tf.int64))
+data = tf.data.Dataset.from_generator(batches, output_signature=specs)
+data = data.map(lambda x, y: (late("input")(x), y)).apply(tf.data.experimental.assert_cardinality(STEPS))
+model.fit(data, epochs=len(PLAN), verbose=0, callbacks=[Epochs()])
+found = recorder()
+if found is not None:
+    found.flush()
+    shutil.copy(found.path, FOLDER / f"worker-{me}")

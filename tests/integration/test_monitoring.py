@@ -1,0 +1,86 @@
+"""A job that is monitored: who is late on purpose is named, with the cause, whatever the engine; and parts add up."""
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.agents import DEADLINE_SECONDS, told, wait_until
+from tests.integration.forks import Forks
+from tests.integration.steppers import happened, job
+from tfdist.launch.agent.monitoring import read_folder
+from tfdist.monitor.verdict.judge import Bound, judge
+from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
+
+CASE = Path(__file__).parent / "cases" / "monitored.py"
+STEPS = 40
+# far more than what other programs on the machine do to a step
+SECONDS = 0.08
+PLAN = [
+    ["input", 1, SECONDS],
+    ["forward", 0, SECONDS],
+    ["backward", 1, SECONDS],
+    ["update", 0, SECONDS],
+]
+
+
+def recorded(shared: Path, options: list[str], forking: Forks) -> Timeline:
+    with job(
+        "--monitor", "-n", 2, *options, CASE, shared, STEPS, json.dumps(PLAN), shared=shared, forking=forking
+    ) as run:
+        _, errors = run.communicate(timeout=DEADLINE_SECONDS)
+    assert run.returncode == 0, errors.decode(errors="replace")[-3000:]
+    return timeline(read_folder(shared))
+
+
+@pytest.mark.readme("tfdist run --monitor --strategy multi-worker -n 2 train.py")
+@pytest.mark.parametrize("options", [["--strategy", "multi-worker", "--collectives", "native"], ["--strategy", "ring"]])
+def test_who_is_late_is_named_with_the_cause(options: list[str], shared: Path, forking: Forks) -> None:
+    found = recorded(shared, options, forking)
+    assert found.is_divided
+    np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=0.01)
+    assert np.isfinite(found.loss).all()
+    starts = int(found.steps[0]) - int(found.steps[0]) % STEPS
+    for number, (where, worker, _) in enumerate(PLAN):
+        epoch = (found.steps - starts) // STEPS == number
+        verdict = judge(found.only(epoch))
+        part = Part[where.upper()]
+        assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, worker, part), verdict
+        assert verdict.won_seconds > SECONDS / 2
+    (verdict_event,) = (one for one in happened(shared) if one["event"] == "verdict")
+    assert set(verdict_event["parts"]) == {"0", "1"}
+
+
+WAITING = """
+from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.process import step_clock
+for _ in range(30):
+    with step_clock().step(Kind.TRAIN, Phase.INPUT):
+        time.sleep(0.002)
+step_clock().epoch_ends()
+tell(f"stepped {ME}")
+wait_told("enough")
+"""
+
+
+def test_the_verdict_is_told_at_a_signal_and_at_the_end(script, shared: Path) -> None:  # type: ignore[no-untyped-def]
+    with job("--monitor", "-n", 2, script(WAITING), shared=shared) as run:
+        for worker in range(2):
+            told(shared, f"stepped {worker}")
+        run.send_signal(signal.SIGUSR1)
+        wait_until(lambda: [one for one in happened(shared) if one["event"] == "verdict"], "no verdict")
+        (shared / "enough").write_text("x")
+        _, errors = run.communicate(timeout=DEADLINE_SECONDS)
+    assert run.returncode == 0
+    verdicts = [one for one in happened(shared) if one["event"] == "verdict"]
+    assert [(one["bound"], one["worker"], one["steps"]) for one in verdicts] == [("input", None, 30)] * 2
+    assert errors.decode().count("bound by input") == 2
+
+
+def test_nothing_is_recorded_without_being_asked_for(script, shared: Path) -> None:  # type: ignore[no-untyped-def]
+    path = script("from tfdist.monitor.process import recorder\nassert recorder() is None\n")
+    with job("-n", 1, path, shared=shared) as run:
+        _, errors = run.communicate(timeout=DEADLINE_SECONDS)
+    assert (run.returncode, b"bound by" in errors) == (0, False)

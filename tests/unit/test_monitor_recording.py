@@ -1,0 +1,164 @@
+"""Recording: the ring of a worker's last steps, and how the host's phases and the graph's stamps become rows."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfdist.errors import ConfigError
+from tfdist.monitor.clock import StepClock
+from tfdist.monitor.phases import Activity, Kind, Phase
+from tfdist.monitor.recording import recorder, ring
+from tfdist.monitor.recording.recorder import Recorder, joined, on_monotonic_clock
+from tfdist.monitor.recording.ring import Ring
+from tfdist.monitor.recording.rows import STAMPS, WIDTH, Column
+
+FIRST = STAMPS[0]
+
+
+def rows(count: int, first: int = 0) -> np.ndarray:
+    found = np.zeros([count, WIDTH], np.int64)
+    found[:, Column.STEP] = range(first, first + count)
+    return found
+
+
+def test_the_ring_keeps_the_last_rows(tmp_path: Path) -> None:
+    one = Ring(tmp_path / "worker-0")
+    assert ring.read(one.path).shape == (0, WIDTH)
+    for first in range(0, 5000, 500):
+        one.add(rows(500, first))
+    found = ring.read(one.path)
+    assert found[:, Column.STEP].tolist() == list(range(5000 - ring.ROWS, 5000))
+    assert found[:, Column.SEQUENCE].tolist() == list(range(5001 - ring.ROWS, 5001))
+    size = one.path.stat().st_size
+    one.add(rows(3 * ring.ROWS, 5000))  # more than it holds
+    assert ring.read(one.path)[-1, Column.STEP] == 5000 + 3 * ring.ROWS - 1
+    assert one.path.stat().st_size == size
+    one.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["worker-0"]
+
+
+def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    one = Ring(tmp_path / "worker-0")
+    one.add(rows(3))
+    one._rows[1, Column.SEQUENCE] = 0
+    assert ring.read(one.path)[:, Column.STEP].tolist() == [0, 2]
+    one.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(8 * 20), bytes(8 * (8 + ring.ROWS * WIDTH))])
+def test_what_is_no_ring_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ConfigError, match="no ring of steps"):
+        ring.read(tmp_path / "file")
+
+
+def test_nobody_records_without_being_asked(tmp_path: Path) -> None:
+    assert Recorder.from_environment({}) is None
+    missing = {recorder.VARIABLE: str(tmp_path / "missing")}
+    assert Recorder.from_environment(missing) is None, "training goes on where nothing can be recorded"
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 10**15
+
+    def __call__(self) -> int:
+        self.now += 1000
+        return self.now
+
+
+def recorded(tmp_path: Path, clock: Clock, offset: int = 5 * 10**17) -> tuple[Recorder, StepClock]:
+    one = Recorder(tmp_path / "worker-0", clocks=lambda: (clock.now + offset, clock.now))
+    return one, StepClock([one], now=clock)
+
+
+def test_host_phases_add_up_to_a_row(tmp_path: Path) -> None:
+    now = Clock()
+    one, clock = recorded(tmp_path, now)
+    for kind in (Kind.TRAIN, Kind.TRAIN, Kind.TEST):
+        with clock.doing(Activity.SAVING):
+            now.now += 7_000_000
+        with clock.step(kind, Phase.INPUT):
+            clock.enter(Phase.EXECUTE)
+            now.now += 1_000_000
+    one.on_epoch_end()
+    found = ring.read(one.path)
+    assert found[:, Column.KIND].tolist() == [0, 0, 1]
+    assert found[:, Column.IS_FIRST].tolist() == [1, 0, 0]
+    host = found[:, Column.CALLBACKS : Column.GRAPH_BEGIN].sum(axis=1)
+    assert host.tolist() == (found[:, Column.END] - found[:, Column.BEGIN]).tolist()
+    assert (found[:, Column.SAVING] >= 7_000_000).all()
+    assert (found[:, Column.GRAPH_BEGIN :] == 0).all()
+
+
+def stamps_at(begins: list[int], offset: int) -> np.ndarray:
+    """Rows of stamps, as the graph writes them: each 100 us after the one before."""
+    found = np.zeros([len(begins), len(STAMPS)])
+    for row, begin in zip(found, begins, strict=True):
+        row[:5] = [(begin + offset + number * 100_000) / 1e9 for number in range(5)]
+        row[Column.LOSS - FIRST] = 0.25
+        row[Column.REDUCTIONS - FIRST] = 1
+    return found
+
+
+def test_stamps_come_to_the_step_in_whose_time_they_lie(tmp_path: Path) -> None:
+    now, offset = Clock(), 5 * 10**17
+    one, clock = recorded(tmp_path, now, offset)
+    begins: list[int] = []
+    one.take_stamps_from(lambda: (len(begins), stamps_at(begins, offset)))
+    for _ in range(3):
+        with clock.step(Kind.TRAIN, Phase.EXECUTE):
+            begins.append(now.now + 50_000)
+            now.now += 1_000_000
+    one.flush()
+    found = ring.read(one.path)
+    assert (abs(found[:, Column.GRAPH_BEGIN] - begins) < 1000).all()
+    assert (abs(found[:, Column.GRAPH_END] - found[:, Column.GRAPH_BEGIN] - 400_000) < 1000).all()
+    assert np.ascontiguousarray(found[:, Column.LOSS]).view(np.float64).tolist() == [0.25] * 3
+    one.flush()
+    assert len(ring.read(one.path)) == 3
+
+
+def test_stamps_are_not_believed_where_the_wall_clock_was_set(tmp_path: Path) -> None:
+    now, offsets = Clock(), [10**17]
+    one = Recorder(tmp_path / "worker-0", clocks=lambda: (now.now + offsets[-1], now.now))
+    clock = StepClock([one], now=now)
+    one.take_stamps_from(lambda: (1, stamps_at([now.now - 900_000], offsets[0])))
+    with clock.step(Kind.TRAIN, Phase.EXECUTE):
+        now.now += 1_000_000
+    offsets.append(10**17 + 10**9)
+    one.flush()
+    assert ring.read(one.path)[0, Column.GRAPH_BEGIN] == 0
+
+
+def test_several_steps_of_a_graph_in_one_of_the_host() -> None:
+    step = rows(1)[0]
+    step[Column.BEGIN], step[Column.END], step[Column.DISPATCH], step[Column.EXECUTE] = 1000, 2000, 100, 900
+    stamps = np.zeros([3, len(STAMPS)], np.int64)
+    for row, begin in zip(stamps, (1150, 1400, 1700), strict=True):
+        row[:5] = [begin, begin + 50, begin + 100, begin + 150, begin + 200]
+    found = joined(np.array([step]), stamps)
+    assert found[:, Column.PART].tolist() == [0, 1, 2]
+    assert found[:, Column.BEGIN].tolist() == [1000, 1350, 1600]
+    assert found[:, Column.END].tolist() == [1350, 1600, 2000]
+    assert found[:, Column.INPUT].tolist() == [50, 50, 100]
+    host = found[:, Column.CALLBACKS : Column.GRAPH_BEGIN].sum(axis=1)
+    assert host.tolist() == (found[:, Column.END] - found[:, Column.BEGIN]).tolist()
+
+
+def test_what_was_not_seen_stays_zero() -> None:
+    assert (on_monotonic_clock(np.zeros([2, len(STAMPS)]), 10**18) == 0).all()
+
+
+def test_a_fork_writes_nothing(tmp_path: Path) -> None:
+    now = Clock()
+    one, clock = recorded(tmp_path, now)
+    with clock.step(Kind.TRAIN, Phase.EXECUTE):
+        pass
+    one._process = os.getpid() + 1
+    one.flush()
+    assert not len(ring.read(one.path))

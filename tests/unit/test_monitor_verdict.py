@@ -1,0 +1,173 @@
+"""The verdict on simulated jobs: who is late, by what, and that nobody is blamed for noise; and parts that add up."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tfdist.monitor.recording.rows import WIDTH, Column
+from tfdist.monitor.verdict.judge import FEWEST, Bound, judge
+from tfdist.monitor.verdict.text import lines
+from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
+
+MS = 1_000_000
+# a step of 20 ms
+USUAL = {"input": 1.0, "forward": 5.0, "backward": 9.0, "communication": 2.0, "update": 2.0, "python": 1.0}
+COLUMNS = {"late input": Column.INPUT}
+
+
+def simulated(workers=2, steps=200, noise=0.05, seed=0, usual=USUAL, late=None, every=1):  # type: ignore[no-untyped-def]
+    """Rows of workers that wait for each other's gradients, one of them late: (worker, part, ms)."""
+    chance = np.random.default_rng(seed)
+    rows = np.zeros([workers, steps, WIDTH], np.int64)
+    ends = np.full(workers, 10**12)
+    for step in range(steps):
+        takes = {part: ms * chance.lognormal(0, noise, workers) for part, ms in usual.items()}
+        if late is not None and step % every == 0:
+            takes[late[1]][late[0]] += late[2]
+        spans = {part: (values * MS).astype(np.int64) for part, values in takes.items()}
+        begin = ends + spans["python"]
+        graph = begin + spans["input"]
+        forward = graph + spans["forward"]
+        gradients = forward + spans["backward"]
+        reduced = np.full(workers, gradients.max() + spans["communication"].max())
+        done = reduced + spans["update"]
+        for worker in range(workers):
+            row = rows[worker, step]
+            row[Column.SEQUENCE], row[Column.STEP] = step + 1, step
+            row[Column.BEGIN], row[Column.END], row[Column.INPUT] = begin[worker], done[worker], spans["input"][worker]
+            row[Column.EXECUTE] = done[worker] - graph[worker]
+            row[Column.GRAPH_BEGIN : Column.LOSS] = (
+                *(graph[worker], forward[worker], gradients[worker], reduced[worker], done[worker]),
+            )
+            row[Column.LOSS] = np.float64(0.5).view(np.int64)
+        ends = done
+    rows[:, 0, Column.IS_FIRST] = 1
+    return dict(enumerate(rows))
+
+
+LATE = [part for part in USUAL if part != "communication"]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_who_is_late_is_named_with_the_cause(workers: int, share: float) -> None:
+    cases = itertools.product(LATE, range(workers), range(5))
+    wrong = []
+    for part, worker, seed in cases:
+        verdict = judge(timeline(simulated(workers, noise=0.1, seed=seed, late=(worker, part, 20 * share))))
+        if (verdict.bound, verdict.rank, verdict.part) != (Bound.STRAGGLER, worker, Part[part.upper()]):
+            wrong.append((part, worker, seed, verdict.bound, verdict.rank, verdict.part))
+        else:
+            assert verdict.won_seconds == pytest.approx(0.02 * share, rel=0.25)
+    assert not wrong
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1, 0.3])
+def test_nobody_is_blamed_for_noise(noise: float) -> None:
+    for workers, seed in itertools.product([1, 2, 4], range(30)):
+        verdict = judge(timeline(simulated(workers, steps=100, noise=noise, seed=seed)))
+        assert (verdict.rank, verdict.bound) in ((None, Bound.COMPUTING), (None, Bound.UNEVEN)), (
+            workers,
+            seed,
+            verdict,
+        )
+
+
+@pytest.mark.parametrize(
+    ("part", "bound"),
+    [
+        ("input", Bound.INPUT),
+        ("communication", Bound.COMMUNICATION),
+        ("update", Bound.UPDATE),
+        ("python", Bound.PYTHON),
+        ("forward", Bound.COMPUTING),
+        ("backward", Bound.COMPUTING),
+    ],
+)
+def test_what_all_workers_wait_for_is_what_the_job_is_bound_by(part: str, bound: Bound) -> None:
+    verdict = judge(timeline(simulated(3, usual={**USUAL, part: 30.0})))
+    assert (verdict.bound, verdict.rank) == (bound, None)
+    if bound is not Bound.COMPUTING:
+        assert verdict.won == pytest.approx(30 / (19 - USUAL[part] + 31), abs=0.1)
+
+
+def test_a_pause_now_and_then_is_no_slow_worker() -> None:
+    assert judge(timeline(simulated(2, late=(1, "forward", 200.0), every=10))).rank is None
+
+
+def test_two_causes_of_one_worker_are_not_taken_for_one() -> None:
+    usual = dict(USUAL)
+    both = simulated(2, usual=usual, late=(1, "forward", 5.0), noise=0.02)
+    other = simulated(2, usual=usual, late=(1, "update", 5.0), noise=0.02)
+    mixed = {rank: np.concatenate([both[rank][:100], other[rank][100:]]) for rank in both}
+    assert judge(timeline(mixed)).part is None
+
+
+def test_parts_add_up_to_the_step() -> None:
+    found = timeline(simulated(3, noise=0.3))
+    np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=1e-9)
+    assert (found.parts >= 0).all()
+    assert found.is_divided
+
+
+def test_waiting_is_for_those_who_come_last() -> None:
+    found = timeline(simulated(2, noise=0.0, late=(1, "backward", 7.0)))
+    np.testing.assert_allclose(found.of(Part.WAIT), [[0.007, 0.0]] * 200, atol=1e-8)
+    np.testing.assert_allclose(found.of(Part.COMMUNICATION), 0.002, atol=1e-8)
+
+
+def test_communication_beside_the_backward_pass_is_counted_once_and_in_no_part() -> None:
+    rows = simulated(2, steps=FEWEST, noise=0.0)
+    for row in rows.values():
+        gradients = row[:, Column.GRADIENTS]
+        for bucket, (arrived, ended) in enumerate([(8.0, 5.0), (7.0, 3.0), (1.0, -1.0)]):  # ms before the last gradient
+            row[:, Column.ARRIVALS + bucket] = gradients - int(arrived * MS)
+            row[:, Column.COMPLETIONS + bucket] = gradients - int(ended * MS)
+    found = timeline(rows)
+    np.testing.assert_allclose(found.hidden, 0.006, atol=1e-8)  # 8 to 3, and 1 to 0
+    np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=1e-9)
+
+
+def test_steps_that_not_all_workers_have_are_left_out() -> None:
+    rows = simulated(2, steps=30)
+    rows[1] = rows[1][5:]
+    rows[0][7, Column.TRACE] = 1
+    rows[1][3, Column.KIND] = 1  # of validation: step 8
+    found = timeline(rows)
+    assert found.steps.tolist() == [5, 6, *range(9, 30)]
+
+
+def test_without_stamps_the_host_tells_what_it_knows() -> None:
+    rows = simulated(2, usual={**USUAL, "input": 30.0})
+    for row in rows.values():
+        row[:, Column.GRAPH_BEGIN :] = 0
+    found = timeline(rows)
+    assert not found.is_divided
+    assert (found.of(Part.FORWARD) == 0).all()
+    np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=1e-9)
+    assert judge(found).bound is Bound.INPUT
+
+
+@pytest.mark.parametrize("rows", [{}, {0: np.zeros([0, WIDTH], np.int64)}, simulated(2, steps=3)])
+def test_too_few_steps(rows: dict[int, np.ndarray]) -> None:
+    verdict = judge(timeline(rows))
+    assert verdict.bound is Bound.UNKNOWN
+    assert len(lines(verdict)) == 5
+
+
+@pytest.mark.parametrize("late", [None, *[(1, part, 10.0) for part in LATE]])
+def test_five_lines_say_who_and_what_to_do(late: tuple[int, str, float] | None) -> None:
+    found = lines(judge(timeline(simulated(3, late=late))))
+    assert [line.split()[0] for line in found] == ["verdict", "where", "won", "evidence", "next"]
+    if late is not None:
+        assert "worker 1" in found[1]
+        assert late[1] in found[3]
+
+
+def last(found: Timeline) -> list[int]:
+    return [int(step) for step in found.steps]
+
+
+def test_the_last_steps() -> None:
+    assert last(timeline(simulated(1, steps=30)).last(3)) == [27, 28, 29]
