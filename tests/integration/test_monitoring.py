@@ -10,7 +10,7 @@ import pytest
 from tests.integration.agents import DEADLINE_SECONDS, told, wait_until
 from tests.integration.forks import Forks
 from tests.integration.steppers import happened, job
-from tfdist.launch.agent.monitoring import read_folder
+from tfdist.monitor.verdict.gathering import read_folder
 from tfdist.monitor.verdict.judge import Bound, judge
 from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
 

@@ -9,10 +9,10 @@ import pytest
 from tfdist.errors import ConfigError
 from tfdist.monitor.clock import StepClock
 from tfdist.monitor.phases import Activity, Kind, Phase
-from tfdist.monitor.recording import recorder, ring
+from tfdist.monitor.recording import ring
 from tfdist.monitor.recording.recorder import Recorder, joined, on_monotonic_clock
 from tfdist.monitor.recording.ring import Ring
-from tfdist.monitor.recording.rows import STAMPS, WIDTH, Column
+from tfdist.monitor.recording.rows import STAMPS, VARIABLE, WIDTH, Column
 
 FIRST = STAMPS[0]
 
@@ -56,7 +56,7 @@ def test_what_is_no_ring_is_refused(content: bytes, tmp_path: Path) -> None:
 
 def test_nobody_records_without_being_asked(tmp_path: Path) -> None:
     assert Recorder.from_environment({}) is None
-    missing = {recorder.VARIABLE: str(tmp_path / "missing")}
+    missing = {VARIABLE: str(tmp_path / "missing")}
     assert Recorder.from_environment(missing) is None, "training goes on where nothing can be recorded"
 
 

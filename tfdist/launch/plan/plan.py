@@ -14,7 +14,7 @@ from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.roles import Role, members, roles_of
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.monitor import faults
-from tfdist.monitor.recording import recorder
+from tfdist.monitor.recording.rows import VARIABLE as MONITOR
 
 _LAUNCH = Path(__file__).parents[1]
 WORKER_FILE = _LAUNCH / "process" / "worker.py"
@@ -23,7 +23,7 @@ TASK_FILE = _LAUNCH / "task.py"
 # What a process is told of its own place in a job; of an outer job it gets none of it.
 _PLACE = ("TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_WORKERS", "TFDIST_LOCAL_INDEX")
 _RESTARTABLE = ("TFDIST_RESTARTS", "TFDIST_MEMORY_DIR", "TFDIST_ENVIRONMENT_FILE")
-_OF_A_SCRIPT = ("TFDIST_PROGRESS_FILE", "TFDIST_ENVIRONMENT_FILE", "TFDIST_ERROR_FILE", faults.TASKS, recorder.VARIABLE)
+_OF_A_SCRIPT = ("TFDIST_PROGRESS_FILE", "TFDIST_ENVIRONMENT_FILE", "TFDIST_ERROR_FILE", faults.TASKS, MONITOR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
         "TFDIST_PROGRESS_FILE": str(progress_file(start.memory, start.restarts)),
     }
     if config.monitor:
-        variables[recorder.VARIABLE] = str(steps_folder(start.memory, start.restarts))
+        variables[MONITOR] = str(steps_folder(start.memory, start.restarts))
     if not role.in_step:
         variables[faults.TASKS] = str(tasks_file(start.directory))
     if config.is_elastic or not role.in_step:
@@ -144,7 +144,7 @@ def _place_in_step(addresses: Sequence[str], index: int, hosts: Sequence[str]) -
 
 def _removed(start: _Start, role: Role) -> tuple[str, ...]:
     """Return the variables of an outer job that a process must not take for its own."""
-    unmonitored = () if start.config.monitor or not role.runs_script else (recorder.VARIABLE,)
+    unmonitored = () if start.config.monitor or not role.runs_script else (MONITOR,)
     if role.in_step:
         return (*unmonitored, *(() if start.config.is_elastic else _RESTARTABLE))
     place = (*_PLACE, "TFDIST_MEMORY_DIR", *unmonitored)

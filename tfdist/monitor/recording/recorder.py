@@ -16,9 +16,8 @@ import numpy as np
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Activity, Kind, Phase
 from tfdist.monitor.recording.ring import Ring
-from tfdist.monitor.recording.rows import COLUMN_OF, HOST_PHASES, KINDS, STAMPS, WIDTH, Column
+from tfdist.monitor.recording.rows import COLUMN_OF, HOST_PHASES, KINDS, STAMPS, VARIABLE, WIDTH, Column
 
-VARIABLE = "TFDIST_MONITOR_DIR"
 FLUSH_SECONDS = 0.5
 #: steps after which it is written in any case: half of the ring of stamps
 MOST_STEPS = 512

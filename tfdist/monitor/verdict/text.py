@@ -58,6 +58,14 @@ def lines(verdict: Verdict) -> tuple[str, ...]:
     )
 
 
+def labelled(verdict: Verdict) -> dict[str, dict[str, float]]:
+    """Return the seconds of each part by the worker and the part's label."""
+    return {
+        str(rank): {part.label: round(float(row[part]), 9) for part in Part}
+        for rank, row in zip(verdict.ranks, verdict.means, strict=True)
+    }
+
+
 def _where(verdict: Verdict) -> str:
     if verdict.rank is not None and verdict.part is not None:
         return f"worker {verdict.rank} {_WHAT[verdict.part]}"

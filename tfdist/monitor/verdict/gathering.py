@@ -1,0 +1,29 @@
+"""The rows that the workers of a start have recorded, and the verdict on them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.errors import ConfigError
+from tfdist.monitor.recording import ring
+from tfdist.monitor.verdict.judge import Verdict, judge
+from tfdist.monitor.verdict.timeline import timeline
+
+
+def read_folder(folder: Path) -> dict[int, np.ndarray]:
+    """Return the rows of each worker that has recorded steps there."""
+    found = {}
+    for path in folder.glob("worker-*"):
+        try:
+            rows = ring.read(path)
+        except (OSError, ConfigError):  # it ends meanwhile
+            continue
+        if len(rows):
+            found[int(path.name.partition("-")[2])] = rows
+    return found
+
+
+def verdict_of(folder: Path) -> Verdict | None:
+    """Return the verdict on the workers of a start, None where none of them has recorded a step."""
+    rows = read_folder(folder)
+    return judge(timeline(rows)) if rows else None
