@@ -4,6 +4,7 @@ import os
 import secrets
 import shlex
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cluster.mesh import Mesh
 from tfdist.launch import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.launch.output import noise
+from tfdist.launch.plan import hosts as hosts_of_a_job
 from tfdist.launch.plan.choice import (
     DEFAULT_RESTARTS,
     DEFAULT_SERVERS,
@@ -20,6 +22,9 @@ from tfdist.launch.plan.choice import (
     require_installed,
     server_count,
 )
+from tfdist.launch.plan.hosts import Remote
+from tfdist.launch.plan.roles import tasks
+from tfdist.launch.remote import ssh
 from tfdist.strategies import registry
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
 
@@ -38,6 +43,7 @@ _MESHED = "model-parallel"
             "replicas_per_worker",
             "parameter_servers",
             "is_module",
+            "hosts",
         ),
         "When workers fail or hang": ("max_restarts", "standby", "hang_seconds", "stall_seconds", "grace_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
@@ -70,7 +76,7 @@ _MESHED = "model-parallel"
     type=click.Choice(COLLECTIVES),
     help=f"What sums: {', '.join(COLLECTIVES)}.",
 )
-@click.option("-n", "--workers", type=int, default=1, show_default=True, metavar="N", help="Number of workers.")
+@click.option("-n", "--workers", type=int, metavar="N", help="Number of workers.  [default: 1, or what HOSTS take]")
 @click.option(
     "--replicas-per-worker",
     type=int,
@@ -132,6 +138,11 @@ _MESHED = "model-parallel"
 @click.option("--monitor", is_flag=True, help="Say at the end, and at SIGUSR1, what the job is bound by.")
 @click.option("--dry-run", is_flag=True, help="Print each process; start nothing.")
 @click.option("--verbose", is_flag=True, help="Tell which processes are started and ended.")
+@click.option("--hosts", metavar="HOSTS", help="Where they run, by ssh, as a:2,b:2: two on each.")
+# what few need is in the page
+@click.option("--ssh-command", metavar="COMMAND", default="ssh", envvar="TFDIST_SSH_COMMAND", hidden=True)
+@click.option("--remote-python", metavar="PATH", envvar="TFDIST_REMOTE_PYTHON", hidden=True)
+@click.option("--pass-env", metavar="NAME", multiple=True, hidden=True)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -142,7 +153,7 @@ def command(
     strategy: str | None,
     mesh: str | None,
     collectives: str | None,
-    workers: int,
+    workers: int | None,
     replicas_per_worker: int | None,
     grace_seconds: float,
     parameter_servers: int | None,
@@ -157,15 +168,23 @@ def command(
     monitor: bool,
     dry_run: bool,
     verbose: bool,
+    hosts: str | None,
+    ssh_command: str,
+    remote_python: str | None,
+    pass_env: tuple[str, ...],
     is_module: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Start SCRIPT on N local workers; end all of them when one fails, or start them again.
+    """Start SCRIPT on N workers; end all of them when one fails, or start them again.
 
     SCRIPT runs as `python SCRIPT ARGUMENTS` would, once per worker; with parameter servers once, on the chief. What
-    follows its name is its own. Across machines Slurm, Kubernetes, MPI or SageMaker start the script themselves.
+    follows its name is its own. More machines: --hosts, or Slurm, Kubernetes and MPI (tfdist docs cluster).
     """
+    remote = _remote(hosts, ssh_command, remote_python, pass_env)
+    servers = server_count(strategy, parameter_servers=parameter_servers)
+    if workers is None:
+        workers = 1 if remote is None else max(1, remote.slots - (servers + 1 if servers else 0))
     if collectives and strategy and collectives not in registry.get(strategy).collectives:
         takers = [name for name in registry.names() if collectives in registry.get(name).collectives]
         raise click.UsageError(
@@ -178,7 +197,6 @@ def command(
         raise click.UsageError(f"--mesh {mesh} is for --strategy {_MESHED}, and the strategy is {strategy}.")
     if mesh:
         Mesh.parse(mesh, name="--mesh").require_size(workers, f"-n {workers}")
-    servers = server_count(strategy, parameter_servers=parameter_servers)
     config = LaunchConfig(
         target=script,
         is_module=is_module,
@@ -197,6 +215,7 @@ def command(
         event_file=event_file,
         all_logs=all_logs,
         monitor=monitor,
+        remote=remote,
         environment={
             **noise.variables(os.environ, all_logs=all_logs),
             **({COLLECTIVES_VARIABLE: collectives} if collectives else {}),
@@ -204,14 +223,32 @@ def command(
         },
     )
     check_strategy(config)
+    if remote is not None:
+        hosts_of_a_job.places(remote.hosts, len(tasks(replace(config, workers=config.range[1]))))
     if not dry_run:
         require_installed(config)
         context.exit(run(config, verbose=verbose).exit_code)
     require_script(config)
     job_id = secrets.token_hex(8)
     directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")
+    if remote is not None:
+        for host in remote.hosts:
+            click.echo(
+                f"# on {host.name}, where ports and folders are chosen\n{shlex.join(ssh.command(remote, host, {}))}"
+            )
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
+
+
+def _remote(hosts: str | None, shell: str, python: str | None, passed: tuple[str, ...]) -> Remote | None:
+    if hosts is None:
+        return None
+    return Remote(
+        hosts=hosts_of_a_job.parse_hosts(hosts),
+        shell=hosts_of_a_job.parse_shell(shell),
+        python=python or None,
+        passed=passed,
+    )
 
 
 def described(spec: WorkerSpec) -> str:

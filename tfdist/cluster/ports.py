@@ -12,6 +12,7 @@ Example:
 
 import contextlib
 import errno
+import ipaddress
 import os
 import random
 import socket
@@ -50,6 +51,19 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     family, address = _resolve(text("host", host))
     with contextlib.ExitStack() as held:
         return [_hold_one(held, family, address, host) for _ in range(count)]
+
+
+def loopback(host: str) -> bool:
+    """Return whether a name or an address means, on this machine, the machine itself to whoever uses it.
+
+    Raises:
+        ConfigError: it does not resolve here.
+
+    Example:
+        >>> loopback("127.0.0.1")
+        True
+    """
+    return ipaddress.ip_address(_resolve(text("host", host))[1].partition("%")[0]).is_loopback
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, str]:

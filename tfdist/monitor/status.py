@@ -16,6 +16,7 @@ import contextlib
 import mmap
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -118,6 +119,16 @@ class StatusTable:
         """Return what a worker has said until now."""
         return _said(self._words.view, worker)
 
+    def record(self, worker: int) -> list[int]:
+        """Return the words of a worker, as `status_of` takes them."""
+        start = HEADER + worker * RECORD
+        return self._words.view[start : start + RECORD].tolist()
+
+    @property
+    def request(self) -> int:
+        """The number of the request to halt that is in force, or 0."""
+        return self._words.view[REQUEST]
+
     def ask_to_halt(self) -> None:
         """Ask all workers to hold before their next step; what they say is sure SETTLE_SECONDS later."""
         self._requests += 1
@@ -171,9 +182,22 @@ def read_all(path: str | os.PathLike[str]) -> tuple[WorkerStatus, ...]:
 
 def _said(table: "memoryview[int]", worker: int) -> WorkerStatus:
     start = HEADER + worker * RECORD
-    words = table[start : start + RECORD].tolist()
+    return status_of(table[start : start + RECORD].tolist(), table[REQUEST])
+
+
+def status_of(words: Sequence[int], request: int) -> WorkerStatus:
+    """Return what the words of a worker's record say.
+
+    Args:
+        words: as many as RECORD.
+        request: the number of the request to halt that is in force, or 0.
+
+    Example:
+        >>> status_of([0] * RECORD, 0).activity
+        <Activity.STARTING: 0>
+    """
     step, state = divmod(words[Word.POSITION], 4)
-    if state == StepState.HELD and words[Word.HELD_FOR] != table[REQUEST]:
+    if state == StepState.HELD and words[Word.HELD_FOR] != request:
         step, state = step - 1, StepState.DONE  # it held for a request that was taken back, and goes on
     text = b"".join(word.to_bytes(8, "little", signed=True) for word in words[Word.SOURCE :])
     return WorkerStatus(

@@ -1,7 +1,5 @@
 """What all starts of a job share."""
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,13 +14,13 @@ from tfdist.launch.agent.standby import Standby
 from tfdist.launch.agent.status_channel import StatusChannel, opened
 from tfdist.launch.agent.worker_group import announce
 from tfdist.launch.output.screen import Output
-from tfdist.launch.placement.base import Placement
-from tfdist.launch.placement.worker_factory import WorkerFactory
+from tfdist.launch.placement.base import Factory, Placement
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.plan import plan, steps_folder
 from tfdist.launch.plan.roles import Role, roles_of, tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process.resources import Guard
+from tfdist.launch.remote.placement import RemotePlacement
 from tfdist.launch.supervision.restarts import History
 from tfdist.launch.supervision.state import Rules
 
@@ -38,7 +36,7 @@ class Job:
         events: what happens; signals arrive there.
         verbose: whether to tell what is started and what ends.
         reporter: tells the user of failures and recoveries.
-        factory: makes processes, the fastest way that there is.
+        factory: prepares for the next start.
         placement: starts them.
         standby: the workers in reserve.
         control: who asks for another number of workers, if that may change.
@@ -55,7 +53,7 @@ class Job:
     events: "SimpleQueue[Any]"
     verbose: bool
     reporter: RestartReporter
-    factory: WorkerFactory
+    factory: Factory
     placement: Placement
     standby: Standby
     control: jobs.Control | None
@@ -102,24 +100,35 @@ class Job:
         config = self.sized(workers)
         places = self.placement.addresses(len(tasks(config)), but=self.addresses)
         self.addresses = tuple(f"{host}:{port}" for host, port in places)
-        specs = plan(
-            config,
-            addresses=places,
-            job_id=self.guard.job_id,
-            directory=self.guard.directory,
-            python=sys.executable,
-            agent_pid=os.getpid(),
-            memory=self.guard.memory,
-            restarts=starts,
-            key=self.key,
-        )
         if config.monitor:
             steps_folder(self.guard.memory, starts).mkdir(exist_ok=True)
+        sites = [self.placement.site(host) for host, _ in places]
+        specs_at = {  # the same but for what differs between hosts
+            site: plan(
+                config,
+                addresses=places,
+                job_id=self.guard.job_id,
+                directory=site.directory,
+                python=site.python,
+                agent_pid=site.agent_pid,
+                memory=site.memory,
+                restarts=starts,
+                key=self.key,
+            )
+            for site in dict.fromkeys(sites)
+        }
+        specs = [specs_at[site][index] for index, site in enumerate(sites)]
         reporting = reporting_role(roles_of(config))
-        channel = opened(
-            self.guard.memory, starts, workers=reporting.count, reserve=reserve, chief=not reporting.in_step
-        )
-        return tuple(replace(spec, piped=piped) for spec in specs), channel
+        workers, chief = reporting.count, not reporting.in_step
+        if isinstance(self.placement, RemotePlacement):
+            hosts = [host for host, _ in places]
+            channel: StatusChannel = self.placement.status(starts, hosts, workers=workers, chief=chief)
+        else:
+            channel = opened(self.guard.memory, starts, workers=workers, reserve=reserve, chief=chief)
+        # what a worker records elsewhere is brought here
+        return tuple(
+            replace(spec, piped=piped, error_file=self.guard.directory / spec.error_file.name) for spec in specs
+        ), channel
 
 
 @dataclass(frozen=True, kw_only=True)

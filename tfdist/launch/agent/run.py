@@ -38,14 +38,17 @@ from tfdist.launch.agent.worker_group import (
 )
 from tfdist.launch.output import noise
 from tfdist.launch.output.screen import Output, screen
+from tfdist.launch.placement.base import Factory, Placement
 from tfdist.launch.placement.local import LocalPlacement, free_addresses, streams_of_one
 from tfdist.launch.placement.worker_factory import WorkerFactory
 from tfdist.launch.plan.config import LaunchConfig, require_script
+from tfdist.launch.plan.hosts import places
 from tfdist.launch.plan.plan import plan
 from tfdist.launch.plan.roles import tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process import shared_memory
 from tfdist.launch.process.resources import Guard, guarded
+from tfdist.launch.remote.placement import remote_placement
 from tfdist.launch.supervision.failure import Outcome, format_report, read_record
 from tfdist.launch.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
 from tfdist.launch.supervision.state import Event, Next, State, first_state, shown
@@ -64,9 +67,14 @@ def planned(config: LaunchConfig, *, job_id: str, directory: Path, agent_pid: in
     Raises:
         ConfigError: there are not enough ports.
     """
+    count = len(tasks(config))
+    if config.remote is None:
+        addresses = free_addresses(count)
+    else:  # hosts choose their ports when they are reached
+        addresses = [(host.address, 10_000 + port) for port, host in enumerate(places(config.remote.hosts, count))]
     return plan(
         config,
-        addresses=free_addresses(len(tasks(config))),
+        addresses=addresses,
         job_id=job_id,
         directory=directory,
         python=sys.executable,
@@ -135,7 +143,7 @@ def run_to(
     too_small = shared_memory.complaint(
         shared_memory.observe(), gpus=shared_memory.observe_gpus(), holds_states=holds_states
     )
-    if too_small:
+    if too_small and config.remote is None:
         announce(out, f"warning: {too_small}")
     sizing = (signal.SIGUSR1, signal.SIGUSR2) if least < most else ()
     files = (jobs.place(os.environ, job_id),) if least < most else ()
@@ -177,6 +185,18 @@ def _run(
             resizable = config.range[0] < config.range[1]
             asked = Flag() if resizable else stack.enter_context(signal_sets(signal.SIGUSR1))
             monitoring = Monitoring(guard.memory, file, lambda text: announce(out, text), asked)
+        placement: Placement = LocalPlacement(guard, starter=factory.start)
+        preparing: Factory = factory
+        if config.remote is not None:
+            placement = preparing = stack.enter_context(
+                remote_placement(
+                    config,
+                    config.remote,
+                    job_id=guard.job_id,
+                    say=lambda text: announce(out, text),
+                    interrupted=at_a_signal(events),
+                )
+            )
         job = Job(
             config=config,
             guard=guard,
@@ -184,8 +204,8 @@ def _run(
             events=events,
             verbose=verbose,
             reporter=reporter,
-            factory=factory,
-            placement=LocalPlacement(guard, starter=factory.start),
+            factory=preparing,
+            placement=placement,
             standby=standby,
             control=stack.enter_context(_control(config, guard, out, events)),
             monitoring=monitoring,
@@ -259,7 +279,7 @@ def _present(job: Job, before: Before) -> Iterator[tuple[StatusChannel, WorkerGr
         return
     # a single worker has the terminal for itself, but for what is known to be noise
     single = job.config.range[1] == 1 and not job.config.parameter_servers
-    alone = single and not job.config.standby and job.out.lends
+    alone = single and not job.config.standby and job.out.lends and job.config.remote is None
     piped = streams_of_one(all_logs=job.config.all_logs) if alone else BOTH
     specs, channel = job.plan(before.size, before.history.starts, piped=piped)
     running = started(specs, job.placement, job.out, job.events, verbose=job.verbose)

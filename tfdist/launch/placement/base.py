@@ -4,7 +4,9 @@ The agent starts, waits for, signals and ends processes through this alone. `loc
 engine (ssh, Ray, Slurm) is another implementation, and runs the battery of tests/integration/test_placement.py.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from tfdist.launch.plan.spec import WorkerSpec
@@ -49,6 +51,36 @@ class Handle(Protocol):
         """Give back what the ended process has held: its number, and the descriptors."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What a process of the job finds where it runs.
+
+    Attributes:
+        directory: where it records its failure.
+        memory: what is in it outlives the process, and not the job.
+        python: the interpreter.
+        agent_pid: the process that starts it, which it does not outlive.
+    """
+
+    directory: Path
+    memory: Path
+    python: str
+    agent_pid: int
+
+
+class Factory(Protocol):
+    """Prepares for the next start of a job, while the workers step."""
+
+    def prepare(self, pid: int) -> None:
+        """Prepare, if this worker, which steps, has loaded TensorFlow; once is enough."""
+
+    def tend(self, workers: int) -> None:
+        """Keep so many workers ready, once that is possible."""
+
+    def wait(self, interrupted: Callable[[], bool]) -> None:
+        """Wait for what is being prepared, unless interrupted."""
+
+
 class Placement(Protocol):
     """Starts processes of one job."""
 
@@ -61,6 +93,9 @@ class Placement(Protocol):
         Raises:
             ConfigError: there are not enough ports.
         """
+
+    def site(self, host: str) -> Site:
+        """Return what processes find at a host that `addresses` has returned."""
 
     def start(self, spec: WorkerSpec) -> Handle:
         """Start a process, which ends with the agent at the latest.

@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import termios
 import threading
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import TfdistError
-from tfdist.launch.placement.base import Handle
+from tfdist.launch.placement.base import Handle, Site
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.launch.process import guardian
 from tfdist.launch.process.resources import Guard
@@ -186,6 +187,12 @@ class LocalPlacement:
             ConfigError: there are not enough.
         """
         return free_addresses(count, self._host, but=but)
+
+    def site(self, host: str) -> Site:
+        """Return what processes find here."""
+        return Site(
+            directory=self._guard.directory, memory=self._guard.memory, python=sys.executable, agent_pid=os.getpid()
+        )
 
     def start(self, spec: WorkerSpec) -> Handle:
         """Start a process; the calling thread must outlive it: Linux ends it together with the thread that started it.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.launch.plan.hosts import Remote
 from tfdist.validation import boolean, integer, number, shown, text
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
@@ -36,6 +37,7 @@ class LaunchConfig:
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
         replicas_per_worker: devices that each worker uses, or None for all that it has.
         grace_seconds: between the request to end and SIGKILL.
+        remote: the hosts on which the processes run, and how they are reached; None for this one.
         environment: variables for all processes, on top of those of this one; what tfdist itself sets comes after them.
 
     Raises:
@@ -63,6 +65,7 @@ class LaunchConfig:
     event_file: str | None = None
     monitor: bool = False
     all_logs: bool = False
+    remote: Remote | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,6 +94,11 @@ class LaunchConfig:
                 f"{self.parameter_servers} parameter servers; a second set of workers takes the place of workers that "
                 "failed and may be started again, and tasks of parameter-server jobs are ready at once. Give "
                 "--max-restarts, and no --parameter-servers."
+            )
+        if self.standby and self.remote is not None:
+            raise ConfigError(
+                "standby (--standby) is given with hosts (--hosts); a second set of workers waits on one host only. "
+                "Leave --standby out: workers that are started again come from a process with TensorFlow on each host."
             )
         require_variables("environment", self.environment)
         if self.parameter_servers and (self.min_workers is not None or self.max_workers is not None):

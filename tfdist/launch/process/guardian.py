@@ -5,8 +5,8 @@
 The agent holds the other end of standard input. It writes a line with the number of each worker's session, one with the
 negative number when nothing is left of that session, and "done" when everything is in order; the end of input without
 it means that the agent was killed. The job's processes, children and grandchildren, are recognised by their session, or
-in another session by TFDIST_JOB_ID in their environment. Signals that ask a job to end are for the agent: service
-managers send them to every process at once.
+in another session by TFDIST_JOB_ID or TFDIST_JOB_PART in their environment. Signals that ask a job to end are for the
+agent: service managers send them to every process at once.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 DEADLINE_SECONDS = 30.0
 DONE = b"done"
@@ -73,9 +73,14 @@ def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-            if alive and (os.getsid(process.pid) in sessions or process.environ().get("TFDIST_JOB_ID") == job_id):
+            if alive and (os.getsid(process.pid) in sessions or _is_of(process.environ(), job_id)):
                 found.append(process.pid)
     return found
+
+
+def _is_of(environ: Mapping[str, str], job_id: str) -> bool:
+    """Return whether a process belongs to the job, or to the part of one that this host has for an agent elsewhere."""
+    return job_id in (environ.get("TFDIST_JOB_ID"), environ.get("TFDIST_JOB_PART"))
 
 
 def remove(path: str) -> None:

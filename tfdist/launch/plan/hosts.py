@@ -1,0 +1,156 @@
+"""The hosts of a job, as `--hosts a:2,b:2` names them, and which process runs where: pure functions.
+
+Processes fill the hosts in the order in which these are named, so the ranks of a host are contiguous: what adds up in
+each host first, and between hosts then, relies on it.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfdist.errors import ConfigError
+from tfdist.validation import integer, parse_integer, shown, text
+
+MAX_SLOTS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]*[A-Za-z0-9_])?\Z")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+_FORM = "[USER@]HOST[=ADDRESS][:SLOTS], such as a:2 or me@gpu1=10.0.0.5:4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A machine, and how many processes it takes.
+
+    Attributes:
+        name: by which the launcher reaches it, with a user if one is named.
+        address: by which the processes of the job reach it.
+        slots: how many processes run there at most.
+
+    Raises:
+        ConfigError: no program must take the name for an option, or the address for something else.
+
+    Example:
+        >>> Host(name="me@a", address="a", slots=2).slots
+        2
+    """
+
+    name: str
+    address: str
+    slots: int = 1
+
+    def __post_init__(self) -> None:
+        user, at, machine = text("host", self.name).rpartition("@")
+        if (at and not _USER.match(user)) or not _NAME.match(machine):
+            raise ConfigError(f"host is {shown(self.name)}; it must be {_FORM}.")
+        if not _NAME.match(text("address", self.address)):
+            raise ConfigError(
+                f"the address of host {self.name} is {shown(self.address)}; it must be a name or a number of IPv4."
+            )
+        integer(f"slots of host {self.name}", self.slots, minimum=1, maximum=MAX_SLOTS)
+
+
+def parse_hosts(text_of_all: str) -> tuple[Host, ...]:
+    """Return the hosts of a text.
+
+    Args:
+        text_of_all: `[USER@]HOST[=ADDRESS][:SLOTS]`, with commas between them.
+    Raises:
+        ConfigError: it names none, one twice, or in another form.
+
+    Example:
+        >>> [(host.name, host.address, host.slots) for host in parse_hosts("a:2, me@b=10.0.0.5")]
+        [('a', 'a', 2), ('me@b', '10.0.0.5', 1)]
+    """
+    hosts = tuple(_parsed(part.strip()) for part in text_of_all.split(","))
+    for position, host in enumerate(hosts):
+        for other in hosts[:position]:
+            if host.name == other.name or host.address == other.address:
+                raise ConfigError(
+                    f"--hosts names {shown(host.name)} twice, at {host.address}; name each host once, with its number "
+                    f"of processes: {host.name}:{min(host.slots + other.slots, MAX_SLOTS)}"
+                )
+    return hosts
+
+
+def _parsed(part: str) -> Host:
+    found = re.match(
+        r"(?:(?P<user>[^@=:]+)@)?(?P<host>[^@=:]+)(?:=(?P<address>[^@=:]+))?(?::(?P<slots>[^:@=]*))?\Z", part
+    )
+    if not found:
+        raise ConfigError(f"--hosts has {shown(part)}; a host is {_FORM}.")
+    user, host, address, slots = found.group("user", "host", "address", "slots")
+    return Host(
+        name=host if user is None else f"{user}@{host}",
+        address=address or host,
+        slots=1 if slots is None else parse_integer(f"the slots of {shown(part)} in --hosts", slots, minimum=1),
+    )
+
+
+def places(hosts: Sequence[Host], count: int) -> tuple[Host, ...]:
+    """Return the host of each of so many processes.
+
+    Args:
+        hosts: as they are named.
+        count: how many.
+    Raises:
+        ConfigError: the hosts have fewer places.
+
+    Example:
+        >>> a, b = parse_hosts("a:2,b:2")
+        >>> [host.name for host in places([a, b], 3)]
+        ['a', 'a', 'b']
+    """
+    slots = [host for host in hosts for _ in range(host.slots)]
+    if count > len(slots):
+        have = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise ConfigError(
+            f"{count} processes are asked for, and the hosts have places for {len(slots)} ({have}). Name more hosts or "
+            "more places in --hosts, or ask for fewer with -n."
+        )
+    return tuple(slots[:count])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """Where else than in processes of this host a job runs.
+
+    Attributes:
+        hosts: the machines, in the order in which they are filled.
+        shell: the command that runs another on a host: `ssh`, or with options of the user's.
+        python: the interpreter there; by default the path that it has here.
+        passed: names of variables that the processes get from here, besides those that frameworks read.
+
+    Example:
+        >>> Remote(hosts=parse_hosts("a:2,b")).slots
+        3
+    """
+
+    hosts: tuple[Host, ...]
+    shell: tuple[str, ...] = ("ssh",)
+    python: str | None = None
+    passed: tuple[str, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """How many processes all hosts take."""
+        return sum(host.slots for host in self.hosts)
+
+
+def parse_shell(command: str) -> tuple[str, ...]:
+    """Return the words of the command that runs another on a host.
+
+    Raises:
+        ConfigError: there are none, or a quote is open.
+
+    Example:
+        >>> parse_shell("ssh -F 'my config'")
+        ('ssh', '-F', 'my config')
+    """
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise ConfigError(f"--ssh-command is {shown(command)} ({error}); close the quote.") from error
+    if not words:
+        raise ConfigError("--ssh-command is empty; name a program, such as 'ssh -p 2222', or leave it out.")
+    return words

@@ -1,0 +1,378 @@
+"""What acts for the agent on another host: it starts the workers there as `tfdist run` does here, and tells of them.
+
+    python -m tfdist.launch.remote.host_agent
+
+It speaks over its standard streams with the agent, which has started it by ssh or the like. Workers have a directory,
+memory and a status table of this host, so they need not know that their agent is elsewhere. When the connection ends,
+or nothing has come for a minute, every process is ended and nothing is left; if this process is killed, its guardian
+does that.
+"""
+
+import base64
+import contextlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tfdist import __version__
+from tfdist.cluster.ports import loopback
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.launch.placement.base import Handle
+from tfdist.launch.placement.local import LocalPlacement
+from tfdist.launch.placement.worker_factory import WorkerFactory
+from tfdist.launch.plan.config import require_script
+from tfdist.launch.plan.plan import progress_file
+from tfdist.launch.process import guardian
+from tfdist.launch.process.resources import Guard, guarded
+from tfdist.launch.remote.values import config_from_json, spec_from_json
+from tfdist.launch.remote.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
+from tfdist.monitor.status import SETTLE_SECONDS, StatusTable
+
+PART = "TFDIST_JOB_PART"  # by which this host knows its processes of the job; another job's has another one
+CREDIT_BYTES = 1 << 18  # of a stream that the agent has not written yet
+PACKAGES = ("tensorflow", "keras", "numpy")
+
+_TELL_SECONDS = 0.02
+_TELL_WHILE_HALTING_SECONDS = 0.002
+_CLOSE_SECONDS = 5.0
+_CHUNK = 1 << 15
+
+
+def main() -> None:
+    """Serve the agent at the other end of the standard streams until it is gone."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # the agent says what is to end
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    wire = Wire(os.dup(0), os.dup(1))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)  # whatever is printed here is no message
+    with contextlib.suppress(WireError):
+        wire.begin()
+        serve(wire)
+    os._exit(0)  # threads that wait for output of nobody's do not matter
+
+
+def serve(wire: Wire) -> None:
+    """Serve an agent until it is gone; afterwards no process of the job is left here.
+
+    Args:
+        wire: to it.
+    Raises:
+        WireError: it was gone before it had said anything.
+    """
+    hello = wire.receive()
+    if hello is None:
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            agent = _begun(hello, wire, stack)
+        except TfdistError as error:
+            wire.send({"refused": str(error)})
+            return
+        stack.callback(agent.end)
+        agent.run()
+
+
+def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack) -> "HostAgent":
+    if hello["version"] != __version__:
+        raise ConfigError(
+            f"tfdist {__version__} is installed there, and {hello['version']} here; the launcher and all hosts must "
+            "have the same."
+        )
+    try:
+        os.chdir(hello["folder"])
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {hello['folder']} cannot be entered there ({error.strerror}). All hosts must have the script "
+            "and its folder at the same path: by a shared file system, or a copy."
+        ) from error
+    os.environ.update(hello["environment"])
+    config = config_from_json(hello["config"])
+    require_script(config)
+    is_loopback = loopback(hello["address"])
+    guard = stack.enter_context(guarded(hello["guard"], in_memory=True))
+    factory = stack.enter_context(contextlib.closing(WorkerFactory(config, guard)))
+    placement = LocalPlacement(guard, starter=factory.start, host=hello["address"])
+    wire.send(
+        {
+            "python": sys.executable,
+            "pid": os.getpid(),
+            "directory": str(guard.directory),
+            "memory": str(guard.memory),
+            "versions": {name: _version(name) for name in PACKAGES},
+            "is_loopback": is_loopback,
+        }
+    )
+    return HostAgent(wire, guard, placement, factory)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class HostAgent:
+    """Does what the agent asks for, and tells it what happens.
+
+    Args:
+        wire: to the agent.
+        guard: of the job on this host.
+        placement: starts processes here.
+        factory: of it.
+    """
+
+    def __init__(self, wire: Wire, guard: Guard, placement: LocalPlacement, factory: WorkerFactory) -> None:
+        self._wire = wire
+        self._guard = guard
+        self._placement = placement
+        self._factory = factory
+        self._requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._gone = threading.Event()
+        self._heard = time.monotonic()
+        self._handles: dict[int, Handle] = {}
+        self._outputs: dict[tuple[int, int], _Forward] = {}
+        self._recorded: set[int] = set()
+        self._lock = threading.Lock()
+        self._tables = _Tables()
+        self._awaited = 0  # workers that are to wait in a fork
+        self._does: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "ports": lambda asked: self._placement.addresses(asked["count"], but=asked["but"]),
+            "open": self._open,
+            "start": self._start,
+            "signal": lambda asked: self._handles[asked["handle"]].signal(asked["number"]),
+            "taken": self._taken,
+            "close": self._close,
+            "prepare": self._prepare,
+            "table": lambda asked: self._tables.tell(asked["number"], asked["what"], asked["step"]),
+            "close table": lambda asked: self._tables.close(asked["number"]),
+            "beat": lambda asked: None,
+        }
+
+    def run(self) -> None:
+        """Serve until the agent is gone."""
+        threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._tell)]
+        for thread in threads:
+            thread.start()
+        while not self._gone.is_set():
+            try:
+                request = self._requests.get(timeout=0.2)
+            except queue.Empty:
+                if self._awaited:
+                    self._factory.tend(self._awaited)
+                if time.monotonic() - self._heard > SILENCE_SECONDS:
+                    return
+                continue
+            if request is None:
+                return
+            if request["do"] == "leftovers":  # takes its time, in which signals have to be passed on
+                threading.Thread(target=self._answer, args=(request, self._leftovers), daemon=True).start()
+            else:
+                self._answer(request, self._does[request["do"]])
+
+    def end(self) -> None:
+        """End every process, and what it has left."""
+        self._gone.set()
+        handles = list(self._handles.values())
+        for handle in handles:
+            handle.signal(signal.SIGKILL)
+        self._placement.end_leftovers(handles, grace_seconds=0.0)
+        for handle in handles:
+            handle.close(_CLOSE_SECONDS)
+
+    def _read(self) -> None:
+        while (message := self._wire.receive()) is not None:
+            self._heard = time.monotonic()
+            self._requests.put(message)
+        self._gone.set()
+        self._requests.put(None)
+
+    def _answer(self, request: dict[str, Any], do: Callable[[dict[str, Any]], Any]) -> None:
+        value, error = None, ""
+        try:
+            value = do(request)
+        except TfdistError as failure:
+            error = str(failure)
+        if "id" in request:
+            self._send({"answer": request["id"], "value": value, "error": error})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._wire.send(message)
+        except WireError:
+            self._gone.set()
+
+    def _open(self, asked: dict[str, Any]) -> None:
+        if asked["number"]:  # workers that are started again come from what has TensorFlow, once that is there
+            self._factory.wait(self._gone.is_set)
+        path = progress_file(self._guard.memory, asked["number"])
+        self._tables.open(asked["number"], path, asked["workers"], chief=asked["chief"], here=asked["here"])
+
+    def _start(self, asked: dict[str, Any]) -> int:
+        spec, number = spec_from_json(asked["spec"]), asked["handle"]
+        spec = replace(spec, environment={**spec.environment, PART: self._guard.job_id})
+        handle = self._placement.start(spec)
+        with self._lock:
+            self._handles[number] = handle
+        for stream, descriptor in handle.outputs.items():
+            forward = _Forward(os.dup(descriptor), number, stream, self._send)
+            self._outputs[number, stream] = forward
+            threading.Thread(target=forward.run, daemon=True).start()
+        threading.Thread(target=self._watch, args=(number, handle), daemon=True).start()
+        return handle.pid
+
+    def _watch(self, number: int, handle: Handle) -> None:
+        returncode = handle.wait()
+        clock = time.monotonic()
+        self._tell_record(number, handle)
+        self._send({"ended": number, "returncode": returncode, "clock": clock})
+
+    def _tell_record(self, number: int, handle: Handle) -> None:
+        path = handle.spec.environment.get("TFDIST_ERROR_FILE")
+        if path is None:
+            return
+        with self._lock:
+            if number in self._recorded:
+                return
+            try:
+                content = Path(path).read_text(encoding="utf-8")
+            except OSError:
+                return
+            self._recorded.add(number)
+            self._send({"record": number, "content": content})
+
+    def _taken(self, asked: dict[str, Any]) -> None:
+        forward = self._outputs.get((asked["handle"], asked["stream"]))
+        if forward is not None:
+            forward.give(asked["bytes"])
+
+    def _close(self, asked: dict[str, Any]) -> None:
+        with self._lock:
+            handle = self._handles.pop(asked["handle"])
+            self._recorded.discard(asked["handle"])
+        for stream in handle.outputs:
+            self._outputs.pop((asked["handle"], stream)).give(1 << 62)  # who still writes waits for nobody
+        handle.close(_CLOSE_SECONDS)
+        if "TFDIST_ERROR_FILE" in handle.spec.environment:
+            guardian.remove_listed(f"{handle.spec.environment['TFDIST_ERROR_FILE']}{guardian.LISTING}")
+
+    def _leftovers(self, asked: dict[str, Any]) -> int:
+        handles = [self._handles[number] for number in asked["handles"]]
+        return self._placement.end_leftovers(handles, grace_seconds=asked["grace_seconds"])
+
+    def _prepare(self, asked: dict[str, Any]) -> None:
+        running = [handle for handle in self._handles.values() if handle.wait(0.0) is None]
+        if running:
+            self._factory.prepare(running[0].pid)
+            self._awaited = len(running)
+
+    def _tell(self) -> None:
+        """Tell what the workers have said in the table, where that is new, and that this host is there."""
+        said, told_at = None, 0.0
+        while not self._gone.is_set():
+            with self._lock:
+                handles = dict(self._handles)
+            running = {number: handle for number, handle in handles.items() if handle.wait(0.0) is None}
+            for number, handle in running.items():
+                self._tell_record(number, handle)
+            stopped = [number for number, handle in running.items() if handle.is_stopped]
+            tables, now = self._tables.said(), time.monotonic()
+            if (tables, stopped) != said or now - told_at >= BEAT_SECONDS:
+                said, told_at = (tables, stopped), now
+                self._send({"tables": tables, "stopped": stopped, "clock": time.monotonic()})
+            time.sleep(_TELL_WHILE_HALTING_SECONDS if self._tables.is_halting else _TELL_SECONDS)
+
+
+class _Tables:
+    """The status tables of the starts that this host has processes of, by the number of the start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[StatusTable, list[int]]] = {}
+        self._settled: dict[int, int] = {}  # the request that every worker has seen, or will before its next step
+
+    @property
+    def is_halting(self) -> bool:
+        return any(self._settled.values())
+
+    def open(self, number: int, path: Path, workers: int, *, chief: bool, here: list[int]) -> None:
+        with self._lock:
+            self._open[number] = (StatusTable(path, workers, chief=chief), here)
+            self._settled[number] = 0
+
+    def tell(self, number: int, what: str, step: int) -> None:
+        with self._lock:
+            table, _ = self._open[number]
+            if what == "halt":
+                table.ask_to_halt()
+                time.sleep(SETTLE_SECONDS)
+                self._settled[number] = table.request
+            elif what == "take back":
+                table.take_back()
+                self._settled[number] = 0
+            elif what == "target":
+                table.set_target(step)
+            else:
+                assert what == "end"
+                table.end()
+
+    def said(self) -> list[Any]:
+        """Return of each start its number, the request that has settled, that in force, and its workers' words."""
+        with self._lock:
+            return [
+                [number, self._settled[number], table.request, {str(one): table.record(one) for one in here}]
+                for number, (table, here) in self._open.items()
+            ]
+
+    def close(self, number: int) -> None:
+        with self._lock:
+            self._open.pop(number)[0].close()
+            del self._settled[number]
+
+
+class _Forward:
+    """Passes on what a process writes to a stream, no faster than the agent takes it."""
+
+    def __init__(self, descriptor: int, handle: int, stream: int, send: Callable[[dict[str, Any]], None]) -> None:
+        self._descriptor = descriptor
+        self._handle = handle
+        self._stream = stream
+        self._send = send
+        self._credit = CREDIT_BYTES
+        self._given = threading.Condition()
+
+    def give(self, count: int) -> None:
+        with self._given:
+            self._credit += count
+            self._given.notify()
+
+    def run(self) -> None:
+        for data in self._read():
+            with self._given:
+                self._given.wait_for(lambda: self._credit > 0)
+                self._credit -= len(data)
+            self._send({"output": self._handle, "stream": self._stream, "data": base64.b64encode(data).decode()})
+        self._send({"output": self._handle, "stream": self._stream, "data": ""})
+
+    def _read(self) -> Iterator[bytes]:
+        try:
+            while data := os.read(self._descriptor, _CHUNK):
+                yield data
+        except OSError:
+            return
+        finally:
+            os.close(self._descriptor)
+
+
+if __name__ == "__main__":
+    main()

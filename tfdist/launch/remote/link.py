@@ -1,0 +1,287 @@
+"""The agent's side of the connection to one host: what it asks for, and what it is told."""
+
+import base64
+import itertools
+import math
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfdist.errors import DeadlineError, TfdistError
+from tfdist.launch.plan.hosts import Host
+from tfdist.launch.plan.spec import WorkerSpec
+from tfdist.launch.remote import records
+from tfdist.launch.remote.process import RemoteProcess
+from tfdist.launch.remote.values import HostReport, spec_to_json
+from tfdist.launch.remote.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
+from tfdist.monitor.status import RECORD, WorkerStatus
+
+ANSWER_SECONDS = 120.0  # a start that waits for TensorFlow to be imported takes up to a minute
+_END_SECONDS = 10.0
+_DRAIN_SECONDS = 1.0
+_LINES = 20
+
+
+class HostLink:
+    """A host, reached by a program that runs a command there and passes on its standard streams.
+
+    Args:
+        host: which.
+        command: that is run here.
+    Raises:
+        TfdistError: it cannot be run.
+    """
+
+    def __init__(self, host: Host, command: tuple[str, ...]) -> None:
+        self.host = host
+        self.report: HostReport | None = None
+        self._offset = math.inf  # what is added to its clock to have this host's
+        self._command = command
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._numbers = itertools.count()
+        self._handles: dict[int, RemoteProcess] = {}
+        self._stopped: frozenset[int] = frozenset()
+        self._tables: dict[int, tuple[int, int, Mapping[str, list[int]]]] = {}
+        self._lost = ""
+        self._heard = time.monotonic()
+        self._ending = False
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
+        except OSError as error:
+            raise TfdistError(
+                f"{command[0]} cannot be run ({error.strerror}), by which host {host.name} is reached. Install an "
+                "OpenSSH client, or name another program with --ssh-command."
+            ) from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._wire = Wire(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self._errors = _Tail(self._process)
+
+    def meet(self, hello: dict[str, Any], *, timeout_seconds: float, interrupted: Callable[[], bool]) -> HostReport:
+        """Wait until the host answers; return what it is.
+
+        Args:
+            hello: what it is told.
+            timeout_seconds: how long to wait.
+            interrupted: whether to stop waiting.
+        Raises:
+            TfdistError: it cannot be reached, or it refuses; why, and what to do.
+            DeadlineError: it has not answered.
+        """
+        threading.Thread(target=self._run, args=(hello,), name=f"host {self.host.name}", daemon=True).start()
+        deadline = time.monotonic() + timeout_seconds
+        with self._changed:
+            while self.report is None and not self._lost and time.monotonic() < deadline and not interrupted():
+                self._changed.wait(0.1)
+            if self.report is not None:
+                return self.report
+        if self._lost:
+            raise TfdistError(self._lost)
+        if interrupted():
+            raise TfdistError(f"the wait for host {self.host.name} was interrupted.")
+        raise DeadlineError(
+            f"host {self.host.name} has not answered in {timeout_seconds:g} s. "
+            f"Try: {shlex.join(self._command[:-1])} true"
+        )
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        return bool(self._lost)
+
+    # What is asked for
+
+    def ask(self, do: str, **values: Any) -> Any:
+        """Ask for something, and return the answer.
+
+        Raises:
+            TfdistError: the host says why not, or is lost.
+        """
+        number = next(self._numbers)
+        self.tell(do, id=number, **values)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        with self._changed:
+            while number not in self._answers and not self._lost and time.monotonic() < deadline:
+                self._changed.wait(1.0)
+            answer = self._answers.pop(number, None)
+        if answer is None:
+            raise TfdistError(self._lost or f"host {self.host.name} has not answered in {ANSWER_SECONDS:g} s.")
+        if answer["error"]:
+            raise TfdistError(f"host {self.host.name}: {answer['error']}")
+        return answer["value"]
+
+    def tell(self, do: str, **values: Any) -> None:
+        """Ask for something that has no answer; a host that is lost does nothing."""
+        try:
+            self._wire.send({"do": do, **values})
+        except WireError:  # the thread that reads finds out, and says why
+            return
+
+    def start(self, spec: WorkerSpec) -> "RemoteProcess":
+        """Start a process there.
+
+        Raises:
+            TfdistError: it cannot be started.
+        """
+        number = next(self._numbers)
+        handle = RemoteProcess(self, number, spec)
+        with self._lock:
+            self._handles[number] = handle
+        try:
+            handle.pid = self.ask("start", handle=number, spec=spec_to_json(spec))
+        except TfdistError:
+            with self._lock:
+                del self._handles[number]
+            handle.give_back()
+            raise
+        return handle
+
+    def is_stopped(self, number: int) -> bool:
+        """Whether a process stands still."""
+        return number in self._stopped
+
+    def forget(self, number: int) -> None:
+        """Give back a process that has ended."""
+        with self._lock:
+            self._handles.pop(number, None)
+        self.tell("close", handle=number)
+
+    def status(self, start: int, worker: int, asked: int) -> WorkerStatus:
+        """Return what a worker there has said, on this host's clock.
+
+        While a request to halt is on its way the step that a worker will run is not known, whatever it had said before.
+
+        Args:
+            start: number of the start.
+            worker: which.
+            asked: number of the request to halt that the agent has made, or 0.
+        """
+        with self._lock:
+            settled, request, workers = self._tables.get(start, (0, 0, {}))
+            offset = self._offset
+        words = workers.get(str(worker), [0] * RECORD)
+        return records.status(words, request, is_settled=settled == asked, clock_offset=offset)
+
+    # What is told
+
+    def _run(self, hello: dict[str, Any]) -> None:
+        try:
+            self._wire.send(hello)
+            self._wire.meet()
+            first = self._wire.receive()
+            if first is None:
+                raise WireError("")
+            if "refused" in first:
+                self._lose(f"host {self.host.name}: {first['refused']}")
+                return
+        except WireError as error:
+            self._lose(self._unreachable(str(error)))
+            return
+        with self._changed:
+            self.report = HostReport(**first)
+            self._heard = time.monotonic()
+            self._changed.notify_all()
+        threading.Thread(target=self._beat, daemon=True).start()
+        while (message := self._wire.receive()) is not None:
+            self._heard = time.monotonic()
+            self._take(message)
+        self._lose(f"the connection to host {self.host.name} has ended{self._errors.quoted()}")
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "clock" in message:
+            self._offset = min(self._offset, self._heard - float(message["clock"]))
+        if "answer" in message:
+            with self._changed:
+                self._answers[message["answer"]] = message
+                self._changed.notify_all()
+        elif "tables" in message:
+            with self._lock:
+                self._tables = {number: (settled, asked, words) for number, settled, asked, words in message["tables"]}
+                self._stopped = frozenset(message["stopped"])
+        elif "output" in message:
+            if (handle := self._handles.get(message["output"])) is not None:
+                handle.take(message["stream"], base64.b64decode(message["data"]))
+        elif "record" in message:
+            if (handle := self._handles.get(message["record"])) is not None:
+                handle.record(records.on_our_clock(message["content"], self._offset))
+        elif "ended" in message and (handle := self._handles.get(message["ended"])) is not None:
+            handle.end(message["returncode"])
+
+    def _beat(self) -> None:
+        """Say that the agent is there; if the host has been silent for too long, end the connection."""
+        while not self._lost:
+            awake = time.monotonic()
+            self.tell("beat")
+            time.sleep(BEAT_SECONDS)
+            now = time.monotonic()
+            if now - awake > SILENCE_SECONDS / 2:  # it was this process that stood still
+                self._heard = now
+            if now - self._heard > SILENCE_SECONDS:
+                self._errors.add(f"nothing has come from it for {SILENCE_SECONDS:g} s")
+                self._process.kill()
+
+    def _lose(self, why: str) -> None:
+        with self._changed:
+            if self._lost:
+                return
+            self._lost = why
+            handles = list(self._handles.values())
+            self._changed.notify_all()
+        for handle in handles:
+            if not self._ending:
+                handle.record(records.of_lost_host(why, now=time.monotonic()))
+            handle.end_output()
+            handle.end(-signal.SIGKILL if self._ending else 1)
+
+    def _unreachable(self, said: str) -> str:
+        words = self._errors.quoted() or (f":\n{said}" if said.strip() else "")
+        shell = shlex.join(self._command[:-1])
+        if "No module named" in words and "tfdist" in words:
+            cure = "Install the same version of tfdist there, or name an interpreter that has it with --remote-python."
+        elif self._process.wait() == 127:
+            cure = "Name the interpreter there with --remote-python."
+        else:
+            cure = f"This has to work without a question: {shell} true"
+        return f"host {self.host.name} cannot be reached by {shell}{words}\n{cure}"
+
+    def close(self) -> None:
+        """End the connection, and with it whatever still runs there; wait until that is done."""
+        self._ending = True
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Tail:
+    """The last lines that the program which reaches a host has written to standard error."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
+        self._thread.start()
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+
+    def quoted(self) -> str:
+        """Return them as the end of a sentence; empty when there are none."""
+        self._thread.join(_DRAIN_SECONDS)
+        return "".join(f"\n  {line}" for line in self._lines)
+
+    def _read(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self._lines.append(line.decode(errors="replace").rstrip())

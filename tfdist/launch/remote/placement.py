@@ -1,0 +1,283 @@
+"""The placement on several hosts, each reached by a link; and what goes to all of them: the status of a start."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tfdist import __version__
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.launch.placement.base import Handle, Site
+from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.hosts import Host, Remote, places
+from tfdist.launch.plan.spec import WorkerSpec
+from tfdist.launch.remote import ssh
+from tfdist.launch.remote.link import HostLink
+from tfdist.launch.remote.process import RemoteProcess
+from tfdist.launch.remote.values import config_to_json, passed_on
+from tfdist.monitor.status import WorkerStatus
+
+MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
+
+Command = Callable[[Remote, Host, Mapping[str, str]], tuple[str, ...]]
+
+
+class RemotePlacement:
+    """Starts the processes of a job on other hosts, as `placement.Placement`.
+
+    A host that was lost is reached again when the next start of the job needs it.
+
+    Args:
+        config: the request.
+        remote: its hosts.
+        job_id: of the job.
+        say: tells the user.
+        interrupted: whether to stop waiting for hosts.
+        command: returns the command that reaches a host.
+        environ: of the agent; that of this process by default.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        remote: Remote,
+        *,
+        job_id: str,
+        say: Callable[[str], None],
+        interrupted: Callable[[], bool] = lambda: False,
+        command: Command = ssh.command,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._config = config
+        self._remote = remote
+        self._job_id = job_id
+        self._say = say
+        self._interrupted = interrupted
+        self._command = command
+        self._environ = os.environ if environ is None else environ
+        self._links: dict[str, HostLink] = {}
+        self._versions: Mapping[str, str] | None = None
+
+    def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
+        """Return host and a port that is free there now for so many processes, host by host.
+
+        Raises:
+            ConfigError: the hosts have fewer places, or ports.
+            TfdistError: a host cannot be reached.
+        """
+        wanted = places(self._remote.hosts, count)
+        hosts = list(dict.fromkeys(wanted))
+        self._reach(hosts)
+        found: list[tuple[str, int]] = []
+        for host in hosts:
+            ports = self._links[host.name].ask("ports", count=wanted.count(host), but=list(but))
+            found += [(host.address, int(port)) for _, port in ports]
+        return found
+
+    def site(self, host: str) -> Site:
+        """Return what a process finds on a host that was reached."""
+        report = self._link(host).report
+        assert report is not None
+        return Site(
+            directory=Path(report.directory), memory=Path(report.memory), python=report.python, agent_pid=report.pid
+        )
+
+    def start(self, spec: WorkerSpec) -> Handle:
+        """Start a process; without a host, on the first one.
+
+        Raises:
+            TfdistError: it cannot be started.
+        """
+        return self._link(spec.host).start(spec)
+
+    def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
+        """End what the ended processes left running; return how many there were. A lost host ends it by itself."""
+        numbers: dict[HostLink, list[int]] = {}
+        for handle in handles:
+            assert isinstance(handle, RemoteProcess)
+            assert isinstance(handle.link, HostLink)
+            numbers.setdefault(handle.link, []).append(handle.number)
+        counts: list[int] = []
+
+        def end(link: HostLink, ended: list[int]) -> None:
+            with contextlib.suppress(TfdistError):
+                counts.append(link.ask("leftovers", handles=ended, grace_seconds=grace_seconds))
+
+        _at_once([partial(end, link, ended) for link, ended in numbers.items()])
+        return sum(counts)
+
+    def status(self, number: int, hosts: Sequence[str], *, workers: int, chief: bool) -> "RemoteStatus":
+        """Return a channel to the workers of a start.
+
+        Args:
+            number: how often the job has been started again.
+            hosts: the address of each worker's host.
+            workers: how many report.
+            chief: whether the one that reports is the chief of a job with parameter servers.
+        """
+        links = [self._link(host) for host in hosts[:workers]]
+        return RemoteStatus(number, links, chief=chief)
+
+    # As `placement.worker_factory` prepares for restarts on one host
+
+    def prepare(self, pid: int) -> None:
+        """Let every host prepare for a restart."""
+        for link in self._links.values():
+            link.tell("prepare")
+
+    def tend(self, workers: int) -> None:
+        """Do nothing: hosts keep as many workers forked as they had."""
+
+    def wait(self, interrupted: Callable[[], bool]) -> None:
+        """Do nothing: hosts wait for what they prepare, when they are to start workers."""
+
+    def close(self) -> None:
+        """End all connections, and with them all that still runs there."""
+        _at_once([link.close for link in self._links.values()])
+
+    def _link(self, host: str) -> HostLink:
+        for link in self._links.values():
+            if not host or host in (link.host.address, link.host.name):
+                return link
+        raise ConfigError(f"host {host!r} is none of the job's: {', '.join(self._links)}.")
+
+    def _reach(self, hosts: Sequence[Host]) -> None:
+        """Connect to the hosts to which there is no connection, all at once."""
+        missing = [host for host in hosts if host.name not in self._links or self._links[host.name].is_lost]
+        errors: list[str] = []
+
+        def reach(host: Host) -> None:
+            try:
+                old = self._links.get(host.name)
+                if old is not None:
+                    old.close()
+                link = HostLink(host, self._command(self._remote, host, self._environ))
+                self._links[host.name] = link
+                hello = self._hello(host)
+                link.meet(hello, timeout_seconds=MEET_SECONDS, interrupted=self._interrupted)
+            except TfdistError as error:
+                errors.append(str(error))
+
+        _at_once([partial(reach, host) for host in missing])
+        if errors:
+            raise TfdistError("\n".join(sorted(errors)))
+        self._compare(hosts)
+
+    def _hello(self, host: Host) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "folder": os.getcwd(),
+            "address": host.address,
+            "guard": f"{self._job_id}-{self._remote.hosts.index(host)}",
+            "environment": passed_on(self._environ, self._remote.passed),
+            "config": config_to_json(self._config),
+        }
+
+    def _compare(self, hosts: Sequence[Host]) -> None:
+        """Check that the hosts can work together."""
+        reports = {host: self._links[host.name].report for host in hosts}
+        first, versions = hosts[0] if hosts else None, None
+        for host, report in reports.items():
+            assert report is not None
+            if report.is_loopback and len(self._remote.hosts) > 1 and not host.address.startswith("127."):
+                raise ConfigError(
+                    f"{host.address} is, on host {host.name}, an address by which no other host can reach it. Name "
+                    f"one: --hosts {host.name}=ADDRESS:{host.slots}"
+                )
+            versions = versions or report.versions
+            if report.versions != versions and self._versions is None:
+                assert first is not None
+                self._say(
+                    f"warning: host {host.name} has {_shown(report.versions)}, and host {first.name} "
+                    f"{_shown(versions)}; install the same versions, for equal numbers"
+                )
+        self._versions = versions
+
+
+def _shown(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" if version else f"no {name}" for name, version in versions.items())
+
+
+def _at_once(calls: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class RemoteStatus:
+    """What the workers of a start report, and are told, as `StatusChannel`.
+
+    Each host has a status table as one host has; what is written there comes over the link, and what the agent asks
+    for is written there by the host. A request to halt counts once the host says that its workers have seen it.
+
+    Args:
+        number: of the start.
+        links: of each worker's host.
+        chief: whether the one that reports is a chief.
+    """
+
+    def __init__(self, number: int, links: Sequence[HostLink], *, chief: bool) -> None:
+        self._number = number
+        self._links = links
+        self._requests = 0
+        self._asked = 0
+        for link in dict.fromkeys(links):
+            here = [worker for worker, other in enumerate(links) if other is link]
+            link.ask("open", number=number, workers=len(links), chief=chief, here=here)
+
+    def read(self, worker: int) -> WorkerStatus:
+        """Return what a worker has said until now."""
+        return self._links[worker].status(self._number, worker, self._asked)
+
+    def ask_to_halt(self) -> None:
+        """Ask all workers to hold before their next step."""
+        self._requests += 1
+        self._asked = self._requests
+        self._tell("halt")
+
+    def take_back(self) -> None:
+        """Let the workers that hold go on; only while there is no target."""
+        self._asked = 0
+        self._tell("take back")
+
+    def set_target(self, step: int) -> None:
+        """Let the workers run up to and including this step, and stop before the next."""
+        self._tell("target", step)
+
+    def take_over(self) -> None:
+        """Do nothing: on other hosts no workers are in reserve."""
+
+    def end(self) -> None:
+        """Say that the signals which workers get now mean their end, not a halt."""
+        self._tell("end")
+
+    def close(self) -> None:
+        """Let go of the tables; workers that still write to them are not harmed."""
+        for link in dict.fromkeys(self._links):
+            link.tell("close table", number=self._number)
+
+    def _tell(self, what: str, step: int = 0) -> None:
+        for link in dict.fromkeys(self._links):
+            link.tell("table", number=self._number, what=what, step=step)
+
+
+@contextlib.contextmanager
+def remote_placement(
+    config: LaunchConfig,
+    remote: Remote,
+    *,
+    job_id: str,
+    say: Callable[[str], None],
+    interrupted: Callable[[], bool],
+) -> Iterator[RemotePlacement]:
+    """Yield a placement; after the block nothing of the job is left on any host that answers."""
+    placement = RemotePlacement(config, remote, job_id=job_id, say=say, interrupted=interrupted)
+    try:
+        yield placement
+    finally:
+        placement.close()
