@@ -100,3 +100,16 @@ def told(shared: Path, name: str) -> str:
 def own_lines(text: str, worker: int | str) -> list[str]:
     prefix = f"[worker {worker}] " if isinstance(worker, int) else f"[{worker}] "
     return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
+
+
+def another_host(folder: Path) -> Path:
+    """Return a program that stands for ssh: it runs the command here, elsewhere, and with little of the environment."""
+    path = folder / "another host"
+    path.write_text(
+        "#!/bin/sh\n"
+        'echo "Welcome to $1"\n'
+        f"cd / && exec env -i PYTHONPATH='{ROOT}' "
+        'HOME="$HOME" PATH="$PATH" SHARED="$SHARED" TMPDIR="${TMPDIR:-/tmp}" LANG=C.UTF-8 sh -c "$2"\n'
+    )
+    path.chmod(0o755)
+    return path

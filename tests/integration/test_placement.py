@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.agents import alive, wait_until
+from tests.integration.agents import alive, another_host, wait_until
 from tfdist.cluster import TaskId
 from tfdist.errors import TfdistError
 from tfdist.launch.agent.worker_group import started
@@ -29,8 +29,11 @@ from tfdist.launch.placement.base import Handle, Placement
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.placement.local import LocalPlacement
 from tfdist.launch.placement.worker_factory import forked
+from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.hosts import Host, Remote
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process.resources import Guard, guarded
+from tfdist.launch.remote.placement import remote_placement
 
 pytestmark = pytest.mark.quick
 
@@ -50,7 +53,28 @@ def from_a_fork_server(guard: Guard, folder: Path) -> Iterator[Placement]:
         yield LocalPlacement(guard, starter=functools.partial(forked, server))
 
 
-PLACEMENTS = {"started anew": started_anew, "from a fork server": from_a_fork_server}
+@contextlib.contextmanager
+def on_another_host(guard: Guard, folder: Path) -> Iterator[Placement]:
+    """By a program that stands for ssh, and runs the command here."""
+    shell = another_host(folder)
+    hosts = (Host(name="n1", address="127.0.0.1", slots=3),)
+    config = LaunchConfig(target="json", is_module=True)
+    with remote_placement(
+        config,
+        Remote(hosts=hosts, shell=(str(shell),)),
+        job_id=guard.job_id,
+        say=pytest.fail,
+        interrupted=lambda: False,
+    ) as placement:
+        placement.addresses(1)  # with which a start begins
+        yield placement
+
+
+PLACEMENTS = {
+    "started anew": started_anew,
+    "from a fork server": from_a_fork_server,
+    "on another host": on_another_host,
+}
 
 
 @pytest.fixture(params=PLACEMENTS)
@@ -205,6 +229,7 @@ def test_each_leads_a_session_of_its_own(make: Make) -> None:
 
 def test_addresses_differ_and_are_none_of_before(placement: Placement) -> None:
     first = placement.addresses(3)
+    assert placement.site(first[0][0]).agent_pid > 0
     known = [f"{host}:{port}" for host, port in first]
     second = placement.addresses(3, but=known)
     assert len({*first, *second}) == 6

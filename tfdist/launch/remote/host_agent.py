@@ -48,8 +48,8 @@ _CHUNK = 1 << 15
 
 def main() -> None:
     """Serve the agent at the other end of the standard streams until it is gone."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)  # the agent says what is to end
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # the agent says what is to end; ignored, they would be by workers too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wire = Wire(os.dup(0), os.dup(1))
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -145,6 +145,9 @@ class HostAgent:
         self._recorded: set[int] = set()
         self._lock = threading.Lock()
         self._tables = _Tables()
+        self._telling = threading.Lock()  # what is told later is newer
+        self._told: tuple[list[Any], list[int]] | None = None
+        self._told_at = 0.0
         self._awaited = 0  # workers that are to wait in a fork
         self._does: dict[str, Callable[[dict[str, Any]], Any]] = {
             "ports": lambda asked: self._placement.addresses(asked["count"], but=asked["but"]),
@@ -203,6 +206,8 @@ class HostAgent:
             value = do(request)
         except TfdistError as failure:
             error = str(failure)
+        except Exception as failure:  # noqa: BLE001 - who waits for the answer is told, whatever it is
+            error = repr(failure)
         if "id" in request:
             self._send({"answer": request["id"], "value": value, "error": error})
 
@@ -235,6 +240,7 @@ class HostAgent:
         returncode = handle.wait()
         clock = time.monotonic()
         self._tell_record(number, handle)
+        self._tell_once()  # how far it was comes before its end
         self._send({"ended": number, "returncode": returncode, "clock": clock})
 
     def _tell_record(self, number: int, handle: Handle) -> None:
@@ -267,30 +273,37 @@ class HostAgent:
             guardian.remove_listed(f"{handle.spec.environment['TFDIST_ERROR_FILE']}{guardian.LISTING}")
 
     def _leftovers(self, asked: dict[str, Any]) -> int:
-        handles = [self._handles[number] for number in asked["handles"]]
+        with self._lock:  # of one that was closed the number may be another process'
+            handles = [self._handles[number] for number in asked["handles"] if number in self._handles]
         return self._placement.end_leftovers(handles, grace_seconds=asked["grace_seconds"])
 
     def _prepare(self, asked: dict[str, Any]) -> None:
-        running = [handle for handle in self._handles.values() if handle.wait(0.0) is None]
+        running = list(self._running().values())
         if running:
             self._factory.prepare(running[0].pid)
             self._awaited = len(running)
 
     def _tell(self) -> None:
-        """Tell what the workers have said in the table, where that is new, and that this host is there."""
-        said, told_at = None, 0.0
+        """Tell what the workers have said, as long as there is somebody to tell."""
         while not self._gone.is_set():
-            with self._lock:
-                handles = dict(self._handles)
-            running = {number: handle for number, handle in handles.items() if handle.wait(0.0) is None}
-            for number, handle in running.items():
+            for number, handle in self._running().items():
                 self._tell_record(number, handle)
-            stopped = [number for number, handle in running.items() if handle.is_stopped]
-            tables, now = self._tables.said(), time.monotonic()
-            if (tables, stopped) != said or now - told_at >= BEAT_SECONDS:
-                said, told_at = (tables, stopped), now
-                self._send({"tables": tables, "stopped": stopped, "clock": time.monotonic()})
+            self._tell_once()
             time.sleep(_TELL_WHILE_HALTING_SECONDS if self._tables.is_halting else _TELL_SECONDS)
+
+    def _tell_once(self) -> None:
+        """Tell what the workers have said in the table, where that is new, and that this host is there."""
+        with self._telling:
+            stopped = [number for number, handle in self._running().items() if handle.is_stopped]
+            said, now = (self._tables.said(), stopped), time.monotonic()
+            if said != self._told or now - self._told_at >= BEAT_SECONDS:
+                self._told, self._told_at = said, now
+                self._send({"tables": said[0], "stopped": stopped, "clock": time.monotonic()})
+
+    def _running(self) -> dict[int, Handle]:
+        with self._lock:
+            handles = dict(self._handles)
+        return {number: handle for number, handle in handles.items() if handle.wait(0.0) is None}
 
 
 class _Tables:

@@ -52,6 +52,8 @@ class HostLink:
         self._lost = ""
         self._heard = time.monotonic()
         self._ending = False
+        self._woken = threading.Event()
+        self._threads: list[threading.Thread] = []
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -77,7 +79,9 @@ class HostLink:
             TfdistError: it cannot be reached, or it refuses; why, and what to do.
             DeadlineError: it has not answered.
         """
-        threading.Thread(target=self._run, args=(hello,), name=f"host {self.host.name}", daemon=True).start()
+        reader = threading.Thread(target=self._run, args=(hello,), name=f"host {self.host.name}", daemon=True)
+        self._threads.append(reader)
+        reader.start()
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while self.report is None and not self._lost and time.monotonic() < deadline and not interrupted():
@@ -190,7 +194,9 @@ class HostLink:
             self.report = HostReport(**first)
             self._heard = time.monotonic()
             self._changed.notify_all()
-        threading.Thread(target=self._beat, daemon=True).start()
+        beat = threading.Thread(target=self._beat, daemon=True)
+        self._threads.append(beat)
+        beat.start()
         while (message := self._wire.receive()) is not None:
             self._heard = time.monotonic()
             self._take(message)
@@ -221,7 +227,7 @@ class HostLink:
         while not self._lost:
             awake = time.monotonic()
             self.tell("beat")
-            time.sleep(BEAT_SECONDS)
+            self._woken.wait(BEAT_SECONDS)
             now = time.monotonic()
             if now - awake > SILENCE_SECONDS / 2:  # it was this process that stood still
                 self._heard = now
@@ -234,6 +240,7 @@ class HostLink:
             if self._lost:
                 return
             self._lost = why
+            self._woken.set()
             handles = list(self._handles.values())
             self._changed.notify_all()
         for handle in handles:
@@ -263,6 +270,11 @@ class HostLink:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for thread in self._threads:
+            thread.join(_DRAIN_SECONDS)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
 
 
 class _Tail:
@@ -281,7 +293,12 @@ class _Tail:
         self._thread.join(_DRAIN_SECONDS)
         return "".join(f"\n  {line}" for line in self._lines)
 
+    def close(self) -> None:
+        """Wait for its end, and let go of it."""
+        self._thread.join(_DRAIN_SECONDS)
+
     def _read(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            self._lines.append(line.decode(errors="replace").rstrip())
+        with process.stderr:
+            for line in process.stderr:
+                self._lines.append(line.decode(errors="replace").rstrip())

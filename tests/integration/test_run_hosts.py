@@ -1,0 +1,159 @@
+"""`tfdist run --hosts`: jobs on several hosts, reached by a program that stands for ssh and runs commands here.
+
+What differs from several machines is the network alone, which `tests/soak/hosts.py` has, with a real sshd.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.agents import (
+    DEADLINE_SECONDS,
+    agent,
+    alive,
+    another_host,
+    environment,
+    finished,
+    own_lines,
+    told,
+    wait_until,
+)
+from tests.integration.steppers import STEPPER, done, fault, happened, job, wait_for_event
+from tests.integration.test_run_resize import FOREVER, resize, sizes
+from tests.integration.test_run_resize import halts as halted_before
+
+pytestmark = pytest.mark.quick
+HOSTS = "one=127.0.0.1:2,two=127.0.0.2:2"
+# each host has memory of its own, and this stepper's chief hands its state to nobody
+ON_HOSTS = {name: text.replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"') for name, text in (("40", STEPPER), ("", FOREVER))}
+
+
+@pytest.fixture
+def hosts(shared: Path) -> list[str]:
+    return ["--hosts", HOSTS, "--ssh-command", f"'{another_host(shared)}'"]
+
+
+def test_what_workers_get_and_write(hosts: list[str], script: Any, shared: Path) -> None:
+    path = script(
+        """
+        print(*(os.environ.get(f"TFDIST_{name}") for name in ("WORKER_INDEX", "LOCAL_INDEX", "LOCAL_WORKERS")))
+        print(os.getcwd(), sys.argv[1], len(os.environ["TFDIST_JOB_KEY"]), flush=True)
+        print(os.environ["MINE"], os.environ.get("ALIEN"), os.environ["TF_MINE"], flush=True)
+        tell(f"addresses {ME}", os.environ["TFDIST_WORKERS"])
+        os.write(1, b"x" * 1_000_000 + b"\\n")
+        print("ü", file=sys.stderr)
+        """,
+        name="folder ü/script.py",
+    )
+    variables = {"MINE": "1", "ALIEN": "2", "TF_MINE": "3", "TFDIST_HOST_ID": "mine alone"}
+    where = {"cwd": path.parent, "env": environment(shared, **variables)}
+    code, out, err = finished(*hosts, "--pass-env", "MINE", path.name, "a b", shared=shared, **where)
+    assert (code, err.count("ü")) == (0, 4), err
+    places = [("0", "0", "2"), ("1", "1", "2"), ("2", "0", "2"), ("3", "1", "2")]
+    for worker, place in enumerate(places):
+        lines = own_lines(out, worker)
+        assert lines[:3] == [" ".join(place), f"{path.parent} a b 64", "1 None 3"]
+        assert len(lines[3]) == 1_000_000
+    addresses = {told(shared, f"addresses {worker}") for worker in range(4)}
+    assert len(addresses) == 1
+    assert [one.partition(":")[0] for one in addresses.pop().split(",")] == ["127.0.0.1"] * 2 + ["127.0.0.2"] * 2
+
+
+def test_the_first_failure_is_the_cause_and_its_code_is_kept(hosts: list[str], script: Any, shared: Path) -> None:
+    path = script(
+        """
+        if ME == 3:
+            raise SystemExit(7)
+        time.sleep(1000)
+        """
+    )
+    code, _, err = finished(*hosts, path, shared=shared)
+    assert (code, "worker 3 of 4 failed first" in err, "exit code 7" in err) == (7, True, True), err
+
+
+def test_killed_stopped_and_a_lost_host_and_no_step_is_lost_or_repeated(
+    hosts: list[str], script: Any, shared: Path
+) -> None:
+    lose = "lambda tick: os.kill(os.getppid(), signal.SIGKILL) if (START, tick, ME) == (2, 5, 2) else None"
+    path = script(ON_HOSTS["40"] + f"\ntrain(40, before={lose})\n")
+    faults = [fault("kill", 3, 4), fault("stop", 2, 8, restart=1)]
+    with job(*hosts, "--max-restarts", 3, path, shared=shared, faults=faults) as process:
+        _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, err
+    assert done(shared) == list(range(40))
+    failures = [one for one in happened(shared) if one["event"] == "failed"]
+    assert [one["cause"] for one in failures] == ["signal", "hang", "exception"]
+    assert (failures[0]["worker"], failures[0]["tick"], failures[1]["worker"]) == (3, 4, 2)
+    assert "the connection to host two has ended" in failures[2]["text"]
+
+
+def test_all_hosts_stop_before_the_same_step(hosts: list[str], script: Any, shared: Path) -> None:
+    path = script(ON_HOSTS[""])
+    with job(*hosts, "-n", 2, "--min-workers", 1, "--max-workers", 4, path, shared=shared) as process:
+        wait_for_event(shared, "stepping")
+        for workers in (4, 3):
+            code, _, err = resize(shared, workers)
+            assert code == 0, err
+        (shared / "enough").write_text("x")
+        process.communicate(timeout=DEADLINE_SECONDS)
+    assert (process.returncode, sizes(shared)) == (0, [2, 4, 3])
+    steps = done(shared)
+    assert steps == list(range(len(steps)))
+    for start, workers in enumerate((2, 4)):
+        assert len(halted_before(shared, start, workers)) == 1, "they stopped before different steps"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_ends_the_agent_ends_the_workers(number: int, hosts: list[str], script: Any, shared: Path) -> None:
+    path = script("tell(f'pid {ME}', str(os.getpid()))\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)")
+    with agent(*hosts, path, shared=shared) as process:
+        pids = [int(told(shared, f"pid {worker}")) for worker in range(4)]
+        process.send_signal(number)
+        process.communicate(timeout=DEADLINE_SECONDS)
+        assert process.returncode == (130 if number == signal.SIGINT else -9)
+    wait_until(lambda: not any(map(alive, pids)), "a worker is left")
+
+
+def refused(*arguments: object, shared: Path, script: Any) -> str:
+    code, _, err = finished(*arguments, script("sys.exit('it was started')"), shared=shared)
+    assert code in (1, 2), err
+    assert "it was started" not in err
+    assert "Traceback" not in err
+    return err
+
+
+def test_hosts_that_cannot_be_are_one_error_before_anything_is_started(
+    hosts: list[str], script: Any, shared: Path, tmp_path: Path
+) -> None:
+    def error(*arguments: object) -> str:
+        return refused(*arguments, shared=shared, script=script)
+
+    shell = hosts[2:]
+    assert "names 'one' twice" in error("--hosts", "one,one:2")
+    assert "5 processes are asked for, and the hosts have places for 4" in error(*hosts, "-n", 5)
+    assert "a host is [USER@]HOST" in error("--hosts", "one:2:3")
+    assert "-oProxyCommand" in error("--hosts", "-oProxyCommand=evil")
+    assert "localhost is, on host two" in error("--hosts", "one=127.0.0.1,two=localhost", *shell)
+    assert "cannot be run" in error("--hosts", "one", "--ssh-command", str(tmp_path / "missing"))
+    assert "host one cannot be reached" in error("--hosts", "one", "--ssh-command", "false")
+    assert "--remote-python" in error("--hosts", "one", *shell, "--remote-python", str(tmp_path / "python"))
+    assert "does not resolve" in error("--hosts", "no-such-host.invalid", *shell)
+    assert "--standby" in error(*hosts, "--standby", "--max-restarts", 1)
+    old = tmp_path / "old"
+    old.write_text(f"#!/bin/sh\nexec {sys.executable} -c \"import sys; sys.exit('No module named tfdist')\"\n")
+    old.chmod(0o755)
+    assert "Install the same version of tfdist there" in error("--hosts", "one", *shell, "--remote-python", str(old))
+
+
+def test_dry_run_shows_no_key_and_reaches_nobody(script: Any, shared: Path) -> None:
+    code, out, err = finished("--dry-run", "--hosts", "a:1,me@b=10.0.0.5:2", script(""), shared=shared)
+    assert code == 0, err
+    assert "TFDIST_WORKERS=a:10000,10.0.0.5:10001,10.0.0.5:10002" in out
+    assert "ssh -T -o BatchMode=yes" in out
+    assert " me@b " in out
+    assert "TFDIST_JOB_KEY" not in out
+    assert os.sep not in err
