@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from threading import Event as Flag
 from typing import Any
 
+from tfdist.errors import TfdistError
 from tfdist.launch.agent import jobs
 from tfdist.launch.agent.controller import Controller, look_seconds
 from tfdist.launch.agent.events import EventFile
@@ -256,8 +257,14 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
         job.reporter.start = before.history.starts
         if job.monitoring is not None:
             job.monitoring.begins(before.history.starts)
-        with _present(job, before) as (channel, group):
-            ended = _start(job, channel, group, before)
+        try:
+            with _present(job, before) as (channel, group):
+                ended = _start(job, channel, group, before)
+        except TfdistError:
+            received = unseen_signal(job.events, keep=True)
+            if received is None:
+                raise
+            return Outcome.interrupted(received), lambda: True  # it was not waited for hosts any longer
         if ended.decision is not Decision.RESTART:
             return ended.outcome, ended.give_up
         received = unseen_signal(job.events, keep=True)

@@ -1,0 +1,198 @@
+"""Run jobs on two machines by a real sshd on each, and look that what comes of them is what comes of a job on one.
+
+    python tests/soak/hosts.py [--sshd PATH]
+
+The machines are namespaces (`machines.py`), so it needs root, iproute2, OpenSSH's client and its server, which Debian
+has in the package openssh-server; where that is not installed, PATH is the program out of the package.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.soak.machines import LAUNCHER, Machines, machines, quoted
+
+ROOT = Path(__file__).parents[2]
+RESUMABLE = ROOT / "tests" / "integration" / "cases" / "resumable.py"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1"}
+SECONDS = 500.0
+SSHD_USER = "sshd:x:120:65534::/run/sshd:/usr/sbin/nologin"
+
+CONFIG = """
+Port 22
+HostKey {folder}/host_{name}
+AuthorizedKeysFile {folder}/user.pub
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+StrictModes no
+UsePAM no
+PidFile none
+"""
+
+
+@contextlib.contextmanager
+def with_sshd(found: Machines, sshd: str) -> Iterator[Path]:
+    """Yield a configuration of ssh by which the machines are reached."""
+    folder = found.folder
+    for key in ("user", *(f"host_{name}" for name in found.names)):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+    known = [f"{name} {(folder / f'host_{name}.pub').read_text()}" for name in found.names]
+    (folder / "known_hosts").write_text("".join(known))
+    config = folder / "ssh_config"
+    config.write_text(f"Host *\n  IdentityFile {folder}/user\n  UserKnownHostsFile {folder}/known_hosts\n")
+    with contextlib.ExitStack() as stack:
+        for name in found.names:
+            (folder / f"sshd_{name}").write_text(CONFIG.format(folder=folder, name=name))
+            start = f"mkdir -p /run/sshd; exec {quoted(sshd, '-D', '-e', '-f', folder / f'sshd_{name}')}"
+            stack.enter_context(found.service(name, start))
+            found.wait_for_port(name, 22)
+        yield config
+
+
+class Trial:
+    """Runs jobs in the launcher's network, and keeps what came of them."""
+
+    def __init__(self, found: Machines, config: Path) -> None:
+        self.found = found
+        self.folder = found.folder
+        self.shell = ("--ssh-command", quoted("ssh", "-F", config))
+        self.count = 0
+
+    @contextlib.contextmanager
+    def started(self, *arguments: object, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+        command = [sys.executable, "-m", "tfdist", "run", *map(str, arguments)]
+        environ = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **variables}
+        process = subprocess.Popen(
+            self.found.inside(LAUNCHER, command),
+            env=environ,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def run(self, *arguments: object, code: int = 0, **variables: str) -> str:
+        with self.started(*arguments, **variables) as process:
+            _, err = process.communicate(timeout=SECONDS)
+        assert process.returncode == code, (process.returncode, err[-4000:])
+        return err
+
+    def trained(self, *options: object, **variables: str) -> tuple[str, list[dict[str, Any]]]:
+        """Train; return all that must be equal to the bit, and the events."""
+        self.count += 1
+        result, events = self.folder / f"result{self.count}", self.folder / f"events{self.count}"
+        script = (RESUMABLE, result, self.folder / f"backup{self.count}", "tfdist", "1")
+        self.run("--event-file", events, *options, *script, **variables)
+        return result.read_text(), [json.loads(line) for line in events.read_text().splitlines()]
+
+    def left(self) -> list[str]:
+        """Return the processes of jobs that run, on whatever machine."""
+        shown = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        return [line for line in shown.splitlines() if "host_agent" in line or str(self.folder / "script") in line]
+
+    def workers(self) -> list[str]:
+        """Return those that run the script."""
+        return [line for line in self.left() if "worker.py" in line]
+
+
+def equal_to_the_bit(trial: Trial) -> None:
+    """A job on two hosts has the weights of one on one host, also when a worker is killed or a host ends."""
+    kill = json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 3}])
+    for options in (("multi-worker", "tensorflow"), ("multi-worker", "native"), ("sharded-data-parallel", "native")):
+        strategy = ("--strategy", options[0], "--collectives", options[1], "-n", 2)
+        hosts = (*strategy, "--hosts", "a,b", *trial.shell)
+        local, _ = trial.trained(*strategy)
+        remote, events = trial.trained(*hosts)
+        assert remote == local, options
+        begun = time.monotonic()
+        killed, events = trial.trained(
+            *hosts, "--max-restarts", 1, "--hang-seconds", 60, TFDIST_FAULTS=kill, OWN_BACKUPS="1"
+        )
+        assert killed == local, options
+        stepping = [one for one in events if one["event"] == "stepping"][-1]
+        print(
+            f"{' '.join(options)}: one host, two over ssh, and two with a worker killed: equal to the bit; resumed at "
+            f"step {stepping['resumed']}, {stepping['lost']} repeated, {stepping['seconds']:.2f} s after the kill "
+            f"({time.monotonic() - begun:.0f} s in all)",
+            flush=True,
+        )
+
+
+def parameter_servers(trial: Trial) -> None:
+    """A chief, workers and a server on two hosts."""
+    options = ("--strategy", "parameter-server", "-n", 2, "--parameter-servers", 1)
+    variables = {"TFDIST_MAX_STALENESS": "0"}
+    local, _ = trial.trained(*options, **variables)
+    remote, _ = trial.trained(*options, "--hosts", "a:2,b:2", *trial.shell, **variables)
+    assert local == remote
+    print("parameter-server: one host and two over ssh: equal to the bit", flush=True)
+
+
+def what_ends(trial: Trial) -> None:
+    """What ends the launcher, or the network, ends the workers."""
+    script = trial.folder / "script.py"
+    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(10_000)\n")
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        with trial.started("--verbose", "--hosts", "a:2,b:2", *trial.shell, script) as process:
+            wait_until(lambda: len(trial.workers()) == 4)
+            process.send_signal(number)
+            process.communicate(timeout=SECONDS)
+        wait_until(lambda: not trial.left())
+        print(
+            f"{signal.Signals(number).name} to the launcher: exit code {process.returncode}, nothing left", flush=True
+        )
+        assert process.returncode == code
+    with trial.started("--hosts", "a,b", *trial.shell, script) as process:
+        wait_until(lambda: len(trial.workers()) == 2)
+        begun = time.monotonic()
+        trial.found.cut("b")
+        _, err = process.communicate(timeout=SECONDS)
+        seconds = time.monotonic() - begun
+        assert "the connection to host b has ended" in err, err
+        wait_until(lambda: not trial.left(), seconds=150)
+        gone = time.monotonic() - begun
+        trial.found.join("b")
+    print(f"a cable pulled: told after {seconds:.0f} s, nothing left on either host after {gone:.0f} s", flush=True)
+    (trial.folder / "known_hosts").write_text("")
+    err = trial.run("--hosts", "a,b", *trial.shell, script, code=1)
+    assert "Host key verification failed" in err, err
+    print("a host whose key is not known: refused before anything is started", flush=True)
+
+
+def wait_until(test: Any, *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sshd", default="/usr/sbin/sshd")
+    parser.add_argument("trials", nargs="*", default=["equal_to_the_bit", "parameter_servers", "what_ends"])
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = stack.enter_context(machines(["a", "b"], folder, users=[SSHD_USER]))
+        trial = Trial(found, stack.enter_context(with_sshd(found, options.sshd)))
+        for name in options.trials:
+            globals()[name](trial)
+
+
+if __name__ == "__main__":
+    main()
