@@ -22,11 +22,14 @@ from tests.integration.agents import (
     told,
     wait_until,
 )
+from tests.integration.conftest import QUIET, THREADS
+from tests.integration.forks import Forks
 from tests.integration.steppers import STEPPER, done, fault, happened, job, wait_for_event
+from tests.integration.test_run_recovers import resumable, run
 from tests.integration.test_run_resize import FOREVER, resize, sizes
 from tests.integration.test_run_resize import halts as halted_before
 
-pytestmark = pytest.mark.quick
+quick = pytest.mark.quick
 HOSTS = "one=127.0.0.1:2,two=127.0.0.2:2"
 # each host has memory of its own, and this stepper's chief hands its state to nobody
 ON_HOSTS = {name: text.replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"') for name, text in (("40", STEPPER), ("", FOREVER))}
@@ -37,6 +40,7 @@ def hosts(shared: Path) -> list[str]:
     return ["--hosts", HOSTS, "--ssh-command", f"'{another_host(shared)}'"]
 
 
+@quick
 def test_what_workers_get_and_write(hosts: list[str], script: Any, shared: Path) -> None:
     path = script(
         """
@@ -63,6 +67,7 @@ def test_what_workers_get_and_write(hosts: list[str], script: Any, shared: Path)
     assert [one.partition(":")[0] for one in addresses.pop().split(",")] == ["127.0.0.1"] * 2 + ["127.0.0.2"] * 2
 
 
+@quick
 def test_the_first_failure_is_the_cause_and_its_code_is_kept(hosts: list[str], script: Any, shared: Path) -> None:
     path = script(
         """
@@ -75,6 +80,7 @@ def test_the_first_failure_is_the_cause_and_its_code_is_kept(hosts: list[str], s
     assert (code, "worker 3 of 4 failed first" in err, "exit code 7" in err) == (7, True, True), err
 
 
+@quick
 def test_killed_stopped_and_a_lost_host_and_no_step_is_lost_or_repeated(
     hosts: list[str], script: Any, shared: Path
 ) -> None:
@@ -91,6 +97,7 @@ def test_killed_stopped_and_a_lost_host_and_no_step_is_lost_or_repeated(
     assert "the connection to host two has ended" in failures[2]["text"]
 
 
+@quick
 def test_all_hosts_stop_before_the_same_step(hosts: list[str], script: Any, shared: Path) -> None:
     path = script(ON_HOSTS[""])
     with job(*hosts, "-n", 2, "--min-workers", 1, "--max-workers", 4, path, shared=shared) as process:
@@ -107,6 +114,7 @@ def test_all_hosts_stop_before_the_same_step(hosts: list[str], script: Any, shar
         assert len(halted_before(shared, start, workers)) == 1, "they stopped before different steps"
 
 
+@quick
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_what_ends_the_agent_ends_the_workers(number: int, hosts: list[str], script: Any, shared: Path) -> None:
     path = script("tell(f'pid {ME}', str(os.getpid()))\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)")
@@ -118,6 +126,20 @@ def test_what_ends_the_agent_ends_the_workers(number: int, hosts: list[str], scr
     wait_until(lambda: not any(map(alive, pids)), "a worker is left")
 
 
+@pytest.mark.readme("tfdist run --strategy multi-worker --hosts a,b train.py")
+def test_a_training_on_two_hosts_heals_from_a_kill_and_equals_that_on_one_host(
+    hosts: list[str], forking: Forks, tmp_path: Path
+) -> None:
+    strategy = ["--strategy", "multi-worker", "--collectives", "native", "-n", "2"]
+    run(forking, tmp_path, *strategy, *resumable(tmp_path, "one host"))
+    kill = [{"kind": "kill", "worker": 1, "at": "step", "step": 3}]
+    options = [*strategy, "--hosts", "a=127.0.0.1,b=127.0.0.2", *hosts[2:], "--max-restarts", "1"]
+    passed = {"OWN_BACKUPS": "1"}  # disks are not shared: who does not see the backup is handed it
+    options += [option for name in (*QUIET, *THREADS, *passed) for option in ("--pass-env", name)]
+    run(forking, tmp_path, *options, *resumable(tmp_path, "two hosts"), faults=kill, **passed)
+    assert (tmp_path / "two hosts.json").read_text() == (tmp_path / "one host.json").read_text()
+
+
 def refused(*arguments: object, shared: Path, script: Any) -> str:
     code, _, err = finished(*arguments, script("sys.exit('it was started')"), shared=shared)
     assert code in (1, 2), err
@@ -126,6 +148,7 @@ def refused(*arguments: object, shared: Path, script: Any) -> str:
     return err
 
 
+@quick
 def test_hosts_that_cannot_be_are_one_error_before_anything_is_started(
     hosts: list[str], script: Any, shared: Path, tmp_path: Path
 ) -> None:
@@ -149,6 +172,7 @@ def test_hosts_that_cannot_be_are_one_error_before_anything_is_started(
     assert "Install the same version of tfdist there" in error("--hosts", "one", *shell, "--remote-python", str(old))
 
 
+@quick
 def test_dry_run_shows_no_key_and_reaches_nobody(script: Any, shared: Path) -> None:
     code, out, err = finished("--dry-run", "--hosts", "a:1,me@b=10.0.0.5:2", script(""), shared=shared)
     assert code == 0, err

@@ -76,7 +76,7 @@ _MESHED = "model-parallel"
     type=click.Choice(COLLECTIVES),
     help=f"What sums: {', '.join(COLLECTIVES)}.",
 )
-@click.option("-n", "--workers", type=int, metavar="N", help="Number of workers.  [default: 1, or what HOSTS take]")
+@click.option("-n", "--workers", type=int, metavar="N", help="Workers.  [default: 1, or as HOSTS have]")
 @click.option(
     "--replicas-per-worker",
     type=int,
@@ -176,7 +176,7 @@ def command(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Start SCRIPT on N workers; end all of them when one fails, or start them again.
+    """Start SCRIPT on N workers; when one fails, end all or start them again.
 
     SCRIPT runs as `python SCRIPT ARGUMENTS` would, once per worker; with parameter servers once, on the chief. What
     follows its name is its own. More machines: --hosts, or Slurm, Kubernetes and MPI (tfdist docs cluster).

@@ -100,6 +100,11 @@ class LaunchConfig:
                 "standby (--standby) is given with hosts (--hosts); a second set of workers waits on one host only. "
                 "Leave --standby out: workers that are started again come from a process with TensorFlow on each host."
             )
+        if self.monitor and self.remote is not None:
+            raise ConfigError(
+                "monitor (--monitor) is given with hosts (--hosts); what workers record of their steps is read on one "
+                "host only. Leave --monitor out."
+            )
         require_variables("environment", self.environment)
         if self.parameter_servers and (self.min_workers is not None or self.max_workers is not None):
             raise ConfigError(

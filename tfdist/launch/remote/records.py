@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tfdist.launch.supervision.failure import HOST_LOST
 from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.status import WorkerStatus, status_of
 
@@ -41,7 +42,7 @@ def of_lost_host(why: str, *, now: float) -> str:
         >>> json.loads(of_lost_host("the connection to host b has ended", now=1.0))["type"]
         'HostLostError'
     """
-    values = {"time": 0.0, "clock": now, "type": "HostLostError", "message": why, "exit_code": 1}
+    values = {"time": 0.0, "clock": now, "type": HOST_LOST, "message": why, "exit_code": 1}
     return json.dumps({**values, "traceback": f"{why}\n"})
 
 

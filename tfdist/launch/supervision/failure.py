@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+HOST_LOST = "HostLostError"  # the type that the record of a worker has whose host is lost
 SEEN_LATE_SECONDS = 1.0  # by which a death may be seen after the failures that follow from it
 
 # By these a process dies for a reason of its own; SIGABRT is missing, with which TensorFlow ends the peers of the dead.
@@ -120,7 +121,8 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int |
     signal to the agent ended the job, what failed after it was the ending, and only what failed before it counts; a
     signal that a worker got too, as from a service manager that sends it to every process, may have reached that one
     up to SEEN_LATE_SECONDS before. A process that was killed, or whose native code crashed, did not die of what others
-    raised: if that was at most SEEN_LATE_SECONDS before, its death comes first.
+    raised: if that was at most SEEN_LATE_SECONDS before, its death comes first. So does the loss of a host, which no
+    worker can cause, and which the agent may hear of long after the workers of others.
 
     Args:
         ended: every worker that ended, in any order.
@@ -146,7 +148,9 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int |
 
     def place(failure: Failure) -> tuple[bool, float, int]:
         is_cause = failure.returncode in _NEVER_A_CONSEQUENCE and failure.record is None
-        return not (is_cause and failure.time <= first + SEEN_LATE_SECONDS), failure.time, failure.worker
+        is_cause = is_cause and failure.time <= first + SEEN_LATE_SECONDS
+        is_lost = failure.record is not None and failure.record.type == HOST_LOST
+        return not (is_cause or is_lost), failure.time, failure.worker
 
     return tuple(sorted(failed, key=place))
 

@@ -1,0 +1,153 @@
+"""Jobs on several hosts, without processes: what `--hosts` means, the connection, clocks, requests to halt."""
+
+import json
+import os
+import shlex
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import ConfigError
+from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.hosts import Host, Remote, parse_hosts, parse_shell, places
+from tfdist.launch.plan.plan import plan
+from tfdist.launch.remote import records, ssh, values
+from tfdist.launch.remote.wire import PREAMBLE, Wire, WireError
+from tfdist.launch.supervision.failure import HOST_LOST, Failure, Record, own_failures
+from tfdist.monitor.halt import StepState
+from tfdist.monitor.status import RECORD, Word
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "a,,b", "a:0", "a:-1", "a:1025", "a:x", "a:1:2", "a b", "-a", "-oProxyCommand=x", "a@", "@a", "a=",
+     "a=-b", "me@-a", "-me@a", "a;b", "$(a)", "a\nb", "[::1]", "a,a", "a=x,b=x"],
+)  # fmt: skip
+def test_hosts_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize("slots", [(1,), (2, 2), (1, 3, 2)])
+def test_hosts_are_filled_in_their_order_and_ranks_are_contiguous(slots: tuple[int, ...]) -> None:
+    hosts = parse_hosts(",".join(f"h{number}:{count}" for number, count in enumerate(slots)))
+    for count in range(sum(slots) + 1):
+        found = places(hosts, count)
+        assert [host for host in dict.fromkeys(found) for _ in range(found.count(host))] == list(found)
+        assert all(found.count(host) <= host.slots for host in hosts)
+    with pytest.raises(ConfigError, match=f"have places for {sum(slots)}"):
+        places(hosts, sum(slots) + 1)
+
+
+def test_no_word_of_a_host_is_read_by_a_shell_and_no_key_is_in_the_command() -> None:
+    remote = Remote(hosts=parse_hosts("a"), python="/a dir/$(touch x)/python")
+    words = ssh.command(remote, remote.hosts[0], {"PYTHONPATH": "/b'c", "TFDIST_JOB_KEY": "secret"})
+    assert "secret" not in " ".join(words)
+    inner = shlex.split(words[-1])[-1]  # what sshd's shell hands to another
+    shown = subprocess.run(
+        ["sh", "-c", inner.replace("exec", "printf '%s\\n'")], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.splitlines()[0] == "/a dir/$(touch x)/python"
+
+
+@pytest.mark.parametrize("command", ["", "  ", "ssh 'a"])
+def test_commands_that_are_none(command: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_shell(command)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe()
+    yield read, write
+    for descriptor in (read, write):
+        try:
+            os.close(descriptor)
+        except OSError:
+            continue
+
+
+def test_what_a_login_script_prints_is_skipped(ends: tuple[int, int]) -> None:
+    os.write(ends[1], b"Welcome\nto tfdist host agents\n" + PREAMBLE)
+    wire = Wire(*ends)
+    wire.send({"text": "ü" * 100})
+    assert wire.meet() == b"Welcome\nto tfdist host agents\n"
+    assert wire.receive() == {"text": "ü" * 100}
+
+
+def test_who_says_something_else_is_quoted(ends: tuple[int, int]) -> None:
+    os.write(ends[1], b"This account is not available.\n")
+    os.close(ends[1])
+    with pytest.raises(WireError, match="This account is not available"):
+        Wire(*ends).meet()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\1", b"\5\0\0\0ab", b"\xff\xff\xff\xff" + b"a" * 9, b"\2\0\0\0[]", b"\2\0\0\0{{"]
+)
+def test_what_is_no_message_is_the_end(data: bytes, ends: tuple[int, int]) -> None:
+    os.write(ends[1], data)
+    os.close(ends[1])
+    assert Wire(*ends).receive() is None
+
+
+def test_messages_of_several_threads_are_whole(ends: tuple[int, int]) -> None:
+    wire = Wire(*ends)
+    texts = [str(number) * 3000 for number in range(8)]
+    threads = [
+        threading.Thread(target=lambda text=text: [wire.send({"text": text}) for _ in range(20)]) for text in texts
+    ]
+    for thread in threads:
+        thread.start()
+    found = [(wire.receive() or {})["text"] for _ in range(160)]
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(texts * 20)
+
+
+def test_a_request_and_processes_arrive_as_they_were_sent() -> None:
+    config = LaunchConfig(target="t.py", arguments=("a", "ü"), workers=2, max_restarts=1, strategy="ring")
+    assert values.config_from_json(json.loads(json.dumps(values.config_to_json(config)))) == config
+    more = {"job_id": "a", "directory": Path("d"), "python": "p", "agent_pid": 1, "key": "k"}
+    for spec in plan(config, addresses=[("a", 1), ("b", 2)], **more):  # type: ignore[arg-type]
+        assert values.spec_from_json(json.loads(json.dumps(values.spec_to_json(spec)))) == spec
+
+
+def test_variables_of_a_host_and_secrets_stay_here() -> None:
+    here = {
+        "TFDIST_HOST_ID": "1",
+        "TFDIST_JOB_KEY": "s",
+        "TFDIST_JOB_ID": "j",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "PATH": "p",
+    }
+    assert values.passed_on({**here, "TF_X": "1", "PYTHONHASHSEED": "0"}, ()) == {"TF_X": "1", "PYTHONHASHSEED": "0"}
+
+
+def test_what_a_worker_has_said_is_not_known_while_a_request_is_on_its_way() -> None:
+    words = [0] * RECORD
+    words[Word.POSITION] = 4 * 6 + StepState.RUNNING
+    known = records.status(words, 0, is_settled=True, clock_offset=0.0)
+    unknown = records.status(words, 0, is_settled=False, clock_offset=0.0)
+    assert (known.position.step, known.position.state) == (5, StepState.RUNNING)
+    assert (unknown.position.step, unknown.position.state) == (5, StepState.DONE)
+    words[Word.POSITION], words[Word.HELD_FOR] = 4 * 7 + StepState.HELD, 1
+    assert records.status(words, 1, is_settled=True, clock_offset=0.0).position.state is StepState.HELD
+    assert records.status(words, 2, is_settled=True, clock_offset=0.0).position.state is StepState.DONE  # of before
+
+
+def test_a_lost_host_is_the_cause_whenever_it_is_heard_of() -> None:
+    def record(kind: str, clock: float) -> Record:
+        return Record(clock=clock, type=kind, message="", traceback="", exit_code=1)
+
+    peer = Failure(worker=0, time=1.0, returncode=1, record=record("ConnectionResetError", 1.0))
+    lost = Failure(worker=1, time=40.0, returncode=1, record=record(HOST_LOST, 40.0))
+    assert [one.worker for one in own_failures([peer, lost], stopped_at=1.0, received=None)] == [1, 0]
+
+
+def test_a_host_needs_a_name_and_an_address() -> None:
+    with pytest.raises(ConfigError, match="the address of host a"):
+        Host(name="a", address="b c")
