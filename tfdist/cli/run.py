@@ -183,8 +183,7 @@ def command(
     """
     remote = _remote(hosts, ssh_command, remote_python, pass_env)
     servers = server_count(strategy, parameter_servers=parameter_servers)
-    if workers is None:
-        workers = 1 if remote is None else max(1, remote.slots - (servers + 1 if servers else 0))
+    workers = worker_count(workers, remote, servers)
     if collectives and strategy and collectives not in registry.get(strategy).collectives:
         takers = [name for name in registry.names() if collectives in registry.get(name).collectives]
         raise click.UsageError(
@@ -238,6 +237,19 @@ def command(
             )
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
+
+
+def worker_count(workers: int | None, remote: Remote | None, servers: int) -> int:
+    """Return the number of workers: as given, else 1, or as many as the hosts take beside a chief and its servers.
+
+    Example:
+        >>> remote = Remote(hosts=hosts_of_a_job.parse_hosts("a:2,b:2"))
+        >>> worker_count(None, remote, 0), worker_count(None, remote, 1), worker_count(None, None, 0)
+        (4, 2, 1)
+    """
+    if workers is not None:
+        return workers
+    return 1 if remote is None else max(1, remote.slots - (servers + 1 if servers else 0))
 
 
 def _remote(hosts: str | None, shell: str, python: str | None, passed: tuple[str, ...]) -> Remote | None:

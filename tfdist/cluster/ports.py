@@ -56,6 +56,8 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 def loopback(host: str) -> bool:
     """Return whether a name or an address means, on this machine, the machine itself to whoever uses it.
 
+    Args:
+        host: the name or the address.
     Raises:
         ConfigError: it does not resolve here.
 
