@@ -1,0 +1,81 @@
+"""The line between devices: what it takes to send and to add up. Loads no TensorFlow."""
+
+import re
+from dataclasses import dataclass
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+
+__all__ = ["Link"]
+
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A line with a latency and a bandwidth, the same between any two devices, in both directions at once.
+
+    Attributes:
+        latency_seconds: of a message, at least 0.
+        bytes_per_second: above 0.
+        is_local: whether the processors that compute also copy, as between processes of one host: then nothing that
+            travels is hidden behind what is computed.
+
+    Example:
+        >>> line = Link.parse("1gbit", delay_ms=1.0)
+        >>> line.send_seconds(125_000_000), line.all_reduce_seconds(125_000_000, 2)
+        (1.001, 1.002)
+    """
+
+    latency_seconds: float
+    bytes_per_second: float
+    is_local: bool = False
+
+    def __post_init__(self) -> None:
+        validation.number("latency_seconds", self.latency_seconds, minimum=0)
+        validation.number("bytes_per_second", self.bytes_per_second, above=0)
+
+    @classmethod
+    def parse(cls, text: str, *, delay_ms: float = 0.05) -> "Link":
+        """Return the line that a rate means.
+
+        Args:
+            text: such as ``1gbit``, ``100mbit`` or ``2.5gbit``.
+            delay_ms: how late a message comes, in milliseconds; 0.05 as over TCP in a rack.
+        Raises:
+            ConfigError: it is no rate.
+        """
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?\s*", text, re.IGNORECASE)
+        if found is None or not float(found[1]):
+            raise ConfigError(f"the link is {text!r}; it must be a rate, such as 1gbit or 100mbit.")
+        delay = validation.number("the delay of the link", delay_ms, minimum=0)
+        return cls(latency_seconds=delay / 1e3, bytes_per_second=float(found[1]) * _UNITS[found[2].lower()] / 8)
+
+    @classmethod
+    def of_all_reduces(cls, few: tuple[int, float], many: tuple[int, float]) -> "Link":
+        """Return the line between two processes of a host, given the seconds of two all_reduces of so many bytes.
+
+        Example:
+            >>> Link.of_all_reduces((0, 0.002), (1000, 0.003)).send_seconds(0)
+            0.001
+        """
+        per_byte = max((many[1] - few[1]) / (many[0] - few[0]), 1e-15)
+        latency = max(few[1] - per_byte * few[0], 0.0) / 2
+        return cls(latency_seconds=latency, bytes_per_second=1 / per_byte, is_local=True)
+
+    def send_seconds(self, size: float) -> float:
+        """Return the seconds until so many bytes have come; none take no time."""
+        return self.latency_seconds + size / self.bytes_per_second if size else 0.0
+
+    def all_reduce_seconds(self, size: float, devices: int) -> float:
+        """Return the seconds in which so many bytes of each device are added up: 2 (n - 1) (latency + size / n rate).
+
+        A ring, or a reduce_scatter and an all_gather in n - 1 steps each.
+        """
+        if devices == 1 or not size:
+            return 0.0
+        return 2 * (devices - 1) * (self.latency_seconds + size / devices / self.bytes_per_second)
+
+    def __str__(self) -> str:
+        where = ", between processes of this host" if self.is_local else ""
+        return f"{8 * self.bytes_per_second / 1e9:.3g} Gbit/s, {1e6 * self.latency_seconds:.3g} us{where}"

@@ -1,0 +1,249 @@
+"""What each layer of a model costs: time, bytes of what it returns, of weights; in a JSON file. Loads no TensorFlow."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist import validation
+from tfdist.errors import ConfigError, ConfigTypeError, MissingFileError
+
+__all__ = ["LayerProfile", "Profile", "read"]
+
+VERSION = 1
+KIND = "tfdist profile of layers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile:
+    """One call of a layer, in the order in which the model computes.
+
+    Attributes:
+        name: of the layer.
+        kind: of its class.
+        may_begin_stage: whether a stage of a pipeline may begin with it. The second call of a shared layer may not, nor
+            an operation that is no layer, nor the loss.
+        inputs: the calls whose results it takes, as their places in the profile; what the model is given is none.
+        parameter_bytes: of weights that are trained; at each call of a shared layer.
+        state_bytes: of other weights.
+        output_bytes: of what it returns, of one example.
+        gradient_bytes: of the gradient of that, of one example; integers have none.
+        kept_bytes: of what the backward pass needs of the forward pass, of one example, its inputs left out.
+        forward_seconds, backward_seconds: for each batch size of the profile.
+    """
+
+    name: str
+    kind: str = ""
+    may_begin_stage: bool = True
+    inputs: tuple[int, ...] = ()
+    parameter_bytes: int = 0
+    state_bytes: int = 0
+    output_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """The layers of a model, and what it costs as a whole.
+
+    Attributes:
+        model: its name.
+        batch: the examples of a step of the script, over all devices.
+        batch_sizes: with which layers were measured, rising.
+        layers: in the order in which the model computes.
+        whole_seconds: the forward and backward pass of the whole model, for each batch size.
+        update_seconds: of the optimizer, over all weights.
+        fixed_seconds: of a step of `fit` beside all of that.
+        call_seconds: of calling a compiled function that does nothing; taken out of the layers' times.
+        slot_bytes: of the optimizer's variables, over all weights.
+        machine: what it was measured on.
+
+    Raises:
+        ConfigError: numbers of measurements differ; an input lies not before its layer; something is negative.
+
+    Example:
+        >>> layers = [LayerProfile(name=name, forward_seconds=(1.0, 2.0), backward_seconds=(1.0, 4.0)) for name in "ab"]
+        >>> one = Profile(model="m", batch=8, batch_sizes=(4, 8), layers=tuple(layers), whole_seconds=(5.0, 12.0))
+        >>> one.coverage, one.seconds(6)
+        ((0.8, 1.0), [(1.875, 3.125), (1.875, 3.125)])
+    """
+
+    model: str
+    batch: int
+    batch_sizes: tuple[int, ...]
+    layers: tuple[LayerProfile, ...]
+    whole_seconds: tuple[float, ...]
+    update_seconds: float = 0.0
+    fixed_seconds: float = 0.0
+    call_seconds: float = 0.0
+    slot_bytes: int = 0
+    machine: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.layers or not self.batch_sizes:
+            raise ConfigError("the profile has no layer or no batch size; measure a model with one layer at least.")
+        if list(self.batch_sizes) != sorted(set(self.batch_sizes)) or self.batch_sizes[0] < 1 or self.batch < 1:
+            raise ConfigError(f"the batch sizes are {self.batch_sizes}; they must rise, from 1 on.")
+        sizes = len(self.batch_sizes)
+        for place, one in enumerate(self.layers):
+            if not len(one.forward_seconds) == len(one.backward_seconds) == len(self.whole_seconds) == sizes:
+                raise ConfigError(f"the layer {one.name!r} has not one time for each of the {sizes} batch size(s).")
+            if any(not 0 <= source < place for source in one.inputs):
+                raise ConfigError(f"the layer {one.name!r} takes {one.inputs}; inputs must lie before place {place}.")
+            numbers = (*one.forward_seconds, *one.backward_seconds, one.parameter_bytes, one.state_bytes)
+            if min(*numbers, one.output_bytes, one.gradient_bytes, one.kept_bytes) < 0:
+                raise ConfigError(f"the layer {one.name!r} has a negative time or size.")
+        if min(*self.whole_seconds, self.update_seconds, self.fixed_seconds, self.call_seconds, self.slot_bytes) < 0:
+            raise ConfigError("the profile has a negative time or size.")
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all weights that are trained."""
+        return sum(one.parameter_bytes for one in self.layers)
+
+    @property
+    def coverage(self) -> tuple[float, ...]:
+        """For each batch size the sum of the layers' times, as a part of the time of the whole model."""
+        pairs = zip(self._sums(), self.whole_seconds, strict=True)
+        return tuple(total / whole if whole else 1.0 for total, whole in pairs)
+
+    def seconds(self, batch: float) -> list[tuple[float, float]]:
+        """Return the seconds of each layer's forward and backward pass for a batch, so that they sum up to the whole's.
+
+        Between two batch sizes that were measured times are on a line, and beyond them on the line of the nearest two;
+        below the smallest they are at least in proportion. Each layer has its measured share of the whole.
+
+        Args:
+            batch: examples, above 0.
+        """
+        scales = [whole / total if total else 1.0 for total, whole in zip(self._sums(), self.whole_seconds, strict=True)]
+        return [
+            (
+                _on_line(self.batch_sizes, _product(one.forward_seconds, scales), batch),
+                _on_line(self.batch_sizes, _product(one.backward_seconds, scales), batch),
+            )
+            for one in self.layers
+        ]
+
+    def _sums(self) -> list[float]:
+        sizes = range(len(self.batch_sizes))
+        return [sum(one.forward_seconds[i] + one.backward_seconds[i] for one in self.layers) for i in sizes]
+
+    def to_json(self) -> str:
+        """Return it as a document that `read` takes; docs/parallel-plan.md describes it."""
+        return json.dumps({"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, *, name: str = "the profile") -> "Profile":
+        """Return the profile that a document has.
+
+        Args:
+            text: as `to_json` writes it.
+            name: of the document, for messages.
+        Raises:
+            ConfigError: it is none, of another version, or a value is missing, unknown or of another type.
+        """
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{name} is no JSON: {error}. {_WRITE}") from error
+        if not isinstance(content, dict) or content.get("kind") != KIND:
+            raise ConfigError(f"{name} is no profile of layers (it has no \"kind\": {KIND!r}). {_WRITE}")
+        if content.get("version") != VERSION:
+            raise ConfigError(f"{name} has version {content.get('version')!r}; it must be {VERSION}. {_WRITE}")
+        given = {key: value for key, value in content.items() if key not in ("kind", "version")}
+        layers = given.get("layers")
+        if not isinstance(layers, list):
+            raise ConfigError(f"{name} has {validation.shown(layers)} for layers; it must be a list. {_WRITE}")
+        made = [_made(LayerProfile, one, f"{name}: layers[{place}]") for place, one in enumerate(layers)]
+        try:
+            return _made(cls, {**given, "layers": tuple(made)}, name)
+        except ConfigError as error:
+            raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from error
+
+
+_WRITE = "Write one with `tfdist parallel plan --save-profile FILE train.py`."
+
+
+def read(path: str | os.PathLike[str]) -> Profile:
+    """Return the profile in a file.
+
+    Raises:
+        MissingFileError: there is none.
+        ConfigError: it is none; see `Profile.from_json`.
+
+    Example:
+        >>> read("profile.json").batch_sizes                           # doctest: +SKIP
+        (8, 64)
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise MissingFileError(f"there is no profile {os.fspath(path)!r}. {_WRITE}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{os.fspath(path)!r} cannot be read as a profile: {error}. {_WRITE}") from error
+    return Profile.from_json(text, name=os.fspath(path))
+
+
+def _made(kind: type[Any], given: Any, name: str) -> Any:
+    """Return a value of a class, of a document's values, each of the type that its field has."""
+    if not isinstance(given, Mapping):
+        raise ConfigTypeError(f"{name} is {validation.shown(given)}; it must be an object. {_WRITE}")
+    fields = {one.name: one for one in dataclasses.fields(kind)}
+    for key in given:
+        if key not in fields:
+            raise ConfigError(f"{name} has {key!r}, which is not known.{validation.nearest(key, fields)} {_WRITE}")
+    needed = dataclasses.MISSING
+    missing = [k for k, f in fields.items() if k not in given and f.default is needed and f.default_factory is needed]
+    if missing:
+        raise ConfigError(f"{name} has no {', '.join(missing)}. {_WRITE}")
+    return kind(**{key: _value(value, fields[key].type, f"{name}: {key}") for key, value in given.items()})
+
+
+def _value(value: Any, kind: Any, name: str) -> Any:
+    if kind is bool:
+        return validation.boolean(name, value)
+    if kind is int:
+        return validation.integer(name, value)
+    if kind is float:
+        return validation.number(name, value)
+    if kind is str:
+        if not isinstance(value, str):
+            raise ConfigTypeError(f"{name} is {validation.shown(value)}; it must be a text. {_WRITE}")
+        return value
+    if kind in (tuple[int, ...], tuple[float, ...]):
+        if not isinstance(value, list):
+            raise ConfigTypeError(f"{name} is {validation.shown(value)}; it must be a list of numbers. {_WRITE}")
+        check = validation.integer if kind == tuple[int, ...] else validation.number
+        return tuple(check(name, one) for one in value)
+    if kind == dict[str, str]:
+        if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+            raise ConfigTypeError(f"{name} is {validation.shown(value)}; it must be an object of texts. {_WRITE}")
+    return value
+
+
+def _product(seconds: Sequence[float], scales: Sequence[float]) -> list[float]:
+    return [one * scale for one, scale in zip(seconds, scales, strict=True)]
+
+
+def _on_line(sizes: Sequence[int], seconds: Sequence[float], batch: float) -> float:
+    """Return the time for a batch, given those of some sizes.
+
+    Example:
+        >>> [_on_line((4, 8), (2.0, 3.0), batch) for batch in (1, 4, 6, 8, 16)]
+        [1.25, 2.0, 2.5, 3.0, 5.0]
+    """
+    if len(sizes) == 1:
+        return seconds[0] * batch / sizes[0]
+    upper = next((place for place in range(1, len(sizes) - 1) if batch <= sizes[place]), len(sizes) - 1)
+    (low, high), (less, more) = (sizes[upper - 1], sizes[upper]), (seconds[upper - 1], seconds[upper])
+    found = less + (more - less) * (batch - low) / (high - low)
+    if batch < sizes[0]:
+        return max(found, seconds[0] * batch / sizes[0])
+    return max(found, 0.0) if batch <= sizes[-1] else max(found, seconds[-1])
