@@ -128,6 +128,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_functional": model,
         "_nodes_by_depth": lambda: model()._functional,
         "_keras_history": lambda: model().inputs[0],
+        "_standardize_inputs": lambda: model()._functional,
     },
     "keras/layers.py": {
         **each(" ".join(ATTENTION), attention),

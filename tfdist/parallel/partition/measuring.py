@@ -1,0 +1,323 @@
+"""The profile of a model, measured: each layer alone and the whole model, in turns, on the device that is here."""
+
+import inspect
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.compat.keras import graphs
+from tfdist.compat.keras import model as keras_model
+from tfdist.errors import UnsupportedError
+from tfdist.measurement import machine
+from tfdist.parallel.partition.profile import LayerProfile, Profile
+
+__all__ = ["profile", "require_graph"]
+
+_SECONDS = 2.0  # that the rounds of a batch size should take
+_FEWEST, _MOST = 5, 30  # rounds
+LOSS = "(loss)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """One call at one batch size: what is timed, and what is counted."""
+
+    forward: Callable[[], Any]
+    both: Callable[[], Any]
+    output_bytes: float
+    gradient_bytes: float
+    kept_bytes: float
+
+
+def require_graph(model: keras.Model) -> graphs.Functional:
+    """Return the graph of layers by which a model computes.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    graph = graphs.graph_of(model)
+    if graph is None:
+        raise UnsupportedError(
+            f"{model.name!r} is a {type(model).__name__}: not a Sequential or functional model that is built, so it has "
+            "no graph of layers that could be cut. Make it with keras.Sequential([keras.Input(...), ...]), or "
+            "keras.Model(inputs, outputs) of layers; blocks of your own may be layers in it."
+        )
+    return graph
+
+
+def profile(
+    model: keras.Model,
+    batch: Any,
+    *,
+    batch_sizes: Iterable[int] = (),
+    in_fit: Callable[[Any, int], float] | None = None,
+) -> Profile:
+    """Return what each layer of a model costs on this device.
+
+    Weights, the optimizer and metrics are as before when it returns.
+
+    Args:
+        model: Sequential or functional, built, compiled for its loss and its optimizer to count.
+        batch: of `fit`, over all devices: a tuple (x, y) or (x, y, sample_weight) of arrays, or x.
+        batch_sizes: with which layers are measured as well; the whole batch always is.
+        in_fit: trains so many steps with a batch, and returns the seconds of one; None: nothing is fixed in a step.
+    Raises:
+        UnsupportedError: the model has no graph of layers.
+        ConfigError: the batch has no example.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="out")])
+        >>> profile(model, tf.ones([4, 3])).layers[0].parameter_bytes
+        32
+    """
+    graph = require_graph(model)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
+    rows = int(keras.tree.flatten(x)[0].shape[0])
+    validation.integer("the batch", rows, minimum=1, hint="Give a batch of one example or more.")
+    sizes = sorted({rows, *(validation.integer("a batch size", one, minimum=1) for one in batch_sizes)})
+    kept = [(variable, variable.numpy()) for variable in _variables(model)]
+    try:
+        call_seconds = _call_seconds()
+        found = [_at(model, graph, _rows((x, y, weight), size), call_seconds) for size in sizes]
+        update, slots = _update(model, call_seconds)
+        layers, wholes = zip(*found, strict=True)
+        fixed = 0.0
+        if in_fit is not None:
+            step = _whole(model, x, y, weight)
+            step()
+            pairs = [(in_fit((x, y, weight), 4), _seconds(step)) for _ in range(_FEWEST)]
+            fixed = max(statistics.median(fit - whole for fit, whole in pairs) - update, 0.0)
+        return Profile(
+            model=model.name,
+            batch=rows,
+            batch_sizes=tuple(sizes),
+            layers=tuple(_merged(of_sizes) for of_sizes in zip(*layers, strict=True)),
+            whole_seconds=tuple(wholes),
+            update_seconds=update,
+            fixed_seconds=fixed,
+            call_seconds=call_seconds,
+            slot_bytes=slots,
+            machine=machine.describe(),
+        )
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+
+
+def _variables(model: keras.Model) -> list[Any]:
+    metrics = [variable for metric in keras_model.metrics(model) for variable in metric.variables]
+    return [*keras_model.persistent_variables(model), *metrics]
+
+
+def _rows(values: Any, size: int) -> Any:
+    """Return so many rows of each array, from the first on, again from the first one where there are not enough."""
+
+    def of(value: Any) -> Any:
+        if value is None:
+            return None
+        tensor = tf.convert_to_tensor(value)
+        return tf.gather(tensor, tf.range(size) % tf.shape(tensor)[0])
+
+    return keras.tree.map_structure(of, values, none_is_leaf=True)
+
+
+def _at(
+    model: keras.Model, graph: graphs.Functional, data: Any, call_seconds: float
+) -> tuple[list[LayerProfile], float]:
+    """Return the layers at one batch size, each with one time, and the seconds of the whole model."""
+    x, y, weight = data
+    size = int(keras.tree.flatten(x)[0].shape[0])
+    calls = graphs.calls(graph)
+    values = graphs.given_values(graph, x)
+    measured: list[_Measured] = []
+    for call in calls:
+        args, kwargs = call.arguments(values)
+        one, results = _measured(call.operation, args, kwargs, size)
+        values.update(zip(call.results, results, strict=True))
+        measured.append(one)
+    taken = [values[id(output)] for output in graph.outputs]
+    y_pred = keras.tree.pack_sequence_as(model.output, taken)
+    measured.append(_measured(lambda *flat: _loss(model, x, y, flat, y_pred, weight), tuple(taken), {}, size)[0])
+    whole = _whole(model, x, y, weight)
+    timed = [function for one in measured for function in (one.forward, one.both)] + [whole]
+    for function in timed:
+        function()
+    first = sum(_seconds(function) for function in timed)
+    rounds = [[_seconds(function) for function in timed] for _ in range(_rounds(first))]
+    medians = [max(statistics.median(column) - call_seconds, 0.0) for column in zip(*rounds, strict=True)]
+    seen: set[int] = set()
+    outputs = {id(one) for one in graphs.results(graph)}
+    layers = []
+    for place, one in enumerate(measured):
+        call = calls[place] if place < len(calls) else None
+        layer = call.operation if call is not None else None
+        again = id(layer) in seen
+        seen.add(id(layer))
+        is_layer = isinstance(layer, keras.layers.Layer)
+        places = [at for at, other in enumerate(calls) if id(other.operation) in outputs]
+        forward, both = medians[2 * place], medians[2 * place + 1]
+        layers.append(
+            LayerProfile(
+                name=LOSS if call is None else str(call.operation.name),
+                kind="" if call is None else type(call.operation).__name__,
+                may_begin_stage=is_layer and not again,
+                inputs=tuple(places) if call is None else call.inputs,
+                parameter_bytes=_bytes_of(layer.trainable_variables) if is_layer else 0,
+                state_bytes=_bytes_of(layer.non_trainable_variables) if is_layer else 0,
+                output_bytes=0.0 if call is None else one.output_bytes / size,
+                gradient_bytes=0.0 if call is None else one.gradient_bytes / size,
+                kept_bytes=one.kept_bytes / size,
+                forward_seconds=(forward,),
+                backward_seconds=(max(both - forward, 0.0),),
+            )
+        )
+    return layers, medians[-1]
+
+
+def _measured(operation: Any, args: Any, kwargs: Any, size: int) -> tuple[_Measured, list[Any]]:
+    """Return what is timed of one call, and what it returns."""
+    if isinstance(operation, keras.layers.Layer) and "training" in inspect.signature(operation.call).parameters:
+        kwargs = {**kwargs, "training": True}
+    flat = keras.tree.flatten((args, kwargs))
+    places = [place for place, one in enumerate(flat) if tf.is_tensor(one)]
+    given = [flat[place] for place in places]
+    variables = [one.value for one in getattr(operation, "trainable_variables", ())]
+    counted: dict[str, int] = {}
+
+    def run(tensors: Sequence[Any]) -> list[Any]:
+        now = list(flat)
+        for place, tensor in zip(places, tensors, strict=True):
+            now[place] = tensor
+        again, named = keras.tree.pack_sequence_as((args, kwargs), now)
+        return [tf.convert_to_tensor(one) for one in keras.tree.flatten(operation(*again, **named))]
+
+    forward = tf.function(lambda *tensors: run(tensors), autograph=False)
+    results = list(forward(*given))
+    floats = [place for place, one in enumerate(results) if one.dtype.is_floating]
+    cotangents = [tf.ones_like(results[place]) for place in floats]
+
+    def both(tensors: Sequence[Any], back: Sequence[Any]) -> Any:
+        watched = [one for one in tensors if one.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            found = run(tensors)
+        made = len(tf.compat.v1.get_default_graph().get_operations())
+        gradients = tape.gradient([found[place] for place in floats], [*watched, *variables], output_gradients=back)
+        counted["kept"] = _kept_bytes(tf.compat.v1.get_default_graph(), made, found)
+        return found, [tf.convert_to_tensor(one) for one in gradients if one is not None]
+
+    differentiated = tf.function(both, autograph=False)
+    differentiated.get_concrete_function(given, cotangents)
+    output = sum(_size(one) for one in results)
+    return _Measured(
+        forward=lambda: forward(*given),
+        both=lambda: differentiated(given, cotangents),
+        output_bytes=output,
+        gradient_bytes=sum(_size(results[place]) for place in floats),
+        kept_bytes=max(counted["kept"], output),
+    ), results
+
+
+def _kept_bytes(graph: Any, made: int, results: Sequence[Any]) -> int:
+    """Return the bytes of what a layer makes in its forward pass, the first operations, and needs in its backward pass.
+
+    What it is given and its weights are not its own; its results are, whoever needs them.
+    """
+    operations = graph.get_operations()
+    own = {id(one) for one in operations[:made] if one.type not in ("Placeholder", "Const", "ReadVariableOp")}
+    needed = {one.ref(): one for later in operations[made:] for one in later.inputs if id(one.op) in own}
+    needed.update({one.ref(): one for one in results})
+    return sum(_size(one) for one in needed.values())
+
+
+def _size(tensor: Any) -> int:
+    count = tensor.shape.num_elements()
+    return 0 if count is None or tensor.dtype.size is None else int(count * tensor.dtype.size)
+
+
+def _bytes_of(variables: Iterable[Any]) -> int:
+    return sum(_size(tf.convert_to_tensor(one)) for one in variables)
+
+
+def _loss(model: keras.Model, x: Any, y: Any, flat: Sequence[Any], like: Any, weight: Any) -> Any:
+    if y is None or not model.compiled:
+        return tf.add_n([tf.reduce_sum(tf.cast(one, tf.float32)) for one in flat])
+    return model.compute_loss(x, y, keras.tree.pack_sequence_as(like, list(flat)), weight)
+
+
+def _whole(model: keras.Model, x: Any, y: Any, weight: Any) -> Callable[[], Any]:
+    """Return the forward and backward pass of the whole model."""
+    variables = [one.value for one in model.trainable_variables]
+
+    @tf.function(autograph=False, jit_compile=bool(getattr(model, "jit_compile", False)))
+    def step(x: Any, y: Any, weight: Any) -> Any:
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True)
+            loss = _loss(model, x, y, keras.tree.flatten(predicted), predicted, weight)
+        return loss, [one for one in tape.gradient(loss, variables) if one is not None]
+
+    return lambda: step(x, y, weight)
+
+
+def _update(model: keras.Model, call_seconds: float) -> tuple[float, int]:
+    """Return the seconds of an update of all weights by an optimizer such as the model's, and the bytes of its slots."""
+    given = getattr(model, "optimizer", None)
+    if given is None or not model.trainable_variables:
+        return 0.0, 0
+    strategy = model.distribute_strategy
+    with strategy.scope():
+        optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(given))
+        optimizer.build(model.trainable_variables)
+    gradients = [tf.zeros(one.shape, one.dtype) for one in model.trainable_variables]
+
+    @tf.function(autograph=False)
+    def update(gradients: Any) -> None:
+        strategy.run(lambda given: optimizer.apply(given, model.trainable_variables), args=(gradients,))
+
+    update(gradients)
+    times = [_seconds(lambda: update(gradients)) for _ in range(2 * _FEWEST)]
+    slots = [one for one in optimizer.variables if len(one.shape)]
+    return max(statistics.median(times) - call_seconds, 0.0), _bytes_of(slots)
+
+
+def _call_seconds() -> float:
+    """Return the seconds of calling a compiled function that does next to nothing."""
+    function = tf.function(lambda one: one + 1.0, autograph=False)
+    one = tf.constant(1.0)
+    function(one)
+    return statistics.median(_seconds(lambda: function(one)) for _ in range(_MOST))
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    function()
+    tf.test.experimental.sync_devices()
+    return time.perf_counter() - began
+
+
+def _rounds(seconds: float) -> int:
+    return min(max(round(_SECONDS / max(seconds, 1e-9)), _FEWEST), _MOST)
+
+
+def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
+    """Return one layer with the times of all batch sizes; the bytes of an example are those of the largest."""
+    largest = of_sizes[-1]
+    return LayerProfile(
+        name=largest.name,
+        kind=largest.kind,
+        may_begin_stage=largest.may_begin_stage,
+        inputs=largest.inputs,
+        parameter_bytes=largest.parameter_bytes,
+        state_bytes=largest.state_bytes,
+        output_bytes=largest.output_bytes,
+        gradient_bytes=largest.gradient_bytes,
+        kept_bytes=largest.kept_bytes,
+        forward_seconds=tuple(one.forward_seconds[0] for one in of_sizes),
+        backward_seconds=tuple(one.backward_seconds[0] for one in of_sizes),
+    )
