@@ -1,0 +1,69 @@
+"""How a model is divided over devices: what its layers cost, which stages are best, how long a step will take.
+
+Planning loads no TensorFlow; measuring a model does.
+
+Example:
+    >>> from tfdist.parallel import partition
+    >>> partition.Link.parse("10gbit").bytes_per_second
+    1250000000.0
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers, and for the API reference
+    from tfdist.parallel.partition.devices import DeviceKind
+    from tfdist.parallel.partition.link import Link
+    from tfdist.parallel.partition.measuring import profile as measure
+    from tfdist.parallel.partition.planning import Plan, Report, plans
+    from tfdist.parallel.partition.step_time import Prediction, predict
+    from tfdist.parallel.partition.profile import LayerProfile, Profile, read
+    from tfdist.parallel.partition.search import best_stages
+    from tfdist.parallel.partition.stages import Memory, Setting, Stage
+
+_WHERE = {
+    "DeviceKind": "devices",
+    "LayerProfile": "profile",
+    "Link": "link",
+    "Memory": "stages",
+    "Plan": "planning",
+    "Prediction": "step_time",
+    "Profile": "profile",
+    "Report": "planning",
+    "Setting": "stages",
+    "Stage": "stages",
+    "best_stages": "search",
+    "measure": "measuring",
+    "plans": "planning",
+    "predict": "step_time",
+    "read": "profile",
+}
+
+__all__ = [
+    "DeviceKind",
+    "LayerProfile",
+    "Link",
+    "Memory",
+    "Plan",
+    "Prediction",
+    "Profile",
+    "Report",
+    "Setting",
+    "Stage",
+    "best_stages",
+    "measure",
+    "plans",
+    "predict",
+    "read",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    module = importlib.import_module(f"tfdist.parallel.partition.{_WHERE[name]}")
+    return getattr(module, "profile" if name == "measure" else name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -122,7 +122,9 @@ class Profile:
         Args:
             batch: examples, above 0.
         """
-        scales = [whole / total if total else 1.0 for total, whole in zip(self._sums(), self.whole_seconds, strict=True)]
+        scales = [
+            whole / total if total else 1.0 for total, whole in zip(self._sums(), self.whole_seconds, strict=True)
+        ]
         return [
             (
                 _on_line(self.batch_sizes, _product(one.forward_seconds, scales), batch),
@@ -154,7 +156,7 @@ class Profile:
         except ValueError as error:
             raise ConfigError(f"{name} is no JSON: {error}. {_WRITE}") from error
         if not isinstance(content, dict) or content.get("kind") != KIND:
-            raise ConfigError(f"{name} is no profile of layers (it has no \"kind\": {KIND!r}). {_WRITE}")
+            raise ConfigError(f'{name} is no profile of layers (it has no "kind": {KIND!r}). {_WRITE}')
         if content.get("version") != VERSION:
             raise ConfigError(f"{name} has version {content.get('version')!r}; it must be {VERSION}. {_WRITE}")
         given = {key: value for key, value in content.items() if key not in ("kind", "version")}

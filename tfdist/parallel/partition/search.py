@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tfdist import validation
-from tfdist.parallel.partition import predict
-from tfdist.parallel.partition.predict import Parts
+from tfdist.parallel.partition import step_time
+from tfdist.parallel.partition.step_time import Parts
 from tfdist.parallel.partition.stages import Setting, Stage
 
 __all__ = ["OBJECTIVES", "best_stages", "cost"]
@@ -67,14 +67,14 @@ class _Search:
         if objective == "price":  # a slow step may be cheap: no bound on the time alone holds
             least = min((one.pace for one in slowest.values()), default=0.0)
             return [one.stages for front in self._all((least, math.inf)).values() for one in front]
-        times = [predict.step_seconds(self._setting, self._parts(one.stages)) for one in slowest.values()]
+        times = [step_time.step_seconds(self._setting, self._parts(one.stages)) for one in slowest.values()]
         if not times:
             return []
         least = min(one.pace for one in slowest.values())
         return [one.stages for front in self._all((least, min(times))).values() for one in front]
 
     def _parts(self, stages: Sequence[Stage]) -> list[Parts]:
-        return [predict.parts(self._setting, stage) for stage in stages]
+        return [step_time.parts(self._setting, stage) for stage in stages]
 
     def _choices_from(self, begin: int) -> list[_Choice]:
         """Return the stages from a place on that fit into memory, if nothing is under way behind them."""
@@ -87,7 +87,7 @@ class _Search:
                     most = setting.most_under_way(stage) if self._limits_memory else math.inf
                     if devices <= one.count and most >= setting.under_way(stage, devices):
                         any_fits = True
-                        found.append(_Choice(stage=stage, adds=predict.parts(setting, stage), most_under_way=most))
+                        found.append(_Choice(stage=stage, adds=step_time.parts(setting, stage), most_under_way=most))
             if not any_fits:
                 break  # a longer stage needs more still
         return found
@@ -163,7 +163,7 @@ def best_stages(
 
 def cost(setting: Setting, stages: Sequence[Stage], objective: str = "time") -> float:
     """Return what is made small: the seconds of a step, or the price of the devices of the stages meanwhile."""
-    seconds = predict.predict(setting, stages).seconds
+    seconds = step_time.predict(setting, stages).seconds
     if objective == "time":
         return seconds
     return seconds / _HOUR * sum(one.devices * setting.kinds[one.kind].price for one in stages)
@@ -177,7 +177,9 @@ def every(setting: Setting) -> Iterator[tuple[Stage, ...]]:
     layers = len(setting.profile.layers)
     inner = setting.begins()[1:]
     devices = [
-        (kind, count) for kind, one in enumerate(setting.kinds) for count in range(1, one.count + 1)
+        (kind, count)
+        for kind, one in enumerate(setting.kinds)
+        for count in range(1, one.count + 1)
         if setting.replicas in (None, count)
     ]
     for number in range(len(inner) + 1):
@@ -206,6 +208,8 @@ def _keep(front: list[_Kept], one: _Kept) -> None:
                 break
             return
     front[:] = [
-        other for other in front if not (one.pace <= other.pace and one.passing <= other.passing and one.end <= other.end)
+        other
+        for other in front
+        if not (one.pace <= other.pace and one.passing <= other.passing and one.end <= other.end)
     ]
     front.append(one)

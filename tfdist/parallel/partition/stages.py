@@ -199,7 +199,11 @@ class Setting:
             return math.inf
         none, one = self._memory(stage, 0), self._memory(stage, 1)
         each = one.total - none.total
-        return math.floor((free - none.total) / each * (1 + 1e-12)) if each else math.inf * (1 if free >= none.total else -1)
+        return (
+            math.floor((free - none.total) / each * (1 + 1e-12))
+            if each
+            else math.inf * (1 if free >= none.total else -1)
+        )
 
     def memory(self, stage: Stage, devices_from_here: int) -> Memory:
         """Return the bytes on a device of a stage, given the devices of this stage and of those behind it."""
@@ -213,9 +217,7 @@ class Setting:
         comes_in = self.crossing[stage.begin][0] if stage.begin else 0.0
         kept = (self._kept[stage.end] - self._kept[stage.begin] + comes_in) * self.microbatch
         versions = 1 if self.flushes else live
-        return Memory(
-            weights=weights * versions + states, gradients=weights, optimizer=slots, activations=kept * live
-        )
+        return Memory(weights=weights * versions + states, gradients=weights, optimizer=slots, activations=kept * live)
 
 
 def _sums(values: Sequence[float]) -> list[float]:
