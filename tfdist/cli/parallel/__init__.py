@@ -5,6 +5,7 @@ import click
 from tfdist.cli.common.group import LazyGroup
 
 COMMANDS = {
+    "plan": "Find the fastest way to divide a model over devices, and say which fit.",
     "schedule": "Show what the stages of a pipeline do when, as text or as a picture.",
 }
 

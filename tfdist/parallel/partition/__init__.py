@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.parallel.partition.link import Link
     from tfdist.parallel.partition.measuring import profile as measure
     from tfdist.parallel.partition.planning import Plan, Report, plans
-    from tfdist.parallel.partition.step_time import Prediction, predict
     from tfdist.parallel.partition.profile import LayerProfile, Profile, read
     from tfdist.parallel.partition.search import best_stages
     from tfdist.parallel.partition.stages import Memory, Setting, Stage
+    from tfdist.parallel.partition.step_time import Prediction, predict
 
 _WHERE = {
     "DeviceKind": "devices",

@@ -19,7 +19,7 @@ from tfdist.parallel.partition.profile import LayerProfile, Profile
 
 __all__ = ["profile", "require_graph"]
 
-_SECONDS = 2.0  # that the rounds of a batch size should take
+_SECONDS = 6.0  # that all rounds should take
 _FEWEST, _MOST = 5, 30  # rounds
 LOSS = "(loss)"
 
@@ -44,7 +44,7 @@ def require_graph(model: keras.Model) -> graphs.Functional:
     graph = graphs.graph_of(model)
     if graph is None:
         raise UnsupportedError(
-            f"{model.name!r} is a {type(model).__name__}: not a Sequential or functional model that is built, so it has "
+            f"{model.name!r} is a {type(model).__name__}, and no Sequential or functional model that is built: it has "
             "no graph of layers that could be cut. Make it with keras.Sequential([keras.Input(...), ...]), or "
             "keras.Model(inputs, outputs) of layers; blocks of your own may be layers in it."
         )
@@ -83,15 +83,18 @@ def profile(
     sizes = sorted({rows, *(validation.integer("a batch size", one, minimum=1) for one in batch_sizes)})
     kept = [(variable, variable.numpy()) for variable in _variables(model)]
     try:
+        at = [_prepared(model, graph, _rows((x, y, weight), size)) for size in sizes]
         call_seconds = _call_seconds()
-        found = [_at(model, graph, _rows((x, y, weight), size), call_seconds) for size in sizes]
+        # all in turns, so that what else the machine does meanwhile is in all of them
+        timed = [function for one in at for function in one.functions]
+        seconds = iter(max(one - call_seconds, 0.0) for one in _medians(timed))
+        layers, wholes = zip(
+            *[_profiled(graph, one, [next(seconds) for _ in one.functions]) for one in at], strict=True
+        )
         update, slots = _update(model, call_seconds)
-        layers, wholes = zip(*found, strict=True)
         fixed = 0.0
         if in_fit is not None:
-            step = _whole(model, x, y, weight)
-            step()
-            pairs = [(in_fit((x, y, weight), 4), _seconds(step)) for _ in range(_FEWEST)]
+            pairs = [(in_fit((x, y, weight), 4), _seconds(at[-1].functions[-1])) for _ in range(_FEWEST)]
             fixed = max(statistics.median(fit - whole for fit, whole in pairs) - update, 0.0)
         return Profile(
             model=model.name,
@@ -127,60 +130,81 @@ def _rows(values: Any, size: int) -> Any:
     return keras.tree.map_structure(of, values, none_is_leaf=True)
 
 
-def _at(
-    model: keras.Model, graph: graphs.Functional, data: Any, call_seconds: float
-) -> tuple[list[LayerProfile], float]:
-    """Return the layers at one batch size, each with one time, and the seconds of the whole model."""
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A model at one batch size: its calls, the loss at the end, and the whole."""
+
+    size: int
+    calls: list[_Measured]
+    whole: Callable[[], Any]
+
+    @property
+    def functions(self) -> list[Callable[[], Any]]:
+        """What is timed: each call's two, and the whole model."""
+        return [function for one in self.calls for function in (one.forward, one.both)] + [self.whole]
+
+
+def _prepared(model: keras.Model, graph: graphs.Functional, data: Any) -> _Prepared:
     x, y, weight = data
     size = int(keras.tree.flatten(x)[0].shape[0])
-    calls = graphs.calls(graph)
     values = graphs.given_values(graph, x)
     measured: list[_Measured] = []
-    for call in calls:
+    for call in graphs.calls(graph):
         args, kwargs = call.arguments(values)
-        one, results = _measured(call.operation, args, kwargs, size)
+        one, results = _measured(call.operation, args, kwargs)
         values.update(zip(call.results, results, strict=True))
         measured.append(one)
     taken = [values[id(output)] for output in graph.outputs]
     y_pred = keras.tree.pack_sequence_as(model.output, taken)
-    measured.append(_measured(lambda *flat: _loss(model, x, y, flat, y_pred, weight), tuple(taken), {}, size)[0])
-    whole = _whole(model, x, y, weight)
-    timed = [function for one in measured for function in (one.forward, one.both)] + [whole]
-    for function in timed:
-        function()
-    first = sum(_seconds(function) for function in timed)
-    rounds = [[_seconds(function) for function in timed] for _ in range(_rounds(first))]
-    medians = [max(statistics.median(column) - call_seconds, 0.0) for column in zip(*rounds, strict=True)]
+    measured.append(_measured(lambda *flat: _loss(model, x, y, flat, y_pred, weight), tuple(taken), {})[0])
+    return _Prepared(size=size, calls=measured, whole=_whole(model, x, y, weight))
+
+
+def _medians(functions: Sequence[Callable[[], Any]]) -> list[float]:
+    for function in functions:
+        function()  # the first call sets up
+    first = sum(_seconds(function) for function in functions)
+    count = min(max(round(_SECONDS / max(first, 1e-9)), _FEWEST), _MOST)
+    rounds = [[_seconds(function) for function in functions] for _ in range(count)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def _profiled(
+    graph: graphs.Functional, prepared: _Prepared, seconds: Sequence[float]
+) -> tuple[list[LayerProfile], float]:
+    """Return the layers at one batch size, each with one time, and the seconds of the whole model."""
+    calls, size = graphs.calls(graph), prepared.size
+    ends = {id(one) for one in graphs.results(graph)}
     seen: set[int] = set()
-    outputs = {id(one) for one in graphs.results(graph)}
     layers = []
-    for place, one in enumerate(measured):
-        call = calls[place] if place < len(calls) else None
-        layer = call.operation if call is not None else None
-        again = id(layer) in seen
-        seen.add(id(layer))
+    for place, one in enumerate(prepared.calls):
+        times: dict[str, Any] = {"forward_seconds": (seconds[2 * place],)}
+        times["backward_seconds"] = (max(seconds[2 * place + 1] - seconds[2 * place], 0.0),)
+        if place == len(calls):
+            inputs = tuple(at for at, other in enumerate(calls) if id(other.operation) in ends)
+            layers.append(LayerProfile(name=LOSS, may_begin_stage=False, inputs=inputs, **times))
+            continue
+        layer = calls[place].operation
         is_layer = isinstance(layer, keras.layers.Layer)
-        places = [at for at, other in enumerate(calls) if id(other.operation) in outputs]
-        forward, both = medians[2 * place], medians[2 * place + 1]
         layers.append(
             LayerProfile(
-                name=LOSS if call is None else str(call.operation.name),
-                kind="" if call is None else type(call.operation).__name__,
-                may_begin_stage=is_layer and not again,
-                inputs=tuple(places) if call is None else call.inputs,
+                name=str(layer.name),
+                kind=type(layer).__name__,
+                may_begin_stage=is_layer and id(layer) not in seen,
+                inputs=calls[place].inputs,
                 parameter_bytes=_bytes_of(layer.trainable_variables) if is_layer else 0,
                 state_bytes=_bytes_of(layer.non_trainable_variables) if is_layer else 0,
-                output_bytes=0.0 if call is None else one.output_bytes / size,
-                gradient_bytes=0.0 if call is None else one.gradient_bytes / size,
+                output_bytes=one.output_bytes / size,
+                gradient_bytes=one.gradient_bytes / size,
                 kept_bytes=one.kept_bytes / size,
-                forward_seconds=(forward,),
-                backward_seconds=(max(both - forward, 0.0),),
+                **times,
             )
         )
-    return layers, medians[-1]
+        seen.add(id(layer))
+    return layers, seconds[-1]
 
 
-def _measured(operation: Any, args: Any, kwargs: Any, size: int) -> tuple[_Measured, list[Any]]:
+def _measured(operation: Any, args: Any, kwargs: Any) -> tuple[_Measured, list[Any]]:
     """Return what is timed of one call, and what it returns."""
     if isinstance(operation, keras.layers.Layer) and "training" in inspect.signature(operation.call).parameters:
         kwargs = {**kwargs, "training": True}
@@ -266,7 +290,7 @@ def _whole(model: keras.Model, x: Any, y: Any, weight: Any) -> Callable[[], Any]
 
 
 def _update(model: keras.Model, call_seconds: float) -> tuple[float, int]:
-    """Return the seconds of an update of all weights by an optimizer such as the model's, and the bytes of its slots."""
+    """Return the seconds in which an optimizer such as the model's updates all weights, and the bytes of its slots."""
     given = getattr(model, "optimizer", None)
     if given is None or not model.trainable_variables:
         return 0.0, 0
@@ -299,10 +323,6 @@ def _seconds(function: Callable[[], Any]) -> float:
     function()
     tf.test.experimental.sync_devices()
     return time.perf_counter() - began
-
-
-def _rounds(seconds: float) -> int:
-    return min(max(round(_SECONDS / max(seconds, 1e-9)), _FEWEST), _MOST)
 
 
 def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:

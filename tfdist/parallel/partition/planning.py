@@ -13,9 +13,9 @@ from tfdist import validation
 from tfdist.parallel.partition import search, step_time
 from tfdist.parallel.partition.devices import DeviceKind, require_names
 from tfdist.parallel.partition.link import Link
-from tfdist.parallel.partition.step_time import Prediction
 from tfdist.parallel.partition.profile import Profile
 from tfdist.parallel.partition.stages import SCHEDULES, Memory, Setting, Stage
+from tfdist.parallel.partition.step_time import Prediction
 
 __all__ = ["Plan", "Report", "plans"]
 
@@ -97,10 +97,11 @@ class Report:
         if best is None:
             least = min(self.plans, key=lambda one: one.memory.total)
             most = max(one.memory_bytes for one in self.kinds)
+            term = least.memory.largest
             return (
-                f"nothing fits into {shown_bytes(most)} on a device: {least.name} needs least, {shown_bytes(least.memory.total)}, "
-                f"most of it for {least.memory.largest} ({shown_bytes(getattr(least.memory, least.memory.largest))}). "
-                f"{_CURES[least.memory.largest]}"
+                f"nothing fits into {shown_bytes(most)} on a device: {least.name} needs least, "
+                f"{shown_bytes(least.memory.total)}, most of it for {term} "
+                f"({shown_bytes(getattr(least.memory, term))}). {_CURES[term]}"
             )
         part = getattr(best.prediction, best.prediction.dominant) / best.prediction.seconds
         return (
@@ -273,7 +274,7 @@ class _Maker:
                     found.append((setting, stages))
             if found:
                 break
-        setting, stages = min(found, key=lambda pair: search.cost(*pair, self.objective))
+        setting, stages = min(found, key=lambda pair: search.cost(pair[0], pair[1], self.objective))
         data = f"data {replicas} x " if replicas > 1 else ""
         return self._plan(setting, stages, f"{data}pipeline {len(stages)}", "pipeline")
 

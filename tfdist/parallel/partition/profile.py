@@ -224,9 +224,8 @@ def _value(value: Any, kind: Any, name: str) -> Any:
             raise ConfigTypeError(f"{name} is {validation.shown(value)}; it must be a list of numbers. {_WRITE}")
         check = validation.integer if kind == tuple[int, ...] else validation.number
         return tuple(check(name, one) for one in value)
-    if kind == dict[str, str]:
-        if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
-            raise ConfigTypeError(f"{name} is {validation.shown(value)}; it must be an object of texts. {_WRITE}")
+    if kind == dict[str, str] and not (isinstance(value, dict) and all(isinstance(v, str) for v in value.values())):
+        raise ConfigTypeError(f"{name} is {validation.shown(value)}; it must be an object of texts. {_WRITE}")
     return value
 
 

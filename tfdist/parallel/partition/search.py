@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from tfdist import validation
 from tfdist.parallel.partition import step_time
-from tfdist.parallel.partition.step_time import Parts
 from tfdist.parallel.partition.stages import Setting, Stage
+from tfdist.parallel.partition.step_time import Parts
 
 __all__ = ["OBJECTIVES", "best_stages", "cost"]
 

@@ -1,0 +1,286 @@
+"""The partition of a model: the search beside brute force, predictions beside closed forms, memory, monotony."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdist.errors import ConfigError
+from tfdist.parallel.partition import search
+from tfdist.parallel.partition.devices import DeviceKind
+from tfdist.parallel.partition.link import Link
+from tfdist.parallel.partition.planning import plans
+from tfdist.parallel.partition.profile import LayerProfile, Profile
+from tfdist.parallel.partition.search import best_stages, cost
+from tfdist.parallel.partition.stages import SCHEDULES, Setting, Stage
+from tfdist.parallel.partition.step_time import predict
+
+FAST = Link(latency_seconds=0.0, bytes_per_second=1e18)
+KB = st.integers(0, 8).map(lambda size: size * 1000)
+
+
+@st.composite
+def profiles(draw: st.DrawFn, most: int = 12) -> Profile:
+    """Layers with skip connections, some of which no stage may begin with."""
+    count = draw(st.integers(1, most))
+    layers = []
+    for place in range(count):
+        inputs = draw(st.sets(st.integers(0, place - 1), min_size=1, max_size=2)) if place else set()
+        layers.append(
+            LayerProfile(
+                name=f"layer{place}",
+                may_begin_stage=draw(st.integers(0, 3)) > 0,
+                inputs=tuple(sorted(inputs)),
+                parameter_bytes=draw(KB),
+                state_bytes=draw(KB),
+                output_bytes=float(draw(KB)),
+                gradient_bytes=float(draw(KB)),
+                kept_bytes=float(draw(KB)),
+                forward_seconds=(draw(st.integers(0, 9)) / 8,),
+                backward_seconds=(draw(st.integers(0, 9)) / 8,),
+            )
+        )
+    whole = sum(one.forward_seconds[0] + one.backward_seconds[0] for one in layers)
+    return Profile(
+        model="m",
+        batch=16,
+        batch_sizes=(16,),
+        layers=tuple(layers),
+        whole_seconds=(whole,),
+        update_seconds=draw(st.integers(0, 3)) / 4,
+        call_seconds=0.01,
+        slot_bytes=draw(KB),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, most: int = 12, most_kinds: int = 1) -> Setting:
+    kinds = draw(st.integers(1, most_kinds))
+    devices = [
+        DeviceKind(
+            name=f"kind{number}",
+            count=draw(st.integers(1, 4 if kinds == 1 else 2)),
+            speed=draw(st.sampled_from([0.5, 1.0, 3.0])),
+            memory_bytes=draw(st.sampled_from([8e3, 3e4, 1e5, math.inf])),
+            price=draw(st.sampled_from([1.0, 2.5])),
+        )
+        for number in range(kinds)
+    ]
+    link = Link(
+        latency_seconds=draw(st.sampled_from([0.0, 0.01])),
+        bytes_per_second=draw(st.sampled_from([1e3, 1e5, 1e12])),
+        is_local=draw(st.booleans()),
+    )
+    return Setting(
+        profile=draw(profiles(most)),
+        link=link,
+        kinds=tuple(devices),
+        schedule=draw(st.sampled_from(SCHEDULES)),
+        microbatches=draw(st.sampled_from([1, 2, 4, 8])),
+        replicas=draw(st.sampled_from([None, 1, 2])),
+    )
+
+
+def fits(setting: Setting, stages: tuple[Stage, ...]) -> bool:
+    needed = predict(setting, stages).memory
+    return all(m.total <= setting.kinds[s.kind].memory_bytes for m, s in zip(needed, stages, strict=True))
+
+
+def uses(setting: Setting, stages: tuple[Stage, ...]) -> bool:
+    used = [sum(s.devices for s in stages if s.kind == kind) for kind in range(len(setting.kinds))]
+    return used == [one.count for one in setting.kinds]
+
+
+def equals_brute_force(setting: Setting, objective: str, uses_all: bool) -> None:
+    found = best_stages(setting, objective=objective, uses_all=uses_all)
+    possible = [s for s in search.every(setting) if fits(setting, s) and (not uses_all or uses(setting, s))]
+    if found is None:
+        assert not possible
+        return
+    assert fits(setting, found)
+    assert found[0].begin == 0
+    assert found[-1].end == len(setting.profile.layers)
+    best = min(cost(setting, stages, objective) for stages in possible)
+    assert cost(setting, found, objective) == pytest.approx(best, rel=1e-9)
+    assert best_stages(setting, objective=objective, uses_all=uses_all) == found
+
+
+@settings(max_examples=60, deadline=None)
+@given(setting=cases(most=12), uses_all=st.booleans())
+def test_pipelines_of_equal_stages_equal_brute_force(setting: Setting, uses_all: bool) -> None:
+    equals_brute_force(dataclasses.replace(setting, replicas=setting.replicas or 1), "time", uses_all)
+
+
+@settings(max_examples=60, deadline=None)
+@given(setting=cases(most=7), uses_all=st.booleans())
+def test_replicas_of_each_stage_equal_brute_force(setting: Setting, uses_all: bool) -> None:
+    equals_brute_force(dataclasses.replace(setting, replicas=None), "time", uses_all)
+
+
+@settings(max_examples=60, deadline=None)
+@given(setting=cases(most=5, most_kinds=2), objective=st.sampled_from(search.OBJECTIVES), uses_all=st.booleans())
+def test_unlike_devices_equal_brute_force(setting: Setting, objective: str, uses_all: bool) -> None:
+    equals_brute_force(dataclasses.replace(setting, replicas=None), objective, uses_all)
+
+
+@settings(max_examples=60, deadline=None)
+@given(setting=cases(most=10), factor=st.sampled_from([1.5, 10.0]))
+def test_more_memory_or_bandwidth_is_never_slower(setting: Setting, factor: float) -> None:
+    before = best_stages(setting)
+    more = tuple(dataclasses.replace(one, memory_bytes=one.memory_bytes * factor) for one in setting.kinds)
+    line = dataclasses.replace(setting.link, bytes_per_second=setting.link.bytes_per_second * factor)
+    for better in (dataclasses.replace(setting, kinds=more), dataclasses.replace(setting, link=line)):
+        after = best_stages(better)
+        if before is not None:
+            assert after is not None
+            assert cost(better, after) <= cost(setting, before) * (1 + 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(setting=cases(most=6, most_kinds=2), data=st.data())
+def test_the_terms_sum_up_to_the_step(setting: Setting, data: st.DataObject) -> None:
+    ways = list(search.every(setting))
+    if not ways:
+        return
+    found = predict(setting, data.draw(st.sampled_from(ways)))
+    terms = (found.compute, found.bubble, found.communication, found.reduction, found.update, found.fixed)
+    assert min(terms) >= 0
+    assert sum(terms) == pytest.approx(found.seconds, rel=1e-9, abs=1e-12)
+
+
+def alike(count: int, **options: Any) -> Profile:
+    """Layers that take 1 s forward and 2 s backward for a batch of 32."""
+    layer = {"forward_seconds": (1.0,), "backward_seconds": (2.0,), **options}
+    layers = [LayerProfile(name=f"l{n}", inputs=(n - 1,) if n else (), **layer) for n in range(count)]
+    return Profile(model="m", batch=32, batch_sizes=(32,), layers=tuple(layers), whole_seconds=(3.0 * count,))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 8), (4, 4), (8, 32)])
+def test_the_bubble_of_stages_that_are_alike(schedule: str, stages: int, microbatches: int) -> None:
+    setting = Setting(
+        profile=alike(stages),
+        link=FAST,
+        kinds=(DeviceKind(count=stages),),
+        schedule=schedule,
+        microbatches=microbatches,
+        replicas=1,
+    )
+    found = best_stages(setting)
+    assert found is not None
+    step = predict(setting, found)
+    assert step.seconds == pytest.approx((microbatches + stages - 1) * 3.0 / microbatches)
+    assert step.bubble_part == pytest.approx((stages - 1) / (microbatches + stages - 1))
+
+
+def test_pipedream_has_no_bubble_and_keeps_versions_of_weights() -> None:
+    profile = alike(4, parameter_bytes=100)
+    setting = Setting(
+        profile=profile, link=FAST, kinds=(DeviceKind(count=4),), schedule="pipedream", microbatches=8, replicas=1
+    )
+    found = best_stages(setting)
+    assert found is not None
+    step = predict(setting, found)
+    assert step.seconds == pytest.approx(3.0)
+    assert [one.weights for one in step.memory] == [400, 300, 200, 100]
+
+
+def test_live_activations_are_those_of_the_schedule() -> None:
+    profile = alike(4, kept_bytes=10.0)
+    stages = [Stage(begin=n, end=n + 1) for n in range(4)]
+    options: dict[str, Any] = {"profile": profile, "link": FAST, "kinds": (DeviceKind(count=4),), "replicas": 1}
+    for schedule, live in (("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("pipedream", [4, 3, 2, 1])):
+        setting = Setting(schedule=schedule, microbatches=8, **options)
+        assert [one.activations for one in predict(setting, stages).memory] == [10.0 * 4 * count for count in live]
+    few = Setting(schedule="1f1b", microbatches=2, **options)
+    assert [one.activations for one in predict(few, stages).memory] == [10.0 * 16 * count for count in (2, 2, 2, 1)]
+
+
+def test_a_cut_counts_every_tensor_that_crosses_it() -> None:
+    layers = [
+        LayerProfile(name="a", output_bytes=1.0, gradient_bytes=1.0, forward_seconds=(1.0,), backward_seconds=(1.0,)),
+        LayerProfile(name="b", inputs=(0,), output_bytes=10.0, forward_seconds=(1.0,), backward_seconds=(1.0,)),
+        LayerProfile(name="c", inputs=(1,), output_bytes=100.0, forward_seconds=(1.0,), backward_seconds=(1.0,)),
+        LayerProfile(name="d", inputs=(0, 2), forward_seconds=(1.0,), backward_seconds=(1.0,)),
+    ]
+    profile = Profile(model="m", batch=4, batch_sizes=(4,), layers=tuple(layers), whole_seconds=(8.0,))
+    setting = Setting(profile=profile, link=FAST, kinds=(DeviceKind(count=2),))
+    assert setting.crossing == [(0.0, 0.0), (1.0, 1.0), (11.0, 1.0), (101.0, 1.0)]
+
+
+def test_data_parallelism_on_a_network_hides_what_the_backward_pass_hides() -> None:
+    profile = alike(4, parameter_bytes=1000)
+    options: dict[str, Any] = {"profile": profile, "kinds": (DeviceKind(count=2),), "replicas": 2}
+    (whole,) = [[Stage(begin=0, end=4, devices=2)]]
+    slow = predict(Setting(link=Link(latency_seconds=0.0, bytes_per_second=500.0), **options), whole)
+    assert (slow.compute, slow.reduction) == (6.0, 4.0)  # 8 s, of which 4 s of the backward pass hide all they can
+    local = predict(Setting(link=Link(latency_seconds=0.0, bytes_per_second=500.0, is_local=True), **options), whole)
+    assert (local.compute, local.reduction) == (6.0, 8.0)
+    fast = predict(Setting(link=Link(latency_seconds=0.0, bytes_per_second=5000.0), **options), whole)
+    assert fast.reduction == pytest.approx(0.2)  # the first layer's gradient is ready last
+
+
+def test_nothing_fits_and_the_largest_term_is_named() -> None:
+    profile = alike(4, parameter_bytes=100, kept_bytes=1e6)
+    report = plans(profile, [DeviceKind(count=2, memory_bytes=1e5)], Link.parse("1gbit"), microbatches=4)
+    assert report.best is None
+    assert "nothing fits" in report.verdict()
+    assert "activations" in report.verdict()
+    assert json.loads(report.to_json())["best"] is None
+
+
+def test_plans_have_their_commands() -> None:
+    report = plans(alike(8), [DeviceKind(count=4)], Link.parse("1gbit"), microbatches=8)
+    commands = {one.name: one.command(["train.py"]) for one in report.plans}
+    assert commands["one device"] == "python train.py"
+    assert commands["data 4"] == "tfdist run --strategy multi-worker -n 4 train.py"
+    hybrid = next(one for one in report.plans if one.name == "data 2 x pipeline 2")
+    assert commands[hybrid.name] == "tfdist run --strategy pipeline -n 4 --mesh data=2,pipeline=2 train.py"
+    assert hybrid.layers == ("l4",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "1f"}, "1f1b"),
+        ({"microbatches": 0}, "microbatches"),
+        ({"microbatches": 64}, "32 examples"),
+        ({"objective": "speed"}, "objective"),
+    ],
+)
+def test_wrong_requests_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plans(alike(4), [DeviceKind(count=2)], Link.parse("1gbit"), **options)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "fast=0", "fast=2,sped=3", "fast=2,speed=x", "fast=2,memory=0", "1=2"])
+def test_wrong_kinds_of_devices_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        DeviceKind.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "1", "0gbit", "fast", "1gb"])
+def test_wrong_links_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="rate"):
+        Link.parse(text)
+
+
+def test_the_search_takes_a_hundred_layers() -> None:
+    setting = Setting(profile=alike(100), link=FAST, kinds=(DeviceKind(count=4),), microbatches=8, replicas=1)
+    found = best_stages(setting)
+    assert found is not None
+    assert [one.begin for one in found] == [0, 25, 50, 75]
+
+
+def test_planning_loads_no_tensorflow() -> None:
+    names = "devices link planning profile search stages step_time tensor_layouts"
+    code = f"import sys\nfrom tfdist.parallel.partition import {', '.join(names.split())}\n"
+    code += "print(sorted({'tensorflow', 'keras'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "[]\n", done.stderr

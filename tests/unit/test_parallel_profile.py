@@ -1,0 +1,147 @@
+"""The file of a profile, and `tfdist parallel plan` that reads one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.cli.main import main
+from tfdist.errors import ConfigError, MissingFileError
+from tfdist.parallel.partition.profile import LayerProfile, Profile, read
+
+
+def profile() -> Profile:
+    layers = [
+        LayerProfile(
+            name=f"l{n}",
+            kind="Dense",
+            inputs=(n - 1,) if n else (),
+            parameter_bytes=1 << 20,
+            output_bytes=4.0,
+            kept_bytes=1024.0,
+            forward_seconds=(0.001, 0.004),
+            backward_seconds=(0.002, 0.008),
+        )
+        for n in range(4)
+    ]
+    return Profile(
+        model="dense",
+        batch=32,
+        batch_sizes=(8, 32),
+        layers=tuple(layers),
+        whole_seconds=(0.012, 0.048),
+        slot_bytes=8 << 20,
+        machine={"cores": "2"},
+    )
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "größe profil.json"
+    path.write_text(profile().to_json(), encoding="utf-8")
+    assert read(path) == profile()
+
+
+@given(batch=st.floats(0.25, 1e4))
+def test_layers_sum_up_to_the_whole_and_rise(batch: float) -> None:
+    one = profile()
+    total = sum(forward + backward for forward, backward in one.seconds(batch))
+    more = sum(forward + backward for forward, backward in one.seconds(2 * batch))
+    assert 0 < total <= more
+    assert sum(map(sum, one.seconds(8))) == pytest.approx(0.012)
+    assert sum(map(sum, one.seconds(32))) == pytest.approx(0.048)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "other"}, "no profile of layers"),
+        ({"version": 2}, "version 2"),
+        ({"layers": {}}, "must be a list"),
+        ({"layers": [3]}, r"layers\[0\] is 3"),
+        ({"layers": [{"name": "a"}]}, "forward_seconds"),
+        ({"layers": []}, "no layer"),
+        ({"batch": "32"}, "batch is '32'"),
+        ({"batch_sizes": [32, 8]}, "rise"),
+        ({"batch_size": 3}, "Did you mean"),
+        ({"update_seconds": -1.0}, "negative"),
+        ({"machine": {"cores": 2}}, "texts"),
+    ],
+)
+def test_what_is_no_profile_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({**json.loads(profile().to_json()), **change}))
+    with pytest.raises(ConfigError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"null"])
+def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"profile\.json"):
+        read(path)
+
+
+def test_a_missing_profile_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="save-profile"):
+        read(tmp_path / "none.json")
+
+
+def planned(folder: Path, *arguments: str) -> Result:
+    path = folder / "profile.json"
+    path.write_text(profile().to_json(), encoding="utf-8")
+    return CliRunner().invoke(main, ["parallel", "plan", "--profile", str(path), *arguments])
+
+
+def test_plans_of_a_profile(tmp_path: Path) -> None:
+    done = planned(tmp_path, "--devices", "4", "--link", "100gbit", "--memory", "1G", "--json", "-")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert {one["name"] for one in found["plans"]} >= {"one device", "data 4", "pipeline 4", "data 2 x pipeline 2"}
+    assert found["plans"][found["best"]]["fits"]
+
+
+def test_the_table_ends_with_the_command(tmp_path: Path) -> None:
+    done = planned(tmp_path, "--devices", "2", "--link", "1gbit", "--memory", "13M", "train.py", "--epochs", "3")
+    assert done.exit_code == 0, done.output
+    assert "too much" in done.stdout
+    assert done.stdout.splitlines()[-1] == "tfdist run --strategy pipeline -n 2 --mesh pipeline=2 train.py --epochs 3"
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    done = planned(tmp_path, "--devices", "2", "--link", "1gbit", "--memory", "1M")
+    assert done.exit_code == 1
+    assert "nothing fits" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--devices N"),
+        (["--devices", "0"], "at least 1"),
+        (["--devices", "2", "--memory", "much"], "a size is"),
+        (["--devices", "2", "--kind", "fast=2"], "--devices N"),
+        (["--kind", "fast"], "a kind of devices"),
+        (["--kind", "fast=2", "--kind", "fast=3"], "a name of its own"),
+        (["--devices", "2", "--link", "quick"], "the link is"),
+        (["--devices", "2", "--link", "1gbit", "--microbatches", "0"], "microbatches"),
+    ],
+)
+def test_wrong_requests_end_with_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    link = [] if "--link" in arguments else ["--link", "1gbit"]
+    done = planned(tmp_path, *arguments, *link)
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+
+
+def test_a_script_is_needed(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["parallel", "plan", "--devices", "2"])
+    assert done.exit_code == 2
+    assert "SCRIPT" in done.output
+    done = CliRunner().invoke(main, ["parallel", "plan", "--devices", "2", str(tmp_path / "none.py")])
+    assert done.exit_code == 2
+    assert "no such file" in done.output
