@@ -1,4 +1,4 @@
-"""Weights in parts: which axis of a mesh each dim is cut along, and what travels for it.
+"""Models in parts: which axis of a mesh each dim of a weight is cut along, and how layers are best divided.
 
 Example:
     >>> import keras
@@ -12,14 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.parallel.description import WeightPlace, describe, places
+    from tfdist.parallel.partition.of_model import plan
 
-__all__ = ["WeightPlace", "describe", "places"]
+__all__ = ["WeightPlace", "describe", "places", "plan"]
+
+_WHERE = {
+    "WeightPlace": "tfdist.parallel.description",
+    "describe": "tfdist.parallel.description",
+    "places": "tfdist.parallel.description",
+    "plan": "tfdist.parallel.partition.of_model",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module("tfdist.parallel.description"), name)
+    return getattr(importlib.import_module(_WHERE[name]), name)
 
 
 def __dir__() -> list[str]:

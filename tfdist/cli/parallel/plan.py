@@ -20,6 +20,7 @@ from tfdist.parallel.partition.planning import Plan, Report, plans, shown_bytes
 from tfdist.parallel.partition.profile import Profile, read
 from tfdist.parallel.partition.search import OBJECTIVES
 from tfdist.parallel.partition.stages import SCHEDULES
+from tfdist.parallel.partition.tensor_layouts import layouts
 
 _WIDTH_IN_FILES = 200
 
@@ -30,7 +31,7 @@ _WIDTH_IN_FILES = 200
     context_settings=PASSES_ARGUMENTS,
     groups={
         "What there is": ("devices", "memory", "kinds", "link", "delay_ms", "threads"),
-        "What is planned": ("schedule", "microbatches", "objective"),
+        "What is planned": ("schedule", "microbatches", "objective", "with_layouts"),
         "What is measured, and where it goes": ("profile", "save_profile", "timeout_seconds", "json_path"),
     },
     examples={
@@ -66,6 +67,9 @@ _WIDTH_IN_FILES = 200
     metavar="NAME",
     help="What is made small: time or price of a step.",
 )
+@click.option(
+    "--layouts", "with_layouts", is_flag=True, help="Also which layers divide their weights, by HyPar's rule."
+)
 @click.option("--profile", metavar="FILE", help="Read the layers' costs; run nothing.")
 @click.option("--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Keep them for --profile.")
 @click.option("--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="For the script.")
@@ -83,6 +87,7 @@ def command(
     schedule: str,
     microbatches: int | None,
     objective: str,
+    with_layouts: bool,
     profile: str | None,
     save_profile: Path | None,
     timeout_seconds: float,
@@ -127,6 +132,8 @@ def command(
         report = plans(costs, found, given, schedule=schedule, microbatches=microbatches, objective=objective)
     if not quiet:
         _print(report, words)
+        if with_layouts:
+            _print_layouts(report)
     if json_path:
         text = report.to_json() + "\n"
         click.echo(text, nl=False) if quiet else Path(json_path).write_text(text, encoding="utf-8")
@@ -189,6 +196,21 @@ def _print(report: Report, script: list[str]) -> None:
     best = report.best
     if best is not None and best.command(script):
         console.print(escape(best.command(script)), soft_wrap=True, style="bold")
+
+
+def _print_layouts(report: Report) -> None:
+    found = layouts(report.profile, sum(one.count for one in report.kinds))
+    table = Table("layer", *(f"halving {level}" for level in range(1, len(found.levels) + 1)), box=None, padding=(0, 2))
+    for name, *choices in zip(found.names, *found.levels, strict=True):
+        table.add_row(escape(name), *choices)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES, highlight=False)
+    console.print()
+    console.print(table)
+    console.print(
+        f"what each halving of the devices divides; {shown_bytes(found.bytes)} travel in a step, and "
+        f"{shown_bytes(found.data_bytes)} where all divide the batch",
+        soft_wrap=True,
+    )
 
 
 def _cells(one: Plan) -> list[str]:

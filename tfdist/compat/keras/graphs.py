@@ -7,52 +7,50 @@ model is called with into the order and dtypes of its inputs.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 from keras.src.models.functional import Functional
 
-__all__ = ["Call", "Functional", "calls", "given_values", "graph_of", "results", "successors"]
+__all__ = ["Call", "Functional", "calls", "graph_of", "results", "standardized", "successors"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an operation in a graph.
+    """One call of an operation in a graph; tensors are Keras' symbolic ones, known by their identity.
 
     Attributes:
-        operation: a layer, or an operation of `keras.ops`.
-        inputs: the calls whose results it takes, as places in the list; what the graph is given is none.
-        arguments: returns the arguments of the call, of the values of symbolic tensors by their ids.
-        results: ids of the symbolic tensors that it returns.
+        operation: what is called.
+        takes: tensors.
+        makes: tensors.
+        node: Keras' account of it.
     """
 
     operation: Any
-    inputs: tuple[int, ...]
-    arguments: Callable[[dict[int, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
-    results: tuple[int, ...]
+    takes: tuple[Any, ...]
+    makes: tuple[Any, ...]
+    node: Any
+
+    def arguments(self, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what the operation is called with, given what its tensors stand for, by their identity."""
+        arguments, named = self.node.arguments.fill_in(dict(values))
+        return arguments, named
 
 
 def calls(graph: Functional) -> list[Call]:
-    """Return the calls of a graph in an order in which each comes after those whose results it takes."""
-    nodes = [node for _, level in sorted(graph._nodes_by_depth.items(), reverse=True) for node in level]
-    inner = [node for node in nodes if not node.is_input]
-    places = {id(node): place for place, node in enumerate(inner)}
-    return [
-        Call(
-            operation=node.operation,
-            inputs=tuple(sorted({places[id(one)] for one in node.parent_nodes if id(one) in places})),
-            arguments=node.arguments.fill_in,
-            results=tuple(id(tensor) for tensor in node.outputs),
-        )
-        for node in inner
-    ]
+    """Return the calls of a graph in the order in which Keras makes them, without those of its inputs."""
+    depths = sorted(graph._nodes_by_depth, reverse=True)
+    given = {id(tensor) for tensor in graph.inputs}
+    nodes = [node for depth in depths for node in graph._nodes_by_depth[depth] if node.operation and not node.is_input]
+    nodes = [node for node in nodes if not all(id(tensor) in given for tensor in node.outputs)]
+    return [Call(node.operation, tuple(node.input_tensors), tuple(node.outputs), node) for node in nodes]
 
 
-def given_values(graph: Functional, inputs: Any) -> dict[int, Any]:
-    """Return the values of a graph's symbolic inputs by their ids, of what the model is called with."""
-    return {id(tensor): value for tensor, value in zip(graph.inputs, graph._standardize_inputs(inputs), strict=True)}
+def standardized(graph: Functional, inputs: Any) -> list[Any]:
+    """Return what a graph takes, one for each of `graph.inputs`, given what a model is called with."""
+    return list(graph._standardize_inputs(inputs))
 
 
 def graph_of(model: keras.layers.Layer) -> Functional | None:

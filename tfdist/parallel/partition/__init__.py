@@ -15,11 +15,13 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.parallel.partition.devices import DeviceKind
     from tfdist.parallel.partition.link import Link
     from tfdist.parallel.partition.measuring import profile as measure
+    from tfdist.parallel.partition.of_model import stages_by
     from tfdist.parallel.partition.planning import Plan, Report, plans
     from tfdist.parallel.partition.profile import LayerProfile, Profile, read
     from tfdist.parallel.partition.search import best_stages
     from tfdist.parallel.partition.stages import Memory, Setting, Stage
     from tfdist.parallel.partition.step_time import Prediction, predict
+    from tfdist.parallel.partition.tensor_layouts import TensorLayouts, layouts
 
 _WHERE = {
     "DeviceKind": "devices",
@@ -37,6 +39,9 @@ _WHERE = {
     "plans": "planning",
     "predict": "step_time",
     "read": "profile",
+    "stages_by": "of_model",
+    "TensorLayouts": "tensor_layouts",
+    "layouts": "tensor_layouts",
 }
 
 __all__ = [
@@ -50,11 +55,14 @@ __all__ = [
     "Report",
     "Setting",
     "Stage",
+    "TensorLayouts",
     "best_stages",
+    "layouts",
     "measure",
     "plans",
     "predict",
     "read",
+    "stages_by",
 ]
 
 

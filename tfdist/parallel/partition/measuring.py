@@ -78,8 +78,7 @@ def profile(
     """
     graph = require_graph(model)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
-    rows = int(keras.tree.flatten(x)[0].shape[0])
-    validation.integer("the batch", rows, minimum=1, hint="Give a batch of one example or more.")
+    rows = rows_of(batch)
     sizes = sorted({rows, *(validation.integer("a batch size", one, minimum=1) for one in batch_sizes)})
     kept = [(variable, variable.numpy()) for variable in _variables(model)]
     try:
@@ -111,6 +110,17 @@ def profile(
     finally:
         for variable, value in kept:
             variable.assign(value)
+
+
+def rows_of(batch: Any) -> int:
+    """Return the examples of a batch.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
+    rows = int(keras.tree.flatten(x)[0].shape[0])
+    return validation.integer("the batch", rows, minimum=1, hint="Give a batch of one example or more.")
 
 
 def _variables(model: keras.Model) -> list[Any]:
@@ -147,12 +157,13 @@ class _Prepared:
 def _prepared(model: keras.Model, graph: graphs.Functional, data: Any) -> _Prepared:
     x, y, weight = data
     size = int(keras.tree.flatten(x)[0].shape[0])
-    values = graphs.given_values(graph, x)
+    inputs = zip(graph.inputs, graphs.standardized(graph, x), strict=True)
+    values = {id(tensor): value for tensor, value in inputs}
     measured: list[_Measured] = []
     for call in graphs.calls(graph):
         args, kwargs = call.arguments(values)
         one, results = _measured(call.operation, args, kwargs)
-        values.update(zip(call.results, results, strict=True))
+        values.update({id(tensor): value for tensor, value in zip(call.makes, results, strict=True)})
         measured.append(one)
     taken = [values[id(output)] for output in graph.outputs]
     y_pred = keras.tree.pack_sequence_as(model.output, taken)
@@ -174,15 +185,15 @@ def _profiled(
 ) -> tuple[list[LayerProfile], float]:
     """Return the layers at one batch size, each with one time, and the seconds of the whole model."""
     calls, size = graphs.calls(graph), prepared.size
-    ends = {id(one) for one in graphs.results(graph)}
+    makers = {id(tensor): place for place, call in enumerate(calls) for tensor in call.makes}
     seen: set[int] = set()
     layers = []
     for place, one in enumerate(prepared.calls):
         times: dict[str, Any] = {"forward_seconds": (seconds[2 * place],)}
         times["backward_seconds"] = (max(seconds[2 * place + 1] - seconds[2 * place], 0.0),)
         if place == len(calls):
-            inputs = tuple(at for at, other in enumerate(calls) if id(other.operation) in ends)
-            layers.append(LayerProfile(name=LOSS, may_begin_stage=False, inputs=inputs, **times))
+            taken = _places(makers, graph.outputs)
+            layers.append(LayerProfile(name=LOSS, may_begin_stage=False, inputs=taken, **times))
             continue
         layer = calls[place].operation
         is_layer = isinstance(layer, keras.layers.Layer)
@@ -191,7 +202,7 @@ def _profiled(
                 name=str(layer.name),
                 kind=type(layer).__name__,
                 may_begin_stage=is_layer and id(layer) not in seen,
-                inputs=calls[place].inputs,
+                inputs=_places(makers, calls[place].takes),
                 parameter_bytes=_bytes_of(layer.trainable_variables) if is_layer else 0,
                 state_bytes=_bytes_of(layer.non_trainable_variables) if is_layer else 0,
                 output_bytes=one.output_bytes / size,
@@ -202,6 +213,10 @@ def _profiled(
         )
         seen.add(id(layer))
     return layers, seconds[-1]
+
+
+def _places(makers: dict[int, int], tensors: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(sorted({makers[id(one)] for one in tensors if id(one) in makers}))
 
 
 def _measured(operation: Any, args: Any, kwargs: Any) -> tuple[_Measured, list[Any]]:
@@ -219,7 +234,9 @@ def _measured(operation: Any, args: Any, kwargs: Any) -> tuple[_Measured, list[A
         for place, tensor in zip(places, tensors, strict=True):
             now[place] = tensor
         again, named = keras.tree.pack_sequence_as((args, kwargs), now)
-        return [tf.convert_to_tensor(one) for one in keras.tree.flatten(operation(*again, **named))]
+        with tf.name_scope("layer"):  # a name that may stand inside a model may not stand outside of any
+            found = operation(*again, **named)
+        return [tf.convert_to_tensor(one) for one in keras.tree.flatten(found)]
 
     forward = tf.function(lambda *tensors: run(tensors), autograph=False)
     results = list(forward(*given))

@@ -14,7 +14,7 @@ from tfdist.errors import ConfigError, ConfigTypeError, MissingFileError
 __all__ = ["LayerProfile", "Profile", "read"]
 
 VERSION = 1
-KIND = "tfdist profile of layers"
+KIND = "profile of layers"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,14 @@ from tfdist import validation
 from tfdist.errors import ConfigError
 from tfdist.parallel.partition.profile import Profile
 
-__all__ = ["Layout", "between", "inside", "layouts", "traffic"]
+__all__ = ["TensorLayouts", "between", "inside", "layouts", "traffic"]
 
 Choice = Literal["data", "model"]
 _CHOICES: tuple[Choice, Choice] = ("data", "model")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class TensorLayouts:
     """How layers lie.
 
     Attributes:
@@ -73,7 +73,7 @@ def traffic(choices: Sequence[Choice], weights: Sequence[float], outputs: Sequen
     return own + sum(between(first, second, size, size) for first, second, size in pairs)
 
 
-def layouts(profile: Profile, devices: int) -> Layout:
+def layouts(profile: Profile, devices: int) -> TensorLayouts:
     """Return for each layer what it divides at each halving of the devices, so that least travels at that halving.
 
     Layers count in the order of the profile, as a chain; those without weights divide what the one before divides.
@@ -117,7 +117,7 @@ def layouts(profile: Profile, devices: int) -> Layout:
         outputs = [size / 2 if choice == "data" else size for choice, size in zip(chosen, outputs, strict=True)]
         weights = [size / 2 if choice == "model" else size for choice, size in zip(chosen, weights, strict=True)]
         groups *= 2
-    return Layout(names=tuple(one.name for one in layers), levels=tuple(levels), bytes=total, data_bytes=plain)
+    return TensorLayouts(names=tuple(one.name for one in layers), levels=tuple(levels), bytes=total, data_bytes=plain)
 
 
 def _least(weights: Sequence[float], outputs: Sequence[float]) -> tuple[Choice, ...]:

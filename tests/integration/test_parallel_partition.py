@@ -1,0 +1,126 @@
+"""The profile of a model, and `tfdist parallel plan` of a script."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist import parallel
+from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.parallel.partition import Link, measure, read
+from tfdist.parallel.partition.measuring import LOSS
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_SECONDS = 300
+MODEL = """
+import sys
+import keras, numpy as np
+
+inputs = keras.Input((8,))
+hidden = keras.layers.Dense(16, "relu", name="_first")(inputs)
+skipped = keras.layers.Dense(16, name="second")(hidden) + hidden
+model = keras.Model(inputs, keras.layers.Dense(2, name="last")(skipped), name="small")
+model.compile("adam", "mse")
+"""
+FITS = MODEL + "model.fit(np.ones((40, 8)), np.ones((40, 2)), batch_size=12)\nsys.exit('trained')\n"
+
+
+def small() -> keras.Model:
+    """A model with a skip connection, a shared layer, and state."""
+    inputs = keras.Input((8,))
+    shared = keras.layers.Dense(8, name="shared")
+    first = shared(inputs)
+    normal = keras.layers.BatchNormalization(name="normal")(first)
+    second = shared(keras.layers.Dropout(0.5, name="drop", seed=3)(normal))
+    model = keras.Model(inputs, keras.layers.Dense(2, name="last")(first + second), name="small")
+    model.compile("adam", "mse")
+    return model
+
+
+def test_a_profile_counts_and_changes_nothing() -> None:
+    model = small()
+    x, y = np.ones((12, 8), "float32"), np.ones((12, 2), "float32")
+    model.fit(x, y, verbose=0)
+    before = [one.numpy() for one in [*model.weights, *model.optimizer.variables]]
+    found = measure(model, (x, y), batch_sizes=[3])
+    after = [one.numpy() for one in [*model.weights, *model.optimizer.variables]]
+    assert all((one == other).all() for one, other in zip(before, after, strict=True))
+    rows = [(one.name, one.inputs, one.may_begin_stage) for one in found.layers]
+    assert rows == [
+        ("shared", (), True),
+        ("normal", (0,), True),
+        ("drop", (1,), True),
+        ("shared", (2,), False),
+        (found.layers[4].name, (0, 3), False),
+        ("last", (4,), True),
+        (LOSS, (5,), False),
+    ]
+    assert [one.parameter_bytes for one in found.layers] == [288, 64, 0, 288, 0, 72, 0]
+    assert [one.output_bytes for one in found.layers] == [32, 32, 32, 32, 32, 8, 0]
+    assert found.layers[1].state_bytes == 64
+    assert found.layers[2].kept_bytes >= 32 + 8  # its result and its mask
+    assert (found.batch, found.batch_sizes) == (12, (3, 12))
+    assert found.slot_bytes == 2 * (288 + 64 + 72)
+    assert min(found.whole_seconds) > 0
+
+
+def test_plans_of_a_model_in_python() -> None:
+    batch = np.ones((12, 8), "float32"), np.ones((12, 2), "float32")
+    report = parallel.plan(small(), batch, devices=2, memory_bytes=1 << 30, link=Link.parse("10gbit"))
+    assert {one.name for one in report.plans} >= {"one device", "data 2", "pipeline 2"}
+    assert report.best is not None
+    pipeline = next(one for one in report.plans if one.name == "pipeline 2")
+    assert set(pipeline.layers) <= {"normal", "drop", "last"}
+
+
+class Subclassed(keras.Model):
+    def call(self, inputs: object) -> object:
+        return inputs
+
+
+def test_what_has_no_graph_or_no_example_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"keras\.Model\(inputs, outputs\)"):
+        parallel.plan(Subclassed(), np.ones((4, 8)), devices=2)
+    with pytest.raises(ConfigError, match="one example"):
+        parallel.plan(small(), np.ones((0, 8)), devices=2)
+    with pytest.raises(ConfigError, match="at least 1"):
+        parallel.plan(small(), np.ones((4, 8)), devices=0)
+
+
+def planned(folder: Path, body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    folder = folder / "Läufe mit Lücken"
+    folder.mkdir()
+    folder.joinpath("train.py").write_text(body, encoding="utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist", "parallel", "plan", "--devices", "2", *arguments, "train.py"],
+        cwd=folder,
+        env={**kept, **quiet},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+
+
+def test_a_script_is_measured_at_its_fit_and_does_not_train(tmp_path: Path) -> None:
+    files = ["--save-profile", "costs.json", "--json", "plans.json"]
+    done = planned(tmp_path, FITS, "--threads", "1", "--memory", "1GB", *files)  # the line is measured as well
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.iterdir()
+    found = json.loads((folder / "plans.json").read_text())
+    assert (found["model"], found["batch"], found["link"]["is_local"]) == ("small", 12, True)
+    assert [one.name for one in read(folder / "costs.json").layers][:2] == ["_first", "second"]
+    assert "tfdist run" in done.stdout or "python train.py" in done.stdout
+
+
+def test_a_script_without_fit_is_told_what_is_needed(tmp_path: Path) -> None:
+    done = planned(tmp_path, MODEL + "print('that was all')", "--link", "1gbit")
+    assert done.returncode == 1
+    assert "without a call of `fit`" in done.stderr
+    assert "that was all" in done.stderr
