@@ -103,7 +103,7 @@ ATTENTION = (
 # file -> name -> what it must be found in
 NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     # of modules alone
-    **{f"{name}.py": {} for name in ("horovod/ops", "keras/calls", "versions")},
+    **{f"{name}.py": {} for name in ("horovod/ops", "keras/calls", "keras/first_batch", "versions")},
     **{f"tensorflow/{name}.py": {} for name in ("coordination", "numeric_variables", "sparse_sums", "variable_part")},
     "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
     "keras/callbacks.py": {
