@@ -1,6 +1,7 @@
 """Training over several workers, beside what the matrix compares: agreement, files, data, failure.
 
-Every registered strategy that runs in several processes goes through all of it.
+Every registered strategy that runs in several processes goes through what its own variables, optimizers or collectives
+could change. What is decided above them is tried under two that share no collective; the matrix trains under all.
 """
 
 import os
@@ -19,7 +20,9 @@ from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
-STRATEGIES = [name for name in registry.names() if registry.get(name).processes == "workers"]
+TWO = ["multi-worker", "ring"]
+STRATEGIES = TWO + [name for name in registry.names() if registry.get(name).processes == "workers" and name not in TWO]
+under_two = pytest.mark.parametrize("pool", TWO, indirect=True)
 # what carries the workers' tensors, by what is asked for; each ends waits, and is ended, in another way
 CARRIERS = [
     ("multi-worker", "auto", "NativeCollective"),
@@ -81,6 +84,7 @@ def test_gradients_leave_as_the_backward_pass_makes_them(pool: WorkerPool, reque
             assert chief["others_need"] == [[]]  # metrics wait for no gradient
 
 
+@under_two
 def test_measured_buckets_are_alike(pool: WorkerPool) -> None:
     chief, other = call(pool, "measured_buckets", cases="bucket_cases")
     assert chief == other
@@ -88,12 +92,14 @@ def test_measured_buckets_are_alike(pool: WorkerPool) -> None:
     assert 'must be a number of bytes, such as 4194304, or "auto"' in chief["refused"]
 
 
+@under_two
 def test_steps_that_reduce_different_gradients_are_named(pool: WorkerPool) -> None:
     for said in call(pool, "models_that_differ", cases="bucket_cases"):
         assert "workers run different functions: at reduction" in said
         assert "gradient of" in said
 
 
+@under_two
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
     answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)
     assert [reply.value for reply in answers] == [[], []], answers
@@ -105,6 +111,7 @@ def test_all_begin_with_the_chiefs_weights(pool: WorkerPool) -> None:
     assert chief["began"] != chief["ended"]
 
 
+@under_two
 @pytest.mark.parametrize(
     ("rows", "shift", "says"),
     [
@@ -118,11 +125,13 @@ def test_data_that_differs_is_named(pool: WorkerPool, rows: list[int], shift: li
         assert says in said
 
 
+@under_two
 def test_generators_of_different_lengths_are_named_when_the_shorter_ends(pool: WorkerPool) -> None:
     for said in call(pool, "generators_that_differ"):
         assert "at step 3 of the epoch worker 0 has a further batch, worker 1 has no further batch" in said
 
 
+@under_two
 @pytest.mark.parametrize("rows", [[40, 24], [7, 19], [6, 6]])
 def test_workers_with_data_of_their_own_end_together_and_count_every_example_once(
     pool: WorkerPool, rows: list[int]
@@ -165,12 +174,14 @@ def test_a_model_that_is_saved_in_an_accumulation_says_what_it_has_not(pool: Wor
     assert not other["said"]
 
 
+@under_two
 def test_one_worker_stops_all(pool: WorkerPool) -> None:
     chief, other = call(pool, "one_worker_stops", at_batch=2)
     assert chief == other
     assert chief["steps"] == 3
 
 
+@under_two
 def test_a_callback_that_can_only_watch_costs_no_agreement(pool: WorkerPool) -> None:
     chief, other = call(pool, "agreements")
     assert chief == other
@@ -178,6 +189,7 @@ def test_a_callback_that_can_only_watch_costs_no_agreement(pool: WorkerPool) -> 
     assert chief["ask"] == chief["nothing"] + 5, "one after each batch"
 
 
+@under_two
 def test_the_chiefs_learning_rate_holds(pool: WorkerPool) -> None:
     chief, other = call(pool, "chief_sets_the_rate")
     assert chief == other
@@ -191,6 +203,7 @@ def test_a_backup_restores_all_workers(pool: WorkerPool, tmp_path: Path) -> None
     assert not (tmp_path / "backup").exists()
 
 
+@under_two
 @pytest.mark.parametrize("rows", [1, 7, 33])
 def test_every_worker_predicts_all_rows_in_order(pool: WorkerPool, rows: int) -> None:
     for seen in call(pool, "predictions", rows=rows):
@@ -198,6 +211,7 @@ def test_every_worker_predicts_all_rows_in_order(pool: WorkerPool, rows: int) ->
         assert seen["error"] < 1e-5
 
 
+@under_two
 def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) -> None:
     for seen in call(pool, "predictions_of_kinds"):
         assert seen["bool"] is True
@@ -263,6 +277,7 @@ def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> Non
         assert reply.value["scope"] == pytest.approx(reply.value["alone"], rel=1e-5)
 
 
+@under_two
 def test_keras_that_is_not_recognised_is_refused(pool: WorkerPool) -> None:
     arguments = {"cases_of": "multi_worker_cases", "moved": "self"}
     for reply in pool.call("refusal_cases:refusals", arguments, timeout_seconds=DEADLINE_SECONDS):
