@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from tests.integration.forks import Fork, Forks
+from tests.integration.forks import UNOPTIMIZED, Fork, Forks
 from tests.integration.light import python_path
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.pool import worker
@@ -136,6 +136,10 @@ def work_for_a_pool() -> None:
     os.dup2(1, 2)
     folders = os.environ["PYTHONPATH"].split(os.pathsep)
     let_all_be_imported()  # unless its environment says otherwise
+    if os.environ.pop(UNOPTIMIZED, ""):
+        import tensorflow as tf
+
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     sys.argv = ["worker", str(requests), str(replies)]
     if os.environ.get("TFDIST_STRATEGY", "parameter-server") != "parameter-server":

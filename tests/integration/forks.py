@@ -19,14 +19,17 @@ from typing import IO, Any
 from tests.integration.light import python_path
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.pool import pool
-from tfdist.launch.process.forking import MODULES
+from tfdist.launch.process import forking
 
 ROOT = Path(__file__).parents[2]
 ENTRY = str(Path(__file__).with_name("forked.py"))
 DEADLINE_SECONDS = 800  # after which a fork is killed, for a machine that does other things
-_READY_SECONDS = 600
-_MODULES = (
-    *MODULES,
+READY_SECONDS = 600
+# In the environment of a pool's workers: graphs run as they were traced. To optimize them takes an eighth of a training
+# of a few steps, and changes no number; the matrix trains rows of every kind under every strategy with it.
+UNOPTIMIZED = "TESTS_RUN_GRAPHS_AS_TRACED"
+MODULES = (
+    *forking.MODULES,
     "tfdist.strategies.mirrored",
     "tfdist.data.reading.reader",
     "tfdist.data.writing.writer",
@@ -173,8 +176,8 @@ def forks(folder: Path, environment: Mapping[str, str]) -> Iterator[Forks]:
         environment: of all forks, and of the process while it imports.
     """
     complete = {**environment, "PYTHONPATH": python_path(ROOT)}
-    with contextlib.closing(ForkServer.start(complete, folder=ROOT, modules=_MODULES)) as server:
-        deadline = time.monotonic() + _READY_SECONDS
+    with contextlib.closing(ForkServer.start(complete, folder=ROOT, modules=MODULES)) as server:
+        deadline = time.monotonic() + READY_SECONDS
         while not server.wait(1.0):
             assert server.process.poll() is None, "the process that forks has ended"
             assert time.monotonic() < deadline, "TensorFlow is not imported"

@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 
-from tests.integration.forks import Forks
+from tests.integration.forks import UNOPTIMIZED, Forks
 from tests.integration.light import python_path
 from tfdist import verify
 from tfdist.verify import Column, Report, column, feature
@@ -18,12 +18,12 @@ from tfdist.verify.feature import Feature
 
 DEADLINE_SECONDS = 1800
 CELL_SECONDS = 600.0  # a feature's own deadline is for a machine that does nothing else
-# rows take turns: half of them run where a cell is cheapest, in one process, the others under the other strategies
-TURNS = (
-    *("mirrored-2", "multi-worker-2x1", "mirrored-2", "ring-2", "mirrored-2", "multi-worker-native-2", "mirrored-2"),
-    *("mirrored-native-2", "mirrored-2", "multi-worker-horovod-2", "mirrored-2", "parameter-server-2", "mirrored-2"),
-    *("sharded-3", "mirrored-2", "model-parallel-1x2"),
+# rows take turns: two of three run where a cell is cheapest, in one process, the third under the other strategies
+OTHERS = (
+    *("multi-worker-2x1", "ring-2", "multi-worker-native-2", "mirrored-native-2", "multi-worker-horovod-2"),
+    *("parameter-server-2", "sharded-3", "model-parallel-1x2"),
 )
+TURNS = tuple(name for other in OTHERS for name in (other, "mirrored-2", "mirrored-2"))
 # of each of these a file of tests, which processes share out
 FILES = (
     ("mirrored-2", "mirrored-native-2"),
@@ -67,10 +67,11 @@ def shares() -> dict[str, tuple[Feature, ...]]:
     return {name: tuple(rows) for name, rows in found.items()}
 
 
-def run(rows: tuple[Feature, ...], columns: tuple[Column, ...], forking: Forks) -> Report:
-    """Run rows in columns, in processes that are forked, which a user's are not."""
+def run(rows: tuple[Feature, ...], columns: tuple[Column, ...], forking: Forks, *, optimized: bool = True) -> Report:
+    """Run rows in columns, in processes that are forked, which a user's are not; graphs are optimized or not."""
     with pytest.MonkeyPatch.context() as patch, forking.for_pools():
         patch.setenv("PYTHONPATH", python_path())
+        patch.setenv(UNOPTIMIZED, "" if optimized else "1")
         return verify.run(rows, columns, deadline_seconds=CELL_SECONDS)
 
 

@@ -1,4 +1,7 @@
-"""The notebooks: each runs from top to bottom in a real kernel, and lies in the repository without outputs."""
+"""The notebooks: each runs from top to bottom in a real kernel, and lies in the repository without outputs.
+
+Workers that they start are forked from one process for each kernel: `forking_kernel.py`.
+"""
 
 import base64
 import json
@@ -11,6 +14,7 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
+from tests.integration import forking_kernel
 from tests.integration.light import workers_path
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +68,7 @@ def test_they_name_no_place_of_a_machine_and_their_links_lead_somewhere(path: Pa
 def test_they_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("work", "tmp", "jupyter"):
         (tmp_path / name).mkdir()
+    forking_kernel.install(tmp_path / "jupyter")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
