@@ -241,8 +241,22 @@ def test_plans_have_their_commands() -> None:
     assert commands["one device"] == "python train.py"
     assert commands["data 4"] == "tfdist run --strategy multi-worker -n 4 train.py"
     hybrid = next(one for one in report.plans if one.name == "data 2 x pipeline 2")
-    assert commands[hybrid.name] == "tfdist run --strategy pipeline -n 4 --mesh data=2,pipeline=2 train.py"
+    variables = "TFDIST_SCHEDULE=1f1b TFDIST_MICROBATCHES=8 TFDIST_STAGES=l4"
+    run = "tfdist run --strategy pipeline -n 4 --mesh data=2,pipeline=2 train.py"
+    assert commands[hybrid.name] == f"{variables} {run}"
     assert hybrid.layers == ("l4",)
+
+
+def test_devices_that_no_number_of_stages_divides() -> None:
+    report = plans(alike(4, parameter_bytes=100), [DeviceKind(count=5, memory_bytes=450)], Link.parse("1gbit"))
+    fitting = [one.name for one in report.plans if one.fits]  # a device has memory for two layers
+    assert len(fitting) == 1
+    assert fitting[0].startswith("pipeline: ")
+    assert {one.name for one in report.plans if not one.fits} == {"one device", "data 5", "data 5, sharded optimizer"}
+    assert [one.name for one in plans(alike(4), [DeviceKind(count=1)], Link.parse("1gbit")).plans] == ["one device"]
+    assert {one.name for one in plans(alike(1), [DeviceKind(count=2)], FAST).plans} == {
+        *("one device", "data 2", "data 2, sharded optimizer")
+    }
 
 
 @pytest.mark.parametrize(

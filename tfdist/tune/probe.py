@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from tfdist.errors import TfdistError
 from tfdist.launch.process.worker import end_with_parent
 
-__all__ = ["Request", "main"]
+__all__ = ["Request", "main", "trainer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +30,14 @@ class Request:
         parent: the process without which this one ends.
         is_module: whether the script is the name of a module.
         divisors: the batch of `fit` is measured whole, and divided by each of these.
+        counts_processor: whether seconds are those of the processor, which others cannot lengthen.
     """
 
     path: str
     parent: int
     is_module: bool
     divisors: tuple[int, ...]
+    counts_processor: bool
 
 
 def main(arguments: list[str]) -> None:
@@ -57,10 +60,11 @@ def main(arguments: list[str]) -> None:
 def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) -> None:
     from tfdist.parallel.partition import measuring
 
+    clock = time.process_time if request.counts_processor else time.perf_counter
     rows = int(next(iter(_flat(batch[0]))).shape[0])
     sizes = [max(rows // divisor, 1) for divisor in request.divisors]
     try:
-        found = measuring.profile(model, batch, batch_sizes=sizes, in_fit=_trainer(model, fit))
+        found = measuring.profile(model, batch, batch_sizes=sizes, in_fit=trainer(model, fit, clock), clock=clock)
     except TfdistError as error:
         Path(request.path + ".error").write_text(str(error), encoding="utf-8")
         raise SystemExit(1) from error
@@ -74,10 +78,8 @@ def _flat(value: Any) -> list[Any]:
     return list(keras.tree.flatten(value))
 
 
-def _trainer(model: Any, fit: Callable[..., Any]) -> Callable[[Any, int], float] | None:
+def trainer(model: Any, fit: Callable[..., Any], clock: Callable[[], float]) -> Callable[[Any, int], float] | None:
     """Return what trains some steps with one batch, and returns the seconds of one; None for what is not compiled."""
-    import time
-
     import keras
     import tensorflow as tf
 
@@ -89,13 +91,13 @@ def _trainer(model: Any, fit: Callable[..., Any]) -> Callable[[Any, int], float]
             self.ends: list[float] = []
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.ends.append(time.perf_counter())
+            self.ends.append(clock())
 
     def train(batch: Any, steps: int) -> float:
-        clock = Clock()
+        times = Clock()
         data = tf.data.Dataset.from_tensors(tuple(one for one in batch if one is not None)).repeat()
-        fit(model, data, steps_per_epoch=steps + 1, epochs=1, callbacks=[clock], verbose=0)
-        return (clock.ends[-1] - clock.ends[0]) / steps
+        fit(model, data, steps_per_epoch=steps + 1, epochs=1, callbacks=[times], verbose=0)
+        return (times.ends[-1] - times.ends[0]) / steps
 
     return train if model.compiled else None
 

@@ -40,7 +40,8 @@ def profiled(
         script: the script and its arguments.
         is_module: whether it is the name of a module.
         divisors: see `tfdist.tune.probe.Request`.
-        threads: of a processor, that a device has; None for all.
+        threads: of a processor, that a device has; None for all. With one, seconds are those of the processor: what
+            else the machine does is not in them.
         timeout_seconds: the longest time for it.
     Raises:
         UnsupportedError: the model has no graph of layers.
@@ -49,7 +50,13 @@ def profiled(
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-plan-", ignore_cleanup_errors=True) as folder:
         path, log = Path(folder, "profile.json"), Path(folder, "output")
-        request = Request(path=str(path), parent=os.getpid(), is_module=is_module, divisors=tuple(divisors))
+        request = Request(
+            path=str(path),
+            parent=os.getpid(),
+            is_module=is_module,
+            divisors=tuple(divisors),
+            counts_processor=threads == 1,
+        )
         command = [sys.executable, "-m", "tfdist.tune.probe", json.dumps(asdict(request)), *script]
         with open(log, "wb") as output:
             code = _finished(command, _environment(threads), output.fileno(), timeout_seconds)
@@ -75,6 +82,8 @@ def profiled(
 
 def _environment(threads: int | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    if threads == 1:
+        kept["CUDA_VISIBLE_DEVICES"] = ""  # the processor is the device
     if threads is not None:
         number = str(threads)
         kept |= {"TF_NUM_INTRAOP_THREADS": number, "TF_NUM_INTEROP_THREADS": number, "OMP_NUM_THREADS": number}

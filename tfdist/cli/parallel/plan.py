@@ -49,7 +49,7 @@ _WIDTH_IN_FILES = 200
 )
 @click.option("--link", metavar="RATE", help="Between devices, such as 1gbit; else measured between two processes.")
 @click.option("--delay", "delay_ms", type=float, default=0.05, show_default=True, help="Of the link, ms each way.")
-@click.option("--threads", type=click.IntRange(1), help="Processor threads that a device has; all by default.")
+@click.option("--threads", type=click.IntRange(1), help="Of the processor, that a device has; all by default.")
 @click.option(
     "--schedule",
     type=click.Choice(SCHEDULES),

@@ -57,6 +57,7 @@ def profile(
     *,
     batch_sizes: Iterable[int] = (),
     in_fit: Callable[[Any, int], float] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
     """Return what each layer of a model costs on this device.
 
@@ -67,6 +68,8 @@ def profile(
         batch: of `fit`, over all devices: a tuple (x, y) or (x, y, sample_weight) of arrays, or x.
         batch_sizes: with which layers are measured as well; the whole batch always is.
         in_fit: trains so many steps with a batch, and returns the seconds of one; None: nothing is fixed in a step.
+        clock: returns seconds. Where TensorFlow has one thread of a processor, `time.process_time` has nothing of what
+            other processes do meanwhile.
     Raises:
         UnsupportedError: the model has no graph of layers.
         ConfigError: the batch has no example.
@@ -83,17 +86,17 @@ def profile(
     kept = [(variable, variable.numpy()) for variable in _variables(model)]
     try:
         at = [_prepared(model, graph, _rows((x, y, weight), size)) for size in sizes]
-        call_seconds = _call_seconds()
+        call_seconds = _call_seconds(clock)
         # all in turns, so that what else the machine does meanwhile is in all of them
         timed = [function for one in at for function in one.functions]
-        seconds = iter(max(one - call_seconds, 0.0) for one in _medians(timed))
+        seconds = iter(max(one - call_seconds, 0.0) for one in _medians(timed, clock))
         layers, wholes = zip(
             *[_profiled(graph, one, [next(seconds) for _ in one.functions]) for one in at], strict=True
         )
-        update, slots = _update(model, call_seconds)
+        update, slots = _update(model, call_seconds, clock)
         fixed = 0.0
         if in_fit is not None:
-            pairs = [(in_fit((x, y, weight), 4), _seconds(at[-1].functions[-1])) for _ in range(_FEWEST)]
+            pairs = [(in_fit((x, y, weight), 4), _seconds(at[-1].functions[-1], clock)) for _ in range(_FEWEST)]
             fixed = max(statistics.median(fit - whole for fit, whole in pairs) - update, 0.0)
         return Profile(
             model=model.name,
@@ -166,17 +169,17 @@ def _prepared(model: keras.Model, graph: graphs.Functional, data: Any) -> _Prepa
         values.update({id(tensor): value for tensor, value in zip(call.makes, results, strict=True)})
         measured.append(one)
     taken = [values[id(output)] for output in graph.outputs]
-    y_pred = keras.tree.pack_sequence_as(model.output, taken)
+    y_pred = model(x, training=False)  # for its structure
     measured.append(_measured(lambda *flat: _loss(model, x, y, flat, y_pred, weight), tuple(taken), {})[0])
     return _Prepared(size=size, calls=measured, whole=_whole(model, x, y, weight))
 
 
-def _medians(functions: Sequence[Callable[[], Any]]) -> list[float]:
+def _medians(functions: Sequence[Callable[[], Any]], clock: Callable[[], float]) -> list[float]:
     for function in functions:
         function()  # the first call sets up
-    first = sum(_seconds(function) for function in functions)
+    first = sum(_seconds(function, clock) for function in functions)
     count = min(max(round(_SECONDS / max(first, 1e-9)), _FEWEST), _MOST)
-    rounds = [[_seconds(function) for function in functions] for _ in range(count)]
+    rounds = [[_seconds(function, clock) for function in functions] for _ in range(count)]
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
@@ -306,7 +309,7 @@ def _whole(model: keras.Model, x: Any, y: Any, weight: Any) -> Callable[[], Any]
     return lambda: step(x, y, weight)
 
 
-def _update(model: keras.Model, call_seconds: float) -> tuple[float, int]:
+def _update(model: keras.Model, call_seconds: float, clock: Callable[[], float]) -> tuple[float, int]:
     """Return the seconds in which an optimizer such as the model's updates all weights, and the bytes of its slots."""
     given = getattr(model, "optimizer", None)
     if given is None or not model.trainable_variables:
@@ -322,24 +325,24 @@ def _update(model: keras.Model, call_seconds: float) -> tuple[float, int]:
         strategy.run(lambda given: optimizer.apply(given, model.trainable_variables), args=(gradients,))
 
     update(gradients)
-    times = [_seconds(lambda: update(gradients)) for _ in range(2 * _FEWEST)]
+    times = [_seconds(lambda: update(gradients), clock) for _ in range(2 * _FEWEST)]
     slots = [one for one in optimizer.variables if len(one.shape)]
     return max(statistics.median(times) - call_seconds, 0.0), _bytes_of(slots)
 
 
-def _call_seconds() -> float:
+def _call_seconds(clock: Callable[[], float]) -> float:
     """Return the seconds of calling a compiled function that does next to nothing."""
     function = tf.function(lambda one: one + 1.0, autograph=False)
     one = tf.constant(1.0)
     function(one)
-    return statistics.median(_seconds(lambda: function(one)) for _ in range(_MOST))
+    return statistics.median(_seconds(lambda: function(one), clock) for _ in range(_MOST))
 
 
-def _seconds(function: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+def _seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
+    began = clock()
     function()
     tf.test.experimental.sync_devices()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:

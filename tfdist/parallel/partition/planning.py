@@ -6,6 +6,7 @@ Loads no TensorFlow.
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -62,9 +63,16 @@ class Plan:
         if self.strategy is None:
             return ""
         if not self.strategy:
-            return " ".join(["python", *script])
+            return shlex.join(["python", *script])
         mesh = ["--mesh", self.mesh] if self.mesh else []
-        return " ".join(["tfdist run --strategy", self.strategy, "-n", str(self.devices), *mesh, *script])
+        given = {
+            "TFDIST_SCHEDULE": self.schedule,
+            "TFDIST_MICROBATCHES": str(self.microbatches),
+            "TFDIST_STAGES": ",".join(self.layers),
+        }
+        variables = [f"{name}={shlex.quote(value)}" for name, value in given.items()] if self.layers else []
+        words = ["tfdist", "run", "--strategy", self.strategy, "-n", str(self.devices), *mesh, *script]
+        return " ".join([*variables, shlex.join(words)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,10 +231,10 @@ class _Maker:
                 yield one
                 if best is None or one.prediction.seconds < best.prediction.seconds:
                     best = one
-        if best is not None:
-            other = self._uneven(best.microbatches * max(devices // len(best.stages), 1))
-            if other is not None and len({stage.devices for stage in other.stages}) > 1:
-                yield other
+        count = self._counts(1)[-1] if best is None else best.microbatches * (devices // len(best.stages))
+        other = self._uneven(count)
+        if other is not None and len({stage.devices for stage in other.stages}) > 1:
+            yield other
 
     def of_unlike(self) -> Iterator[Plan]:
         seen = set()
@@ -276,7 +284,7 @@ class _Maker:
                 break
         setting, stages = min(found, key=lambda pair: search.cost(pair[0], pair[1], self.objective))
         data = f"data {replicas} x " if replicas > 1 else ""
-        return self._plan(setting, stages, f"{data}pipeline {len(stages)}", "pipeline")
+        return self._plan(setting, stages, f"{data}pipeline {len(stages)}", "pipeline" if setting.flushes else None)
 
     def _uneven(self, microbatches: int, uses_all: bool = True, name: str = "pipeline") -> Plan | None:
         setting = self._setting(min(microbatches, self.profile.batch), None)
