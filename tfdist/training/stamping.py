@@ -13,18 +13,19 @@ from tfdist.monitor.recording import graph
 _ring: graph.GraphRing | None = None
 
 
-def stamped(run: Callable[[], Any]) -> Any:
+def stamped(run: Callable[[Any], Any], data: Any) -> Any:
     """Trace a replica's step and return what it returns; of several replicas in a process the first one's is stamped.
 
     Args:
-        run: traces it.
+        run: traces it, given its data.
+        data: of the replica.
     """
     here = len(tf.distribute.get_strategy().extended.worker_devices)
     is_first = tf_strategies.replica_index() % here == 0
     if tf.executing_eagerly() or recorder() is None or not graph.can_stamp() or not is_first:
-        return run()
+        return run(data)
     with graph.Stamps(_ring_of_this_process()) as stamps:
-        returned = run()
+        returned = run(stamps.from_begin(data))
         stamps.end()
         return returned
 

@@ -3,6 +3,7 @@
 docs/run.md has all events and their keys, for users; a test compares it with what is written.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -19,6 +20,7 @@ class EventFile:
     Args:
         path: of the file, or None.
         job_id: of the job.
+        copy: of another file with the same, or None.
     Raises:
         StorageError: the file cannot be written.
 
@@ -26,14 +28,16 @@ class EventFile:
         >>> EventFile(None, "a1").write("started", start=0, workers=2)
     """
 
-    def __init__(self, path: str | None, job_id: str) -> None:
+    def __init__(self, path: str | None, job_id: str, *, copy: str | None = None) -> None:
         self._job_id = job_id
-        self._descriptor: int | None = None
-        if path is None:
-            return
+        self._descriptors: list[int] = []
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            for one in (path, copy):
+                if one is not None:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                    self._descriptors.append(os.open(one, flags, 0o644))
         except OSError as error:
+            self.close()
             raise StorageError(
                 error.errno, f"the event file {path} (--event-file) cannot be written ({error.strerror}). Name another."
             ) from error
@@ -47,19 +51,17 @@ class EventFile:
             clock: when, on the monotonic clock; now by default.
             content: what else there is to say, as JSON.
         """
-        if self._descriptor is None:
+        if not self._descriptors:
             return
         now = time.monotonic()
         clock = now if clock is None else clock
         moment = {"time": round(time.time() - (now - clock), 6), "clock": round(clock, 6)}
         line = {"version": VERSION, **moment, "job": self._job_id, "start": start, "event": event, **content}
-        try:
-            os.write(self._descriptor, json.dumps(line).encode() + b"\n")
-        except OSError:
-            return
+        for descriptor in self._descriptors:
+            with contextlib.suppress(OSError):
+                os.write(descriptor, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Close the files."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())

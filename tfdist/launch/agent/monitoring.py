@@ -59,4 +59,5 @@ class Monitoring:
             explained=round(found.explained, 4),
             steps=found.steps,
             parts=labelled(found),
+            lines=list(lines(found)),
         )

@@ -44,7 +44,7 @@ from tfdist.launch.placement.local import LocalPlacement, free_addresses, stream
 from tfdist.launch.placement.worker_factory import WorkerFactory
 from tfdist.launch.plan.config import LaunchConfig, require_script
 from tfdist.launch.plan.hosts import places
-from tfdist.launch.plan.plan import plan
+from tfdist.launch.plan.plan import event_copy, plan
 from tfdist.launch.plan.roles import tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process import shared_memory
@@ -171,7 +171,8 @@ def _run(
 ) -> tuple[Outcome, Callable[[], bool]]:
     """Run the job through all its starts; return also what tells when to stop waiting for the reader of the output."""
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(contextlib.closing(EventFile(config.event_file, guard.job_id)))
+        copy = str(event_copy(guard.memory)) if config.monitor else None
+        file = stack.enter_context(contextlib.closing(EventFile(config.event_file, guard.job_id, copy=copy)))
         factory = stack.enter_context(contextlib.closing(WorkerFactory(config, guard)))
         standby = stack.enter_context(contextlib.closing(Standby(guard, out, factory, verbose=verbose)))
         reporter = RestartReporter(
@@ -185,6 +186,7 @@ def _run(
             # where the number of workers may change the signal asks for one more
             resizable = config.range[0] < config.range[1]
             asked = Flag() if resizable else stack.enter_context(signal_sets(signal.SIGUSR1))
+            announce(out, f"job {guard.job_id}: `tfdist watch {guard.job_id[:8]}` shows what it does")
             monitoring = Monitoring(guard.memory, file, lambda text: announce(out, text), asked)
         placement: Placement = LocalPlacement(guard, starter=factory.start)
         preparing: Factory = factory

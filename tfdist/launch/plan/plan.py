@@ -192,6 +192,11 @@ def steps_folder(memory: Path, restarts: int) -> Path:
     return memory / f"steps-{restarts}"
 
 
+def event_copy(memory: Path) -> Path:
+    """Return where a job that is monitored keeps its events for who watches it."""
+    return memory / "events"
+
+
 def environment_file(directory: Path) -> Path:
     """Return where a worker writes which variables it has set for TensorFlow and the like."""
     return directory / "environment.json"

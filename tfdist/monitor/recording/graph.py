@@ -61,7 +61,7 @@ class Stamps:
 
     Example:
         >>> with Stamps(ring) as stamps:                                                 # doctest: +SKIP
-        ...     logs = step(data)
+        ...     logs = step(stamps.from_begin(data))
         ...     stamps.end()
     """
 
@@ -83,6 +83,13 @@ class Stamps:
 
     def __exit__(self, *error: object) -> None:
         _current.stamps = None
+
+    def from_begin(self, data: Any) -> Any:
+        """Return a nest of tensors as it is, behind the stamp of the begin, which else comes when a thread is free."""
+        import tensorflow as tf
+
+        with tf.control_dependencies([self._values[Column.GRAPH_BEGIN]]):
+            return tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
     def mark(self, column: Column, tensors: Sequence[Any]) -> None:
         """Note the time at which all these tensors are there; the first one of a column counts."""

@@ -1,0 +1,224 @@
+"""Looks at a job: from tables and rings that were really written, in a terminal, as JSON, as a page, as metrics."""
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from tests.unit.test_monitor_verdict import simulated
+from tfdist import resources
+from tfdist.cli.main import main
+from tfdist.errors import ConfigError
+from tfdist.launch.agent.events import EventFile
+from tfdist.launch.plan.plan import event_copy, progress_file, steps_folder
+from tfdist.monitor.phases import Kind
+from tfdist.monitor.recording.ring import Ring
+from tfdist.monitor.reporter import StatusReporter
+from tfdist.monitor.status import StatusTable
+from tfdist.watch import observing, terminal
+from tfdist.watch.server import Page
+from tfdist.watch.snapshot import LABELS, sentence
+
+JOB = "3f9ac1d2aa"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Path]:
+    """The folder of jobs on a host where one runs, whose worker 1 is late in its backward pass."""
+    folder = tmp_path / f"tfdist-job-{JOB}-x"
+    folder.mkdir()
+    table = StatusTable(progress_file(folder, 1), 2)
+    steps_folder(folder, 1).mkdir()
+    reporters = []
+    for worker, rows in simulated(2, late=(1, "backward", 10.0)).items():
+        ring = Ring(steps_folder(folder, 1) / f"worker-{worker}")
+        ring.add(rows)
+        ring.close()
+        reporter = StatusReporter(table.path, worker)
+        reporter.on_begin(0, Kind.TRAIN, time.monotonic_ns())
+        reporter.on_end(0, 10**7, time.monotonic_ns())
+        reporters.append(reporter)
+    file = EventFile(str(tmp_path / "events"), JOB, copy=str(event_copy(folder)))
+    file.write("started", start=0, workers=2, pids=[1, 2])
+    file.write("failed", start=0, worker=1, text="killed by SIGKILL (signal 9)")
+    file.close()
+    yield tmp_path
+    for reporter in reporters:
+        reporter.close()
+    table.close()
+
+
+def seen(job: Path):  # type: ignore[no-untyped-def]
+    found = observing.Observer(JOB[:3], folders=[job]).look()
+    assert found is not None
+    return found
+
+
+def test_a_look(job: Path) -> None:
+    found = seen(job)
+    assert (found.job, found.start, found.bound, len(found.verdict)) == (JOB, 1, "straggler", 5)
+    assert [one.step for one in found.workers] == [1, 1]
+    assert found.workers[1].parts["backward"] > found.workers[0].parts["backward"] + 0.008
+    assert found.workers[0].loss == 0.5
+    assert found.workers[0].memory is not None
+    assert [one["event"] for one in found.events] == ["started", "failed"]
+    assert json.loads(json.dumps(found.as_json()))["workers"][1]["worker"] == 1
+
+
+def test_the_job_is_found_by_the_beginning_of_its_id(job: Path, tmp_path: Path) -> None:
+    assert observing.found("", [job])[0] == JOB
+    with pytest.raises(ConfigError, match=r"no job has an id like it\. These run: 3f9ac1d2aa"):
+        observing.found("4", [job])
+    with pytest.raises(ConfigError, match="no job of tfdist runs on this machine"):
+        observing.found("", [tmp_path / "missing"])
+
+
+def test_the_end_of_a_job_is_seen(job: Path) -> None:
+    observer = observing.Observer(folders=[job])
+    (job / f"tfdist-job-{JOB}-x" / "progress-1").rename(job / "gone")
+    assert observer.look() is None
+    (job / "gone").rename(job / f"tfdist-job-{JOB}-x" / "progress-1")
+
+
+def drawn(shown) -> str:  # type: ignore[no-untyped-def]
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(terminal.page(shown))
+    return console.export_text()
+
+
+def test_the_page_in_a_terminal(job: Path) -> None:
+    text = drawn(seen(job))
+    assert "bound by one slow worker" in text
+    assert "worker 1 failed: killed by SIGKILL (signal 9)" in text
+    bars = [line.count("█") for line in text.splitlines() if "MiB" in line]
+    assert len(bars) == 2
+    assert max(bars) == 48
+    for label in ("forward", "backward", "wait", "communication", "update"):
+        assert f"█ {label}" in text
+
+
+def test_without_a_record_there_is_less(job: Path) -> None:
+    for path in steps_folder(job / f"tfdist-job-{JOB}-x", 1).iterdir():
+        path.write_bytes(b"damaged")
+    text = drawn(seen(job))
+    assert "tfdist run --monitor" in text
+    assert "bound by" not in text
+
+
+def test_the_command(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "FOLDER", job)
+    monkeypatch.setattr(observing.tempfile, "gettempdir", lambda: str(job))
+    once = CliRunner().invoke(main, ["watch", "--once", JOB])
+    assert (once.exit_code, "one slow worker" in once.output) == (0, True), once.output
+    machine = json.loads(CliRunner().invoke(main, ["watch", "--json"]).output)
+    assert machine["bound"] == "straggler"
+    assert CliRunner().invoke(main, ["watch", "--once", "zz"]).exit_code == 2
+    assert CliRunner().invoke(main, ["watch", "--web", "--once", JOB]).exit_code == 2
+    assert CliRunner().invoke(main, ["watch", "--web", "--port", "70000", JOB]).exit_code == 2
+
+
+def test_a_job_that_has_ended_is_shown_from_its_event_file(job: Path) -> None:
+    path = job / "events"
+    verdict = {
+        "bound": "input",
+        "worker": None,
+        "parts": {"0": {"input": 0.02, "forward": 0.01}},
+        "lines": ["verdict x"],
+    }
+    with path.open("a") as file:
+        for event in ({"event": "verdict", **verdict}, {"event": "ended", "exit_code": 0, "restarts": 1}):
+            file.write(json.dumps({"job": JOB, "start": 1, "time": 5.0, **event}) + "\n")
+        file.write('{"job": "3f9a')  # a line that is being written
+    shown = CliRunner().invoke(main, ["watch", str(path)])
+    assert shown.exit_code == 0
+    assert "verdict x" in shown.output
+    assert "ended with code 0 after 1 restarts" in shown.output
+    (job / "empty").touch()
+    assert CliRunner().invoke(main, ["watch", str(job / "empty")]).exit_code == 2
+
+
+@pytest.fixture
+def page(job: Path) -> Iterator[Page]:
+    with Page(observing.Observer(folders=[job]), every=0.01) as found:
+        yield found
+
+
+def got(page: Page, path: str, host: str = "127.0.0.1") -> tuple[int, str, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    connection.request("GET", path, headers={"Host": f"{host}:{page.port}"})
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer.status, answer.headers["Content-Type"], body
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(page: Page) -> None:
+    status, kind, html = got(page, "/")
+    assert (status, kind) == (200, "text/html; charset=utf-8")
+    assert set(re.findall(r"https?://[^\"' ]+", html)) == {"http://www.w3.org/2000/svg"}
+    assert not re.findall(r"(?:src|href)=", html)
+    assert "innerHTML" not in html
+    for label in LABELS:
+        assert re.search(rf"\b{label}:", html), f"no color for {label}"
+
+
+def test_what_the_page_is_told(page: Page) -> None:
+    status, _, body = got(page, "/snapshot")
+    told = json.loads(body)
+    assert (status, told["job"], told["events"][1]["sentence"][:15]) == (200, JOB, "worker 1 failed")
+    assert got(page, "/else")[0] == 404
+    assert got(page, "/", host="elsewhere.example")[0] == 403
+
+
+def test_every_look_is_an_event_until_the_job_ends(page: Page, job: Path) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    connection.request("GET", "/events", headers={"Host": "localhost:1"})
+    answer = connection.getresponse()
+    for _ in range(3):
+        assert json.loads(answer.readline().decode().removeprefix("data: "))["job"] == JOB
+        answer.readline()
+    table = job / f"tfdist-job-{JOB}-x" / "progress-1"
+    table.rename(job / "gone")
+    rest = answer.read().decode()
+    assert rest.endswith("event: end\ndata: {}\n\n")
+    page.wait()
+    assert got(page, "/snapshot")[0] == 410
+    (job / "gone").rename(table)
+    connection.close()
+
+
+def test_metrics_and_their_names_in_the_documentation(page: Page) -> None:
+    status, _, body = got(page, "/metrics")
+    assert status == 200
+    families = {one.name: one for one in text_string_to_metric_families(body)}
+    every = [sample for family in families.values() for sample in family.samples]
+    samples = {(one.name, one.labels.get("worker"), one.labels.get("part")): one.value for one in every}
+    assert samples["tfdist_step_seconds", "1", "backward"] > samples["tfdist_step_seconds", "0", "backward"]
+    assert samples["tfdist_steps_total", "0", None] == 1
+    assert samples["tfdist_failures_total", None, None] == 1
+    text = resources.pages()["monitoring"].read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(tfdist_\w+)`", text, re.MULTILINE))
+    assert documented == {sample.name for sample in every}
+
+
+def test_a_port_that_is_taken(page: Page, job: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be listened on"):
+        Page(observing.Observer(folders=[job]), port=page.port)
+
+
+@pytest.mark.parametrize("event", ["started", "stepping", "failed", "halted", "verdict", "ended", "replaced"])
+def test_every_event_has_a_sentence(event: str) -> None:
+    assert sentence({"event": event})
+
+
+def test_parts_are_those_of_the_verdict() -> None:
+    assert len(LABELS) == len(set(LABELS)) == np.shape(LABELS)[0]

@@ -1,0 +1,209 @@
+"""Looks at a job of this host, again and again: its status table, its workers' rings, its events, its processes.
+
+A look only reads, so no worker waits for it. What has ended is told by its event file. Loads no TensorFlow.
+"""
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tfdist.errors import ConfigError
+from tfdist.launch.plan.plan import event_copy, progress_file, steps_folder
+from tfdist.launch.process.folders import PREFIX
+from tfdist.launch.process.shared_memory import FOLDER
+from tfdist.monitor.phases import Activity
+from tfdist.monitor.status import WorkerStatus, read_all
+from tfdist.monitor.verdict.gathering import read_folder
+from tfdist.monitor.verdict.judge import judge
+from tfdist.monitor.verdict.text import lines
+from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
+from tfdist.watch.snapshot import Snapshot, WorkerView
+
+#: steps of which a look shows the mean
+RECENT = 100
+
+_ENDED = "name its event file (tfdist run --event-file) instead"
+
+
+class Observer:
+    """Looks at one job.
+
+    Args:
+        job: the beginning of its id, as long as only one job has it; empty for the only one that runs.
+        folders: where jobs have their directories; by default /dev/shm and the folder for temporary files.
+    Raises:
+        ConfigError: no job that runs has this id, or several have.
+    """
+
+    def __init__(self, job: str = "", *, folders: Sequence[Path] | None = None) -> None:
+        self.job, self._folder = found(job, folders)
+        self._processes: dict[int, psutil.Process] = {}
+        self._before: dict[int, tuple[float, int]] = {}
+
+    def look(self) -> Snapshot | None:
+        """Return the job as it is now; None when it has ended."""
+        start = newest_start(self._folder)
+        if start is None:
+            return None
+        try:
+            said = read_all(progress_file(self._folder, start))
+        except (OSError, ConfigError):
+            return None
+        rows = read_folder(steps_folder(self._folder, start))
+        whole = timeline(rows) if rows else None
+        recent = None if whole is None else whole.last(RECENT)
+        verdict = None if whole is None else judge(whole)
+        return Snapshot(
+            job=self.job,
+            start=start,
+            time=time.time(),
+            is_running=True,
+            workers=tuple(self._view(worker, one, recent) for worker, one in enumerate(said)),
+            verdict=() if verdict is None else lines(verdict),
+            bound="" if verdict is None else verdict.bound.name.lower(),
+            events=tuple(read_events(event_copy(self._folder), self.job)),
+        )
+
+    def _view(self, worker: int, said: WorkerStatus, recent: Timeline | None) -> WorkerView:
+        parts, hidden, loss, rate = recorded(recent, worker)
+        memory, cpu = self._resources(said.pid)
+        return WorkerView(
+            worker=worker,
+            pid=said.pid,
+            activity=Activity(said.activity).name.lower(),
+            step=said.ended,
+            steps_per_second=rate or self._rate(worker, said),
+            loss=loss,
+            parts=parts,
+            hidden=hidden,
+            memory=memory,
+            cpu=cpu,
+            saved=said.saved,
+        )
+
+    def _rate(self, worker: int, said: WorkerStatus) -> float | None:
+        now, before = time.monotonic(), self._before.get(worker)
+        self._before[worker] = now, said.ended
+        if before is not None and said.ended > before[1]:
+            return (said.ended - before[1]) / max(now - before[0], 1e-9)
+        return 1.0 / said.step_seconds if said.step_seconds else None
+
+    def _resources(self, pid: int) -> tuple[int | None, float | None]:
+        """Return memory in bytes, and how many processors are busy: since the last look, or since the process began."""
+        if not pid:
+            return None, None
+        try:
+            known = self._processes.get(pid)
+            if known is None:
+                process = self._processes[pid] = psutil.Process(pid)
+                process.cpu_percent()
+                times = process.cpu_times()
+                cpu = (times.user + times.system) / max(time.time() - process.create_time(), 1e-9)
+            else:
+                process, cpu = known, known.cpu_percent() / 100
+            return int(process.memory_info().rss), float(cpu)
+        except psutil.Error:
+            return None, None
+
+
+def recorded(recent: Timeline | None, worker: int) -> tuple[dict[str, float], float, float | None, float | None]:
+    """Return mean seconds of parts, hidden communication, the last loss, and steps per second, of a worker's record."""
+    if recent is None or worker not in recent.ranks or not len(recent.steps):
+        return {}, 0.0, None, None
+    place = recent.ranks.index(worker)
+    means = recent.parts[:, place].mean(axis=0)
+    loss = float(recent.loss[-1, place])
+    rate = 1.0 / float(recent.step[:, place].mean())
+    parts = {part.label: float(means[part]) for part in Part}
+    return parts, float(recent.hidden[:, place].mean()), None if math.isnan(loss) else loss, rate
+
+
+def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
+    """Return the id and the directory of a job that runs here.
+
+    Raises:
+        ConfigError: no job that runs has an id like it, or several have.
+    """
+    places = (FOLDER, Path(tempfile.gettempdir())) if folders is None else folders
+    jobs: dict[str, Path] = {}
+    for place in places:
+        for path in place.glob(f"{PREFIX}*/progress-*"):
+            jobs.setdefault(path.parent.name.removeprefix(PREFIX).partition("-")[0], path.parent)
+    fitting = sorted(one for one in jobs if one.startswith(job))
+    if len(fitting) == 1:
+        return fitting[0], jobs[fitting[0]]
+    if not jobs:
+        raise ConfigError(f"JOB is {job!r}, and no job of tfdist runs on this machine. If it has ended: {_ENDED}.")
+    what = "no job has an id like it" if not fitting else "more than one job has an id like it"
+    known = f"These run: {', '.join(sorted(jobs))}. Give the beginning of one's id."
+    raise ConfigError(f"JOB is {job!r}; {what}. {known} If it has ended: {_ENDED}.")
+
+
+def newest_start(folder: Path) -> int | None:
+    """Return the number of the newest start of a job that has a status table; None when the job is gone."""
+    numbers = [int(path.name.rpartition("-")[2]) for path in folder.glob("progress-*")]
+    return max(numbers, default=None)
+
+
+def read_events(path: Path, job: str | None = None) -> list[Mapping[str, Any]]:
+    """Return the events of a job in a file, of the last one by default; lines that are none are left out."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    events = []
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:  # it is being written
+            continue
+        if isinstance(event, dict) and "event" in event:
+            events.append(event)
+    wanted = job or (events[-1].get("job") if events else None)
+    return [one for one in events if one.get("job") == wanted]
+
+
+def from_events(path: Path) -> Snapshot:
+    """Return the last job of an event file, as it was when the file was written.
+
+    Raises:
+        ConfigError: the file has no event.
+    """
+    events = read_events(path)
+    if not events:
+        raise ConfigError(f"{path} has no event of a job; `tfdist run --event-file {path}` writes them.")
+    verdicts = [one for one in events if one["event"] == "verdict"]
+    parts = verdicts[-1].get("parts", {}) if verdicts else {}
+    started = [one for one in events if one["event"] == "started"]
+    pids = started[-1].get("pids", []) if started else []
+    count = max([len(pids), *(int(worker) + 1 for worker in parts)], default=0)
+    ended = events[-1]["event"] == "ended"
+    workers = []
+    for worker in range(count):
+        mine = parts.get(str(worker), {})
+        total = sum(mine.values())
+        workers.append(
+            WorkerView(
+                worker=worker,
+                activity="ended" if ended else "",
+                pid=int(pids[worker]) if worker < len(pids) else 0,
+                parts=mine,
+                steps_per_second=1.0 / total if total else None,
+            )
+        )
+    return Snapshot(
+        job=str(events[-1].get("job", "")),
+        start=int(events[-1].get("start", 0)),
+        time=float(events[-1].get("time", 0.0)),
+        is_running=False,
+        workers=tuple(workers),
+        verdict=tuple(verdicts[-1].get("lines", ())) if verdicts else (),
+        bound=str(verdicts[-1].get("bound", "")) if verdicts else "",
+        events=tuple(events),
+    )

@@ -1,0 +1,109 @@
+"""What is known of a job at one moment: values, and the way to JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfdist.monitor.verdict.timeline import Part
+
+#: labels of the parts of a step, in order
+LABELS = tuple(part.label for part in Part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerView:
+    """What is known of a worker.
+
+    Attributes:
+        worker: its number.
+        pid: of its process; 0 when it has said nothing.
+        activity: what it does.
+        step: how many steps it has ended since it was started.
+        steps_per_second: over the time between two looks, or that the last step took; None when none has ended.
+        loss: of its own examples in the last step that was recorded; None where that is not known.
+        parts: mean seconds of each part of a step, by its label; empty without a record.
+        hidden: seconds of communication beside the backward pass.
+        memory: resident bytes of the process; None when it is gone.
+        cpu: processors that it keeps busy; None when it is not known.
+        saved: number of steps in its newest backup, or None.
+    """
+
+    worker: int
+    pid: int = 0
+    activity: str = ""
+    step: int = 0
+    steps_per_second: float | None = None
+    loss: float | None = None
+    parts: Mapping[str, float]
+    hidden: float = 0.0
+    memory: int | None = None
+    cpu: float | None = None
+    saved: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What is known of a job.
+
+    Attributes:
+        job: its id.
+        start: how often its workers had been started again.
+        time: seconds since 1970.
+        is_running: whether it still runs.
+        workers: in order.
+        verdict: in five lines; empty without a record.
+        bound: by what the job is bound, a word; empty without a record.
+        events: what has happened to it, the newest last, as the event file has it.
+    """
+
+    job: str
+    start: int
+    time: float
+    is_running: bool
+    workers: tuple[WorkerView, ...]
+    verdict: tuple[str, ...] = ()
+    bound: str = ""
+    events: tuple[Mapping[str, Any], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as what JSON can hold.
+
+        Example:
+            >>> Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=()).as_json()["job"]
+            'a1'
+        """
+        made = asdict(self)
+        made["events"] = [{**event, "sentence": sentence(event)} for event in self.events]
+        return made
+
+
+def sentence(event: Mapping[str, Any]) -> str:
+    """Return an event in words.
+
+    Example:
+        >>> sentence({"event": "failed", "worker": 1, "text": "killed by SIGKILL (signal 9)"})
+        'worker 1 failed: killed by SIGKILL (signal 9)'
+    """
+    kind = event.get("event")
+    if kind == "failed":
+        who = event.get("task") or ("the workers" if event.get("worker") is None else f"worker {event['worker']}")
+        return f"{who} failed: {event.get('text', '')}"
+    if kind == "stepping":
+        lost = f", {event['lost']} steps repeated" if event.get("lost") else ""
+        after = f" {event['seconds']:.1f} s later" if event.get("seconds") else ""
+        return f"all {event.get('workers')} step{after}{lost}"
+    if kind == "verdict":
+        who = "" if event.get("worker") is None else f": worker {event['worker']}, {event.get('part')}"
+        return f"bound by {event.get('bound')}{who}"
+    if kind == "ended":
+        return f"ended with code {event.get('exit_code')} after {event.get('restarts')} restarts"
+    if kind == "started":
+        return f"{event.get('workers')} started"
+    if kind == "halted":
+        return f"all stopped before the same step ({event.get('purpose')}); {event.get('workers')} go on"
+    return str(kind)
+
+
+def newest(events: Sequence[Mapping[str, Any]], count: int = 8) -> list[Mapping[str, Any]]:
+    """Return the last events that a page shows."""
+    return list(events)[-count:]
