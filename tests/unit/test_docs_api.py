@@ -14,7 +14,18 @@ import griffe
 ROOT = Path(__file__).parents[2]
 API = ROOT / "docs" / "api"
 # what other packages are made of; nothing in them is promised to stay
-INTERNAL = {"bench", "cli", "collectives", "compat", "coordination", "measurement", "monitor", "storage", "training"}
+INTERNAL = {
+    "bench",
+    "cli",
+    "collectives",
+    "compat",
+    "coordination",
+    "measurement",
+    "monitor",
+    "storage",
+    "training",
+    "watch",
+}
 PUBLIC = sorted({path.parent.name for path in (ROOT / "tfdist").glob("*/__init__.py")} - INTERNAL)
 MODULES = {"tfdist.errors", "tfdist.reproducibility", "tfdist.cluster.ports", "tfdist.testing.pool"}
 # Keras calls these, with arguments that Keras' documentation describes

@@ -1,15 +1,18 @@
 """Recording: the ring of a worker's last steps, and how the host's phases and the graph's stamps become rows."""
 
+import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from tfdist.cli.main import main
 from tfdist.errors import ConfigError
 from tfdist.monitor.clock import StepClock
 from tfdist.monitor.phases import Activity, Kind, Phase
-from tfdist.monitor.recording import ring
+from tfdist.monitor.recording import ring, trace
 from tfdist.monitor.recording.recorder import Recorder, joined, on_monotonic_clock
 from tfdist.monitor.recording.ring import Ring
 from tfdist.monitor.recording.rows import STAMPS, VARIABLE, WIDTH, Column
@@ -162,3 +165,55 @@ def test_a_fork_writes_nothing(tmp_path: Path) -> None:
     one._process = os.getpid() + 1
     one.flush()
     assert not len(ring.read(one.path))
+
+
+def stamped_rows(shift: int = 0, steps: int = 5) -> np.ndarray:
+    """Rows of steps of 1 ms: 100 us of input, then 200 us for each stretch of the graph; the clock is ahead."""
+    found = rows(steps)
+    for number, row in enumerate(found):
+        begin = 10**12 + number * 1_000_000 + shift
+        row[Column.SEQUENCE], row[Column.BEGIN], row[Column.END] = number + 1, begin, begin + 950_000
+        row[Column.INPUT], row[Column.EXECUTE] = 100_000, 850_000
+        row[Column.GRAPH_BEGIN : Column.LOSS] = [begin + 100_000 + 200_000 * stamp for stamp in range(5)]
+        row[Column.REDUCTIONS] = 1
+        row[Column.ARRIVALS], row[Column.COMPLETIONS] = begin + 300_000, begin + 600_000
+    return found
+
+
+def test_a_trace_has_every_step_of_every_worker() -> None:
+    made = trace.trace({0: stamped_rows(), 1: stamped_rows()})
+    json.loads(json.dumps(made, allow_nan=False))
+    complete = [one for one in made["traceEvents"] if one["ph"] == "X"]
+    for worker in (0, 1):
+        mine = [one for one in complete if one["pid"] == worker]
+        names = [one["name"] for one in mine if one["args" if "args" in one else "ts"] is not None]
+        assert names.count("train") == names.count("backward") == names.count("all_reduce") == 5
+        first = {one["name"]: (one["ts"], one["dur"]) for one in reversed(mine)}
+        assert first["train"] == (0.0, 950.0)
+        assert first["input"] == (0.0, 100.0)
+        assert first["forward"] == (100.0, 200.0)
+        assert first["update"] == (700.0, 200.0)
+
+
+def test_clocks_that_are_ten_seconds_apart_are_brought_together() -> None:
+    made = trace.trace({0: stamped_rows(), 1: stamped_rows(10**10), 2: stamped_rows(-(10**10))}, aligned=True)
+    begins = [one["ts"] for one in made["traceEvents"] if one["name"] == "train"]
+    assert begins == [1000.0 * step for step in range(5)] * 3
+
+
+def test_merged_traces_keep_their_processes_apart(tmp_path: Path) -> None:
+    one = trace.trace({0: stamped_rows(), 1: stamped_rows()})
+    both = trace.merged({"a": one, "b": one})
+    names = {event["pid"]: event["args"]["name"] for event in both["traceEvents"] if event["name"] == "process_name"}
+    assert names == {0: "a: worker 0", 1: "a: worker 1", 2: "b: worker 0", 3: "b: worker 1"}
+    for name in ("a", "b"):
+        trace.write(tmp_path / name, one)
+    output = tmp_path / "Ünï.json"
+    done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(output.read_text())["traceEvents"]) == 2 * len(one["traceEvents"])
+    (tmp_path / "b").write_text("{}")
+    output.unlink()
+    refused = CliRunner().invoke(main, ["trace", "merge", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(output)])
+    assert (refused.exit_code, output.exists()) == (2, False)
+    assert "is no chrome trace" in refused.output

@@ -11,6 +11,7 @@ import click
 
 from tfdist.cli.common import completion
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
+from tfdist.cli.common.files import OutputFile
 from tfdist.cluster.mesh import Mesh
 from tfdist.launch import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.launch.output import noise
@@ -47,7 +48,7 @@ _MESHED = "model-parallel"
         ),
         "When workers fail or hang": ("max_restarts", "standby", "hang_seconds", "stall_seconds", "grace_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
-        "What is shown": ("monitor", "dry_run", "verbose", "all_logs", "event_file"),
+        "What is shown": ("monitor", "trace", "dry_run", "verbose", "all_logs", "event_file"),
     },
     examples={
         "tfdist run -n 2 train.py --epochs 3": "two workers on this machine",
@@ -112,7 +113,7 @@ _MESHED = "model-parallel"
     default=2.0,
     show_default=True,
     metavar="S",
-    help="A step hangs after it, and five times the usual.",
+    help="A step hangs after it and 5 usual ones.",
 )
 @click.option(
     "--stall-seconds",
@@ -136,6 +137,7 @@ _MESHED = "model-parallel"
     help="Show all that TensorFlow logs, also noise.",
 )
 @click.option("--monitor", is_flag=True, help="Say at the end, and at SIGUSR1, what the job is bound by.")
+@click.option("--trace", metavar="FILE", type=OutputFile(), help="Write the last steps as a chrome trace.")
 @click.option("--dry-run", is_flag=True, help="Print each process; start nothing.")
 @click.option("--verbose", is_flag=True, help="Tell which processes are started and ended.")
 @click.option("--hosts", metavar="HOSTS", help="Where they run, by ssh, as a:2,b:2: two on each.")
@@ -166,6 +168,7 @@ def command(
     event_file: str | None,
     all_logs: bool,
     monitor: bool,
+    trace: str | None,
     dry_run: bool,
     verbose: bool,
     hosts: str | None,
@@ -213,7 +216,8 @@ def command(
         standby=standby,
         event_file=event_file,
         all_logs=all_logs,
-        monitor=monitor,
+        monitor=monitor or trace is not None,
+        trace=trace,
         remote=remote,
         environment={
             **noise.variables(os.environ, all_logs=all_logs),

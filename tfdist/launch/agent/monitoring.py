@@ -38,6 +38,19 @@ class Monitoring:
             self._asked.clear()
             self.tell()
 
+    def write_trace(self, path: str) -> None:
+        """Write the steps of the present start as a chrome trace; what cannot be written is told."""
+        from tfdist.monitor.recording import trace
+        from tfdist.monitor.verdict.gathering import read_folder
+
+        rows = read_folder(steps_folder(self._memory, self._start))
+        try:
+            trace.write(path, trace.trace(rows))
+        except OSError as error:
+            self._say(f"warning: the trace {path} (--trace) cannot be written ({error})")
+        else:
+            self._say(f"{path}: {sum(map(len, rows.values()))} steps of {len(rows)} workers")
+
     def tell(self) -> None:
         """Tell the verdict on the present start."""
         from tfdist.monitor.verdict.gathering import verdict_of

@@ -216,6 +216,8 @@ def _run(
         outcome, give_up = _starts(job)
         if monitoring is not None:
             monitoring.tell()
+            if config.trace is not None:
+                monitoring.write_trace(config.trace)
         reporter.ended(outcome.exit_code)
         return outcome, give_up
 

@@ -24,6 +24,9 @@ MOST_STEPS = 512
 # by how much the wall clock, of which the stamps are, may be set between two looks before they are not believed
 _CLOCK_SET_NS = 1_000_000
 
+# what the reading of two clocks may take, and how often it is tried
+_CLOCK_NS, _READINGS = 5_000, 10
+
 _FIRST, _EXECUTE = STAMPS[0], int(Column.EXECUTE)
 _TIMES = [column - STAMPS[0] for column in STAMPS if column not in (Column.LOSS, Column.REDUCTIONS)]
 
@@ -50,12 +53,12 @@ class Recorder(StepObserver):
         self,
         path: Path,
         *,
-        clocks: Callable[[], tuple[int, int]] = lambda: (time.time_ns(), time.monotonic_ns()),
+        clocks: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         self.path = path
         self._ring = Ring(path)
         self._process = os.getpid()
-        self._clocks = clocks
+        self._clocks = clocks or both_clocks
         self._offset = self._wall_offset()
         self._stamps: ReadStamps | None = None
         self._seen = 0  # rows of stamps
@@ -159,6 +162,22 @@ class Recorder(StepObserver):
         return wall - monotonic
 
 
+def both_clocks() -> tuple[int, int]:
+    """Return the wall clock and the monotonic clock of one moment: of some readings, the one that took least.
+
+    On a busy machine another process may run between the readings of the two, for milliseconds.
+    """
+    best = (2**62, 0, 0)
+    for _ in range(_READINGS):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        best = min(best, (after - before, wall, (before + after) // 2))
+        if best[0] < _CLOCK_NS:
+            break
+    return best[1:]
+
+
 def on_monotonic_clock(stamps: np.ndarray, offset: int) -> np.ndarray:
     """Return rows of stamps as words: times in nanoseconds of the monotonic clock, the loss as its bits.
 
@@ -191,9 +210,10 @@ def joined(steps: np.ndarray, stamps: np.ndarray) -> np.ndarray:
         if not len(inside):
             rows.append(step)
             continue
+        ends = inside[:, Column.GRAPH_END - _FIRST]
+        inside[1:, 0] = np.maximum(inside[1:, 0], ends[:-1])  # the next may begin beside the end of one
         parts = np.zeros([len(inside), WIDTH], np.int64)
         parts[:, list(STAMPS)] = inside
-        ends = inside[:, Column.GRAPH_END - _FIRST]
         parts[:, [Column.STEP, Column.KIND]] = step[[Column.STEP, Column.KIND]]
         parts[:, Column.PART] = range(len(inside))
         parts[0, : Column.GRAPH_BEGIN] = step[: Column.GRAPH_BEGIN]

@@ -153,7 +153,7 @@ def _divided(ranks: tuple[int, ...], order: list[tuple[int, int]], table: np.nda
         step=(of(Column.END) - of(Column.BEGIN) + between) / 1e9,
         hidden=_hidden(table, gradients) / 1e9,
         ends=of(Column.END) / 1e9,
-        loss=np.where(has_stamps, np.ascontiguousarray(of(Column.LOSS)).view(np.float64), np.nan),
+        loss=np.where(of(Column.FORWARD) > 0, np.ascontiguousarray(of(Column.LOSS)).view(np.float64), np.nan),
         is_divided=bool(len(order)) and bool(has_stamps.all()),
     )
 

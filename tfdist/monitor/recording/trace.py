@@ -1,0 +1,143 @@
+"""The steps of all workers as one chrome trace, which Perfetto and chrome://tracing open: written by hand, as JSON.
+
+A worker is a process of the trace: its steps in parts in one row, and its reductions, which may overlap, in others.
+Clocks of other hosts are brought to the first worker's by the end of reductions: sums are there for all at about the
+same time.
+
+Source: Google, "Trace Event Format", 2016: complete events ("ph": "X"), times in microseconds.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdist.monitor.recording.rows import BUCKETS, KINDS, Column
+
+_STEPS, _FIRST_REDUCTION = 0, 1
+_HOST = ((Column.CALLBACKS, "callbacks"), (Column.DISPATCH, "dispatch"), (Column.INPUT, "input"))
+_GRAPH = (
+    ("forward", Column.GRAPH_BEGIN, Column.FORWARD),
+    ("backward", Column.FORWARD, Column.GRADIENTS),
+    ("communication", Column.GRADIENTS, Column.REDUCED),
+    ("update", Column.REDUCED, Column.GRAPH_END),
+)
+
+
+def trace(rows: Mapping[int, np.ndarray], *, aligned: bool = False) -> dict[str, Any]:
+    """Return the trace of these workers' rows.
+
+    Args:
+        rows: of each worker, as `ring.read` returns them.
+        aligned: whether the workers' clocks are brought together; on one host they are one clock.
+
+    Example:
+        >>> trace({})["traceEvents"]
+        []
+    """
+    shifts = offsets(rows) if aligned else dict.fromkeys(rows, 0)
+    times = [int(found[0, Column.BEGIN]) - shifts[rank] for rank, found in rows.items() if len(found)]
+    zero = min(times, default=0)
+    events: list[dict[str, Any]] = []
+    for rank, found in sorted(rows.items()):
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"worker {rank}"}})
+        events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": _STEPS, "args": {"name": "steps"}})
+        for row in found:
+            events.extend(_of_step(rank, row, shifts[rank] + zero))
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def offsets(rows: Mapping[int, np.ndarray]) -> dict[int, int]:
+    """Return by how many nanoseconds each worker's clock is ahead of the first one's.
+
+    The median, over the steps that all have, of the difference between the times at which all sums were there. A
+    worker that shares no step with the first one, or has no stamps, is left where it is.
+    """
+    shifts = dict.fromkeys(rows, 0)
+    if not rows:
+        return shifts
+    first = min(rows)
+    reference = _sums(rows[first])
+    for rank, found in rows.items():
+        mine = _sums(found)
+        common = sorted(reference.keys() & mine.keys())
+        if rank != first and common:
+            shifts[rank] = int(np.median([mine[key] - reference[key] for key in common]))
+    return shifts
+
+
+def _sums(rows: np.ndarray) -> dict[tuple[int, int], int]:
+    seen = rows[rows[:, Column.REDUCED] > 0]
+    return {(int(r[Column.STEP]), int(r[Column.PART])): int(r[Column.REDUCED]) for r in seen}
+
+
+def _of_step(rank: int, row: np.ndarray, zero: int) -> Iterator[dict[str, Any]]:
+    def event(name: str, begin: int, end: int, tid: int = _STEPS, **args: Any) -> dict[str, Any]:
+        made = {"ph": "X", "name": name, "pid": rank, "tid": tid, "ts": (begin - zero) / 1e3}
+        return {**made, "dur": max(end - begin, 0) / 1e3, **({"args": args} if args else {})}
+
+    kind = KINDS[int(row[Column.KIND])]
+    arguments: dict[str, Any] = {"step": int(row[Column.STEP])}
+    stamped = int(row[Column.GRAPH_BEGIN]) > 0
+    if row[Column.FORWARD]:
+        arguments["loss"] = float(row[Column.LOSS : Column.LOSS + 1].view(np.float64)[0])
+    yield event(str(kind), int(row[Column.BEGIN]), int(row[Column.END]), **arguments)
+    at = int(row[Column.BEGIN])
+    for column, name in _HOST:  # in this order, as far as it is known
+        length = int(row[column])
+        if length > 0:
+            yield event(name, at, at + length)
+            at += length
+    if not stamped:
+        return
+    reached = int(row[Column.GRAPH_BEGIN])
+    for name, _, after in _GRAPH:
+        end = max(int(row[after]), reached)
+        if end > reached:
+            yield event(name, reached, end)
+        reached = end
+    for number in range(min(int(row[Column.REDUCTIONS]), BUCKETS)):
+        begin, end = int(row[Column.ARRIVALS + number]), int(row[Column.COMPLETIONS + number])
+        if begin and end:
+            yield event("all_reduce", begin, end, _FIRST_REDUCTION + number)
+
+
+def merged(traces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return traces of several jobs, or of several programs, in one; processes get numbers of their own.
+
+    Args:
+        traces: by a name, which is put before the names of their processes.
+    """
+    events: list[dict[str, Any]] = []
+    number = 0
+    for name, one in traces.items():
+        found = one.get("traceEvents", one) if isinstance(one, Mapping) else one
+        numbers: dict[Any, int] = {}
+        for event in found:
+            pid = event.get("pid", 0)
+            if pid not in numbers:
+                numbers[pid], number = number, number + 1
+            changed = {**event, "pid": numbers[pid]}
+            if event.get("name") == "process_name":
+                changed["args"] = {"name": f"{name}: {event.get('args', {}).get('name', pid)}"}
+            events.append(changed)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def write(path: str | os.PathLike[str], made: Mapping[str, Any]) -> None:
+    """Write a trace, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = f"{os.fspath(path)}.{os.getpid()}"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(made, file)
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
