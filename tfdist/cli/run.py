@@ -181,8 +181,8 @@ def command(
 ) -> None:
     """Start SCRIPT on N workers; when one fails, end all or start them again.
 
-    SCRIPT runs as `python SCRIPT ARGUMENTS` would, once per worker; with parameter servers once, on the chief. What
-    follows its name is its own. More machines: --hosts, or Slurm, Kubernetes and MPI (tfdist docs cluster).
+    SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
+    follows its name is its own. More machines: --hosts (tfdist docs cluster).
     """
     remote = _remote(hosts, ssh_command, remote_python, pass_env)
     servers = server_count(strategy, parameter_servers=parameter_servers)
