@@ -1,6 +1,6 @@
-"""A mesh: the processes of a job in a grid of named axes, such as ``batch=2,model=2``.
+"""A mesh: the devices of a job in a grid of named axes, such as ``batch=2,model=2``.
 
-Ranks count along the last axis first, so its members are neighbours: put the axis that talks most there.
+A process has one device, or as many as each other one, which lie along the last axes. Ranks count along the last axis first, so its members are neighbours: put the axis that talks most there.
 """
 
 import itertools
@@ -17,7 +17,7 @@ _WRITE = "Write one as batch=2,model=2"
 
 @dataclass(frozen=True)
 class Mesh:
-    """Named axes and how many processes lie along each.
+    """Named axes and how many devices lie along each.
 
     Attributes:
         axes: name and size of each axis, the last one counted first.
@@ -97,11 +97,11 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Number of processes."""
+        """Number of devices."""
         return math.prod(self.shape)
 
     def size_of(self, axis: str) -> int:
-        """Return the number of processes along an axis.
+        """Return the number of devices along an axis.
 
         Raises:
             ConfigError: there is no such axis.
@@ -122,7 +122,7 @@ class Mesh:
         return tuple(name for name in self.names if name != axis)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Return where a process lies along each axis."""
+        """Return where a device lies along each axis."""
         validation.integer("rank", rank, minimum=0, maximum=self.size - 1)
         found: dict[str, int] = {}
         for name, size in reversed(self.axes):
@@ -130,7 +130,7 @@ class Mesh:
         return {name: found[name] for name in self.names}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
-        """Return the rank of the process at these coordinates, one for each axis."""
+        """Return the rank of the device at these coordinates, one for each axis."""
         rank = 0
         for name, size in self.axes:
             rank = rank * size + validation.integer(name, coordinates[name], minimum=0, maximum=size - 1)
@@ -153,21 +153,64 @@ class Mesh:
         along = list(axes)
         return list(dict.fromkeys(self.group(rank, along) for rank in range(self.size)))
 
-    def require_size(self, processes: int, what: str) -> None:
-        """Raise unless there are as many processes as the mesh has places.
+    def devices_of_each(self, processes: int, what: str) -> int:
+        """Return how many devices each process has, so that the mesh has one at each place.
 
         Args:
             processes: how many there are.
             what: who says so, for the message.
         Raises:
-            ConfigError: there are more or fewer.
+            ConfigError: there are more than places, or their number does not divide that of the places.
         """
-        if processes != self.size:
+        if processes > self.size or self.size % processes:
             raise ConfigError(
                 f"the mesh {self} has {self.size} places, and there {'is' if processes == 1 else 'are'} {processes} "
                 f"process{'' if processes == 1 else 'es'} ({what}). Make the sizes of the axes multiply to the number "
-                "of processes."
+                "of processes, or to that of the devices of all of them."
             )
+        return self.size // processes
+
+    def require_size(self, processes: int, devices: int, what: str) -> None:
+        """Raise unless there are as many devices as the mesh has places.
+
+        Args:
+            processes: how many there are.
+            devices: of each process.
+            what: who says so, for the message.
+        Raises:
+            ConfigError: there are more or fewer.
+        """
+        if processes * devices != self.size:
+            raise ConfigError(
+                f"the mesh {self} has {self.size} places, and {what} gives {processes} process"
+                f"{'' if processes == 1 else 'es'} of {devices} device{'' if devices == 1 else 's'}. Start "
+                f"{self.size} processes (tfdist run -n {self.size}), one with as many devices (tfdist run "
+                f"--replicas-per-worker {self.size}), or numbers that multiply to that."
+            )
+
+    def between_processes(self, devices: int) -> "Mesh":
+        """Return the mesh of the processes, each of which has the devices that lie along the last axes.
+
+        Args:
+            devices: of each process.
+        Raises:
+            ConfigError: an axis would be divided, with places in a process and in others too.
+
+        Example:
+            >>> str(Mesh.parse("batch=2,model=4").between_processes(4)), Mesh.parse("model=2").between_processes(1).size
+            ('batch=2,model=1', 2)
+        """
+        left, sizes = devices, []
+        for name, size in reversed(self.axes):
+            if left > 1 and left % size:
+                raise ConfigError(
+                    f"the mesh is {self} and a process has {devices} devices, so the axis {name!r} would lie partly "
+                    f"in a process and partly between processes. Give each process 1 device, or as many as its last "
+                    f"axes have places: {', '.join(str(math.prod(self.shape[at:])) for at in range(len(self.shape)))}."
+                )
+            sizes.append((name, 1 if left > 1 else size))
+            left = left // size if left > 1 else 1
+        return Mesh(tuple(reversed(sizes)))
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes)

@@ -62,6 +62,7 @@ class NativeCollective:
             those of one replica begin in the order in which they were traced, and wait for no other's. None: all
             stateful operations of a function begin in that order, and those of one replica alone can stand in it.
         job: what the engine ends with, once no collective has it any more.
+        lane: tells groups of the same members apart, of which each has its own operations.
 
     Example:
         >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
@@ -79,6 +80,7 @@ class NativeCollective:
         beside: Collective | None = None,
         order: tf.Tensor | None = None,
         job: "Job | None" = None,
+        lane: str = "",
     ) -> None:
         self.size = len(members)
         self.rank = base.require_rank("rank", rank, self.size)
@@ -90,10 +92,11 @@ class NativeCollective:
         self._beside = beside
         self._order = order
         self._job = job
+        self._lane = lane
         self._library = native.engines()
 
-    def ordered_by(self, order: tf.Tensor) -> "NativeCollective":
-        """Return the same, with a resource that its operations begin in order by."""
+    def ordered_by(self, order: tf.Tensor, lane: str = "") -> "NativeCollective":
+        """Return the same, with a resource that its operations begin in order by, and a lane."""
         return NativeCollective(
             self._number,
             members=self._members,
@@ -103,6 +106,7 @@ class NativeCollective:
             beside=self._beside,
             order=order,
             job=self._job,
+            lane=lane,
         )
 
     def among(self, members: Sequence[int]) -> "NativeCollective | None":
@@ -118,6 +122,7 @@ class NativeCollective:
             beside=self._beside,
             order=self._order,
             job=self._job,
+            lane=self._lane,
         )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
@@ -248,7 +253,7 @@ class NativeCollective:
         if self._order is not None:
             tensors["order"] = self._order
         # The kind is no part of it: members that run different operations under one key are told so.
-        number = _number_of(f"{'all' if between is None else 'two'} {ranks} {key}")
+        number = _number_of(f"{self._lane}{'all' if between is None else 'two'} {ranks} {key}")
         with tf.device(self.device):
             results = operation(**tensors, engine=self._number, key=number, argument=argument, ranks=ranks)
         return traced_uses.independent(results)  # members meet by keys, in whatever order they come

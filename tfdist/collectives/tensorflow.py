@@ -82,9 +82,14 @@ class TensorFlowCollective:
                 dtype=tf.float32, shape=[], shared_name=f"tfdist_order_{group_key}_{rank}"
             )
 
-    def among(self, members: Sequence[int]) -> "TensorFlowCollective | None":
-        """Return the collective of some of the members, see `tfdist.parallel.groups`; all draw the same numbers."""
-        group_key = tf_strategies.new_group_key(within_worker=False)
+    def among(self, members: Sequence[int], group_key: int | None = None) -> "TensorFlowCollective | None":
+        """Return the collective of some of the members, see `tfdist.parallel.groups`; all draw the same numbers.
+
+        Args:
+            members: ranks, in rising order.
+            group_key: see the class; None draws one.
+        """
+        group_key = tf_strategies.new_group_key(within_worker=False) if group_key is None else group_key
         if self.rank not in members:
             return None
         return TensorFlowCollective(

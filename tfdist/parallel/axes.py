@@ -1,6 +1,10 @@
-"""What travels along the axes of a mesh, under keys that follow from the function that is being traced."""
+"""What travels along the axes of a mesh, under keys that follow from the function that is being traced.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+A process has one place of the mesh, or several: then each of its replicas has axes of its own, and what lies along an
+axis inside of the process is reached by collectives in functions, in which replicas are traced side by side.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,16 +13,19 @@ import tensorflow as tf
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow.meshes.late import Late
+from tfdist.errors import UnsupportedError
 
 
 class Axes:
-    """This process's end of the collectives along each axis.
+    """One replica's end of the collectives along each axis.
 
     Args:
         mesh: the mesh.
-        rank: of this process.
-        collectives: for each axis, of the members that differ from this process there alone.
+        rank: of the replica.
+        collectives: for each axis, of the members that differ from this one there alone.
         waiting: returns a context for code that waits for other processes, given what it does.
+        inside: the axes whose members are all in this process.
+        late: shared by the replicas of a process; None makes one.
 
     Attributes:
         late: what a step gathers only if it takes it.
@@ -30,14 +37,22 @@ class Axes:
         rank: int,
         collectives: Mapping[str, TracedCollective],
         waiting: Callable[[str], AbstractContextManager[None]],
+        *,
+        inside: Collection[str] = (),
+        late: Late | None = None,
     ) -> None:
         self.mesh = mesh
         self.rank = rank
         self._collectives = dict(collectives)
         self._waiting = waiting
-        self.late = Late(
+        self._inside = frozenset(inside)
+        self.late = late or Late(
             may_wait=not any(getattr(one.collective, "keeps_program_order", False) for one in collectives.values())
         )
+
+    def along(self, axis: str) -> TracedCollective:
+        """Return the collective of the members along an axis."""
+        return self._collectives[axis]
 
     def all_gather(self, tensor: tf.Tensor, axis: str, dim: int, label: str) -> tf.Tensor:
         """Return the parts of all members along an axis, one behind the other along a dim.
@@ -51,6 +66,7 @@ class Axes:
         collective = self._collectives[axis]
         if collective.size == 1:
             return tensor
+        self._require_side_by_side(axis, label)
         front = [dim, *(other for other in range(tensor.shape.rank) if other != dim)]
         rows = tensor if dim == 0 else tf.transpose(tensor, front)
         with self._waits(f"the gathering of {label}"):
@@ -71,9 +87,19 @@ class Axes:
         sums = list(tensors)
         for axis in self.mesh.names:
             if axis in axes and self._collectives[axis].size > 1 and sums:
+                self._require_side_by_side(axis, label)
                 with self._waits(f"the sum of {label}"):
                     sums = self._collectives[axis].all_reduce(sums, [f"{label} along {axis}"] * len(sums))
         return sums
+
+    def _require_side_by_side(self, axis: str, label: str) -> None:
+        if axis in self._inside and tf.executing_eagerly():
+            raise UnsupportedError(
+                f"{label} is needed along the axis {axis!r} by a replica that runs eagerly, and the others along it "
+                "are devices of this process, whose replicas run one after the other then, so that one would wait for "
+                "ever. Call it in a tf.function (model.compile(run_eagerly=False)), or start a process at each place "
+                f"of the mesh: tfdist run -n {self.mesh.size}."
+            )
 
     def _waits(self, what: str) -> AbstractContextManager[Any]:
         """Return a context that ends a wait in time; in a function it is the step's that waits."""

@@ -5,9 +5,11 @@ from collections.abc import Iterable, Sequence
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives.base import Collective
 from tfdist.collectives.local import LocalCollective
+from tfdist.collectives.tensorflow import TensorFlowCollective
+from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import UnsupportedError
 
-__all__ = ["along", "among"]
+__all__ = ["along", "among", "of_replicas"]
 
 
 def along(collective: Collective, mesh: Mesh, axes: Iterable[str]) -> Collective:
@@ -48,3 +50,25 @@ def among(collective: Collective, members: Sequence[int]) -> Collective | None:
         )
     found: Collective | None = make(members)
     return found
+
+
+def of_replicas(replicas: Sequence[Collective], mesh: Mesh, axes: Iterable[str]) -> list[Collective]:
+    """Return for each replica of this process the collective of those that differ from it along some axes alone.
+
+    Every process of the mesh calls it, for the same axes in the same order.
+
+    Args:
+        replicas: of this process, in their order, each one's collective of all members of the mesh.
+        mesh: how they lie.
+        axes: names.
+    """
+    found: list[Collective | None] = [None] * len(replicas)
+    for group in mesh.groups(axes):
+        # one number for a group, of which this process may have several members
+        key = tf_strategies.new_group_key(within_worker=False)
+        for place, one in enumerate(replicas):
+            if isinstance(one, TensorFlowCollective) and 1 < len(group) < one.size:
+                found[place] = one.among(group, key) or found[place]
+            else:
+                found[place] = among(one, group) or found[place]
+    return [one for one in found if one is not None]  # each is in one of the groups

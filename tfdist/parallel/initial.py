@@ -1,8 +1,9 @@
-"""The first values of a weight in parts: the numbers of one device, of which each process has its own."""
+"""The first values of a weight in parts: the numbers of one device, of which each replica has its own."""
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,7 +19,7 @@ _log = logging.getLogger("tfdist")
 
 
 class InitialParts:
-    """Makes this process's part of the first process's initial values.
+    """Makes the parts that this process's replicas have of the first process's initial values.
 
     Args:
         everybody: of all processes.
@@ -29,19 +30,29 @@ class InitialParts:
         self._everybody = everybody
         self._waiting = waiting
 
-    def __call__(self, value: Any, initializer: Any, dtype: tf.DType, sharding: Sharding) -> tf.Tensor:
-        """Return the part.
+    def __call__(
+        self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Sharding]
+    ) -> list[tf.Tensor]:
+        """Return the part of each replica.
 
         Args:
             value: the whole, or a callable that returns it.
             initializer: what Keras makes it by, or None where that is not known.
             dtype: of the weight.
-            sharding: of the weight.
+            shardings: of the weight, for each replica.
         """
+        # else those of all replicas would be on the device of the first
+        with contextlib.nullcontext() if len(shardings) == 1 else tf.device("/device:CPU:0"):
+            return self._made(value, initializer, dtype, shardings)
+
+    def _made(
+        self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Sharding]
+    ) -> list[tf.Tensor]:
+        sharding = shardings[0]
         known = self._alike(initializer, sharding.path)
         found = None if known is None else numbers.numbers_of(known, sharding.shape, dtype.name)
         if found is not None:
-            return sharding.drawn(found.stretch)
+            return [one.drawn(found.stretch) for one in shardings]
         size = math.prod(sharding.shape) * dtype.size
         if size > _LARGE_BYTES:
             _log.warning(
@@ -54,9 +65,11 @@ class InitialParts:
                 "an array" if initializer is None else type(initializer).__name__,
             )
         if known is not None:
-            return sharding.cut(tf.convert_to_tensor(known(sharding.shape, dtype=dtype.name)))
-        whole = tf.convert_to_tensor(value() if callable(value) else value, dtype)
-        return sharding.cut(self._from_first(whole, f"the initial value of {sharding.path}"))
+            whole = tf.convert_to_tensor(known(sharding.shape, dtype=dtype.name))
+        else:
+            whole = tf.convert_to_tensor(value() if callable(value) else value, dtype)
+            whole = self._from_first(whole, f"the initial value of {sharding.path}")
+        return [one.cut(whole) for one in shardings]
 
     def _alike(self, initializer: Any, path: str) -> Any:
         """Return an initializer that makes the first process's values on all, or None where nobody can say.

@@ -24,6 +24,7 @@ from tfdist.compat.tensorflow import sparse_rows
 from tfdist.errors import UnsupportedError
 from tfdist.parallel import layouts
 from tfdist.parallel.axes import Axes
+from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.proposed import Layout
 from tfdist.training.replica import step
 
@@ -49,7 +50,7 @@ class Sharding:
         self.local_shape = layouts.local_shape(axes.mesh, layout, self.shape)
         self.bounds = layouts.bounds(axes.mesh, layout, self.shape, axes.rank)
         place = axes.mesh.coordinates(axes.rank)
-        #: whether no process before this one has the same part
+        #: whether no member before this one has the same part
         self.is_first = all(place[name] == 0 for name in axes.mesh.names if name not in layout)
         #: what travels along the axes
         self.mesh_axes = axes
@@ -89,6 +90,31 @@ class Sharding:
                 f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes, which a "
                 "program of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
             )
+
+    @classmethod
+    def assembled(cls, shardings: "Sequence[Sharding]", parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the whole of the parts of all replicas of this process, where no replica runs.
+
+        Args:
+            shardings: of one weight, of each replica of this process.
+            parts: of each.
+        """
+        ends = {one.mesh_axes.rank: one.mesh_axes for one in shardings}
+        held = dict(zip(ends, parts, strict=True))
+        first, label = shardings[0], shardings[0].label
+        cuts = [(dim, axis) for dim, axis in enumerate(first.layout) if axis is not None]
+
+        def made(rank: int, cuts: list[tuple[int, str]]) -> tf.Tensor:
+            if not cuts:
+                return held[rank]
+            *before, (dim, axis) = cuts
+            group = first.mesh_axes.mesh.group(rank, [axis])
+            near = [made(member, before) for member in group if member in ends]
+            if len(near) == len(group):
+                return near[0] if len(near) == 1 else tf.concat(near, axis=dim)
+            return Along(ends[rank], axis, label).gathered(near[0], dim)
+
+        return made(first.mesh_axes.rank, cuts)
 
     def part(self, whole: Any) -> Any:
         """Return this process's part of something that has the whole's shape and is alike on all members.

@@ -85,6 +85,11 @@ class StretchSharding:
             rows = self._traced.all_gather(self._stretch.padded(part), what)
         return self._stretch.joined(tf.reshape(rows, [self._traced.size, self._stretch.width]))
 
+    def assembled(self, shardings: "Sequence[StretchSharding]", parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the weight of which this worker has one part."""
+        (part,) = parts
+        return self.whole(part)
+
     def cut(self, whole: Any) -> Any:
         """Return this worker's part of a tensor or an array of the whole's shape."""
         begin, end = self._stretch.bounds

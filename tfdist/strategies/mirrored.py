@@ -70,7 +70,7 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         self._workers = Workers()
         threads.ensure_inter_op(threads.devices_to_come())
         tf_strategies.claim_collective_keys(self, within_worker=True)
-        extended = tf_strategies.MirroredReplicas(self, _resolved(devices))
+        extended = tf_strategies.MirroredReplicas(self, resolved(devices))
         extended.bucket_bytes = bucket_bytes
         extended.collectives = of_replicas(extended.worker_devices)
         native = native_replicas.of_devices(engine, extended.worker_devices)
@@ -88,7 +88,7 @@ def _engine(given: str | None) -> str:
     return named if named in REPLICA_COLLECTIVES else REPLICA_COLLECTIVES[0]
 
 
-def _resolved(devices: Sequence[str] | None) -> list[str]:
+def resolved(devices: Sequence[str] | None) -> list[str]:
     """Return the names of existing devices, as TensorFlow spells them."""
     present = tf_strategies.local_devices(("CPU", "GPU"))
     if devices is None:

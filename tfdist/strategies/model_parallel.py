@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,14 +19,13 @@ from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel import groups
-from tfdist.parallel.axes import Axes
 from tfdist.parallel.compute import adapting, vocabulary
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.sharding import Sharding
-from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from tfdist.strategies import mesh_jobs
 from tfdist.strategies.registry import COLLECTIVES, MESH_VARIABLE
 from tfdist.training.multi_worker import agreement
 from tfdist.training.strategy import KerasTraining
@@ -91,6 +91,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         layout_map: Any = None,
         mesh: Any = None,
         batch_dim_name: str | None = None,
+        devices: Sequence[str] | None = None,
         replicas_per_worker: int | None = None,
         timeout_seconds: float = 1800.0,
         collectives: str | None = None,
@@ -100,42 +101,41 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         cluster = clusters.from_environment() if cluster is None else cluster
         self._mesh = _mesh(mesh, layout_map)
         self._batch = self._mesh.names[0] if batch_dim_name is None else self._mesh.require(batch_dim_name)
-        self._mesh.require_size(cluster.num_workers, cluster.source)
+        local = self._mesh.devices_of_each(cluster.num_workers, cluster.source)
+        if replicas_per_worker is not None:
+            local = validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
+            self._mesh.require_size(cluster.num_workers, local, cluster.source)
+        processes = self._mesh.between_processes(local)
         self._layouts = Layouts(self._mesh, layout_map, batch=self._batch)
         self._told: str | None = None
-        if replicas_per_worker not in (None, 1):
-            raise ConfigError(
-                f"replicas_per_worker is {replicas_per_worker}; under model-parallel a process is one device. Leave it "
-                "out, and start as many processes as the mesh has places."
-            )
         engine = validation.one_of("collectives", collectives or "auto", _ENGINES)
-        # It brings the processes together, and their collectives up; of all of them, its own are those.
-        self._job = MultiWorkerMirroredStrategy(
+        self.loss_reduction = loss_reduction
+        job = mesh_jobs.join(
             cluster,
-            replicas_per_worker=1,
+            devices,
+            local,
+            engine,
             timeout_seconds=timeout_seconds,
-            collectives=engine,
             bucket_bytes=bucket_bytes,
             loss_reduction=loss_reduction,
         )
-        self.loss_reduction = loss_reduction
-        self._workers, chosen = self._job.workers, self._job.extended.bucket_bytes
+        self._job, self._workers = job, job.workers
         tf_strategies.claim_collective_keys(self, within_worker=True)
-        everybody = self._workers.collective
-        along = {
-            name: TracedCollective(groups.along(everybody, self._mesh, [name]), bucket_bytes=chosen)
-            for name in self._mesh.names
-        }
-        self._axes = Axes(self._mesh, self._workers.index, along, self._workers.waiting)
-        traced = TracedCollective(everybody, bucket_bytes=chosen)
+        everybody = TracedCollective(self._workers.collective, bucket_bytes=job.bucket_bytes)
+        self._axes = job.axes(self._mesh, processes)
+        numbers = [self._mesh.coordinates(one.rank)[self._batch] for one in self._axes]
         extended = ModelParallelReplicas(
             self,
-            everybody=traced,
-            late=self._axes.late,
-            sharding_of=self._sharding_of,
-            part_of_initial=InitialParts(traced, self._workers.waiting),
-            devices=tf_strategies.local_devices(("GPU",))[:1] or tf_strategies.local_devices(("CPU",))[:1],
-            collective=along[self._batch],
+            between=[one.along(self._batch) for one in self._axes],
+            examples=numbers,
+            everybody=everybody,
+            late=self._axes[0].late,
+            shardings_of=self._shardings_of,
+            parts_of_initial=InitialParts(everybody, self._workers.waiting),
+            devices=job.devices,
+            collective=TracedCollective(
+                groups.along(self._workers.collective, processes, [self._batch]), bucket_bytes=job.bucket_bytes
+            ),
             waiting=self._workers.waiting,
             traced=agreement.Signatures(self._workers).require_alike,
         )
@@ -160,7 +160,8 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
     @property
     def _position(self) -> tuple[int, int]:
         """Which of the parts of a batch this process has, and how many there are."""
-        return self._mesh.coordinates(self._workers.index)[self._batch], self._mesh.size_of(self._batch)
+        first = self._mesh.coordinates(self._axes[0].rank)[self._batch]
+        return first // self._slices, self._mesh.size_of(self._batch) // self._slices
 
     def heeds(self, distribution: Any) -> bool:
         """Return whether a distribution of Keras says what this strategy does.
@@ -183,13 +184,20 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             model: that is about to train, test or predict.
         Raises:
             ConfigError: one matches none.
+            UnsupportedError: it runs eagerly, and devices of this process have parts of its weights.
         """
         every = keras_model.layers(model)
+        if model.run_eagerly and self.cuts_weights and self._slices < len(self._axes):
+            raise UnsupportedError(
+                f"the model {model.name!r} runs eagerly (run_eagerly=True), and replicas of one process run one after "
+                "the other then, where each needs the others' parts. Leave run_eagerly out, or start a process at each "
+                f"place of the mesh: tfdist run -n {self._mesh.size}."
+            )
         adapting.adapt(every)
-        vocabulary.adapt(model, self._axes)
+        vocabulary.adapt(model, self._axes[0].late)
         # a process may have built other models before, and Keras numbers what has no name of its own
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
-            if (sharding := sharded.sharding_of(weight)) is not None:
+            for sharding in sharded.shardings_of(weight):
                 sharding.label = path
         if all(layer.built for layer in every):
             self._layouts.require_all_matched()
@@ -201,11 +209,13 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             _log.warning('tfdist: layout_map is "auto", which is the same as %s', proposal)
         self._told = proposal
 
-    def _sharding_of(self, path: str, shape: tuple[int, ...], dtype: tf.DType, trainable: bool) -> Sharding | None:
+    def _shardings_of(
+        self, path: str, shape: tuple[int, ...], dtype: tf.DType, trainable: bool
+    ) -> list[Sharding] | None:
         del dtype, trainable
         layout = self._layouts.of(path, shape)
         cut = any(axis is not None and self._mesh.size_of(axis) > 1 for axis in layout)
-        return Sharding(self._axes, layout, shape, path) if cut else None
+        return [Sharding(axes, layout, shape, path) for axes in self._axes] if cut else None
 
 
 def _mesh(given: Any, layout_map: Any) -> Mesh:

@@ -168,9 +168,9 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 extended.bucket_bytes, may_gather_again=not getattr(traced.collective, "keeps_program_order", False)
             )
             extended.gathers = gathers
-            extended.part_of_initial = InitialParts(traced, self._workers.waiting)
-            extended.sharding_of = lambda path, shape, dtype, trainable: (
-                StretchSharding(sharding.traced, self._workers.waiting, gathers, shape, dtype, path)
+            extended.parts_of_initial = InitialParts(traced, self._workers.waiting)
+            extended.shardings_of = lambda path, shape, dtype, trainable: (
+                [StretchSharding(sharding.traced, self._workers.waiting, gathers, shape, dtype, path)]
                 if trainable and dtype.is_floating and shape and all(shape)
                 else None
             )

@@ -1,4 +1,4 @@
-"""How the input of a step is laid out: the slices of this process's replicas, as flat tensors."""
+"""How the input of a step is laid out: the slices of a batch that this process's replicas have, as flat tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ class Layout:
     """How a step's input is laid out: a step is traced once for a layout, whatever the number of examples.
 
     Args:
-        spec: a nest of specs per local replica, as a tuple; None stands for "no value".
+        spec: a nest of specs per slice, as a tuple; None stands for "no value".
     """
 
     def __init__(self, spec: tuple[Any, ...]) -> None:
@@ -20,9 +20,15 @@ class Layout:
         self.signature = _specs(spec)
         self.key = repr(spec)
 
-    def pack(self, tensors: Sequence[Any]) -> Any:
-        """Return a nest of per-replica values from tensors in the order of `signature`."""
-        return tf_strategies.per_replica(self.slices(tensors))
+    def pack(self, tensors: Sequence[Any], of_replicas: Sequence[int]) -> Any:
+        """Return a nest of per-replica values from tensors in the order of `signature`.
+
+        Args:
+            tensors: the slices.
+            of_replicas: which slice each local replica has.
+        """
+        slices = self.slices(tensors)
+        return tf_strategies.per_replica(tuple(slices[index] for index in of_replicas))
 
     @property
     def is_cut(self) -> bool:

@@ -345,7 +345,7 @@ class _Replicated:
 
     def _packed(self, layout: Layout, global_rows: tf.Tensor, *tensors: Any) -> Any:
         self._note_tracing()
-        rows, data = layout.pack(tensors)
+        rows, data = layout.pack(tensors, tf_strategies.slices_of_replicas(self._strategy.extended))
         return self._collect(self._strategy.run(self._run_on_replica, args=(data, rows, global_rows)))
 
     def _note_tracing(self) -> None:

@@ -169,7 +169,7 @@ class KerasTraining:
     @property
     def _slices(self) -> int:
         """Into how many slices this process's part of a batch is cut."""
-        return len(self.extended.worker_devices)  # type: ignore[attr-defined]
+        return len(tf_strategies.one_of_each(self.extended))  # type: ignore[attr-defined]
 
     @property
     def _position(self) -> tuple[int, int]:

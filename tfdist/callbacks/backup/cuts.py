@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from tfdist.callbacks.backup.names import variables_of
 from tfdist.compat.tensorflow import arrays as tf_arrays
-from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.errors import ConfigError
 
@@ -52,11 +51,11 @@ class Cuts:
         if self._hold is None:
             own = {}
             for name, variable in variables_of(self._model).cut.items():
-                sharding = sharded.sharding_of(variable)
-                if sharding.is_first:
-                    own[key(name, sharding.shape, sharding.bounds)] = sharded.part_of(variable)
+                for sharding, part in sharded.parts_of(variable):
+                    if sharding.is_first:
+                        own[key(name, sharding.shape, sharding.bounds)] = part
             self._keys = list(own)
-            self._hold = tf_arrays.holder([tf_strategies.primary(part) for part in own.values()])
+            self._hold = tf_arrays.holder(list(own.values()))
         return dict(zip(self._keys, self._hold(), strict=True))
 
 

@@ -76,7 +76,7 @@ class BackupSession(keras.callbacks.Callback):
         self.first = _First(self)
         self._fit = fit
         self._workers: Workers = getattr(model.distribute_strategy, "workers", None) or Workers()
-        self._state = TrainState(model, others, is_chief=self._workers.is_chief)
+        self._state = TrainState(model, others)
         self._shards = Shards(model, self._workers)
         self._cuts = Cuts(model)
         self._together = Together(self._workers, has_parts=self._shards.exist or self._cuts.exist)

@@ -95,8 +95,8 @@ class Shards:
             if old != total and _lie_on_a_mesh(self._model.distribute_strategy):
                 raise ConfigError(
                     f"the backup in {source} is of {_counted(old, state.axis)}, and there are {total} now; "
-                    f"{state.name} of weights in parts go on with as many processes as before. "
-                    "Start as many, or begin anew in another backup_dir."
+                    f"{state.name} of weights in parts go on with as many places of the "
+                    "mesh as before. Make as many, or begin anew in another backup_dir."
                 )
             copies = tf_strategies.copies(variable.value)
             found = {}
@@ -199,4 +199,6 @@ def _lie_on_a_mesh(strategy: Any) -> bool:
 
 def _local_replicas(model: keras.Model, workers: Workers) -> int:
     strategy = model.distribute_strategy
+    if hasattr(strategy, "mesh"):  # of which some have the same examples
+        return len(strategy.extended.worker_devices)
     return 1 if strategy is None else max(1, tf_strategies.replica_count(strategy) // workers.count)

@@ -33,14 +33,12 @@ class TrainState:
     Args:
         model: that trains.
         others: its other callbacks.
-        is_chief: whether this worker has the first replica of all.
     """
 
     def __init__(
-        self, model: keras.Model, others: Sequence[keras.callbacks.Callback], *, is_chief: bool = True
+        self, model: keras.Model, others: Sequence[keras.callbacks.Callback]
     ) -> None:
         self._model = model
-        self._is_chief = is_chief
         self._others = list(others)
         self._names: list[str] = []
         self._hold: Callable[[], list[NDArray[Any]]] = list
@@ -100,7 +98,7 @@ class TrainState:
 
     def _assign(self, variable: keras.Variable, value: NDArray[Any]) -> None:
         tensor = tf_arrays.as_dtype(value, variable.dtype)
-        tf_strategies.assign_locally(variable.value, tensor, is_first=self._is_chief)
+        tf_strategies.assign_locally(variable.value, tensor)
 
     def restore_random(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Let random numbers go on where they were."""

@@ -7,6 +7,7 @@ fails is taken back, so the next step finds nothing of it.
 Costs, of S bytes on n replicas: `all_reduce` reads and writes n S in all, `all_gather` writes n times the rows of all.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -17,6 +18,8 @@ from tfdist.errors import TfdistError, UnsupportedError
 from tfdist.native import engine as native
 
 __all__ = ["Replicas", "in_order", "of_replicas"]
+
+_between = itertools.count()
 
 
 class Replicas:
@@ -77,16 +80,17 @@ def of_replicas(devices: Sequence[str]) -> list[NativeCollective]:
     return [one for one in found if one is not None]
 
 
-def in_order(collective: NativeCollective) -> NativeCollective:
+def in_order(collective: NativeCollective, lane: str = "") -> NativeCollective:
     """Return a collective of the same members for functions that hold other replicas' operations as well.
 
     Args:
         collective: of processes.
+        lane: see `NativeCollective`.
     """
-    return collective.ordered_by(_order(id(collective), collective.device))
+    return collective.ordered_by(_order(f"between_{next(_between)}", collective.device), lane)
 
 
-def _order(number: int, device: str) -> tf.Tensor:
+def _order(name: int | str, device: str) -> tf.Tensor:
     """Return a resource, for `NativeCollective`, that nothing is ever kept in."""
     with tf.init_scope(), tf.device(device):
-        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=f"tfdist_native_order_{number}")
+        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=f"tfdist_native_order_{name}")

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdist.collectives import base, composed
 from tfdist.collectives.base import Collective
 from tfdist.collectives.native import NativeCollective
+from tfdist.collectives.replicas import in_process
 from tfdist.errors import UnsupportedError
 
 __all__ = ["TwoLevelCollective"]
@@ -39,6 +40,22 @@ class TwoLevelCollective:
         self._between = between
         self._index = index
         self._leads = local.rank == 0
+
+    def among(self, members: Sequence[int]) -> Collective | None:
+        """Return the collective of some of the members, see `tfdist.parallel.groups`.
+
+        Args:
+            members: ranks, in rising order; of one process, or one of each of several.
+        """
+        if self.rank not in members:
+            return None
+        near = [rank % self._local.size for rank in members if rank // self._local.size == self._index]
+        if len(near) == len(members):
+            return self._local.among(near)
+        processes = [rank // self._local.size for rank in members]
+        assert len(set(processes)) == len(members) and isinstance(self._between, NativeCollective)
+        between = self._between.among(processes)
+        return None if between is None else in_process.in_order(between, f"from {members[0]} on ")
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return sums, minima or maxima; see `Collective.all_reduce`."""

@@ -23,7 +23,7 @@ from tensorflow.python.trackable import base
 
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.sparse_sums import as_rows, mean_of, of_rows, reduced_by
-from tfdist.compat.tensorflow.strategies import ReduceInReplicas, owned, packed, replica_index, told
+from tfdist.compat.tensorflow.strategies import ReduceInReplicas, one_of_each, owned, packed, replica_index, told
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -195,14 +195,16 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     def _sum_of_local(self, value: Any) -> tuple[Any, Callable[[Any], Any]]:
         """Return what this process's replicas add up to, in a dtype that travels, and the way back."""
-        parts = list(value.values) if isinstance(value, values.DistributedValues) else [value] * len(self._devices)
+        mine = one_of_each(self)
+        parts = [value.values[index] if isinstance(value, values.DistributedValues) else value for index in mine]
         if isinstance(parts[0], tf.IndexedSlices):
             return cross_device_utils.aggregate_tensors_or_indexed_slices(parts), _as_it_is
         carried = [self._collective.in_common_dtype(tf.convert_to_tensor(part)) for part in parts]
         return tf.add_n([part for part, _ in carried]), carried[0][1]
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
-        local = value.values if isinstance(value, values.DistributedValues) else [value]
+        several = isinstance(value, values.DistributedValues)
+        local = [value.values[index] for index in one_of_each(self)] if several else [value]
         rows = tf.concat(list(local), axis=axis) if len(local) > 1 else tf.convert_to_tensor(local[0])
         with self._waiting("a gathering of rows"):
             if isinstance(axis, int) and axis in (0, -rows.shape.rank):
@@ -240,8 +242,8 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         )
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
-        first, count = self._collective.rank * len(self._devices), self._num_replicas_in_sync
-        contexts = [tf.distribute.experimental.ValueContext(first + i, count) for i in range(len(self._devices))]
+        numbers = [int(self._get_replica_id_in_sync_group(replica)) for replica in range(len(self._devices))]
+        contexts = [tf.distribute.experimental.ValueContext(one, self._num_replicas_in_sync) for one in numbers]
         return distribute_utils.regroup([value_fn(context) for context in contexts], always_wrap=True)
 
 

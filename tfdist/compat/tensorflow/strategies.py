@@ -353,20 +353,20 @@ def copies(variable: Any) -> list[Any]:
     return list(variable.values) if isinstance(variable, values.DistributedVariable) else [variable]
 
 
-def assign_locally(variable: Any, value: tf.Tensor, *, is_first: bool) -> None:
+def assign_locally(variable: Any, value: tf.Tensor) -> None:
     """Give every local copy of a variable a value; of what replicas add up, the first of all gets it and others zero.
 
     Args:
         variable: a TensorFlow variable, of a strategy or not.
         value: the new one.
-        is_first: whether the first local replica is the first of all.
     """
     if not isinstance(variable, values.SyncOnReadVariable):
         variable.assign(value)
         return
+    numbers = variable.distribute_strategy.extended._get_replica_id_in_sync_group
     for index, copy in enumerate(variable.values):
         adds = variable.aggregation == tf.VariableAggregation.SUM
-        copy.assign(tf.zeros_like(value) if adds and not (is_first and index == 0) else value)
+        copy.assign(tf.zeros_like(value) if adds and int(numbers(index)) else value)
 
 
 def created_under(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
@@ -402,6 +402,32 @@ def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[
     return extended._replica_ctx_all_reduce
 
 
+def local_replica(strategy: tf.distribute.Strategy) -> int | None:
+    """Return which of this process's replicas runs or is traced in this thread; None outside of them."""
+    replica_context = tf.distribute.get_replica_context()
+    return None if replica_context is None or replica_context.strategy is not strategy else replica_context._replica_id
+
+
+def slices_of_replicas(extended: Any) -> list[int]:
+    """Return which of this process's slices of a batch each of its replicas has; several may have the same.
+
+    Args:
+        extended: a strategy's.
+    """
+    numbers = [int(extended._get_replica_id_in_sync_group(index)) for index in range(len(extended.worker_devices))]
+    return [number - numbers[0] for number in numbers]
+
+
+def one_of_each(extended: Any) -> list[int]:
+    """Return the replicas of this process that have a slice of a batch which none before them has.
+
+    Args:
+        extended: a strategy's.
+    """
+    slices = slices_of_replicas(extended)
+    return [slices.index(each) for each in dict.fromkeys(slices)]
+
+
 def replica_count(strategy: tf.distribute.Strategy) -> int:
     """Return the number of replicas over all workers, also inside a step (where the strategy says 1)."""
     return int(strategy.extended._num_replicas_in_sync)
@@ -425,7 +451,8 @@ def global_seed() -> int | None:
 
 def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
     """Return the rows that all replicas computed, in the order of the replicas, on every worker."""
-    replicas = local_values(strategy, nest)
+    every = local_values(strategy, nest)
+    replicas = [every[index] for index in one_of_each(strategy.extended)]
     if strategy.extended._in_multi_worker_mode():
         return tf.nest.map_structure(lambda value: _gathered(strategy, value), nest, expand_composites=False)
     return tf.nest.map_structure(lambda *rows: rows[0] if len(rows) == 1 else data.joined(*rows), *replicas)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras import metrics as keras_metrics
 from tfdist.compat.keras import model as keras_model
-from tfdist.parallel.axes import Axes
+from tfdist.compat.tensorflow.meshes.late import Late
 from tfdist.parallel.compute.activations import Along
 
 
@@ -94,27 +94,27 @@ def _first_largest(highest: tf.Tensor) -> tf.Tensor:
     return member * count + tf.reshape(tf.range(count), shape)
 
 
-def adapt(model: keras.Model, axes: Axes) -> None:
+def adapt(model: keras.Model, late: Late) -> None:
     """Let the losses and metrics given to `compile` that know classes by their logits take parts of these."""
     container = keras_model.compiled_losses(model)
     for loss in [] if container is None else keras_loss.compiled(container):
         if type(loss) is keras.losses.SparseCategoricalCrossentropy and loss.ignore_class is None:
-            keras_loss.override_values(loss, lambda own, y_true, y_pred: _values(axes, own, y_true, y_pred))
+            keras_loss.override_values(loss, lambda own, y_true, y_pred: _values(late, own, y_true, y_pred))
     for metric in keras_model.metrics(model):
         if type(metric) is keras.metrics.SparseCategoricalAccuracy:
-            keras_metrics.override_function(metric, lambda own, y_true, y_pred: _matches(axes, own, y_true, y_pred))
+            keras_metrics.override_function(metric, lambda own, y_true, y_pred: _matches(late, own, y_true, y_pred))
 
 
-def _values(axes: Axes, own: Any, y_true: Any, y_pred: Any) -> Any:
+def _values(late: Late, own: Any, y_true: Any, y_pred: Any) -> Any:
     logits = y_pred if own.from_logits else keras_loss.logits_of(y_pred)
-    found = axes.late.source_of(logits)
+    found = late.source_of(logits)
     if not isinstance(found, Logits):
         return type(own).call(own, y_true, y_pred)
     return found.crossentropy(tf.cast(_classes(y_true, found), tf.int64), y_pred.dtype)
 
 
-def _matches(axes: Axes, own: Any, y_true: Any, y_pred: Any) -> Any:
-    found = axes.late.source_of(y_pred)
+def _matches(late: Late, own: Any, y_true: Any, y_pred: Any) -> Any:
+    found = late.source_of(y_pred)
     if not isinstance(found, Logits):
         return own(y_true, y_pred)
     classes = _classes(y_true, found)

@@ -6,7 +6,8 @@ its weight is, and TensorFlow knows a weight by its class).
 """
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -20,37 +21,41 @@ from tfdist.compat.tensorflow.meshes.late import Late
 from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding
 from tfdist.compat.tensorflow.partitioned import shape_of_new_variable
 from tfdist.compat.tensorflow.ring import RingReplicas
-from tfdist.compat.tensorflow.strategies import MultiWorkerReplicas
+from tfdist.compat.tensorflow.strategies import MultiWorkerReplicas, ReduceInReplicas, one_of_each
+from tfdist.errors import UnsupportedError
 
 
 class HoldsParts:
     """Lets this process have parts of weights, of which Keras sees the wholes.
 
     Attributes:
-        sharding_of: returns how a new weight lies, given path, shape, dtype and whether it is trainable; None: whole.
-        part_of_initial: returns this process's part of the first process's initial value, given a callable that returns
-            a whole one, the initializer of Keras' behind it or None, the dtype and the sharding.
+        shardings_of: returns how a new weight lies, for each replica of this process, given path, shape, dtype and
+            whether it is trainable; None: whole.
+        parts_of_initial: returns the replicas' parts of the first process's initial value, given a callable that
+            returns a whole one, the initializer of Keras' behind it or None, the dtype and the shardings.
     """
 
-    sharding_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sharding | None] = staticmethod(lambda *_: None)
-    part_of_initial: Callable[..., tf.Tensor]
+    shardings_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sequence[Sharding] | None] = staticmethod(
+        lambda *_: None
+    )
+    parts_of_initial: Callable[..., Sequence[tf.Tensor]]
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         create = super()._create_variable  # type: ignore[misc]
         shape, dtype = shape_of_new_variable(kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype"))
-        reference, sharding = kwargs.get("colocate_with"), None
+        reference, shardings = kwargs.get("colocate_with"), None
         if isinstance(reference, ShardedVariable):
             kwargs["colocate_with"] = reference.shard
-            sharding = reference.sharding if shape == reference.shape else None
+            shardings = reference.shardings if shape == reference.shape else None
         elif shape is not None and _is_weight(kwargs):
             path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
-            sharding = self.sharding_of(path, tuple(shape.as_list()), dtype, kwargs.get("trainable") is not False)
-        if sharding is None:
+            shardings = self.shardings_of(path, tuple(shape.as_list()), dtype, kwargs.get("trainable") is not False)
+        if shardings is None:
             return create(next_creator, **kwargs)
         known = keras_variables.being_made()
-        made = _Part(self.part_of_initial, kwargs["initial_value"], known and known[1], dtype, sharding)
-        shard = create(next_creator, **{**kwargs, "initial_value": made, "shape": None})
-        return ShardedVariable(shard, sharding, self._container_strategy())  # type: ignore[attr-defined]
+        make = functools.partial(self.parts_of_initial, kwargs["initial_value"], known and known[1], dtype, shardings)
+        shard = create(next_creator, **{**kwargs, "initial_value": _Part(make, 0, {}), "shape": None})
+        return ShardedVariable(shard, shardings, self._container_strategy())  # type: ignore[attr-defined]
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(colocate_with_variable, ShardedVariable):
@@ -66,7 +71,7 @@ class HoldsParts:
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
     ) -> Callable[[], tf.Tensor]:
         if isinstance(kwargs["initial_value"], _Part):
-            return kwargs["initial_value"]
+            return kwargs["initial_value"].of(replica_id)
         made: Callable[[], tf.Tensor] = super()._get_variable_creator_initial_value(  # type: ignore[misc]
             replica_id, device, primary_var, **kwargs
         )
@@ -88,15 +93,35 @@ class FullyShardedReplicas(HoldsParts, MultiWorkerReplicas):
             return super()._call_for_each_replica(fn, args, kwargs)
 
 
+class Place(int):
+    """The number of a replica's examples, in the place of the number of the replica.
+
+    Attributes:
+        replica: the replica's own number in its process.
+    """
+
+    replica: int
+
+    @classmethod
+    def of(cls, examples: int, replica: int) -> "Place":
+        """Return a replica's."""
+        made = cls(examples)
+        made.replica = replica
+        return made
+
+
 class ModelParallelReplicas(HoldsParts, RingReplicas):
-    """`RingReplicas` along the axis of the examples; processes that differ along the others are one replica.
+    """`RingReplicas` along the axis of the examples; members that differ along the others count as one replica.
 
     Args:
         container_strategy: the strategy.
-        everybody: a `tfdist.collectives.traced.TracedCollective` of all processes, whose first has the initial values.
+        between: of each replica of this process, a `tfdist.collectives.traced.TracedCollective` of those along the axis
+            of the examples.
+        examples: of each replica of this process, which part of a batch it has.
+        everybody: a `TracedCollective` of all processes, whose first has the initial values.
         late: what a step makes late.
-        sharding_of: see `HoldsParts`.
-        part_of_initial: see `HoldsParts`.
+        shardings_of: see `HoldsParts`.
+        parts_of_initial: see `HoldsParts`.
         options: of `RingReplicas`.
     """
 
@@ -104,17 +129,53 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
         self,
         container_strategy: Any,
         *,
+        between: Sequence[Any],
+        examples: Sequence[int],
         everybody: Any,
         late: Late,
-        sharding_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sharding | None],
-        part_of_initial: Callable[..., tf.Tensor],
+        shardings_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sequence[Sharding] | None],
+        parts_of_initial: Callable[..., Sequence[tf.Tensor]],
         **options: Any,
     ) -> None:
+        self.between = between
+        self._examples = list(examples)
         self._everybody = everybody
         self._late = late
-        self.sharding_of = sharding_of
-        self.part_of_initial = part_of_initial
+        self.shardings_of = shardings_of
+        self.parts_of_initial = parts_of_initial
         super().__init__(container_strategy, **options)
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return int(self.between[0].size)
+
+    def _get_replica_id_in_sync_group(self, replica_id: Any) -> Any:
+        return Place.of(self._examples[replica_id], replica_id)
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
+        return replica_id_in_sync_group.replica
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if tf.executing_eagerly():
+            return super()._replica_ctx_all_reduce(reduce_op, value, options)
+        return self._reduced_between(reduce_op, value, options)
+
+    def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all replicas, in their order."""
+        return ReduceInReplicas.all_gather_in_replica(self, tensor, label)
+
+    def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows for this replica."""
+        return ReduceInReplicas.all_to_all_in_replica(self, tensor, label)
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        if len(one_of_each(self)) < len(self._devices):
+            raise UnsupportedError(
+                "TensorFlow would give the devices of this process that have the same rows of a batch different ones. "
+                "Call model.fit, or give strategy.run tensors in a loop of your own; or start a process at each place "
+                "of the mesh."
+            )
+        return super()._experimental_distribute_dataset(dataset, options)
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         if tf.executing_eagerly():
@@ -129,7 +190,9 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
     ) -> Callable[[], tf.Tensor]:
         value = kwargs["initial_value"]
         if isinstance(value, _Part):
-            return value  # of this process alone
+            return value.of(replica_id)  # nobody else has it
+        if replica_id > 0:
+            return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
         if keras_optimizer.creating_variable():  # constants, and what the user gave: alike everywhere
             return lambda: tf.convert_to_tensor(value() if callable(value) else value, kwargs.get("dtype"))
         path = keras_variables.path_of_new_variable(kwargs.get("name") or "a variable")
@@ -158,11 +221,24 @@ def _is_weight(kwargs: dict[str, Any]) -> bool:
 
 
 class _Part:
-    """The part of an initial value, when it is asked for."""
+    """A replica's part of an initial value, when it is asked for; those of all replicas of a process are made at once.
 
-    def __init__(self, part_of: Callable[..., tf.Tensor], *arguments: Any) -> None:
-        self._part_of = part_of
-        self._arguments = arguments
+    Args:
+        make: returns the parts.
+        replica: whose part it is.
+        made: parts that were made and not asked for, by replica.
+    """
+
+    def __init__(self, make: Callable[[], Sequence[tf.Tensor]], replica: int, made: dict[int, tf.Tensor]) -> None:
+        self._make = make
+        self._replica = replica
+        self._made = made
+
+    def of(self, replica: int) -> "_Part":
+        """Return another replica's part of the same."""
+        return _Part(self._make, replica, self._made)
 
     def __call__(self) -> tf.Tensor:
-        return self._part_of(*self._arguments)
+        if self._replica not in self._made:
+            self._made.update(enumerate(self._make()))
+        return self._made.pop(self._replica)

@@ -2,7 +2,7 @@
 
 Keras sees one variable of the whole's shape: to read it gathers the whole, to assign it keeps this process's part. Only
 an update looks at the part alone (`local`): there the Keras variables, and those of the optimizer that belong to them,
-have the part's value and the part's shape.
+have the part's value and the part's shape. A process with several replicas has a part of each, of one shape.
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`): `Variable._value`, `_shape`,
 `_constraint`; in TensorFlow 2.21.0: what Keras and TensorFlow ask of a variable (`_unique_id`, `_shared_name`,
@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import strategies as tf_strategies
 
 
 class Sharding(Protocol):
@@ -41,6 +42,9 @@ class Sharding(Protocol):
     def whole(self, part: tf.Tensor) -> tf.Tensor:
         """Return the whole of which every member has its part."""
 
+    def assembled(self, shardings: "Sequence[Sharding]", parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the whole, given the parts of all replicas of this process and how they lie, outside of replicas."""
+
     def cut(self, whole: Any) -> Any:
         """Return this process's part of a whole."""
 
@@ -57,18 +61,30 @@ class ShardedVariable:
     Tapes know the part: a gradient by the whole comes back cut.
 
     Args:
-        shard: the part.
-        sharding: how parts make the whole.
+        shard: the part, with a copy of its own on each replica of this process.
+        shardings: of each replica of this process, how parts make the whole.
         strategy: the strategy in whose scope it was made.
     """
 
     _should_act_as_resource_variable = True
     _in_graph_mode = False
 
-    def __init__(self, shard: Any, sharding: Sharding, strategy: Any) -> None:
+    def __init__(self, shard: Any, shardings: Sequence[Sharding], strategy: Any) -> None:
         self.shard = shard
-        self.sharding = sharding
+        self.shardings = tuple(shardings)
         self._distribute_strategy = strategy
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the part of the replica lies that runs or is traced; outside of replicas, that of the first one."""
+        if len(self.shardings) == 1:
+            return self.shardings[0]
+        return self.shardings[tf_strategies.local_replica(self._distribute_strategy) or 0]
+
+    @property
+    def has_part(self) -> bool:
+        """Whether there is one part to compute with: not where several replicas are there, and none of them runs."""
+        return len(self.shardings) == 1 or tf_strategies.local_replica(self._distribute_strategy) is not None
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -129,7 +145,10 @@ class ShardedVariable:
 
     def read_value(self) -> tf.Tensor:
         """Return the whole; every member along the axes of the layout has to ask."""
-        return self.sharding.read(self.shard)
+        if self.has_part:
+            return self.sharding.read(self.shard)
+        parts = [copy.read_value() for copy in tf_strategies.copies(self.shard)]
+        return self.shardings[0].assembled(self.shardings, parts)
 
     def value(self) -> tf.Tensor:
         """Return the whole; see `read_value`."""
@@ -149,23 +168,23 @@ class ShardedVariable:
 
     def assign(self, value: Any, *_: Any, **__: Any) -> "ShardedVariable":
         """Keep this process's part of a value for the whole, which is the same on every member."""
-        self.shard.assign(self._part(value))
-        return self
+        return self._changed("assign", value)
 
     def assign_add(self, value: Any, *_: Any, **__: Any) -> "ShardedVariable":
         """Add a value for the whole."""
-        self.shard.assign_add(self._part(value))
-        return self
+        return self._changed("assign_add", value)
 
     def assign_sub(self, value: Any, *_: Any, **__: Any) -> "ShardedVariable":
         """Subtract a value for the whole."""
-        self.shard.assign_sub(self._part(value))
-        return self
+        return self._changed("assign_sub", value)
 
-    def _part(self, value: Any) -> tf.Tensor:
-        if isinstance(value, np.ndarray):  # so that no device ever holds the whole
-            return tf.convert_to_tensor(self.sharding.cut(value), self.dtype)
-        return self.sharding.cut(tf.convert_to_tensor(value, self.dtype))
+    def _changed(self, how: str, value: Any) -> "ShardedVariable":
+        # an array stays one until it is cut, so that no device ever holds the whole
+        whole = value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value, self.dtype)
+        parts = [self.shard] if self.has_part else tf_strategies.copies(self.shard)
+        for part, sharding in zip(parts, [self.sharding] if self.has_part else self.shardings, strict=True):
+            getattr(part, how)(tf.convert_to_tensor(sharding.cut(whole), self.dtype))
+        return self
 
 
 def _operator(name: str) -> Any:
@@ -185,9 +204,26 @@ def sharding_of(variable: Any) -> Any:
     return value.sharding if isinstance(value, ShardedVariable) else None
 
 
+def own_sharding_of(variable: Any) -> Any:
+    """Return how the part lies that the replica computes with which runs here, or None where there is no such part."""
+    value = keras_variables.value_of(variable)
+    return value.sharding if isinstance(value, ShardedVariable) and value.has_part else None
+
+
+def shardings_of(variable: Any) -> Sequence[Any]:
+    """Return how a Keras variable lies on the mesh, for each replica of this process; none where it is whole."""
+    value = keras_variables.value_of(variable)
+    return value.shardings if isinstance(value, ShardedVariable) else ()
+
+
 def part_of(variable: Any) -> Any:
     """Return the TensorFlow variable with this process's part of a Keras variable that is cut."""
     return keras_variables.value_of(variable).shard
+
+
+def parts_of(variable: Any) -> list[tuple[Any, Any]]:
+    """Return how each part of a Keras variable that is cut lies of those in this process, and the part's variable."""
+    return list(zip(shardings_of(variable), tf_strategies.copies(part_of(variable)), strict=True))
 
 
 @contextlib.contextmanager
