@@ -194,11 +194,11 @@ def command(
             f"{strategy}, which has collectives of its own. Leave one of the two out."
         )
     if strategy == _MESHED and (min_workers or max_workers):
-        raise click.UsageError(f"--strategy {_MESHED} has as many workers as its mesh has places; leave -n as it is.")
+        raise click.UsageError(f"--strategy {_MESHED} has a device at each place of its mesh; leave -n as it is.")
     if mesh and strategy not in (None, _MESHED):
         raise click.UsageError(f"--mesh {mesh} is for --strategy {_MESHED}, and the strategy is {strategy}.")
     if mesh:
-        Mesh.parse(mesh, name="--mesh").require_size(workers, f"-n {workers}")
+        Mesh.parse(mesh, name="--mesh").require_size(workers, replicas_per_worker or 1, f"-n {workers}")
     config = LaunchConfig(
         target=script,
         is_module=is_module,

@@ -1,4 +1,4 @@
-"""What lies where: the weights of a model, their layouts, and the bytes of them on each process."""
+"""What lies where: the weights of a model, their layouts, and the bytes of them on each device."""
 
 import math
 import sys
@@ -23,7 +23,7 @@ class WeightPlace:
         path: of the weight.
         shape: of the whole.
         layout: the axis of the mesh that each dim is cut along, or None.
-        local_shape: of the part that each process has.
+        local_shape: of the part that each device has.
         bytes: of that part.
         whole_bytes: of all of it.
     """
@@ -50,7 +50,7 @@ def places(model: keras.Model) -> list[WeightPlace]:
 
 
 def describe(model: keras.Model) -> None:
-    """Print a table of a model's weights: path, shape, layout, and the bytes that each process has of it.
+    """Print a table of a model's weights: path, shape, layout, and the bytes that each device has of it.
 
     Below it stand the sums, also of what the optimizers keep.
 
@@ -60,12 +60,12 @@ def describe(model: keras.Model) -> None:
     Example:
         >>> inputs = keras.Input((3,))
         >>> describe(keras.Model(inputs, keras.layers.Dense(2, name="out")(inputs)))
-        weight       shape   layout        bytes on each process
+        weight       shape   layout        bytes on each device
         out/kernel   (3, 2)  (None, None)  24
         out/bias     (2,)    (None,)       8
         all weights          of 32 bytes   32
     """
-    rows = [("weight", "shape", "layout", "bytes on each process")]
+    rows = [("weight", "shape", "layout", "bytes on each device")]
     found = places(model)
     rows += [(one.path, str(one.shape), str(one.layout), f"{one.bytes:,}") for one in found]
     slots = [_place(one) for optimizer in keras_model.optimizers(model) for one in optimizer.variables]

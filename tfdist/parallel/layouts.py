@@ -5,7 +5,7 @@ the mesh, or None, for each dim of the weight. A weight that no pattern matches 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfdist import validation
@@ -86,11 +86,16 @@ class Layouts:
                 )
         return (*layout, *[None] * (len(shape) - len(layout)))
 
-    def proposal(self) -> str | None:
-        """Return what "auto" has proposed so far, as a dictionary to copy into a script; None if it was not asked."""
+    def proposal(self, paths: Iterable[str]) -> str | None:
+        """Return what "auto" has proposed, as a dictionary to copy into a script; None if it was not asked.
+
+        Args:
+            paths: of the weights of a model.
+        """
         if not self._is_auto:
             return None
-        cut = [f"    {path!r}: {layout}," for path, layout in self._proposals.items() if any(layout)]
+        proposed = ((path, self._proposals.get(path, ())) for path in paths)
+        cut = [f"    {path!r}: {layout}," for path, layout in proposed if any(layout)]
         return "\n".join(["layout_map={", *cut, "}"])
 
     def require_all_matched(self) -> None:

@@ -87,8 +87,8 @@ class Sharding:
         current = step.current()
         if current is not None and current.is_one_program:
             raise UnsupportedError(
-                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes, which a "
-                "program of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
+                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes "
+                "or devices, which a program of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
             )
 
     @classmethod

@@ -50,7 +50,8 @@ def from_environment(
 ) -> tf.distribute.Strategy:
     """Return the strategy that `tfdist run` asked for, or else what the cluster implies.
 
-    ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, several others
+    ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, a
+    `keras.distribution.ModelParallel` that is set gets model-parallel, several others get
     multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of
     this process; a machine without GPUs then gets as many logical CPU devices. ``TFDIST_COLLECTIVES`` names what
     carries the tensors of multi-worker and sharded-data-parallel, ``TFDIST_SHARDING_STAGE`` what the latter shards. For
@@ -75,7 +76,7 @@ def from_environment(
     """
     environ = os.environ if environ is None else environ
     cluster = clusters.from_environment(environ)
-    name = environ.get("TFDIST_STRATEGY") or _implied_by(cluster)
+    name = environ.get("TFDIST_STRATEGY") or _implied_by(cluster, is_split=distributions.is_split())
     entry = registry.get(name)
     if entry.processes == "chief":
         return create(name, cluster=cluster, loss_reduction=loss_reduction, **_options_of_a_chief(environ))
@@ -101,7 +102,7 @@ def from_environment(
         return create(name, devices=devices, loss_reduction=loss_reduction)
     options: dict[str, Any] = {}
     if name == "model-parallel":
-        options |= distributions.options_of_model_parallel(layout_map, environ)
+        options |= distributions.options_of_model_parallel(layout_map, environ, cluster)
     if entry.collectives and environ.get(registry.COLLECTIVES_VARIABLE):
         options["collectives"] = environ[registry.COLLECTIVES_VARIABLE]
     if name == "sharded-data-parallel":
@@ -124,11 +125,13 @@ def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
-def _implied_by(cluster: clusters.Cluster) -> str:
+def _implied_by(cluster: clusters.Cluster, *, is_split: bool) -> str:
     if cluster.source == "horovodrun":
         return "ring"
     if cluster.parameter_servers:
         return "parameter-server"
+    if is_split:
+        return "model-parallel"
     return "multi-worker" if cluster.num_workers > 1 else "mirrored"
 
 

@@ -26,8 +26,8 @@ def from_distribution(
     """Return the strategy for a distribution.
 
     For `keras.distribution.DataParallel` it is a `MirroredStrategy` with a replica on each of its devices; for
-    `ModelParallel` a `ModelParallelStrategy` with a process at each place of its mesh, whose device names are not
-    looked at. Batches are global, as with Keras: each replica takes its rows of them. `auto_shard_dataset` changes
+    `ModelParallel` a `ModelParallelStrategy` with a device at each place of its mesh: the devices of this process that
+    it names, or, where there are several processes, their first ones. Batches are global, as with Keras: each replica takes its rows of them. `auto_shard_dataset` changes
     nothing, since every process is given all of the data.
 
     Args:
@@ -55,8 +55,7 @@ def from_distribution(
         )
     if isinstance(distribution, keras.distribution.ModelParallel):
         return ModelParallelStrategy(
-            layout_map=keras_distributions.layout_map(distribution),
-            batch_dim_name=distribution.batch_dim_name,
+            **_options_of(distribution, clusters.from_environment()),
             **options,
         )
     if not isinstance(distribution, keras.distribution.DataParallel):
@@ -79,19 +78,34 @@ def from_distribution(
     return MirroredStrategy(devices=[str(device) for device in mesh.devices], **options)
 
 
-def options_of_model_parallel(layout_map: Any, environ: Mapping[str, str]) -> dict[str, Any]:
+def is_split() -> bool:
+    """Return whether `keras.distribution.set_distribution` was given one that splits models."""
+    return isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel)
+
+
+def options_of_model_parallel(
+    layout_map: Any, environ: Mapping[str, str], cluster: clusters.Cluster
+) -> dict[str, Any]:
     """Return what `ModelParallelStrategy` is told of layouts: by the code, by Keras' distribution, or by a variable.
 
     Args:
         layout_map: what the code gives, or None.
         environ: variables.
+        cluster: who takes part.
     """
     distribution = keras.distribution.distribution()
     if layout_map is not None:
         return {"layout_map": layout_map}
     if isinstance(distribution, keras.distribution.ModelParallel):
-        return {
-            "layout_map": keras_distributions.layout_map(distribution),
-            "batch_dim_name": distribution.batch_dim_name,
-        }
+        return _options_of(distribution, cluster)
     return {"layout_map": environ.get(LAYOUTS_VARIABLE) or None}
+
+
+def _options_of(distribution: keras.distribution.ModelParallel, cluster: clusters.Cluster) -> dict[str, Any]:
+    options = {
+        "layout_map": keras_distributions.layout_map(distribution),
+        "batch_dim_name": distribution.batch_dim_name,
+    }
+    if cluster.num_workers == 1:
+        options["devices"] = [str(device) for device in distribution.device_mesh.devices.flatten()]
+    return options

@@ -201,10 +201,10 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
                 sharding.label = path
         if all(layer.built for layer in every):
             self._layouts.require_all_matched()
-            self._tell_proposal()
+            self._tell_proposal(model)
 
-    def _tell_proposal(self) -> None:
-        proposal = self._layouts.proposal()
+    def _tell_proposal(self, model: Any) -> None:
+        proposal = self._layouts.proposal(weight.path for weight in model.weights)
         if proposal not in (None, self._told) and self._workers.is_chief:
             _log.warning('tfdist: layout_map is "auto", which is the same as %s', proposal)
         self._told = proposal

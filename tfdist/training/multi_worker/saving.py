@@ -39,6 +39,7 @@ def adopt(
         gathering: returns a context in which all that is saved with a model is on every worker.
     """
     if workers.count == 1:
+        vars(model)["export"] = functools.partial(_export, model)
         return
     for name in ("save", "save_weights", "export"):
         vars(model)[name] = functools.partial(_all_save, model, workers, gathering, name)
@@ -56,6 +57,12 @@ def _all_save(
     with contextlib.nullcontext() if name == "export" else gathering():
         if not isinstance(filepath, NoPath):
             _chief_saves(model, workers, name, filepath, *args, **kwargs)
+
+
+def _export(model: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    if any(sharded.sharding_of(weight) is not None for weight in model.weights):
+        raise _cannot_export(os.fspath(filepath))
+    type(model).export(model, filepath, *args, **kwargs)
 
 
 def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -93,16 +100,20 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
 def _require_all(workers: Workers, state: str, name: str, path: str) -> None:
     """Wait until every worker saves, before parts are gathered, which no worker can do without the others."""
     if name == "export":
-        raise UnsupportedError(
-            f"the model cannot be exported to {path}: its weights lie in parts on several processes, and what is "
-            "exported reads them. Save it by model.save(), load that on one device, and export it there."
-        )
+        raise _cannot_export(path)
     absent = workers.first_absent(f"{state}/here", _PATIENCE_SECONDS)
     if absent is not None:
         raise DeadlineError(
             f"worker {absent} has not come to model.{name}({path!r}) in {_PATIENCE_SECONDS:.0f} s. Weights lie in "
             "parts on all workers, so call it on every one of them; the chief's file is the one that stays."
         )
+
+
+def _cannot_export(path: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the model cannot be exported to {path}: its weights lie in parts on several processes or devices, and what "
+        "is exported reads them. Save it by model.save(), load that on one device, and export it there."
+    )
 
 
 def _write_aside(write: Any, path: str, *args: Any, **kwargs: Any) -> None:

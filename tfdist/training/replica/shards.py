@@ -107,7 +107,7 @@ def _require_elementwise(optimizer: Any, weights: Sequence[Any]) -> None:
     if name is not None:
         raise UnsupportedError(
             f"the optimizer {name} may look at the whole of a variable in its update, and {cut!r} lies in parts on "
-            "several processes, which are updated each by itself. Use an optimizer that updates each element by itself "
+            "several processes or devices, which are updated each by itself. Use an optimizer that updates each element by itself "
             "(SGD, Adam, AdamW, RMSprop, Adagrad, ...), or leave that weight whole."
         )
     choices = reducer.choices_of(optimizer)
@@ -115,5 +115,5 @@ def _require_elementwise(optimizer: Any, weights: Sequence[Any]) -> None:
         what = "compresses gradients" if choices.compression is not None else "combines gradients by Adasum"
         raise UnsupportedError(
             f"the optimizer {optimizer.name!r} {what}, which looks at whole gradients, and {cut!r} lies in parts on "
-            "several processes. Leave that out, or leave the weight whole."
+            "several processes or devices. Leave that out, or leave the weight whole."
         )
