@@ -188,28 +188,32 @@ class Mesh:
                 f"--replicas-per-worker {self.size}), or numbers that multiply to that."
             )
 
-    def between_processes(self, devices: int) -> "Mesh":
+    def between_processes(self, devices: int, *, divisible: str) -> "Mesh":
         """Return the mesh of the processes, each of which has the devices that lie along the last axes.
 
         Args:
             devices: of each process.
+            divisible: the axis that may have places in a process and in others too.
         Raises:
-            ConfigError: an axis would be divided, with places in a process and in others too.
+            ConfigError: another axis would.
 
         Example:
-            >>> str(Mesh.parse("batch=2,model=4").between_processes(4)), Mesh.parse("model=2").between_processes(1).size
-            ('batch=2,model=1', 2)
+            >>> mesh = Mesh.parse("batch=4,model=2")
+            >>> [str(mesh.between_processes(devices, divisible="batch")) for devices in (1, 2, 4)]
+            ['batch=4,model=2', 'batch=4,model=1', 'batch=2,model=1']
         """
         left, sizes = devices, []
         for name, size in reversed(self.axes):
-            if left > 1 and left % size:
+            near = math.gcd(left, size)
+            if near not in ((1, left, size) if name == divisible else (1, size)) or (near == 1 and left > 1 and size > 1):
+                behind = math.prod(self.shape[self.names.index(name) :])
                 raise ConfigError(
-                    f"the mesh is {self} and a process has {devices} devices, so the axis {name!r} would lie partly "
-                    f"in a process and partly between processes. Give each process 1 device, or as many as its last "
-                    f"axes have places: {', '.join(str(math.prod(self.shape[at:])) for at in range(len(self.shape)))}."
+                    f"the mesh is {self} and a process has {devices} devices, so that of the {size} places along the "
+                    f"axis {name!r} some would lie in a process and others in others. Give each process 1 device, or "
+                    f"a multiple of {behind}, or put axes into another order."
                 )
-            sizes.append((name, 1 if left > 1 else size))
-            left = left // size if left > 1 else 1
+            sizes.append((name, size // near))
+            left //= near
         return Mesh(tuple(reversed(sizes)))
 
     def __str__(self) -> str:

@@ -105,7 +105,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         if replicas_per_worker is not None:
             local = validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             self._mesh.require_size(cluster.num_workers, local, cluster.source)
-        processes = self._mesh.between_processes(local)
+        processes = self._mesh.between_processes(local, divisible=self._batch)
         self._layouts = Layouts(self._mesh, layout_map, batch=self._batch)
         self._told: str | None = None
         engine = validation.one_of("collectives", collectives or "auto", _ENGINES)

@@ -113,16 +113,17 @@ COLUMNS = (
     ),
     *(
         Column(
-            name=f"model-parallel-{batch}x{model}",
+            name=f"model-parallel-{batch}x{model}{'' if devices == 1 else '-devices'}",
             strategy="model-parallel",
-            workers=batch * model,
+            workers=batch * model // devices,
+            replicas_per_worker=devices,
             variables=(
                 (registry.MESH_VARIABLE, f"batch={batch},model={model}"),
                 (registry.LAYOUTS_VARIABLE, "auto"),
             ),
             may_refuse=_REFUSED_ON_A_MESH,
         )
-        for batch, model in ((1, 2), (2, 2))
+        for batch, model, devices in ((1, 2, 1), (2, 2, 1), (1, 2, 2), (2, 2, 4))
     ),
 )
 

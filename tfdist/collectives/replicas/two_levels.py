@@ -45,17 +45,21 @@ class TwoLevelCollective:
         """Return the collective of some of the members, see `tfdist.parallel.groups`.
 
         Args:
-            members: ranks, in rising order; of one process, or one of each of several.
+            members: ranks, in rising order; as many of each process that has some.
         """
         if self.rank not in members:
             return None
         near = [rank % self._local.size for rank in members if rank // self._local.size == self._index]
         if len(near) == len(members):
             return self._local.among(near)
-        processes = [rank // self._local.size for rank in members]
-        assert len(set(processes)) == len(members) and isinstance(self._between, NativeCollective)
-        between = self._between.among(processes)
-        return None if between is None else in_process.in_order(between, f"from {members[0]} on ")
+        processes = list(dict.fromkeys(rank // self._local.size for rank in members))
+        assert len(near) * len(processes) == len(members) and isinstance(self._between, NativeCollective)
+        local, between = self._local.among(near), self._between.among(processes)
+        assert local is not None and between is not None  # this one is a member
+        between = in_process.in_order(between, f"from {members[0]} on ")
+        if len(near) == 1:
+            return between
+        return TwoLevelCollective(local, between, hosts=between.hosts, index=processes.index(self._index))
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return sums, minima or maxima; see `Collective.all_reduce`."""
