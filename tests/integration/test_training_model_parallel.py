@@ -1,4 +1,4 @@
-"""Weights in parts over a mesh of processes: the numbers of one device, whatever is cut along which axis."""
+"""Weights in parts over a mesh of devices: the numbers of one device, whatever is cut along which axis."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,11 +16,15 @@ DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
 
 
-def start(forking: Forks, workers: int) -> WorkerPool:
+def start(forking: Forks, workers: int, *, cpus: int = 1) -> WorkerPool:
+    more = {"PYTHONPATH": python_path(CASES), "LOGICAL_CPUS": str(cpus)}
+
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy="model-parallel", ports=free, replicas_per_worker=1)
-        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+        for one in made:  # a mesh says how many of its devices a process has
+            del one["TFDIST_REPLICAS_PER_WORKER"]
+        return [one | more for one in made]
 
     pool = WorkerPool(environments, start=forking.worker)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
@@ -49,8 +53,16 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 
 
 @pytest.fixture(scope="module")
+def devices(forking: Forks) -> Iterator[WorkerPool]:
+    """One process with four devices."""
+    with start(forking, 1, cpus=4) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
 def two(forking: Forks) -> Iterator[WorkerPool]:
-    with start(forking, 2) as workers:
+    """Two processes, with two devices each for those meshes that have more places than processes."""
+    with start(forking, 2, cpus=2) as workers:
         yield workers
 
 
@@ -96,6 +108,90 @@ def test_three_processes_have_the_numbers_of_one_device(three: WorkerPool, equal
 @pytest.mark.parametrize("name", ["mlp-accumulating", "mlp-scaling", "embedding", "convolution"])
 def test_four_processes_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal, name: str) -> None:
     equal(four, "batch=2,model=2", name, cut=CUT[name.split("-")[0]])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name"),
+    [
+        ("batch=1,model=2", "mlp-adamw"),
+        ("batch=1,model=2", "attention"),
+        ("batch=2,model=2", "mlp-scaling"),
+        ("batch=2,model=2", "embedding"),
+        ("batch=2,model=2", "convolution"),
+    ],
+)
+def test_devices_of_a_process_have_the_numbers_of_one(devices: WorkerPool, equal: Equal, mesh: str, name: str) -> None:
+    equal(devices, mesh, name, cut=CUT[name.split("-")[0]])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name", "layouts", "collectives"),
+    [
+        ("batch=2,model=2", "mlp-accumulating", "auto", "native"),
+        ("batch=2,model=2", "embedding", "auto", "tensorflow"),
+        ("model=2,batch=2", "mlp", "auto", "native"),
+        ("batch=4,model=1", "mlp", "auto", "native"),
+        ("batch=1,model=2,row=2", "mlp", "both", "native"),
+    ],
+)
+def test_processes_of_several_devices_have_the_numbers_of_one(
+    two: WorkerPool, equal: Equal, mesh: str, name: str, layouts: str, collectives: str
+) -> None:
+    equal(two, mesh, name, cut=None, layouts=layouts, collectives=collectives)
+
+
+def test_devices_reduce_by_collectives_of_tensorflow_too(devices: WorkerPool, equal: Equal) -> None:
+    equal(devices, "batch=2,model=2", "mlp", cut=CUT["mlp"], collectives="tensorflow")
+    equal(devices, "batch=1,model=2,row=2", "mlp", cut=6, layouts="both")
+
+
+def test_devices_find_the_loss_of_their_parts(devices: WorkerPool) -> None:
+    (found,) = call(devices, "classes", mesh="batch=2,model=2", kind="logits")
+    assert found["far"] < 1e-5
+    assert 2 not in found["gathered"]
+
+
+def test_a_distribution_over_the_devices_of_a_process_is_followed(devices: WorkerPool) -> None:
+    (found,) = call(devices, "by_distribution", mesh="batch=2,model=2")
+    assert found["far"] < 1e-5
+    assert "ModelParallelStrategy trains on cpu:0, cpu:1" in found["said"]
+    assert found["places"] == [[6, 6, 144], [12, 48], [12, 3, 144], [6, 24], [6, 1, 24], [2, 8]]
+
+
+def test_a_model_in_one_process_is_saved_as_one_ordinary_file(devices: WorkerPool, tmp_path: Path) -> None:
+    (found,) = call(devices, "saved", mesh="batch=1,model=2", folder=str(tmp_path))
+    assert found["far"] == {"one device": 0.0, "mesh": 0.0, "weights": 0.0}
+    assert found["slots"] == 0.0
+    assert "UnsupportedError: the model cannot be exported" in found["export"]
+    assert found["files"] == ["last.keras", "own.weights.h5"]
+
+
+def test_a_training_goes_on_from_devices_with_processes_and_back(
+    devices: WorkerPool, two: WorkerPool, tmp_path: Path
+) -> None:
+    for first, then in ((devices, two), (two, devices)):
+        folder = str(tmp_path / ("to processes" if then is two else "to devices"))
+        for found in call(first, "resumed", folder=folder, meshes=["batch=2,model=2"], ends=False):
+            assert found["steps"] == 3
+        for found in call(then, "resumed", folder=folder, meshes=["batch=1,model=2"]):
+            assert found["steps"] == 12
+            assert found["far"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("run_eagerly", "UnsupportedError: the model"),
+        ("a loop by hand", "UnsupportedError: TensorFlow would give the devices of this process"),
+        ("devices", "ConfigError: devices names 1, and the mesh has 2 places"),
+        ("size", "ConfigError: the mesh has 5 places in this process, which has 4 devices"),
+        ("lamb", "UnsupportedError: the optimizer Lamb may look at the whole of a variable"),
+        ("jit_compile", "jit_compile is True, and the weight"),
+    ],
+)
+def test_what_devices_cannot_do_is_refused(devices: WorkerPool, kind: str, says: str) -> None:
+    (said,) = call(devices, "refused", kind=kind, mesh="batch=1,model=2")
+    assert says in said
 
 
 def test_a_weight_may_be_cut_along_two_axes(four: WorkerPool, equal: Equal) -> None:
@@ -178,6 +274,8 @@ def test_a_training_goes_on_with_another_number_of_processes(two: WorkerPool, fo
         ("own data", "UnsupportedError: the dataset has experimental_distribute.auto_shard_policy OFF"),
         ("jit_compile", "jit_compile is True, and the weight"),
         ("size", "ConfigError: the mesh batch=1,model=5 has 5 places"),
+        ("divided", "of the 4 places along the axis 'model' some would lie in a process and others in others"),
+        ("devices", "gives 2 processes, each of which takes its first devices"),
     ],
 )
 def test_what_cannot_be_is_refused_on_all(two: WorkerPool, kind: str, says: str) -> None:

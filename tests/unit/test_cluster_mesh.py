@@ -67,11 +67,40 @@ def test_wrong_types_are_said(axes: object) -> None:
         Mesh(axes)  # type: ignore[arg-type]
 
 
-def test_as_many_processes_as_places() -> None:
+def test_as_many_devices_as_places() -> None:
     one = Mesh.parse("batch=2,model=2")
-    one.require_size(4, "tfdist run")
+    one.require_size(4, 1, "tfdist run")
+    one.require_size(2, 2, "tfdist run")
+    assert [one.devices_of_each(processes, "tfdist run") for processes in (1, 2, 4)] == [4, 2, 1]
+    with pytest.raises(ConfigError, match=r"has 4 places, and -n 2 gives 2 processes of 1 device\. Start 4 processes"):
+        one.require_size(2, 1, "-n 2")
     with pytest.raises(ConfigError, match=r"has 4 places, and there are 3 processes \(tfdist run\)"):
-        one.require_size(3, "tfdist run")
+        one.devices_of_each(3, "tfdist run")
+
+
+def test_what_lies_in_a_process_are_the_neighbours() -> None:
+    assert Mesh.parse("batch=4,model=2").between_processes(4, divisible="batch") == Mesh.parse("batch=2,model=1")
+    assert Mesh.parse("model=2,batch=4").between_processes(2, divisible="batch") == Mesh.parse("model=2,batch=2")
+    with pytest.raises(ConfigError, match="of the 4 places along the axis 'model' some would lie in a process"):
+        Mesh.parse("batch=2,model=4").between_processes(2, divisible="batch")
+
+
+@given(st.permutations(["batch", "model", "row"]), st.lists(st.integers(1, 4), min_size=3, max_size=3))
+def test_each_process_has_whole_groups_along_all_axes_but_the_divisible(names: list[str], sizes: list[int]) -> None:
+    one = Mesh.of(names, sizes)
+    for devices in range(1, one.size + 1):
+        if one.size % devices:
+            continue
+        try:
+            processes = one.between_processes(devices, divisible="batch")
+        except ConfigError:
+            continue
+        assert processes.size * devices == one.size
+        for rank in range(one.size):
+            for name in names:
+                near = [member for member in one.group(rank, [name]) if member // devices == rank // devices]
+                assert len(near) * processes.size_of(name) == one.size_of(name)
+                assert name == "batch" or len(near) in (1, one.size_of(name))
 
 
 def test_an_axis_that_is_not_there_is_said() -> None:

@@ -105,11 +105,12 @@ def test_auto_goes_by_columns_then_by_rows_by_heads_words_and_filters() -> None:
     }
     assert {key: one.of(*key) for key in proposed} == proposed
     one.require_all_matched()
-    proposal = one.proposal()
+    proposal = one.proposal(path for path, _ in proposed)
     assert proposal is not None
     copied = ast.literal_eval(proposal.removeprefix("layout_map="))
     assert copied == {path: layout for (path, _), layout in proposed.items() if any(layout)}
-    assert of({".*": ("row",)}).proposal() is None
+    assert one.proposal(["up/kernel", "another/model"]) == "layout_map={\n    'up/kernel': (None, 'model'),\n}"
+    assert of({".*": ("row",)}).proposal([]) is None
     assert Layouts(Mesh.parse("batch=3,model=1"), "auto", batch="batch").of("w", (6, 6)) == (None, None)
 
 

@@ -1,6 +1,7 @@
 """A mesh: the devices of a job in a grid of named axes, such as ``batch=2,model=2``.
 
-A process has one device, or as many as each other one, which lie along the last axes. Ranks count along the last axis first, so its members are neighbours: put the axis that talks most there.
+Ranks count along the last axis first, so its members are neighbours: put the axis that talks most there. A process has
+one device, or the same number of neighbours as every other.
 """
 
 import itertools
@@ -205,7 +206,9 @@ class Mesh:
         left, sizes = devices, []
         for name, size in reversed(self.axes):
             near = math.gcd(left, size)
-            if near not in ((1, left, size) if name == divisible else (1, size)) or (near == 1 and left > 1 and size > 1):
+            if near not in ((1, left, size) if name == divisible else (1, size)) or (
+                near == 1 and left > 1 and size > 1
+            ):
                 behind = math.prod(self.shape[self.names.index(name) :])
                 raise ConfigError(
                     f"the mesh is {self} and a process has {devices} devices, so that of the {size} places along the "

@@ -97,33 +97,22 @@ class NativeCollective:
 
     def ordered_by(self, order: tf.Tensor, lane: str = "") -> "NativeCollective":
         """Return the same, with a resource that its operations begin in order by, and a lane."""
-        return NativeCollective(
-            self._number,
-            members=self._members,
-            rank=self.rank,
-            hosts=self.hosts,
-            device=self.device,
-            beside=self._beside,
-            order=order,
-            job=self._job,
-            lane=lane,
-        )
+        return self._like(order=order, lane=lane)
 
     def among(self, members: Sequence[int]) -> "NativeCollective | None":
         """Return the collective of some of the members, see `tfdist.parallel.groups`; it costs nothing."""
         if self.rank not in members:
             return None
-        return NativeCollective(
-            self._number,
+        return self._like(
             members=[self._members[rank] for rank in members],
             rank=list(members).index(self.rank),
             hosts=base.hosts_of([self.hosts[rank] for rank in members]),
-            device=self.device,
-            beside=self._beside,
-            order=self._order,
-            job=self._job,
-            lane=self._lane,
         )
+
+    def _like(self, **others: Any) -> "NativeCollective":
+        kept = {"members": self._members, "rank": self.rank, "hosts": self.hosts, "device": self.device}
+        kept |= {"beside": self._beside, "order": self._order, "job": self._job, "lane": self._lane}
+        return NativeCollective(self._number, **{**kept, **others})
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one operation."""

@@ -30,9 +30,7 @@ class InitialParts:
         self._everybody = everybody
         self._waiting = waiting
 
-    def __call__(
-        self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Sharding]
-    ) -> list[tf.Tensor]:
+    def __call__(self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Sharding]) -> list[tf.Tensor]:
         """Return the part of each replica.
 
         Args:
@@ -45,9 +43,7 @@ class InitialParts:
         with contextlib.nullcontext() if len(shardings) == 1 else tf.device("/device:CPU:0"):
             return self._made(value, initializer, dtype, shardings)
 
-    def _made(
-        self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Sharding]
-    ) -> list[tf.Tensor]:
+    def _made(self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Sharding]) -> list[tf.Tensor]:
         sharding = shardings[0]
         known = self._alike(initializer, sharding.path)
         found = None if known is None else numbers.numbers_of(known, sharding.shape, dtype.name)

@@ -87,12 +87,12 @@ class Sharding:
         current = step.current()
         if current is not None and current.is_one_program:
             raise UnsupportedError(
-                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes "
-                "or devices, which a program of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile()."
+                f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes or devices, "
+                "which a program of XLA cannot gather: it is made for one device. Pass jit_compile=False to "
+                "model.compile()."
             )
 
-    @classmethod
-    def assembled(cls, shardings: "Sequence[Sharding]", parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the whole of the parts of all replicas of this process, where no replica runs.
 
         Args:
@@ -101,20 +101,19 @@ class Sharding:
         """
         ends = {one.mesh_axes.rank: one.mesh_axes for one in shardings}
         held = dict(zip(ends, parts, strict=True))
-        first, label = shardings[0], shardings[0].label
-        cuts = [(dim, axis) for dim, axis in enumerate(first.layout) if axis is not None]
+        cuts = [(dim, axis) for dim, axis in enumerate(self.layout) if axis is not None]
 
         def made(rank: int, cuts: list[tuple[int, str]]) -> tf.Tensor:
             if not cuts:
                 return held[rank]
             *before, (dim, axis) = cuts
-            group = first.mesh_axes.mesh.group(rank, [axis])
+            group = self.mesh_axes.mesh.group(rank, [axis])
             near = [made(member, before) for member in group if member in ends]
             if len(near) == len(group):
                 return near[0] if len(near) == 1 else tf.concat(near, axis=dim)
-            return Along(ends[rank], axis, label).gathered(near[0], dim)
+            return Along(ends[rank], axis, self.label).gathered(near[0], dim)
 
-        return made(first.mesh_axes.rank, cuts)
+        return made(self.mesh_axes.rank, cuts)
 
     def part(self, whole: Any) -> Any:
         """Return this process's part of something that has the whole's shape and is alike on all members.

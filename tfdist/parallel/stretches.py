@@ -85,7 +85,7 @@ class StretchSharding:
             rows = self._traced.all_gather(self._stretch.padded(part), what)
         return self._stretch.joined(tf.reshape(rows, [self._traced.size, self._stretch.width]))
 
-    def assembled(self, shardings: "Sequence[StretchSharding]", parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the weight of which this worker has one part."""
         (part,) = parts
         return self.whole(part)

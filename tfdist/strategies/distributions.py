@@ -27,8 +27,8 @@ def from_distribution(
 
     For `keras.distribution.DataParallel` it is a `MirroredStrategy` with a replica on each of its devices; for
     `ModelParallel` a `ModelParallelStrategy` with a device at each place of its mesh: the devices of this process that
-    it names, or, where there are several processes, their first ones. Batches are global, as with Keras: each replica takes its rows of them. `auto_shard_dataset` changes
-    nothing, since every process is given all of the data.
+    it names, or, where there are several processes, their first ones. Batches are global, as with Keras: each replica
+    takes its rows of them. `auto_shard_dataset` changes nothing, since every process is given all of the data.
 
     Args:
         distribution: None takes the one that `keras.distribution.set_distribution` was given.
@@ -36,8 +36,8 @@ def from_distribution(
 
     Raises:
         ConfigError: none is set; a `DataParallel` has several axes, or several workers are to train, for which
-            `from_environment` has the strategy; a `ModelParallel` has another number of places than there are
-            processes.
+            `from_environment` has the strategy; a `ModelParallel` has places for which there are neither
+            processes nor devices.
         ConfigTypeError: it is no distribution.
 
     Example:
@@ -83,9 +83,7 @@ def is_split() -> bool:
     return isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel)
 
 
-def options_of_model_parallel(
-    layout_map: Any, environ: Mapping[str, str], cluster: clusters.Cluster
-) -> dict[str, Any]:
+def options_of_model_parallel(layout_map: Any, environ: Mapping[str, str], cluster: clusters.Cluster) -> dict[str, Any]:
     """Return what `ModelParallelStrategy` is told of layouts: by the code, by Keras' distribution, or by a variable.
 
     Args:

@@ -1,4 +1,4 @@
-"""Model parallelism: weights in parts over the processes of a mesh, examples shared out along one of its axes."""
+"""Model parallelism: weights in parts over the devices of a mesh, examples shared out along one of its axes."""
 
 import logging
 import os
@@ -39,10 +39,11 @@ _ENGINES = tuple(name for name in COLLECTIVES if name != "horovod")  # whose gro
 
 
 class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
-    """Weights cut along the axes of a mesh of processes; plain Keras `compile` and `fit`, the numbers of one device.
+    """Weights cut along the axes of a mesh of devices; plain Keras `compile` and `fit`, the numbers of one device.
 
-    Every process runs the same script with the same data. Those that differ along the axis of the examples take their
-    rows of each global batch; those that differ along other axes have the same rows, and each its part of the weights
+    The devices are those of one process, or of several, of each one or more. Every process runs the same script with
+    the same data. Devices that differ along the axis of the examples take their rows of each global batch; those that
+    differ along other axes have the same rows, and each its part of the weights
     and of the optimizer's variables: of a weight of S bytes that axes of sizes a and b cut, S / (a b). Dense
     layers, attention, convolutions and embeddings compute with the part that they have; any other layer gathers its
     weights when it uses them, so any layer works with any layout. The gradient of a part is summed along the axis of
@@ -56,21 +57,27 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             `tfdist.parallel.proposed.ProposedLayouts` says; the chief logs them. None: no weight is cut.
         mesh: a text such as ``"batch=2,model=2"``, a dictionary, a `tfdist.cluster.mesh.Mesh` or Keras' `DeviceMesh`,
             of which names and sizes count. None takes that of the ``layout_map``, or the variable ``TFDIST_MESH``
-            (`tfdist run --mesh`). Its sizes multiply to the number of processes; the last axis has neighbours.
+            (`tfdist run --mesh`). Its sizes multiply to the number of devices of all processes. The last axes lie
+            inside of a process; the axis of the examples alone may lie in a process and between processes too.
         batch_dim_name: the axis along which examples are shared out; None: the first.
-        replicas_per_worker: 1; a process is one device.
+        devices: of this process, in the order of their places, such as ``["GPU:0", "GPU:1"]``, where it is alone. None
+            takes its first GPUs, or else its first logical CPU devices.
+        replicas_per_worker: devices of each process; None takes as many as the mesh has places for each.
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
-        collectives: "tensorflow", "native" or "auto", see `MultiWorkerMirroredStrategy`.
+        collectives: "tensorflow", "native" or "auto", see `MultiWorkerMirroredStrategy`; in one process "auto" is native
+            between CPUs where there is a compiler.
         bucket_bytes: gradients are reduced in buckets of at most this many bytes, see `MultiWorkerMirroredStrategy`.
         loss_reduction: see `MultiWorkerMirroredStrategy`.
 
     Raises:
-        ConfigError: no mesh, or one of another size; a layout that names another axis. When a weight is made: a layout
-            that does not fit its shape. In `fit`, `evaluate` and `predict`: a pattern that matches no weight.
+        ConfigError: no mesh, or one of another size; too few devices; a layout that names another axis. When a weight
+            is made: a layout that does not fit its shape. In `fit`, `evaluate` and `predict`: a pattern that matches
+            no weight.
         UnsupportedError: Horovod's collectives; in `fit`: an optimizer that may look at the whole of a weight that is
-            cut.
+            cut, or ``run_eagerly`` where devices of one process have parts.
 
     Example:
+        >>> tfdist.strategies.use_logical_cpus(4)  # in one process, without GPUs  # doctest: +SKIP
         >>> strategy = ModelParallelStrategy(                                     # doctest: +SKIP
         ...     mesh="batch=2,model=2", layout_map={".*kernel": (None, "model")}
         ... )
@@ -143,7 +150,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def mesh(self) -> Mesh:
-        """How the processes lie."""
+        """How the devices lie."""
         return self._mesh
 
     @property

@@ -21,7 +21,8 @@ from tfdist.cluster.mesh import Mesh
 from tfdist.parallel.axes import Axes
 from tfdist.strategies import ModelParallelStrategy
 
-RANK = int(os.environ["TFDIST_WORKER_INDEX"])
+RANK = int(os.environ.get("TFDIST_WORKER_INDEX", "0"))
+tfdist.strategies.use_logical_cpus(int(os.environ["LOGICAL_CPUS"]))
 ROWS, BATCH = 41, 12  # four batches, the last of 5
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(ROWS, 6)).astype("float32")
@@ -427,6 +428,17 @@ def _jit(mesh: str) -> None:
     model.fit(X, Y, verbose=0)
 
 
+def _eagerly(mesh: str) -> None:
+    with strategy(mesh).scope():
+        model = mlp()
+        model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(X, Y, verbose=0)
+
+
+def _by_hand(mesh: str) -> None:
+    strategy(mesh).experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(X).batch(6))
+
+
 def _nothing(_: Any) -> None:
     pass
 
@@ -437,5 +449,9 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "lamb": _optimizer(keras.optimizers.Lamb),
     "own data": _own_data,
     "jit_compile": _jit,
+    "run_eagerly": _eagerly,
+    "a loop by hand": _by_hand,
+    "devices": lambda mesh: _nothing(ModelParallelStrategy(mesh=mesh, devices=["CPU:0"])),
+    "divided": lambda mesh: _nothing(ModelParallelStrategy(mesh="batch=1,model=4")),
     "size": lambda mesh: _nothing(ModelParallelStrategy(mesh="batch=1,model=5")),
 }

@@ -35,9 +35,7 @@ class TrainState:
         others: its other callbacks.
     """
 
-    def __init__(
-        self, model: keras.Model, others: Sequence[keras.callbacks.Callback]
-    ) -> None:
+    def __init__(self, model: keras.Model, others: Sequence[keras.callbacks.Callback]) -> None:
         self._model = model
         self._others = list(others)
         self._names: list[str] = []

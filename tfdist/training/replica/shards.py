@@ -107,8 +107,8 @@ def _require_elementwise(optimizer: Any, weights: Sequence[Any]) -> None:
     if name is not None:
         raise UnsupportedError(
             f"the optimizer {name} may look at the whole of a variable in its update, and {cut!r} lies in parts on "
-            "several processes or devices, which are updated each by itself. Use an optimizer that updates each element by itself "
-            "(SGD, Adam, AdamW, RMSprop, Adagrad, ...), or leave that weight whole."
+            "several processes or devices, which are updated each by itself. Use an optimizer that updates each "
+            "element by itself (SGD, Adam, AdamW, RMSprop, Adagrad, ...), or leave that weight whole."
         )
     choices = reducer.choices_of(optimizer)
     if choices.compression is not None or choices.kind == "adasum":

@@ -42,7 +42,7 @@ class Sharding(Protocol):
     def whole(self, part: tf.Tensor) -> tf.Tensor:
         """Return the whole of which every member has its part."""
 
-    def assembled(self, shardings: "Sequence[Sharding]", parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the whole, given the parts of all replicas of this process and how they lie, outside of replicas."""
 
     def cut(self, whole: Any) -> Any:
@@ -71,7 +71,7 @@ class ShardedVariable:
 
     def __init__(self, shard: Any, shardings: Sequence[Sharding], strategy: Any) -> None:
         self.shard = shard
-        self.shardings = tuple(shardings)
+        self.shardings: Sequence[Sharding] = tuple(shardings)
         self._distribute_strategy = strategy
 
     @property
