@@ -1,7 +1,8 @@
-"""Train a wide network whose weights lie in parts on the processes of a mesh.
+"""Train a wide network whose weights lie in parts on the devices of a mesh.
 
 tfdist run --strategy model-parallel -n 2 --mesh batch=1,model=2 strategies/model_parallel/train.py
 tfdist run --strategy model-parallel -n 4 --mesh batch=2,model=2 strategies/model_parallel/train.py
+tfdist run --strategy model-parallel --replicas-per-worker 4 --mesh batch=2,model=2 strategies/model_parallel/train.py
 
 Each kernel is cut along the axis `model` of the mesh, and so is what the optimizer keeps of it; examples are shared out
 along the axis `batch`. The numbers are those of one device, whatever the mesh. Under another strategy the same script

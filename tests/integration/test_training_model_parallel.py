@@ -140,6 +140,11 @@ def test_processes_of_several_devices_have_the_numbers_of_one(
     equal(two, mesh, name, cut=None, layouts=layouts, collectives=collectives)
 
 
+def test_parts_of_a_batch_may_have_other_sizes(devices: WorkerPool, four: WorkerPool) -> None:
+    for pool in (devices, four):
+        assert max(call(pool, "uneven", mesh="batch=2,model=2")) < 1e-5
+
+
 def test_devices_reduce_by_collectives_of_tensorflow_too(devices: WorkerPool, equal: Equal) -> None:
     equal(devices, "batch=2,model=2", "mlp", cut=CUT["mlp"], collectives="tensorflow")
     equal(devices, "batch=1,model=2,row=2", "mlp", cut=6, layouts="both")

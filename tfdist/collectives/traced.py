@@ -29,18 +29,23 @@ class TracedCollective:
         bucket_bytes: see `buckets.in_buckets`: large enough to fill the wire, and small enough that the last bucket,
             which nothing hides, is soon done.
         replica: of this process, whose end of the collective it is.
+        names_shapes: whether keys say which shapes are reduced: not where other groups do the same with other numbers
+            of rows at that place, and some of their members and of these meet in a third group afterwards.
 
     Example:
         >>> TracedCollective(collective, bucket_bytes=4 << 20).all_reduce([tf.ones([3])])     # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
     """
 
-    def __init__(self, collective: Collective, *, bucket_bytes: int, replica: int = 0) -> None:
+    def __init__(
+        self, collective: Collective, *, bucket_bytes: int, replica: int = 0, names_shapes: bool = True
+    ) -> None:
         self.collective = collective
         self.size = collective.size
         self.rank = collective.rank
         self.bucket_bytes = bucket_bytes
         self._replica = replica
+        self._names_shapes = names_shapes
 
     def all_reduce(
         self, values: Sequence[Any], labels: Sequence[str] = (), *, keep_duplicate_indices: bool = True
@@ -69,7 +74,7 @@ class TracedCollective:
             else:
                 dense[index] = tf.convert_to_tensor(value)
         for bucket in in_buckets(dense, self.bucket_bytes):
-            key = self._key(*[keys.described("sum", dense[index], names[index]) for index in bucket])
+            key = self._key(*[self._described("sum", dense[index], names[index]) for index in bucket])
             tensors = [dense[index] for index in bucket]
             totals = graph.reduction(tensors, functools.partial(self.collective.all_reduce, tensors, key=key))
             for index, total in zip(bucket, totals, strict=True):
@@ -86,7 +91,7 @@ class TracedCollective:
         if self.size == 1:
             return tensor
         shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
-        return self.collective.all_gather(tensor, key=self._key(keys.described("all_gather", tensor, label, shape)))
+        return self.collective.all_gather(tensor, key=self._key(self._described("all_gather", tensor, label, shape)))
 
     def reduce_scatter(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return this member's part of the sum of the rows, see `Collective.reduce_scatter`.
@@ -97,7 +102,7 @@ class TracedCollective:
         """
         if self.size == 1:
             return tensor
-        return self.collective.reduce_scatter(tensor, key=self._key(keys.described("reduce_scatter", tensor, label)))
+        return self.collective.reduce_scatter(tensor, key=self._key(self._described("reduce_scatter", tensor, label)))
 
     def all_to_all(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return this member's part of every member's rows, see `Collective.all_to_all`.
@@ -108,7 +113,7 @@ class TracedCollective:
         """
         if self.size == 1:
             return tensor
-        return self.collective.all_to_all(tensor, key=self._key(keys.described("all_to_all", tensor, label)))
+        return self.collective.all_to_all(tensor, key=self._key(self._described("all_to_all", tensor, label)))
 
     def broadcast(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return the first member's value, bit for bit.
@@ -119,11 +124,14 @@ class TracedCollective:
         """
         if self.size == 1:
             return tensor
-        return self.collective.broadcast(tensor, key=self._key(keys.described("broadcast", tensor, label)))
+        return self.collective.broadcast(tensor, key=self._key(self._described("broadcast", tensor, label)))
 
     def in_common_dtype(self, tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
         """Return the tensor in a dtype that TensorFlow's collectives sum as well as this one, and the way back."""
         return wire_dtypes.for_op(tensor, _REDUCED_BY_ALL)
+
+    def _described(self, kind: str, tensor: tf.Tensor, label: str, shape: tf.TensorShape | None = None) -> str:
+        return keys.described(kind, tensor, label, shape if self._names_shapes else tf.TensorShape(None))
 
     def _key(self, *entries: str) -> str:
         return keys.next_key(entries, self._replica)

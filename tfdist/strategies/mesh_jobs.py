@@ -38,19 +38,23 @@ class MeshJob:
     bucket_bytes: int
     strategy: Any
 
-    def axes(self, mesh: Mesh, processes: Mesh) -> list[Axes]:
+    def axes(self, mesh: Mesh, processes: Mesh, *, batch: str) -> list[Axes]:
         """Return the ends of the collectives along each axis, for each replica of this process.
 
         Args:
             mesh: of all places.
             processes: of the processes.
+            batch: the axis of the examples. Along the others travel activations, of which those with other examples
+                may have other numbers of rows.
         """
         along = {name: groups.of_replicas(self.replicas, mesh, [name]) for name in mesh.names}
         count, found = len(self.replicas), list[Axes]()
         inside = [name for name in mesh.names if processes.size_of(name) == 1 and mesh.size_of(name) > 1]
         for replica in range(count):
             traced = {
-                name: TracedCollective(ends[replica], bucket_bytes=self.bucket_bytes, replica=replica)
+                name: TracedCollective(
+                    ends[replica], bucket_bytes=self.bucket_bytes, replica=replica, names_shapes=name == batch
+                )
                 for name, ends in along.items()
             }
             late = found[0].late if found else None

@@ -77,7 +77,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             cut, or ``run_eagerly`` where devices of one process have parts.
 
     Example:
-        >>> tfdist.strategies.use_logical_cpus(4)  # in one process, without GPUs  # doctest: +SKIP
+        >>> tfdist.strategies.use_logical_cpus(4)                                 # doctest: +SKIP
         >>> strategy = ModelParallelStrategy(                                     # doctest: +SKIP
         ...     mesh="batch=2,model=2", layout_map={".*kernel": (None, "model")}
         ... )
@@ -129,7 +129,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         self._job, self._workers = job, job.workers
         tf_strategies.claim_collective_keys(self, within_worker=True)
         everybody = TracedCollective(self._workers.collective, bucket_bytes=job.bucket_bytes)
-        self._axes = job.axes(self._mesh, processes)
+        self._axes = job.axes(self._mesh, processes, batch=self._batch)
         numbers = [self._mesh.coordinates(one.rank)[self._batch] for one in self._axes]
         extended = ModelParallelReplicas(
             self,

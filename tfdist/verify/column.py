@@ -58,6 +58,9 @@ _REFUSED_ON_A_MESH = (
     *("compression_float16", "compression_bfloat16", "own_data_uneven", "auto_shard_file"),
 )
 
+#: where devices of one process have parts, also replicas that run one after the other
+_REFUSED_ON_DEVICES = (*_REFUSED_ON_A_MESH, "run_eagerly")
+
 COLUMNS = (
     Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2),
     Column(name="mirrored-3", strategy="mirrored", replicas_per_worker=3),
@@ -121,7 +124,7 @@ COLUMNS = (
                 (registry.MESH_VARIABLE, f"batch={batch},model={model}"),
                 (registry.LAYOUTS_VARIABLE, "auto"),
             ),
-            may_refuse=_REFUSED_ON_A_MESH,
+            may_refuse=_REFUSED_ON_A_MESH if devices == 1 else _REFUSED_ON_DEVICES,
         )
         for batch, model, devices in ((1, 2, 1), (2, 2, 1), (1, 2, 2), (2, 2, 4))
     ),
