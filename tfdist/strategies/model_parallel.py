@@ -64,8 +64,8 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             takes its first GPUs, or else its first logical CPU devices.
         replicas_per_worker: devices of each process; None takes as many as the mesh has places for each.
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
-        collectives: "tensorflow", "native" or "auto", see `MultiWorkerMirroredStrategy`; in one process "auto" is native
-            between CPUs where there is a compiler.
+        collectives: "tensorflow", "native" or "auto", see `MultiWorkerMirroredStrategy`; in one process "auto" is
+            native between CPUs where there is a compiler.
         bucket_bytes: gradients are reduced in buckets of at most this many bytes, see `MultiWorkerMirroredStrategy`.
         loss_reduction: see `MultiWorkerMirroredStrategy`.
 

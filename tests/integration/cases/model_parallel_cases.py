@@ -197,7 +197,7 @@ def on_one_device(name: str, dropped: bool, references: str) -> dict[str, Any]:
 
 
 def uneven(mesh: str) -> float:
-    """Train on batches of 7, whose parts have different sizes that are known; return how far from one device it ends."""
+    """Train on batches of 7, whose parts have other sizes that are known; return how far from one device it ends."""
     both = []
     for scope in (strategy(mesh).scope(), tf.distribute.get_strategy().scope()):
         with scope:
