@@ -103,16 +103,15 @@ def arguments_of_run(job: Sequence[str]) -> list[str]:
 
 def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
     """Return the numbers of workers and servers, and whether the command says how often they may be started again."""
+    from tfdist.cli.common.hosts import remote_of, worker_count
     from tfdist.cli.run import command as run
-    from tfdist.cli.run import worker_count
-    from tfdist.launch.plan.hosts import Remote, parse_hosts
 
     context = run.make_context("tfdist run", list(arguments))
     servers = server_count(context.params["strategy"], parameter_servers=context.params["parameter_servers"])
     if context.params["event_file"] is not None:
         raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
-    hosts = context.params["hosts"]
-    workers = worker_count(context.params["workers"], hosts and Remote(hosts=parse_hosts(hosts)), servers)
+    remote = remote_of(context.params["engine"], context.params["hosts"], None, None, ())
+    workers = worker_count(context.params["workers"], remote, servers)
     if workers < 1:
         raise ConfigError(f"-n is {workers}; it must be an integer of at least 1.")
     return workers, servers, context.params["max_restarts"] is not None

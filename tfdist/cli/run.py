@@ -4,7 +4,6 @@ import os
 import secrets
 import shlex
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,10 +11,18 @@ import click
 from tfdist.cli.common import completion
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.files import OutputFile
+from tfdist.cli.common.hosts import (
+    batch_script,
+    commands_of_hosts,
+    remote_of,
+    require_places,
+    show_engines,
+    submit,
+    worker_count,
+)
 from tfdist.cluster.mesh import Mesh
 from tfdist.launch import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.launch.output import noise
-from tfdist.launch.plan import hosts as hosts_of_a_job
 from tfdist.launch.plan.choice import (
     DEFAULT_RESTARTS,
     DEFAULT_SERVERS,
@@ -23,9 +30,7 @@ from tfdist.launch.plan.choice import (
     require_installed,
     server_count,
 )
-from tfdist.launch.plan.hosts import Remote
-from tfdist.launch.plan.roles import tasks
-from tfdist.launch.remote import ssh
+from tfdist.launch.remote.engines import ENGINES
 from tfdist.strategies import registry
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
 
@@ -45,6 +50,7 @@ _MESHED = "model-parallel"
             "parameter_servers",
             "is_module",
             "hosts",
+            "engine",
         ),
         "When workers fail or hang": ("max_restarts", "standby", "hang_seconds", "stall_seconds", "grace_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
@@ -140,9 +146,17 @@ _MESHED = "model-parallel"
 @click.option("--trace", metavar="FILE", type=OutputFile(), help="Write the last steps as a chrome trace.")
 @click.option("--dry-run", is_flag=True, help="Print each process; start nothing.")
 @click.option("--verbose", is_flag=True, help="Tell which processes are started and ended.")
-@click.option("--hosts", metavar="HOSTS", help="Where they run, by ssh, as a:2,b:2: two on each.")
+@click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2: two on each.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", *ENGINES]),
+    metavar="NAME",
+    help="How hosts are reached: ssh, slurm, mpi.",
+)
+@click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
+@click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
 # what few need is in the page
-@click.option("--ssh-command", metavar="COMMAND", default="ssh", envvar="TFDIST_SSH_COMMAND", hidden=True)
+@click.option("--ssh-command", metavar="COMMAND", envvar="TFDIST_SSH_COMMAND", hidden=True)
 @click.option("--remote-python", metavar="PATH", envvar="TFDIST_REMOTE_PYTHON", hidden=True)
 @click.option("--pass-env", metavar="NAME", multiple=True, hidden=True)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -172,7 +186,9 @@ def command(
     dry_run: bool,
     verbose: bool,
     hosts: str | None,
-    ssh_command: str,
+    engine: str | None,
+    sbatch_options: str,
+    ssh_command: str | None,
     remote_python: str | None,
     pass_env: tuple[str, ...],
     is_module: bool,
@@ -182,9 +198,9 @@ def command(
     """Start SCRIPT on N workers; when one fails, end all or start them again.
 
     SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
-    follows its name is its own. More machines: --hosts (tfdist docs cluster).
+    follows its name is its own. More machines: tfdist docs cluster.
     """
-    remote = _remote(hosts, ssh_command, remote_python, pass_env)
+    remote = remote_of(engine, hosts, ssh_command, remote_python, pass_env)
     servers = server_count(strategy, parameter_servers=parameter_servers)
     workers = worker_count(workers, remote, servers)
     if collectives and strategy and collectives not in registry.get(strategy).collectives:
@@ -226,45 +242,20 @@ def command(
         },
     )
     check_strategy(config)
-    if remote is not None:
-        hosts_of_a_job.places(remote.hosts, len(tasks(replace(config, workers=config.range[1]))))
+    if engine == "slurm" and remote is None:
+        text = batch_script(context, config, python=remote_python, options=sbatch_options)
+        context.exit(submit(text, dry_run=dry_run))
+    require_places(config)
     if not dry_run:
         require_installed(config)
         context.exit(run(config, verbose=verbose).exit_code)
     require_script(config)
     job_id = secrets.token_hex(8)
     directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")
-    if remote is not None:
-        for host in remote.hosts:
-            click.echo(
-                f"# on {host.name}, where ports and folders are chosen\n{shlex.join(ssh.command(remote, host, {}))}"
-            )
+    for line in commands_of_hosts(remote):
+        click.echo(line)
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
-
-
-def worker_count(workers: int | None, remote: Remote | None, servers: int) -> int:
-    """Return the number of workers: as given, else 1, or as many as the hosts take beside a chief and its servers.
-
-    Example:
-        >>> remote = Remote(hosts=hosts_of_a_job.parse_hosts("a:2,b:2"))
-        >>> worker_count(None, remote, 0), worker_count(None, remote, 1), worker_count(None, None, 0)
-        (4, 2, 1)
-    """
-    if workers is not None:
-        return workers
-    return 1 if remote is None else max(1, remote.slots - (servers + 1 if servers else 0))
-
-
-def _remote(hosts: str | None, shell: str, python: str | None, passed: tuple[str, ...]) -> Remote | None:
-    if hosts is None:
-        return None
-    return Remote(
-        hosts=hosts_of_a_job.parse_hosts(hosts),
-        shell=hosts_of_a_job.parse_shell(shell),
-        python=python or None,
-        passed=passed,
-    )
 
 
 def described(spec: WorkerSpec) -> str:

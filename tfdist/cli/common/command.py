@@ -11,6 +11,13 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 PASSES_ARGUMENTS = {**SETTINGS, "allow_interspersed_args": False}
 
 _METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}  # click writes INTEGER RANGE
+_ARGUMENTS = f"{__name__}.arguments"
+
+
+def arguments_of(context: click.Context) -> tuple[str, ...]:
+    """Return the arguments that a `Command` was given, as they were."""
+    found: tuple[str, ...] = context.meta[_ARGUMENTS]
+    return found
 
 
 class Command(click.Command):
@@ -42,6 +49,11 @@ class Command(click.Command):
         for option in self.params:
             if isinstance(option, click.Option) and option.metavar is None and not option.is_flag:
                 option.metavar = _METAVARS.get(option.type.name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments as they were given, for `arguments_of`."""
+        ctx.meta.setdefault(_ARGUMENTS, tuple(args))
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options below the headings of their groups; those of no group end the last one."""

@@ -49,6 +49,7 @@ from tfdist.launch.plan.roles import tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process import shared_memory
 from tfdist.launch.process.resources import Guard, guarded
+from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.placement import remote_placement
 from tfdist.launch.supervision.failure import Outcome, format_report, read_record
 from tfdist.launch.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
@@ -191,6 +192,7 @@ def _run(
         placement: Placement = LocalPlacement(guard, starter=factory.start)
         preparing: Factory = factory
         if config.remote is not None:
+            ENGINES[config.remote.engine].require(config.remote.shell)
             placement = preparing = stack.enter_context(
                 remote_placement(
                     config,

@@ -117,6 +117,7 @@ class Remote:
 
     Attributes:
         hosts: the machines, in the order in which they are filled.
+        engine: what brings our process to each of them: an entry of `remote.engines`.
         shell: the command that runs another on a host: `ssh`, or with options of the user's.
         python: the interpreter there; by default the path that it has here.
         passed: names of variables that the processes get from here, besides those that frameworks read.
@@ -127,6 +128,7 @@ class Remote:
     """
 
     hosts: tuple[Host, ...]
+    engine: str = "ssh"
     shell: tuple[str, ...] = ("ssh",)
     python: str | None = None
     passed: tuple[str, ...] = ()

@@ -95,6 +95,10 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack) -> "H
             f"the folder {hello['folder']} cannot be entered there ({error.strerror}). All hosts must have the script "
             "and its folder at the same path: by a shared file system, or a copy."
         ) from error
+    if hello["engine"] != "ssh":  # whoever manages the machines sends it to every process; the agent's is what counts
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    for name in [name for name in os.environ if name.startswith(tuple(hello["removed"]))]:
+        del os.environ[name]
     os.environ.update(hello["environment"])
     config = config_from_json(hello["config"])
     require_script(config)

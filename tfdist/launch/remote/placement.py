@@ -14,15 +14,13 @@ from tfdist.launch.placement.base import Handle, Site
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.hosts import Host, Remote, places
 from tfdist.launch.plan.spec import WorkerSpec
-from tfdist.launch.remote import ssh
+from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.link import HostLink
 from tfdist.launch.remote.process import RemoteProcess
 from tfdist.launch.remote.values import config_to_json, passed_on
 from tfdist.monitor.status import WorkerStatus
 
 MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
-
-Command = Callable[[Remote, Host, Mapping[str, str]], tuple[str, ...]]
 
 
 class RemotePlacement:
@@ -36,7 +34,6 @@ class RemotePlacement:
         job_id: of the job.
         say: tells the user.
         interrupted: whether to stop waiting for hosts.
-        command: returns the command that reaches a host.
         environ: of the agent; that of this process by default.
     """
 
@@ -48,7 +45,6 @@ class RemotePlacement:
         job_id: str,
         say: Callable[[str], None],
         interrupted: Callable[[], bool] = lambda: False,
-        command: Command = ssh.command,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
@@ -56,7 +52,7 @@ class RemotePlacement:
         self._job_id = job_id
         self._say = say
         self._interrupted = interrupted
-        self._command = command
+        self._engine = ENGINES[remote.engine]
         self._environ = os.environ if environ is None else environ
         self._links: dict[str, HostLink] = {}
         self._versions: Mapping[str, str] | None = None
@@ -154,7 +150,7 @@ class RemotePlacement:
                 old = self._links.get(host.name)
                 if old is not None:
                     old.close()
-                link = HostLink(host, self._command(self._remote, host, self._environ))
+                link = HostLink(host, self._engine.command(self._remote, host, self._environ))
                 self._links[host.name] = link
                 hello = self._hello(host)
                 link.meet(hello, timeout_seconds=MEET_SECONDS, interrupted=self._interrupted)
@@ -171,6 +167,8 @@ class RemotePlacement:
             "version": __version__,
             "folder": os.getcwd(),
             "address": host.address,
+            "engine": self._engine.name,
+            "removed": self._engine.removed,
             "guard": f"{self._job_id}-{self._remote.hosts.index(host)}",
             "environment": passed_on(self._environ, self._remote.passed),
             "config": config_to_json(self._config),

@@ -31,7 +31,16 @@ def command(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str
         ('ssh', ('me@a', "exec /bin/sh -c 'exec /opt/python3 -m tfdist.launch.remote.host_agent'"))
     """
     options = (*_OPTIONS, *_ALIVE) if os.path.basename(remote.shell[0]) == "ssh" else ()
+    return (*remote.shell, *options, host.name, f"exec /bin/sh -c {shlex.quote(inner_command(remote, environ))}")
+
+
+def inner_command(remote: Remote, environ: Mapping[str, str]) -> str:
+    """Return what a shell runs on a host, whatever has brought it there.
+
+    Example:
+        >>> inner_command(Remote(hosts=(), python="/p"), {"PYTHONPATH": "/a b"})
+        "PYTHONPATH='/a b' exec /p -m tfdist.launch.remote.host_agent"
+    """
     path = environ.get("PYTHONPATH")
     variables = f"PYTHONPATH={shlex.quote(path)} " if path else ""
-    inner = f"{variables}exec {shlex.quote(remote.python or sys.executable)} -m {MODULE}"
-    return (*remote.shell, *options, host.name, f"exec /bin/sh -c {shlex.quote(inner)}")
+    return f"{variables}exec {shlex.quote(remote.python or sys.executable)} -m {MODULE}"

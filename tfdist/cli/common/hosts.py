@@ -1,0 +1,131 @@
+"""What `tfdist run` makes of its options about other hosts, and of jobs that wait in a queue."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from tfdist.cli.common.command import arguments_of
+from tfdist.errors import MissingDependencyError
+from tfdist.launch import LaunchConfig, require_script
+from tfdist.launch.plan.hosts import Remote, parse_hosts, parse_shell, places
+from tfdist.launch.plan.roles import tasks
+from tfdist.launch.remote import sbatch
+from tfdist.launch.remote.engines import ENGINES, table
+
+
+def show_engines(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    """Print what each engine can, and end."""
+    if value and not context.resilient_parsing:
+        click.echo(table())
+        context.exit()
+
+
+def remote_of(
+    engine: str | None, hosts: str | None, shell: str | None, python: str | None, passed: tuple[str, ...]
+) -> Remote | None:
+    """Return how other hosts are reached; None for this one, and for a job that is yet to be submitted to Slurm.
+
+    Args:
+        engine: that was asked for.
+        hosts: that were named.
+        shell: the command in place of ssh.
+        python: the interpreter on the hosts.
+        passed: variables that go along.
+    Raises:
+        UsageError: no hosts are known.
+    """
+    if engine is None and hosts is None:
+        return None
+    if engine == "local":
+        if hosts is not None:
+            raise click.UsageError(f"--engine local runs on this machine, and --hosts {hosts} names others.")
+        return None
+    chosen = ENGINES[engine or "ssh"]
+    found = chosen.hosts(os.environ) if hosts is None else parse_hosts(hosts)
+    if not found and chosen.name == "slurm":
+        return None
+    if not found:
+        raise click.UsageError(f"--engine {chosen.name}: no hosts are known. {chosen.without}")
+    words = parse_shell(shell) if shell is not None and chosen.name == "ssh" else (chosen.program,)
+    return Remote(hosts=found, engine=chosen.name, shell=words, python=python or None, passed=passed)
+
+
+def worker_count(workers: int | None, remote: Remote | None, servers: int) -> int:
+    """Return the number of workers: as given, else 1, or as many as the hosts take beside a chief and its servers.
+
+    Example:
+        >>> remote = Remote(hosts=parse_hosts("a:2,b:2"))
+        >>> worker_count(None, remote, 0), worker_count(None, remote, 1), worker_count(None, None, 0)
+        (4, 2, 1)
+    """
+    if workers is not None:
+        return workers
+    return 1 if remote is None else max(1, remote.slots - (servers + 1 if servers else 0))
+
+
+def require_places(config: LaunchConfig) -> None:
+    """Check that the hosts, if any are named, take as many processes as the job may have.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if config.remote is not None:
+        places(config.remote.hosts, _most(config))
+
+
+def _most(config: LaunchConfig) -> int:
+    return len(tasks(replace(config, workers=config.range[1])))
+
+
+def commands_of_hosts(remote: Remote | None) -> Iterator[str]:
+    """Yield, for each host, the command by which it is reached."""
+    for host in () if remote is None else remote.hosts:
+        command = ENGINES[remote.engine].command(remote, host, os.environ) if remote is not None else ()
+        yield f"# on {host.name}, where ports and folders are chosen\n{shlex.join(command)}"
+
+
+def batch_script(context: click.Context, config: LaunchConfig, *, python: str | None, options: str) -> str:
+    """Return the batch script that runs the same command in an allocation of Slurm.
+
+    Args:
+        context: of the command.
+        config: the request.
+        python: the interpreter there.
+        options: of sbatch.
+    Raises:
+        ConfigError: there is no script.
+    """
+    require_script(config)
+    given = arguments_of(context)
+    first = len(given) - len(config.arguments) - 1  # the script, behind which all is its own
+    return sbatch.script(
+        [*sbatch.without_own_options(given[:first]), *given[first:]],
+        name=Path(config.target).stem,
+        processes=_most(config),
+        folder=os.getcwd(),
+        python=python or sys.executable,
+        options=options,
+    )
+
+
+def submit(text: str, *, dry_run: bool) -> int:
+    """Print the batch script, or submit it and wait for its end; return the exit code.
+
+    Raises:
+        MissingDependencyError: Slurm is not here.
+    """
+    if dry_run:
+        click.echo(text, nl=False)
+        return 0
+    if shutil.which("sbatch") is None:
+        raise MissingDependencyError(
+            "--engine slurm needs sbatch, which is not found. Run it where Slurm's commands are; --dry-run prints the "
+            "batch script."
+        )
+    return sbatch.submit(text, say=lambda said: click.echo(f"tfdist run: {said}", err=True))

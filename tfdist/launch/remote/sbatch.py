@@ -1,0 +1,135 @@
+"""A job for Slurm's queue: the batch script, and a submission that is followed to its end.
+
+The script runs the same `tfdist run` on the first node of the allocation, which reaches the others by srun. Slurm's own
+vocabulary stays Slurm's: `--sbatch` hands over options as they are.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tfdist.errors import TfdistError
+
+_FOLLOW_SECONDS = 0.2
+_LOG = "tfdist-%j.log"
+
+
+def script(arguments: Sequence[str], *, name: str, processes: int, folder: str, python: str, options: str = "") -> str:
+    """Return the batch script.
+
+    Args:
+        arguments: of `tfdist run`.
+        name: of the job.
+        processes: how many tasks it has.
+        folder: in which it runs.
+        python: the interpreter.
+        options: more of sbatch's, which come last and so win.
+
+    Example:
+        >>> print(script(["--engine", "slurm", "t.py"], name="t", processes=2, folder="/d", python="/p"), end="")
+        #!/bin/bash
+        #SBATCH --job-name=t
+        #SBATCH --ntasks=2
+        #SBATCH --chdir=/d
+        #SBATCH --output=tfdist-%j.log
+        #SBATCH --open-mode=append
+        #SBATCH --signal=B:TERM@60
+        exec /p -m tfdist run --engine slurm t.py
+    """
+    own = (
+        f"--job-name={re.sub(r'[^A-Za-z0-9_.-]', '_', name)}",
+        f"--ntasks={processes}",
+        f"--chdir={shlex.quote(folder)}",
+        f"--output={_LOG}",
+        "--open-mode=append",  # of a job that is requeued nothing is lost
+        "--signal=B:TERM@60",  # all stop before the same step and save, a minute before the end
+    )
+    lines = [f"#SBATCH {option}" for option in (*own, *_options(options))]
+    return "\n".join(["#!/bin/bash", *lines, f"exec {shlex.join([python, '-m', 'tfdist', 'run', *arguments])}", ""])
+
+
+def _options(text: str) -> list[str]:
+    return [shlex.quote(word) for word in shlex.split(text)]
+
+
+def without_own_options(options: Sequence[str]) -> list[str]:
+    """Return the options of `tfdist run` without those that are for the submission alone.
+
+    Example:
+        >>> without_own_options(["--engine", "slurm", "--sbatch", "-N 2", "--dry-run", "-n", "2"])
+        ['--engine', 'slurm', '-n', '2']
+    """
+    left, words = [], iter(options)
+    for word in words:
+        if word == "--sbatch":
+            next(words)
+        elif word != "--dry-run" and not word.startswith("--sbatch="):
+            left.append(word)
+    return left
+
+
+def submit(text: str, *, say: Callable[[str], None]) -> int:
+    """Submit a batch script, show what the job writes, and wait for its end; return its exit code.
+
+    Ctrl-C and SIGTERM ask the job to end, which saves first; again, they cancel it.
+
+    Args:
+        text: of the script.
+        say: tells the user.
+    Raises:
+        TfdistError: Slurm does not take it.
+    """
+    process = subprocess.Popen(
+        ["sbatch", "--parsable", "--wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(text)
+    process.stdin.close()
+    job = process.stdout.readline().strip().partition(";")[0]
+    if not job:
+        raise TfdistError(f"sbatch has not taken the job (exit code {process.wait()}); it says why above.")
+    say(f"job {job} is in the queue of Slurm")
+    asked = [0]
+
+    def ask(number: int, _frame: object) -> None:
+        asked[0] += 1
+        how = ("--batch", "--signal=TERM") if asked[0] == 1 else ()
+        subprocess.Popen(["scancel", *how, job])
+        if asked[0] == 1:  # one that waits in the queue gets no signal, and is taken out of it
+            subprocess.Popen(["scancel", "--state=PENDING", job])
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ended = threading.Event()
+    follower = threading.Thread(target=_follow, args=(Path(_LOG.replace("%j", job)), ended), daemon=True)
+    follower.start()
+    try:
+        return process.wait()
+    finally:
+        ended.set()
+        follower.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _follow(path: Path, ended: threading.Event) -> None:
+    """Show a file as it grows, until nothing is added after the end."""
+    place = 0
+    while True:
+        is_last = ended.is_set()
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(place)
+            data = file.read()
+            place += len(data)
+            while data:
+                data = data[os.write(1, data) :]
+        if is_last:
+            return
+        time.sleep(_FOLLOW_SECONDS)
