@@ -151,7 +151,7 @@ _MESHED = "model-parallel"
     "--engine",
     type=click.Choice(["local", *ENGINES]),
     metavar="NAME",
-    help="How hosts are reached: ssh, slurm, mpi.",
+    help="How hosts are reached: ssh or slurm.",
 )
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
 @click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)

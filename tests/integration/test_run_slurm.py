@@ -1,0 +1,88 @@
+"""`tfdist run --engine slurm` with programs that stand for Slurm's; `tests/soak/slurm.py` has a real one."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.agents import DEADLINE_SECONDS, agent, another_host, environment, finished, own_lines, wait_until
+
+pytestmark = pytest.mark.quick
+
+SBATCH = """#!/bin/sh
+cat > "$SHARED/batch"
+grep -q -- '--partition=none' "$SHARED/batch" && { echo 'invalid partition' >&2; exit 1; }
+echo 42
+grep -q -- '--begin=later' "$SHARED/batch" && { while [ ! -e "$SHARED/cancelled" ]; do sleep 0.05; done; exit 1; }
+SLURM_JOB_NODELIST='127.0.0.[1-2]' SLURM_TASKS_PER_NODE='1(x2)' SLURM_PROCID=0 SLURM_STEP_ID=0 \\
+    bash "$SHARED/batch" > tfdist-42.log 2>&1
+"""
+SRUN = """#!/bin/sh
+while [ "$1" != /bin/sh ]; do shift; done
+exec "{host}" node "$3"
+"""
+SQUEUE = "#!/bin/sh\ngrep -q -- '--begin=later' \"$SHARED/batch\" && echo BeginTime\n"
+SCANCEL = '#!/bin/sh\necho "$@" >> "$SHARED/cancels"\ntouch "$SHARED/cancelled"\n'
+
+
+@pytest.fixture
+def slurm(shared: Path, tmp_path: Path) -> dict[str, Any]:
+    """What `agent` needs so that these programs are found."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    srun = SRUN.format(host=another_host(tmp_path))
+    for name, text in (("sbatch", SBATCH), ("srun", srun), ("squeue", SQUEUE), ("scancel", SCANCEL)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return {"shared": shared, "cwd": tmp_path, "env": environment(shared, PATH=path)}
+
+
+def test_a_job_is_submitted_followed_and_its_exit_code_kept(slurm: dict[str, Any], script: Any, shared: Path) -> None:
+    path = script(
+        """
+        print(os.environ["TFDIST_WORKERS"].count("127.0.0.2"), "SLURM_PROCID" in os.environ, sys.argv[1:], flush=True)
+        sys.exit(7 if ME else 0)
+        """
+    )
+    options = ("--engine", "slurm", "-n", 2, "--sbatch", "--nodes=2 --time=10", path, "--sbatch", "a b")
+    code, out, err = finished(*options, **slurm)
+    assert (code, "job 42 is in the queue" in err) == (7, True), err
+    for worker in range(2):
+        assert own_lines(out, worker)[0] == "1 False ['--sbatch', 'a b']"
+    assert "worker 1 of 2 failed first" in out
+    batch = (shared / "batch").read_text().splitlines()
+    assert {"#SBATCH --ntasks=2", "#SBATCH --nodes=2", "#SBATCH --time=10", "#SBATCH --signal=B:TERM@60"} <= set(batch)
+    shown = finished("--dry-run", *options, **slurm)
+    assert (shown[0], shown[1].splitlines()) == (0, batch)
+
+
+def test_one_that_waits_says_why_and_ctrl_c_takes_it_out(slurm: dict[str, Any], script: Any, shared: Path) -> None:
+    with agent("--engine", "slurm", "--sbatch", "--begin=later", script(""), **slurm) as process:
+        assert process.stderr is not None
+        assert b"job 42 is in the queue" in process.stderr.readline()
+        assert b"job 42 waits: BeginTime" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_SECONDS)
+    wait_until(lambda: len((shared / "cancels").read_text().splitlines()) == 2, "it was not cancelled twice")
+    assert set((shared / "cancels").read_text().splitlines()) == {"--batch --signal=TERM 42", "--state=PENDING 42"}
+    assert process.returncode == 1
+
+
+def test_what_cannot_be_submitted(slurm: dict[str, Any], script: Any, shared: Path) -> None:
+    code, _, err = finished("--engine", "slurm", "--sbatch", "--partition=none", script(""), **slurm)
+    assert (code, "invalid partition" in err, "sbatch has not taken the job" in err) == (1, True, True)
+    code, _, err = finished("--engine", "slurm", "missing.py", **slurm)
+    assert (code, "missing.py" in err) == (2, True)
+    slurm["env"]["PATH"] = "/usr/bin:/bin"
+    code, _, err = finished("--engine", "slurm", script(""), **slurm)
+    assert (code, "needs sbatch" in err) == (1, True)
+    code, _, err = finished("--engine", "local", "--hosts", "a", script(""), **slurm)
+    assert (code, "names others" in err) == (2, True)
+
+
+def test_the_table_of_engines(slurm: dict[str, Any], shared: Path) -> None:
+    code, out, _ = finished("--engines", **slurm)
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["engine", "local", "ssh", "slurm"])

@@ -1,0 +1,196 @@
+"""Run jobs under a real Slurm with two nodes, and look that what comes of them is what comes of a job on one host.
+
+    python -m tests.soak.slurm [--root FOLDER]
+
+The nodes are namespaces (`machines.py`), so it needs root and iproute2; and Slurm's slurmctld, slurmd and commands,
+which Debian has in the packages slurmctld, slurmd and slurm-client; where they are not installed, FOLDER is where the
+packages were unpacked. Nobody is authenticated on these nodes, since nobody else can reach them.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.soak.hosts import QUIET, RESUMABLE, ROOT, SECONDS, wait_until
+from tests.soak.machines import LAUNCHER, Machines, machines, quoted
+
+CONFIG = """
+ClusterName=trial
+SlurmctldHost=launcher
+SlurmUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool_%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd_%n.pid
+PluginDir={root}/usr/lib/x86_64-linux-gnu/slurm-wlm
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=5
+NodeName=a NodeAddr={a} CPUs=2 State=UNKNOWN
+NodeName=b NodeAddr={b} CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=a,b Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def program(root: Path, name: str) -> str:
+    """Return the path of a daemon, which Debian gives another name in the package."""
+    found = [path for path in (root / f"usr/sbin/{name}", root / f"usr/sbin/{name}-wlm") if path.exists()]
+    assert found, f"{name} is not in {root}/usr/sbin"
+    return str(found[0])
+
+
+@contextlib.contextmanager
+def with_slurm(found: Machines, root: Path) -> Iterator[None]:
+    """Start the controller beside the launcher and a daemon on each node, and wait until the nodes are idle."""
+    folder = found.folder
+    values = {
+        "folder": folder,
+        "root": root if root != Path("/") else "",
+        "a": found.address("a"),
+        "b": found.address("b"),
+    }
+    (folder / "slurm.conf").write_text(CONFIG.format(**values))
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # of which nothing here makes use
+    for name in ("state", "spool_a", "spool_b"):
+        (folder / name).mkdir()
+    libraries = f"{root}/usr/lib/x86_64-linux-gnu"
+    found.variables |= {
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "LD_LIBRARY_PATH": f"{libraries}/slurm-wlm:{libraries}",
+        "PATH": f"{root}/usr/bin:{os.environ['PATH']}",
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(found.service(LAUNCHER, f"exec {quoted(program(root, 'slurmctld'), '-D')}"))
+        for name in ("a", "b"):
+            daemon = quoted(program(root, "slurmd"), "-D", "-N", name, "-d", program(root, "slurmstepd"))
+            stack.enter_context(found.service(name, f"mount -t tmpfs none /sys/fs/cgroup; exec {daemon}"))
+        try:
+            wait_until(lambda: command(found, "sinfo", "-h", "-o", "%T %D").split() == ["idle", "2"])
+        except AssertionError:
+            logs = {name: (folder / f"{name}.log").read_text()[-2000:] for name in ("a", LAUNCHER)}
+            raise RuntimeError(logs) from None
+        yield
+
+
+def command(found: Machines, *words: str) -> str:
+    """Run a command of Slurm's beside the launcher; return what it prints."""
+    environ = {**os.environ, **found.variables}
+    done = subprocess.run(found.inside(LAUNCHER, words), env=environ, capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+class Trial:
+    """Submits jobs from the launcher, and keeps what came of them."""
+
+    def __init__(self, found: Machines) -> None:
+        self.found = found
+        self.folder = found.folder
+        self.count = 0
+
+    @contextlib.contextmanager
+    def started(self, *arguments: object, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+        words = [sys.executable, "-m", "tfdist", "run", *map(str, arguments)]
+        environ = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **self.found.variables, **variables}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(
+            self.found.inside(LAUNCHER, words),
+            env=environ,
+            cwd=self.folder,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            **pipes,  # type: ignore[call-overload]
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def run(self, *arguments: object, code: int = 0, **variables: str) -> str:
+        with self.started(*arguments, **variables) as process:
+            out, _ = process.communicate(timeout=SECONDS)
+        assert process.returncode == code, (process.returncode, out[-4000:])
+        return out
+
+    def trained(self, *options: object, **variables: str) -> str:
+        self.count += 1
+        result, events = self.folder / f"result{self.count}", self.folder / f"events{self.count}"
+        script = (RESUMABLE, result, self.folder / f"backup{self.count}", "tfdist", "1")
+        self.run("--event-file", events, *options, *script, **variables)
+        return result.read_text()
+
+
+def equal_to_the_bit(trial: Trial) -> None:
+    """A job that is submitted has the weights of one on one host, also when a worker is killed."""
+    strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
+    local = trial.trained(*strategy)
+    submitted = (*strategy, "--engine", "slurm", "--sbatch", "--nodes=2")
+    assert trial.trained(*submitted) == local
+    kill = json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 3}])
+    more = {"TFDIST_FAULTS": kill, "OWN_BACKUPS": "1"}
+    assert trial.trained(*submitted, "--max-restarts", 1, "--hang-seconds", 60, **more) == local
+    print("multi-worker native: one host, two nodes, and two with a worker killed: equal to the bit", flush=True)
+
+
+def what_is_shown_and_what_ends(trial: Trial) -> None:
+    """Lines are followed, an exit code is kept, Ctrl-C ends the job, and nothing is left in the queue."""
+    script = trial.folder / "script.py"
+    code = (
+        "import os, socket, sys\nprint(socket.gethostname(), 'SLURM_PROCID' in os.environ, flush=True)\nsys.exit(7)\n"
+    )
+    script.write_text(code)
+    out = trial.run("--engine", "slurm", "-n", 4, "--sbatch", "--nodes=2 --ntasks-per-node=2", script, code=7)
+    lines = sorted(line for line in out.splitlines() if line.startswith("[worker"))
+    assert {f"[worker {worker}] {'aabb'[worker]} False" for worker in range(4)} >= set(lines), out
+    assert lines, out
+    assert "failed first" in out, out
+    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(10_000)\n")
+    with trial.started("--engine", "slurm", "-n", 2, "--sbatch", "--nodes=2", script) as process:
+        wait_until(lambda: any("[worker 1] here" in log.read_text() for log in trial.folder.glob("tfdist-*.log")))
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+    wait_until(lambda: not command(trial.found, "squeue", "-h").strip())
+    print(f"Ctrl-C: exit code {process.returncode} after {time.monotonic() - begun:.0f} s, the queue is empty")
+    assert process.returncode != 0
+    with trial.started("--engine", "slurm", "--sbatch", "--nodes=3", script) as process:
+        assert process.stdout is not None
+        said = [process.stdout.readline(), process.stdout.readline()]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+    assert "waits: PartitionNodeLimit" in said[1], said
+    assert not command(trial.found, "squeue", "-h").strip()
+    assert "sbatch has not taken the job" in trial.run("--engine", "slurm", "--sbatch", "--partition=x", script, code=1)
+    print("lines of both nodes are followed, exit code 7 is kept; what a job waits for, and refusals, are said")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path("/"))
+    parser.add_argument("trials", nargs="*", default=["what_is_shown_and_what_ends", "equal_to_the_bit"])
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = stack.enter_context(machines(["a", "b"], folder))
+        stack.enter_context(with_slurm(found, options.root))
+        trial = Trial(found)
+        for name in options.trials:
+            globals()[name](trial)
+
+
+if __name__ == "__main__":
+    main()
