@@ -167,7 +167,7 @@ def what_is_shown_and_what_ends(trial: Trial) -> None:
     wait_until(lambda: not command(trial.found, "squeue", "-h").strip())
     print(f"Ctrl-C: exit code {process.returncode} after {time.monotonic() - begun:.0f} s, the queue is empty")
     assert process.returncode != 0
-    with trial.started("--engine", "slurm", "--sbatch", "--nodes=3", script) as process:
+    with trial.started("--engine", "slurm", "-n", 3, "--sbatch", "--nodes=3", script) as process:
         assert process.stdout is not None
         said = [process.stdout.readline(), process.stdout.readline()]
         process.send_signal(signal.SIGINT)
