@@ -50,7 +50,6 @@ _MESHED = "model-parallel"
             "parameter_servers",
             "is_module",
             "hosts",
-            "engine",
         ),
         "When workers fail or hang": ("max_restarts", "standby", "hang_seconds", "stall_seconds", "grace_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
@@ -146,16 +145,11 @@ _MESHED = "model-parallel"
 @click.option("--trace", metavar="FILE", type=OutputFile(), help="Write the last steps as a chrome trace.")
 @click.option("--dry-run", is_flag=True, help="Print each process; start nothing.")
 @click.option("--verbose", is_flag=True, help="Tell which processes are started and ended.")
-@click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2: two on each.")
-@click.option(
-    "--engine",
-    type=click.Choice(["local", *ENGINES]),
-    metavar="NAME",
-    help="How hosts are reached: ssh or slurm.",
-)
+@click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2, by ssh; --engine slurm: there.")
+# what few need is in the page
+@click.option("--engine", type=click.Choice(["local", *ENGINES]), metavar="NAME", hidden=True)
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
 @click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
-# what few need is in the page
 @click.option("--ssh-command", metavar="COMMAND", envvar="TFDIST_SSH_COMMAND", hidden=True)
 @click.option("--remote-python", metavar="PATH", envvar="TFDIST_REMOTE_PYTHON", hidden=True)
 @click.option("--pass-env", metavar="NAME", multiple=True, hidden=True)
