@@ -161,7 +161,9 @@ def test_hosts_that_cannot_be_are_one_error_before_anything_is_started(
     assert "a host is [USER@]HOST" in error("--hosts", "one:2:3")
     assert "-oProxyCommand" in error("--hosts", "-oProxyCommand=evil")
     assert "localhost is, on host two" in error("--hosts", "one=127.0.0.1,two=localhost", *shell)
-    assert "cannot be run" in error("--hosts", "one", "--ssh-command", str(tmp_path / "missing"))
+    assert "is not found. Install OpenSSH's client" in error(
+        "--hosts", "one", "--ssh-command", str(tmp_path / "missing")
+    )
     assert "host one cannot be reached" in error("--hosts", "one", "--ssh-command", "false")
     assert "--remote-python" in error("--hosts", "one", *shell, "--remote-python", str(tmp_path / "python"))
     assert "does not resolve" in error("--hosts", "no-such-host.invalid", *shell)
