@@ -6,6 +6,8 @@ Each worker has one thread. Predicted and measured are seconds of a worker's pro
 in neither; what a stage waits for others is no part of them either. The blocks of steps of the strategies take turns.
 """
 
+import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -25,6 +27,7 @@ from tfdist.parallel.partition.search import best_stages
 from tfdist.parallel.partition.stages import Setting, Stage
 from tfdist.parallel.partition.step_time import predict
 
+PLANS = ("one device", "data 2", "pipeline 2")
 MODELS = ("dense", "convolutions", "residual", "transformer")
 DEADLINE_SECONDS = 1500.0
 STEPS, BLOCKS, MICROBATCHES = 4, 5, 4
@@ -36,7 +39,6 @@ def made(name: str) -> tuple[Any, Any, Any]:
     import keras
     import numpy as np
 
-    keras.utils.clear_session()
     keras.utils.set_random_seed(3)
     layers = keras.layers
     draw = np.random.default_rng(3)
@@ -72,28 +74,27 @@ _trained: dict[tuple[str, str], Any] = {}
 
 def block(name: str, stages: str | None) -> float:
     """Return the processor's seconds of a step, of some steps; called by all workers of a job."""
+    import keras
     import numpy as np
-    import tensorflow as tf
 
     import tfdist
 
     if (name, stages or "") not in _trained:
+        keras.utils.clear_session()  # names of layers are those of the profile
         if stages is None and os.environ.get("TFDIST_STRATEGY") is None:
-            strategy = tf.distribute.get_strategy()
+            strategy = None
         elif stages is None:
             strategy = tfdist.strategies.from_environment()
         else:
             options = {"stages": json.loads(stages), "microbatches": MICROBATCHES, "mesh": "pipeline=2"}
             strategy = tfdist.strategies.create("pipeline", **options)
-        with strategy.scope():
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
             model, x, y = made(name)
         model.fit(x, y, batch_size=len(x), verbose=0)
         _trained[name, stages or ""] = model, x, y
     model, x, y = _trained[name, stages or ""]
     many = [np.concatenate([one] * (STEPS + 1)) for one in (x, y)]
     ends: list[float] = []
-    import keras
-
     told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs=None: ends.append(time.process_time()))
     model.fit(*many, batch_size=len(x), callbacks=[told], verbose=0)
     return (ends[-1] - ends[0]) / STEPS
@@ -101,9 +102,12 @@ def block(name: str, stages: str | None) -> float:
 
 def measured_profile(name: str) -> str:
     """Return the profile of a model."""
+    import keras
+
     from tfdist.parallel.partition.measuring import profile
     from tfdist.tune.probe import trainer
 
+    keras.utils.clear_session()
     model, x, y = made(name)
     rows = len(x)
     in_fit = trainer(model, type(model).fit, time.process_time)
@@ -150,29 +154,32 @@ def called(workers: WorkerPool, function: str, **arguments: Any) -> list[Any]:
 
 def main() -> None:
     """Print a line for each model and plan."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--plans", nargs="+", choices=PLANS, default=PLANS)
+    options = parser.parse_args()
     begun = os.getloadavg()[0]
-    plans = sys.argv[1:] or ["data 2", "pipeline 2"]
     with pool(1, None) as alone, pool(2, "multi-worker") as several:
         few, many = (max(pair) for pair in zip(*called(several, "line"), strict=True))
         link = Link.of_all_reduces((SIZES[0], few), (SIZES[1], many))
         sys.stdout.write(
             f"{link}\n| model | plan | predicted, ms | measured, ms | predicted / measured |\n|---|---|---|---|---|\n"
         )
-        for name in MODELS:
+        for name in options.models:
             (text,) = called(alone, "measured_profile", name=name)
             profile = Profile.from_json(text)
             one, two = (DeviceKind(count=count) for count in (1, 2))
-            options: dict[str, Any] = {"profile": profile, "link": link}
-            single = Setting(kinds=(one,), replicas=1, **options)
-            double = Setting(kinds=(two,), replicas=2, **options)
+            common: dict[str, Any] = {"profile": profile, "link": link}
+            single = Setting(kinds=(one,), replicas=1, **common)
+            double = Setting(kinds=(two,), replicas=2, **common)
             whole = Stage(begin=0, end=len(profile.layers))
             rows = {
                 "one device": (alone, None, [predict(single, [whole]).seconds]),
                 "data 2": (several, None, [predict(double, [dataclasses.replace(whole, devices=2)]).seconds] * 2),
             }
-            staged = Setting(kinds=(two,), replicas=1, microbatches=MICROBATCHES, **options)
+            staged = Setting(kinds=(two,), replicas=1, microbatches=MICROBATCHES, **common)
             cut = best_stages(staged)
-            if cut is not None and "pipeline 2" in plans:
+            if cut is not None:
                 busy = [
                     MICROBATCHES * (staged.compute_seconds(stage) + sum(staged.sending_seconds(cut[1].begin)))
                     + staged.update_seconds(stage)
@@ -180,6 +187,7 @@ def main() -> None:
                     for stage in cut
                 ]
                 rows["pipeline 2"] = (several, json.dumps([profile.layers[cut[1].begin].name]), busy)
+            rows = {plan: row for plan, row in rows.items() if plan in options.plans}
             times: dict[str, list[list[float]]] = {plan: [] for plan in rows}
             for _ in range(BLOCKS):
                 for plan, (workers, stages, _) in rows.items():
