@@ -173,7 +173,7 @@ def main() -> None:
             single = Setting(kinds=(one,), replicas=1, **common)
             double = Setting(kinds=(two,), replicas=2, **common)
             whole = Stage(begin=0, end=len(profile.layers))
-            rows = {
+            rows: dict[str, tuple[WorkerPool, str | None, list[float]]] = {
                 "one device": (alone, None, [predict(single, [whole]).seconds]),
                 "data 2": (several, None, [predict(double, [dataclasses.replace(whole, devices=2)]).seconds] * 2),
             }
