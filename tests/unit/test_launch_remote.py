@@ -4,17 +4,19 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.hosts import Host, Remote, parse_hosts, parse_shell, places
 from tfdist.launch.plan.plan import plan
 from tfdist.launch.remote import records, ssh, values
+from tfdist.launch.remote.link import HostLink
 from tfdist.launch.remote.wire import PREAMBLE, Wire, WireError
 from tfdist.launch.supervision.failure import HOST_LOST, Failure, Record, own_failures
 from tfdist.monitor.halt import StepState
@@ -137,6 +139,23 @@ def test_what_a_worker_has_said_is_not_known_while_a_request_is_on_its_way() -> 
     words[Word.POSITION], words[Word.HELD_FOR] = 4 * 7 + StepState.HELD, 1
     assert records.status(words, 1, is_settled=True, clock_offset=0.0).position.state is StepState.HELD
     assert records.status(words, 2, is_settled=True, clock_offset=0.0).position.state is StepState.DONE  # of before
+
+
+@pytest.mark.parametrize("message", ['{"answer": []}', '{"clock": "x"}', '{"tables": 1}', '{"tables": [1]}'])
+def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) -> None:
+    report = {"python": "p", "pid": 1, "directory": "d", "memory": "m", "versions": {}, "is_loopback": False}
+    code = (
+        "import json, sys, time; from tfdist.launch.remote.wire import Wire; wire = Wire(0, 1); wire.begin(); "
+        f"wire.send({report}); wire.receive(); wire.send(json.loads(sys.argv[1])); time.sleep(1000)"
+    )
+    link = HostLink(Host(name="a", address="a"), (sys.executable, "-c", code, message))
+    try:
+        assert link.meet({}, timeout_seconds=200, interrupted=lambda: False).python == "p"
+        link.tell("anything")
+        with pytest.raises(TfdistError, match=r"the connection to host a has ended(?s:.*)said what cannot be"):
+            link.ask("ports", count=1, but=[])
+    finally:
+        link.close()
 
 
 def test_a_lost_host_is_the_cause_whenever_it_is_heard_of() -> None:

@@ -199,7 +199,12 @@ class HostLink:
         beat.start()
         while (message := self._wire.receive()) is not None:
             self._heard = time.monotonic()
-            self._take(message)
+            try:
+                self._take(message)
+            except (LookupError, TypeError, ValueError) as error:
+                self._errors.add(f"it said what cannot be ({error!r})")
+                self._process.kill()
+                break
         self._lose(f"the connection to host {self.host.name} has ended{self._errors.quoted()}")
 
     def _take(self, message: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """A process on another host, as the agent sees it."""
 
+import contextlib
 import os
 import queue
 import signal
@@ -85,8 +86,9 @@ class RemoteProcess:
         path = self.spec.error_file
         if self._returncode is None and not path.exists():
             temporary = path.with_name(f"{path.name}.new")
-            temporary.write_text(content, encoding="utf-8")
-            temporary.replace(path)
+            with contextlib.suppress(OSError):  # the disk is full: the exit code tells the failure then
+                temporary.write_text(content, encoding="utf-8")
+                temporary.replace(path)
 
     def end(self, returncode: int) -> None:
         """Note that it has ended."""
