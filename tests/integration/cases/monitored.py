@@ -2,6 +2,9 @@
 
     python monitored.py FOLDER STEPS JSON        JSON: [["backward", worker, seconds], ...], one for each epoch
 
+WIDTH in the environment is that of the layers; PASSES, as JSON, says how long each worker sleeps in any case, such as
+{"forward": 0.06, "backward": 0.1, "update": 0.02}: then steps take as long on a machine that does other things.
+
 At the end each worker leaves its record of the steps in FOLDER.
 """
 
@@ -21,7 +24,8 @@ import tfdist
 from tfdist.monitor.process import recorder
 
 FOLDER, STEPS, PLAN = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
-BATCH = 32
+BATCH, WIDTH = 32, int(os.environ.get("WIDTH", "64"))
+PASSES = json.loads(os.environ.get("PASSES", "{}"))
 me = int(os.environ.get("TFDIST_WORKER_INDEX") or 0)
 now = {"epoch": 0}
 
@@ -31,8 +35,9 @@ def late(where: str) -> Any:
 
     def pause() -> np.int64:
         here, worker, seconds = PLAN[min(now["epoch"], len(PLAN) - 1)]
-        if here == where and worker == me:
-            time.sleep(seconds)
+        longer = seconds if here == where and worker == me else 0.0
+        if longer or where in PASSES:
+            time.sleep(PASSES.get(where, 0.0) + longer)
         return np.int64(0)
 
     def through(tensor: tf.Tensor) -> tf.Tensor:
@@ -59,7 +64,7 @@ class LateSGD(keras.optimizers.SGD):
     """Updates one weight late."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        is_last = tuple(variable.shape) == (64, 10)
+        is_last = tuple(variable.shape) == (WIDTH, 10)
         super().update_step(late("update")(gradient) if is_last else gradient, variable, learning_rate)
 
 
@@ -80,7 +85,13 @@ def batches() -> Any:
 keras.utils.set_random_seed(1)
 with tfdist.strategies.from_environment().scope():
     model = keras.Sequential(
-        [keras.Input((64,)), keras.layers.Dense(64, "relu"), Late(), keras.layers.Dense(64), keras.layers.Dense(10)]
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(WIDTH, "relu"),
+            Late(),
+            keras.layers.Dense(WIDTH),
+            keras.layers.Dense(10),
+        ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=LateSGD(0.01), loss=loss)
