@@ -241,10 +241,10 @@ def test_plans_have_their_commands() -> None:
     assert commands["one device"] == "python train.py"
     assert commands["data 4"] == "tfdist run --strategy multi-worker -n 4 train.py"
     hybrid = next(one for one in report.plans if one.name == "data 2 x pipeline 2")
-    variables = "TFDIST_SCHEDULE=1f1b TFDIST_MICROBATCHES=8 TFDIST_STAGES=l4"
+    variables = "TFDIST_SCHEDULE=1f1b TFDIST_MICROBATCHES=8"
     run = "tfdist run --strategy pipeline -n 4 --mesh data=2,pipeline=2 train.py"
     assert commands[hybrid.name] == f"{variables} {run}"
-    assert hybrid.layers == ("l4",)
+    assert (hybrid.layers, hybrid.code()) == (("l4",), "stages=('l4',)")
 
 
 def test_devices_that_no_number_of_stages_divides() -> None:

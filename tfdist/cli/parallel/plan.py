@@ -195,6 +195,8 @@ def _print(report: Report, script: list[str]) -> None:
     console.print(escape(report.verdict()), soft_wrap=True)
     best = report.best
     if best is not None and best.command(script):
+        if best.code():
+            console.print(escape(f"with PipelineStrategy({best.code()}, ...) in the script, and"), soft_wrap=True)
         console.print(escape(best.command(script)), soft_wrap=True, style="bold")
 
 

@@ -65,14 +65,14 @@ class Plan:
         if not self.strategy:
             return shlex.join(["python", *script])
         mesh = ["--mesh", self.mesh] if self.mesh else []
-        given = {
-            "TFDIST_SCHEDULE": self.schedule,
-            "TFDIST_MICROBATCHES": str(self.microbatches),
-            "TFDIST_STAGES": ",".join(self.layers),
-        }
+        given = {"TFDIST_SCHEDULE": self.schedule, "TFDIST_MICROBATCHES": str(self.microbatches)}
         variables = [f"{name}={shlex.quote(value)}" for name, value in given.items()] if self.layers else []
         words = ["tfdist", "run", "--strategy", self.strategy, "-n", str(self.devices), *mesh, *script]
         return " ".join([*variables, shlex.join(words)])
+
+    def code(self) -> str:
+        """Return the argument with which a pipeline has these stages in a script; "" if this is none."""
+        return f"stages={self.layers!r}" if self.mesh else ""
 
 
 @dataclass(frozen=True, kw_only=True)
