@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +110,7 @@ def machines(names: Sequence[str], folder: Path, *, users: Sequence[str] = ()) -
     Raises:
         OSError: there is no `ip`, or it may not make namespaces.
     """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left then either
     found = Machines(names=tuple(names), folder=folder)
     everybody = (*names, LAUNCHER)
     lines = ["127.0.0.1 localhost", *(f"{found.address(name)} {name}" for name in everybody)]
