@@ -22,19 +22,20 @@ def _set(distribution: Any) -> Iterator[None]:
         keras.distribution.set_distribution(None)
 
 
-def _split() -> keras.distribution.ModelParallel:
-    layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((1, 2), ["batch", "model"], BOTH))
-    layouts["dense.*kernel"] = (None, "model")
+def _split(devices: list[str] = BOTH) -> keras.distribution.ModelParallel:
+    layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((1, 2), ["batch", "model"], devices))
+    layouts[".*kernel"] = ("model", None)
     return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
 
 
 def trained() -> dict[str, Any]:
-    """Train plainly, and by a distribution that is set."""
+    """Train plainly, by a distribution that is set, and by one that splits the model."""
     plain = mirrored_cases.trained_weights(contextlib.nullcontext())
     with _set(keras.distribution.DataParallel(devices=BOTH)):
         strategy = tfdist.strategies.from_distribution()
         weights = mirrored_cases.trained_weights(strategy.scope())
-    return {"plain": plain, "distributed": weights, "replicas": strategy.num_replicas_in_sync}
+    split = mirrored_cases.trained_weights(tfdist.strategies.from_distribution(_split()).scope())
+    return {"plain": plain, "distributed": weights, "split": split, "replicas": strategy.num_replicas_in_sync}
 
 
 def refusals() -> dict[str, str]:
@@ -52,7 +53,7 @@ def refusals() -> dict[str, str]:
     several_axes = keras.distribution.DataParallel(devices=BOTH)
     several_axes._device_mesh = mesh  # Keras 3.15 means to warn of these, and raises TypeError
     refused("none set", make)
-    refused("split", lambda: make(_split()))
+    refused("split", lambda: make(_split(["cpu:0", "cpu:7"])))
     refused("axes", lambda: make(several_axes))
     refused("mesh", lambda: make(mesh))
     refused("missing", lambda: make(keras.distribution.DataParallel(devices=["cpu:0", "cpu:7"])))
