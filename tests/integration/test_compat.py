@@ -192,6 +192,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_everybody _late _part_of _waiting", OURS),
     },
     "tensorflow/meshes/late.py": {"_update_input": lambda: tf.Operation},
+    "tensorflow/meshes/backpressure.py": {"_add_control_inputs": lambda: tf.Operation},
     "tensorflow/meshes/gathering.py": {
         "_update_input": lambda: tf.Operation,
         "_get_on_device_or_primary": lambda: model().weights[0].value,

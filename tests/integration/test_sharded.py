@@ -132,6 +132,17 @@ def test_a_step_sends_as_many_bytes_as_an_all_reduce(pool: WorkerPool) -> None:
         assert sum(found["sent"].values()) == pytest.approx(found["all_reduce"], rel=0.02)
 
 
+@within(TWO, THREE, WEIGHTS)
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_a_process_takes_the_memory_of_the_formula(pool: WorkerPool) -> None:
+    for found in call(pool, "memory_of_a_step", layers=40, units=768):
+        if found is None:
+            pytest.skip("TensorFlow does not count the memory of this kind of processor")
+        # the allocator rounds what lies there for long up, to pieces that are there
+        assert found["weights and slots"] * 0.99 < found["rest"] < found["weights and slots"] * 1.15
+        assert found["weights and slots"] + found["step"] == pytest.approx(found["formula"], rel=0.05)
+
+
 @within(WEIGHTS)
 @pytest.mark.timeout(DEADLINE_SECONDS)
 def test_weights_are_gathered_for_each_pass(pool: WorkerPool) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.integration.forks import Forks
@@ -286,3 +287,18 @@ def test_a_training_goes_on_with_another_number_of_processes(two: WorkerPool, fo
 def test_what_cannot_be_is_refused_on_all(two: WorkerPool, kind: str, says: str) -> None:
     for said in call(two, "refused", kind=kind, mesh="batch=1,model=2"):
         assert says in said
+
+
+def test_dtensor_has_the_same_losses_and_weights(four: WorkerPool, forking: Forks) -> None:
+    options = {"width": 12, "steps": 6, "rate": 0.1}
+    alone = {**os.environ, "PYTHONPATH": python_path(CASES), "TFDIST_WORKER_INDEX": "0"}
+    with WorkerPool(lambda: [alone], start=forking.worker) as one:
+        (expected,) = call(one, "blocks_in_dtensor", **options)
+    losses, weights = expected
+    assert losses[-1] < losses[0] / 2  # there is something to compare
+    for found in call(four, "blocks", mesh="batch=2,model=2", **options):
+        assert found[0] == pytest.approx(losses, abs=1e-5)
+        assert found[1].keys() == weights.keys()
+        for name, values in found[1].items():
+            for mine, theirs in zip(values, weights[name], strict=True):
+                np.testing.assert_allclose(mine, theirs, atol=1e-5, err_msg=name)

@@ -53,6 +53,9 @@ def test_help_of_parameter_server_names_the_modes_and_what_is_not_measured() -> 
         (["parameter-server", "--workers", "2,2"], "each once"),
         (["parameter-server", "--slow-factor", "0.5"], "--slow-factor"),
         (["parameter-server", "--rows", "1"], "--rows"),
+        (["sharded", "--workers", "1"], "--workers"),
+        (["model-parallel", "--width", "15", "--heads", "5"], "heads is 5"),
+        (["model-parallel", "--width", "6"], "width is 6 for 4 heads"),
     ],
 )
 def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:

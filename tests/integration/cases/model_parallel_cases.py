@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import errors
+from tfdist.bench.model_parallel import dtensor, networks
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.mesh import Mesh
 from tfdist.parallel.axes import Axes
@@ -466,3 +467,30 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "divided": lambda mesh: _nothing(ModelParallelStrategy(mesh="batch=1,model=4")),
     "size": lambda mesh: _nothing(ModelParallelStrategy(mesh="batch=1,model=5")),
 }
+
+
+def blocks(mesh: str, width: int, steps: int, rate: float) -> tuple[list[float], dict[str, list[Any]]]:
+    """Train the blocks of a transformer without attention: losses of the steps, and the weights of each layer."""
+    weights = networks.numbers(width, 2)
+    with ModelParallelStrategy(mesh=mesh, layout_map=dict(networks.LAYOUTS)).scope():
+        model = networks.perceptron(width, 2)
+        for name, values in weights.items():
+            model.get_layer(name).set_weights(values)
+        model.compile(keras.optimizers.SGD(rate), "mse")
+    x, y = examples_for_blocks(width)
+    losses = model.fit(x, y, batch_size=len(x), epochs=steps, verbose=0).history["loss"]
+    return losses, {name: [one.tolist() for one in model.get_layer(name).get_weights()] for name in weights}
+
+
+def blocks_in_dtensor(width: int, steps: int, rate: float) -> tuple[list[float], dict[str, list[Any]]]:
+    """Do the same on a mesh of four devices of this process in TensorFlow's DTensor."""
+    tfdist.strategies.use_logical_cpus(4)
+    network = dtensor.Perceptron(dtensor.mesh_of_devices(2, 2), networks.numbers(width, 2), rate)
+    x, y = map(network.placed, examples_for_blocks(width))
+    losses = [network.loss(network.step(x, y)) for _ in range(steps)]
+    return losses, {name: [one.tolist() for one in held] for name, held in network.weights().items()}
+
+
+def examples_for_blocks(width: int) -> list[np.ndarray]:
+    draw = np.random.default_rng(5)
+    return [draw.normal(size=(6, width)).astype(np.float32) for _ in range(2)]

@@ -18,6 +18,7 @@ import tfdist
 import tfdist.callbacks
 import tfdist.strategies
 from tfdist import errors
+from tfdist.bench.sharded import formulas
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.optimizers import LARS, DistributedOptimizer
@@ -230,6 +231,38 @@ def bytes_of_a_step() -> dict[str, Any]:
     sent = dict(counting.sent)  # to read weights may send more
     weights = sum(weight.numpy().nbytes for weight in model.trainable_weights)
     return {"sent": sent, "all_reduce": 2 * weights * (COUNT - 1) / COUNT}
+
+
+def memory_of_a_step(layers: int, units: int) -> dict[str, float] | None:
+    """Bytes of tensors at rest, what a step takes beside them, and what the formula has.
+
+    TensorFlow counts those of more than a quarter of a megabyte; None where it does not count.
+    """
+    try:
+        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    except ValueError:
+        return None
+    traced, stage = STRATEGY.sharding.traced, STRATEGY.sharding.stage
+    own, traced.bucket_bytes = traced.bucket_bytes, units * units  # a quarter of a kernel
+    try:
+        with STRATEGY.scope():
+            dense = [keras.layers.Dense(units, "relu") for _ in range(layers)]
+            model = keras.Sequential([keras.Input((units,)), *dense])
+            model.compile(keras.optimizers.Adam(global_clipnorm=1.0), "mse")
+        x = np.ones((8, units), np.float32)
+        model.fit(x, x, batch_size=8, epochs=2, verbose=0)
+        rest = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        model.fit(x, x, batch_size=8, epochs=3, verbose=0)
+    finally:
+        traced.bucket_bytes = own
+    count = 4 * model.count_params()
+    return {
+        "rest": rest - before,
+        "step": tf.config.experimental.get_memory_info("CPU:0")["peak"] - rest,
+        "weights and slots": count * (3 / COUNT if stage == 3 else 1 + 2 / COUNT),
+        "formula": formulas.memory_bytes(model.count_params(), COUNT, stage, layers=layers),
+    }
 
 
 def saved(folder: str) -> dict[str, Any]:

@@ -11,29 +11,40 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.bench.workers import interface, strategies
+import tfdist.strategies
+from tfdist.bench.workers import interface
 from tfdist.bench.workers.clock import Clock
+from tfdist.collectives import buckets
 from tfdist.compat.tensorflow import strategies as tf_strategies
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_WARM_UP_UNITS, _WARM_UP_STEPS = 8, 2
 _prepared: dict[str, Any] = {}
 
 
-def prepare(strategy: str, units: int, layers: int, batch_size: int, steps: int) -> None:
-    """Train a narrow network of as many layers, note the memory of the process, then train the wide one."""
-    chosen = strategies.of_tfdist(strategy)
-    fit(chosen, network(chosen, _WARM_UP_UNITS, layers), _WARM_UP_UNITS, batch_size, _WARM_UP_STEPS)
-    gc.collect()
-    baseline = _memory("VmRSS")
+def prepare(strategy: str, units: int, layers: int, batch_size: int, steps: int, bucket_part: float = 1.0) -> None:
+    """Train a network for some steps.
+
+    Args:
+        strategy: its name.
+        units: of each layer.
+        layers: number of them.
+        batch_size: global.
+        steps: to train.
+        bucket_part: of the size that a bucket has without being chosen.
+    """
+    chosen = tfdist.strategies.create(strategy, bucket_bytes=max(1, round(bucket_part * buckets.DEFAULT_BYTES)))
     wide = network(chosen, units, layers)
     fit(chosen, wide, units, batch_size, steps)
-    _prepared.update(strategy=chosen, network=wide, units=units, batch_size=batch_size, baseline=baseline)
+    _prepared.update(strategy=chosen, network=wide, units=units, batch_size=batch_size)
 
 
 def measure(steps: int) -> dict[str, Any]:
-    """Return the seconds of so many steps, the bytes that were sent, and the largest memory above the baseline."""
+    """Return the seconds of so many steps, the bytes that were sent, and the largest memory of the process.
+
+    Without what is shared, through which collectives travel; it is there from the first step on.
+    """
     found, wide = _prepared, _prepared["network"]
+    gc.collect()
     if _CLEAR.exists():
         _CLEAR.write_text("5", encoding="ascii")  # the peak begins anew
     sent = interface.sent_bytes()
@@ -42,7 +53,7 @@ def measure(steps: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "sent_bytes": interface.since(sent),
-        "peak_bytes": _memory("VmHWM") - found["baseline"],
+        "peak_bytes": _memory("VmHWM") - _memory("RssShmem"),
         "slots_bytes": sum(one.shape.num_elements() * one.dtype.size for one in slots),
         "parameters": wide.count_params(),
     }

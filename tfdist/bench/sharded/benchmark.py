@@ -1,15 +1,16 @@
 """Sharded data parallelism beside plain data parallelism, in turns: seconds of a step, memory of a process, bytes sent.
 
-Memory is measured in processes of their own, whose allocator gives memory back to the system at once, which is slower;
-bytes, between workers in network namespaces.
+Memory is measured in processes of their own (`memory`), bytes between workers in network namespaces.
 """
 
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
+from tfdist.bench.sharded import formulas, memory
 from tfdist.bench.workers import lanes, links
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
@@ -17,7 +18,7 @@ from tfdist.measurement.ratio import Quartiles, ratio
 from tfdist.strategies.registry import STAGE_VARIABLE
 from tfdist.validation import integer
 
-__all__ = ["ARMS", "Report", "Setup", "formula", "run"]
+__all__ = ["ARMS", "Report", "Setup", "run"]
 
 #: arm -> strategy and stage
 ARMS: Mapping[str, tuple[str, int | None]] = {
@@ -26,12 +27,7 @@ ARMS: Mapping[str, tuple[str, int | None]] = {
     "stage 2": ("sharded-data-parallel", 2),
     "stage 3": ("sharded-data-parallel", 3),
 }
-# TensorFlow's allocator for oneDNN keeps what is freed, and so does glibc's for pieces of less than this.
-_GIVING_BACK = {
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 10),
-    "MALLOC_TRIM_THRESHOLD_": str(64 << 10),
-}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +45,8 @@ class Setup:
     """
 
     workers: int = 2
-    units: int = 2000
-    layers: int = 12
+    units: int = 1000
+    layers: int = 48
     batch_size: int = 256
     steps: int = 5
     rounds: int = 5
@@ -70,7 +66,7 @@ class Report:
     Attributes:
         setup: what was measured.
         seconds: arm -> seconds per step, one per round; the slowest worker's.
-        peak_bytes: arm -> the largest memory of each process above its baseline.
+        peak_bytes: arm -> the largest memory of each process, see `memory.above`.
         slots_bytes: arm -> what each process holds of the optimizer's variables.
         sent_bytes: arm -> what each process sends in a step; empty where that was not measured.
         parameters: of the network.
@@ -91,35 +87,22 @@ class Report:
 
     def expected_bytes(self, arm: str) -> float:
         """Return the memory that the formula has."""
-        return formula(self.parameters, self.setup.workers, ARMS[arm][1], layers=self.setup.layers)
+        workers, layers = self.setup.workers, self.setup.layers
+        return formulas.memory_bytes(self.parameters, workers, ARMS[arm][1], layers=layers)
+
+    def expected_sent_bytes(self, arm: str) -> float:
+        """Return what each process sends in a step by the formula."""
+        workers, layers = self.setup.workers, self.setup.layers
+        return formulas.sent_bytes(self.parameters, workers, ARMS[arm][1], layers=layers)
 
     def to_json(self) -> str:
         """Return the report as JSON, with ratios and formulas."""
         derived = {
             "time_over_plain": {arm: asdict(self.time(arm)) for arm in self.seconds},
             "expected_bytes": {arm: self.expected_bytes(arm) for arm in self.seconds},
+            "expected_sent_bytes": {arm: self.expected_sent_bytes(arm) for arm in self.seconds},
         }
         return json.dumps({**asdict(self), **derived}, indent=2)
-
-
-def formula(parameters: int, workers: int, stage: int | None, *, layers: int) -> float:
-    """Return the bytes of weights, gradients and Adam's slots in each process, in float32.
-
-    Under stage 3 the weights of two layers are whole: one is used, and the next one arrives.
-
-    Args:
-        parameters: of all layers, which are of one size.
-        workers: number of processes.
-        stage: of sharding, or None.
-        layers: number of them.
-
-    Example:
-        >>> [formula(100, 4, stage, layers=10) for stage in (None, 1, 2, 3)]
-        [1600.0, 700.0, 700.0, 480.0]
-    """
-    if stage == 3:
-        return 4.0 * parameters * (4 / workers + 2 / max(layers, 2))
-    return 4.0 * parameters * (1 + 3 / (1 if stage is None else workers))
 
 
 def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, number: None) -> Report:
@@ -145,19 +128,22 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
                 on_round(arm, number + 1)
                 found = call(arm, "measure", steps=setup.steps)
                 seconds[arm].append(max(one["seconds"] for one in found) / setup.steps)
-    memory = {arm: _alone(setup, arm, on_round, _GIVING_BACK) for arm in order}
+    wide, narrow = {}, {}
+    for arm in order:
+        wide[arm] = _alone(setup, arm, on_round, environment=memory.GIVING_BACK)
+        narrow[arm] = _alone(setup, arm, on_round, environment=memory.GIVING_BACK, other=memory.narrow(setup.units))
     bytes_of = {}
     if setup.link is not None:
         with links.network(setup.link, setup.workers) as network:
-            bytes_of = {arm: _alone(setup, arm, on_round, {}, network) for arm in order}
+            bytes_of = {arm: _alone(setup, arm, on_round, network=network) for arm in order}
     about["load average at the end"] = machine.describe()["load average"]
     return Report(
         setup=setup,
         seconds=seconds,
-        peak_bytes={arm: [one["peak_bytes"] for one in found] for arm, found in memory.items()},
-        slots_bytes={arm: [one["slots_bytes"] for one in found] for arm, found in memory.items()},
+        peak_bytes={arm: memory.above(wide[arm], narrow[arm]) for arm in order},
+        slots_bytes={arm: [one["slots_bytes"] for one in found] for arm, found in wide.items()},
         sent_bytes={arm: [one["sent_bytes"] / setup.steps for one in found] for arm, found in bytes_of.items()},
-        parameters=memory["plain"][0]["parameters"],
+        parameters=wide["plain"][0]["parameters"],
         machine=about,
     )
 
@@ -166,12 +152,13 @@ def _alone(
     setup: Setup,
     arm: str,
     on_round: Callable[[str, int], None],
-    environment: Mapping[str, str],
+    environment: Mapping[str, str] = _NOTHING,
     network: links.Network | None = None,
+    other: Mapping[str, float] = _NOTHING,
 ) -> list[Any]:
     on_round(arm, 0)
     with _lanes(setup, environment, [arm], network) as call:
-        call(arm, "prepare", **_what(setup, arm))
+        call(arm, "prepare", **{**_what(setup, arm), **other})
         return call(arm, "measure", steps=setup.steps)
 
 

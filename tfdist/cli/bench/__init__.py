@@ -13,6 +13,7 @@ COMMANDS = {
     "recovery": "How long a job takes to recover from a killed worker.",
     "parameter-server": "Parameter servers: a slow worker, and a large table.",
     "sharded": "Sharded data parallelism: memory, bytes and step time.",
+    "model-parallel": "A transformer over two processes, beside one and DTensor.",
 }
 
 

@@ -25,14 +25,14 @@ _WIDTH_IN_FILES = 120
     cls=Command,
     examples={
         "tfdist bench sharded": "two workers, 48 M weights: minutes",
-        "tfdist bench sharded --workers 4 --units 1000": "four",
+        "tfdist bench sharded --workers 4": "four",
         "tfdist bench sharded --link 10gbit": "bytes on the wire, too; as root",
     },
     page="sharded-data-parallel",
 )
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Processes.")
-@click.option("--units", type=click.IntRange(1), default=2000, show_default=True, help="Of each layer.")
-@click.option("--layers", type=click.IntRange(1), default=12, show_default=True, help="Number of layers.")
+@click.option("--units", type=click.IntRange(1), default=1000, show_default=True, help="Of each layer.")
+@click.option("--layers", type=click.IntRange(1), default=48, show_default=True, help="Number of layers.")
 @click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True, help="Of all workers.")
 @click.option("--steps", type=click.IntRange(1), default=5, show_default=True, help="Steps per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measurements each.")
@@ -51,9 +51,10 @@ def command(
     """Memory, bytes and step time of sharded data parallelism, beside plain.
 
     A wide perceptron with Adam and a global norm, under multi-worker and under the stages of sharded-data-parallel, in
-    turns. Memory is the largest of a process above what it had before the network was made, beside the formula
-    4 N (1 + 3 / p) bytes of N weights and p workers; plain: 16 N; stage 3: 16 N / p, and two layers. Times are ratios
-    to plain data parallelism: below 1 sharding is faster.
+    turns. Memory is the largest of a process above that of one with a narrow network, over the formula 4 N (1 + 3 / p)
+    bytes of N weights and p workers; plain: 16 N; stage 3: 16 N / p, and two layers. Bytes are over those of an
+    all_reduce, 8 N (p - 1) / p; stage 3: half as many again, less those of two layers. Times are ratios to plain data
+    parallelism: below 1 sharding is faster.
     """
     setup = benchmark.Setup(
         workers=workers,
@@ -84,10 +85,13 @@ def _print(report: benchmark.Report) -> None:
     table.add_row("ms per step", *(f"{1000 * median(report.seconds[arm]):.1f}" for arm in arms))
     table.add_row("time of a step, over plain", *(escape(str(report.time(arm))) for arm in arms))
     table.add_row("slots, MB", *(f"{max(report.slots_bytes[arm]) / mega:.1f}" for arm in arms))
-    table.add_row("memory, MB", *(f"{max(report.peak_bytes[arm]) / mega:.0f}" for arm in arms))
-    table.add_row("  by the formula, MB", *(f"{report.expected_bytes(arm) / mega:.0f}" for arm in arms))
+    memory = {arm: max(report.peak_bytes[arm]) for arm in arms}
+    table.add_row("memory, MB", *(f"{memory[arm] / mega:.1f}" for arm in arms))
+    table.add_row("  over the formula", *(f"{memory[arm] / report.expected_bytes(arm):.3f}" for arm in arms))
     if report.sent_bytes:
-        table.add_row("sent in a step, MB", *(f"{max(report.sent_bytes[arm]) / mega:.1f}" for arm in arms))
+        sent = {arm: max(report.sent_bytes[arm]) for arm in arms}
+        table.add_row("sent in a step, MB", *(f"{sent[arm] / mega:.1f}" for arm in arms))
+        table.add_row("  over the formula", *(f"{sent[arm] / report.expected_sent_bytes(arm):.3f}" for arm in arms))
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
     console.print(table)
     about, setup = report.machine, report.setup

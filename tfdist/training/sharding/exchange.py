@@ -4,7 +4,7 @@ Both go in buckets that fill in the order in which gradients are made, as an all
 together: a reduce_scatter is its first half, an all_gather its second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,10 @@ import tensorflow as tf
 from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.compat.tensorflow.meshes import backpressure, sharded
 from tfdist.training.multi_worker import agreement
 from tfdist.training.reduction import reducer
 from tfdist.training.sharding.parts import Everywhere, Owned, Part, Stretch
-
-#: buckets of new weights that are under way at most: each is there twice until it is assigned
-_UNDER_WAY = 4
 
 
 class ReduceScatter(reducer.Stateless):
@@ -45,11 +42,15 @@ class ReduceScatter(reducer.Stateless):
         sums = list(gradients)
         order = sorted(divided, key=lambda i: gradients[i].turn)
         dense = {i: tf.convert_to_tensor(gradients[i].value) for i in order}
+        under_way = _UnderWay(self._traced.bucket_bytes, dense.values())
         for bucket in buckets.in_buckets(dense, self._traced.bucket_bytes):
+            wholes = [dense[i] for i in bucket]
+            backpressure.hold_back(wholes, under_way.before(wholes))
             shaped = {i: _stretch(parts[i]) for i in bucket}
             rows = joined([shaped[i].spread(dense[i]) for i in bucket])
             label = " and ".join(f"gradient of {gradients[i].path}" for i in bucket)
             mine = tf.reshape(self._traced.reduce_scatter(rows, label), [-1])
+            under_way.left_by(mine)
             pieces = tf.split(mine, [shaped[i].width for i in bucket]) if len(bucket) > 1 else [mine]
             for i, piece in zip(bucket, pieces, strict=True):
                 sums[i] = replace(gradients[i], value=piece[: shaped[i].shape[0]])
@@ -57,6 +58,36 @@ class ReduceScatter(reducer.Stateless):
         for i, whole in zip(others, arrived, strict=True):
             sums[i] = replace(whole, value=parts[i].of(whole.value))
         return sums
+
+
+class _UnderWay:
+    """What a step may have under way: as many bytes as two buckets, or two of the largest that travels by itself.
+
+    One travels, and the next one is made. Small ones that come between them do not count.
+
+    Args:
+        bucket_bytes: how large a bucket is.
+        alike: what will be under way, or specs of it.
+    """
+
+    def __init__(self, bucket_bytes: int, alike: Iterable[Any]) -> None:
+        largest = max([bucket_bytes, *map(_bytes, alike)])
+        self._most = 2 * largest + largest // 4
+        self._gone: list[tuple[int, Any]] = []
+        self._next = 0
+
+    def before(self, wholes: Sequence[Any]) -> list[Any]:
+        """Return what must be there before tensors are made, of those that `left_by` was given: none, or one."""
+        held = self._next = sum(map(_bytes, wholes))
+        for size, arrived in reversed(self._gone):
+            held += size
+            if held > self._most:
+                return [arrived]
+        return []
+
+    def left_by(self, arrived: Any) -> None:
+        """Take note of what comes after the tensors that `before` was asked about last."""
+        self._gone.append((self._next, arrived))
 
 
 def reduced(
@@ -83,36 +114,43 @@ def reduced(
 
 
 def assign_wholes(
-    traced: TracedCollective, variables: Sequence[Any], parts: Sequence[Part], values: Sequence[Any]
+    traced: TracedCollective, variables: Sequence[Any], parts: Sequence[Part], value: Callable[[int], Any]
 ) -> None:
-    """Give variables on all workers what each worker has of their new values.
+    """Give variables on all workers what each worker has of their new values, few of them at once.
 
     Args:
         traced: carries them.
         variables: Keras variables.
         parts: of each.
-        values: of this worker's parts.
+        value: makes this worker's part of the new value of the variable with an index; called once for each.
     """
-    tensors = {i: tf.convert_to_tensor(value) for i, value in enumerate(values)}
-    for i in [i for i in tensors if _is_divided(variables[i]) and isinstance(parts[i], Stretch)]:
-        sharded.part_of(variables[i]).assign(tensors.pop(i))  # nobody has the whole
+    every = range(len(variables))
+    apart = [i for i in every if _is_divided(variables[i]) and isinstance(parts[i], Stretch)]  # nobody has the whole
+    everywhere = [i for i in every if isinstance(parts[i], Everywhere)]
     paths = agreement.relative_paths([variable.path for variable in variables])
+    specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
+    under_way = _UnderWay(traced.bucket_bytes, specs)
+    for i in apart:
+        with tf.control_dependencies(under_way.before([specs[i]])):
+            part = sharded.part_of(variables[i])
+            part.assign(value(i))
+            under_way.left_by(tf.convert_to_tensor(part))
+    assigned: list[Any] = []  # of what travelled last; reading it comes after the assignment, and copies nothing
     for kind, send in ((Stretch, _send_stretches), (Owned, _send_owned)):
-        mine = {i: tensors[i] for i in tensors if isinstance(parts[i], kind)}
-        wholes = {i: tf.TensorSpec(variables[i].shape, tensors[i].dtype) for i in mine}
-        done: list[tf.Tensor] = []
+        wholes = {i: specs[i] for i in every if isinstance(parts[i], kind) and i not in set(apart)}
         for bucket in buckets.in_buckets(wholes, traced.bucket_bytes):
             label = " and ".join(f"new {paths[i]}" for i in bucket)
-            with tf.control_dependencies(done[-_UNDER_WAY:][:1] if len(done) >= _UNDER_WAY else []):
-                arrived = send(traced, [mine[i] for i in bucket], [parts[i] for i in bucket], label)
-            for i, value in zip(bucket, arrived, strict=True):
-                variables[i].assign(value)
-            last = variables[bucket[-1]]
-            held = sharded.part_of(last) if _is_divided(last) else last.value
-            done.append(tf.convert_to_tensor(held))  # comes after the assignment, copies nothing
-    for i, tensor in tensors.items():
-        if isinstance(parts[i], Everywhere):
-            variables[i].assign(tensor)
+            with tf.control_dependencies(under_way.before([specs[i] for i in bucket])):
+                mine = [tf.convert_to_tensor(value(i)) for i in bucket]
+            with tf.control_dependencies(assigned):  # the whole is there twice until then
+                arrived = send(traced, mine, [parts[i] for i in bucket], label)
+                for i, whole in zip(bucket, arrived, strict=True):
+                    variables[i].assign(whole)
+                last = variables[bucket[-1]]
+                assigned = [tf.convert_to_tensor(sharded.part_of(last) if _is_divided(last) else last.value)]
+            under_way.left_by(assigned[0])
+    for i in everywhere:
+        variables[i].assign(value(i))
 
 
 def _send_stretches(traced: TracedCollective, values: list[Any], parts: list[Any], label: str) -> list[Any]:
@@ -135,6 +173,10 @@ def _send_owned(traced: TracedCollective, values: list[Any], parts: list[Any], l
 def joined(rows: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return matrices of as many rows side by side; one alone as it is, which copies nothing."""
     return rows[0] if len(rows) == 1 else tf.concat(rows, axis=1)
+
+
+def _bytes(tensor: tf.Tensor) -> int:
+    return int((tensor.shape.num_elements() or 0) * tensor.dtype.size)
 
 
 def _is_divided(variable: Any) -> bool:

@@ -121,17 +121,20 @@ class Updates:
         parts = [self._known(variable) for variable in variables]
         for (grad, _), part, variable in zip(pairs, parts, variables, strict=True):
             self._require_part(grad, part, variable)
+        # one after the other: all of them at once would take as much memory again
         if self.divides:
             moving = self.readable(variables)
-            for (grad, _), one in zip(pairs, moving, strict=True):
-                keras_sharded.decay(self._optimizer, one)
-                self._optimizer.update_step(grad, one, learning_rate)
-            new = [one.value() for one in moving]
+
+            def new(i: int) -> Any:
+                keras_sharded.decay(self._optimizer, moving[i])
+                self._optimizer.update_step(pairs[i][0], moving[i], learning_rate)
+                return moving[i].value()
         else:
-            new = [
-                (self._updated if sharded.sharding_of(one) is None else self._updated_apart)(pair, part, learning_rate)
-                for one, pair, part in zip(variables, pairs, parts, strict=True)
-            ]
+
+            def new(i: int) -> Any:
+                updated = self._updated if sharded.sharding_of(variables[i]) is None else self._updated_apart
+                return updated(pairs[i], parts[i], learning_rate)
+
         exchange.assign_wholes(self._traced, variables, parts, new)
 
     def _updated(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
@@ -159,7 +162,7 @@ class Updates:
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Give variables the values of which each worker has its part."""
-        exchange.assign_wholes(self._traced, variables, [self._known(one) for one in variables], values)
+        exchange.assign_wholes(self._traced, variables, [self._known(one) for one in variables], values.__getitem__)
 
     # What is saved
 

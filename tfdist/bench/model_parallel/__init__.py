@@ -1,0 +1,1 @@
+"""Model parallelism over two processes beside one, and beside TensorFlow's DTensor."""
