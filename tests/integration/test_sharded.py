@@ -132,7 +132,7 @@ def test_a_step_sends_as_many_bytes_as_an_all_reduce(pool: WorkerPool) -> None:
         assert sum(found["sent"].values()) == pytest.approx(found["all_reduce"], rel=0.02)
 
 
-@within(TWO, THREE, WEIGHTS)
+@within(TWO, WEIGHTS)
 @pytest.mark.timeout(DEADLINE_SECONDS)
 def test_a_process_takes_the_memory_of_the_formula(pool: WorkerPool) -> None:
     for found in call(pool, "memory_of_a_step", layers=40, units=768):
