@@ -291,7 +291,7 @@ def test_what_cannot_be_is_refused_on_all(two: WorkerPool, kind: str, says: str)
 
 def test_dtensor_has_the_same_losses_and_weights(four: WorkerPool, forking: Forks) -> None:
     options = {"width": 12, "steps": 6, "rate": 0.1}
-    alone = {**os.environ, "PYTHONPATH": python_path(CASES), "TFDIST_WORKER_INDEX": "0"}
+    alone = {**os.environ, "PYTHONPATH": python_path(CASES), "LOGICAL_CPUS": "4"}
     with WorkerPool(lambda: [alone], start=forking.worker) as one:
         (expected,) = call(one, "blocks_in_dtensor", **options)
     losses, weights = expected

@@ -484,7 +484,6 @@ def blocks(mesh: str, width: int, steps: int, rate: float) -> tuple[list[float],
 
 def blocks_in_dtensor(width: int, steps: int, rate: float) -> tuple[list[float], dict[str, list[Any]]]:
     """Do the same on a mesh of four devices of this process in TensorFlow's DTensor."""
-    tfdist.strategies.use_logical_cpus(4)
     network = dtensor.Perceptron(dtensor.mesh_of_devices(2, 2), networks.numbers(width, 2), rate)
     x, y = map(network.placed, examples_for_blocks(width))
     losses = [network.loss(network.step(x, y)) for _ in range(steps)]
