@@ -17,9 +17,11 @@ from tfdist.parallel.partition.link import Link
 from tfdist.parallel.partition.profile import Profile
 from tfdist.parallel.partition.stages import SCHEDULES, Memory, Setting, Stage
 from tfdist.parallel.partition.step_time import Prediction
+from tfdist.strategies import registry
 
 __all__ = ["Plan", "Report", "plans"]
 
+_PIPELINE = "pipeline"
 _MOST_MICROBATCHES = 32  # that are tried
 
 
@@ -284,7 +286,8 @@ class _Maker:
                 break
         setting, stages = min(found, key=lambda pair: search.cost(pair[0], pair[1], self.objective))
         data = f"data {replicas} x " if replicas > 1 else ""
-        return self._plan(setting, stages, f"{data}pipeline {len(stages)}", "pipeline" if setting.flushes else None)
+        runs = setting.flushes and _PIPELINE in registry.names()
+        return self._plan(setting, stages, f"{data}pipeline {len(stages)}", _PIPELINE if runs else None)
 
     def _uneven(self, microbatches: int, uses_all: bool = True, name: str = "pipeline") -> Plan | None:
         setting = self._setting(min(microbatches, self.profile.batch), None)
@@ -304,7 +307,7 @@ class _Maker:
         return Plan(
             name=name,
             strategy=strategy,
-            mesh=mesh if strategy == "pipeline" else "",
+            mesh=mesh if strategy == _PIPELINE else "",
             devices=sum(one.devices for one in stages),
             schedule=self.schedule if len(stages) > 1 else "",
             microbatches=setting.microbatches,
