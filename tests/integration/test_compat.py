@@ -126,7 +126,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     },
     "keras/graphs.py": {
         "_functional": model,
-        "_nodes_by_depth": lambda: model()._functional,
+        **each("_nodes_by_depth _outputs_struct _standardize_inputs", lambda: model()._functional),
         "_keras_history": lambda: model().inputs[0],
         "_standardize_inputs": lambda: model()._functional,
     },
@@ -143,6 +143,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "keras/metrics.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),
     "keras/model.py": {
         **each("_compile_loss _compile_metrics _distribute_strategy _flatten_layers _initial_epoch", model),
+        "_loss_tracker": model,
         **each("_get_metrics_result_or_logs _make_function _maybe_symbolic_build _symbolic_build", model),
         **each("_non_trainable_variables _seed_generators", layer),
         **each("_distributed_dataset _num_batches", epoch_iterator),
@@ -190,6 +191,10 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_update _validate_colocate_with_variable", lambda: MirroredExtended),
         "_call_for_each_replica": lambda: MirroredExtended,
         **each("_everybody _late _part_of _waiting", OURS),
+    },
+    "tensorflow/meshes/staged.py": {
+        **each("_container_strategy _create_variable", lambda: MirroredExtended),
+        **each("_is_weight _Part _make _made _staged _distribute_strategy _dtype _is_settled _kwargs _variables", OURS),
     },
     "tensorflow/meshes/late.py": {"_update_input": lambda: tf.Operation},
     "tensorflow/meshes/backpressure.py": {"_add_control_inputs": lambda: tf.Operation},

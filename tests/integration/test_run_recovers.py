@@ -50,6 +50,7 @@ KILLS = {
         *(*STEPS, *STEPS, {"worker": 0, "at": "save-middle"}, {"worker": 1, "at": "restore"}),
         {"worker": 0, "at": "save-commit"},
     ],
+    "pipeline": [*STEPS, {"worker": 1, "at": "save-middle"}, {"worker": 0, "at": "restore"}],
     "sharded-data-parallel": [*STEPS, *STEPS, {"worker": 1, "at": "save-middle"}, {"worker": 0, "at": "restore"}],
 }
 
@@ -65,6 +66,7 @@ def test_killed_at_steps_and_at_every_point_it_heals_and_equals_never_killed(
     more = {
         "ring": {"ACCUMULATE": "2", "COMPRESSION": "powersgd"},
         "multi-worker": {"COMPRESSION": "topk"},
+        "pipeline": {"TFDIST_MICROBATCHES": "2"},
         "sharded-data-parallel": {"ACCUMULATE": "2", "TFDIST_SHARDING_STAGE": "2"},
     }[strategy]
     run(forking, tmp_path, *options, *resumable(tmp_path, "never"), **more)

@@ -90,6 +90,7 @@ FOLDER_OF_STRATEGY = {
     "ring": "ring_all_reduce",
     "parameter-server": "parameter_server",
     "model-parallel": "model_parallel",
+    "pipeline": "pipeline",
 }
 
 

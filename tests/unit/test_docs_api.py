@@ -199,6 +199,7 @@ def skipped(text: str) -> bool:
 NOT_RUN = {
     "tfdist.strategies.MultiWorkerMirroredStrategy": "it has to come before everything else in a process",
     "tfdist.strategies.ModelParallelStrategy": "it starts among several processes",
+    "tfdist.strategies.PipelineStrategy": "it starts among several processes",
     "tfdist.strategies.ShardedDataParallelStrategy": "it has to come before everything else in a process",
     "tfdist.strategies.RingStrategy": "Horovod begins once in a process",
     "tfdist.strategies.ParameterServerStrategy": "it starts processes",

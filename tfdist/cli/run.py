@@ -34,7 +34,7 @@ from tfdist.launch.remote.engines import ENGINES
 from tfdist.strategies import registry
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
 
-_MESHED = "model-parallel"
+_MESHED = ("model-parallel", "pipeline")
 
 
 @click.command(
@@ -74,7 +74,7 @@ _MESHED = "model-parallel"
     "--mesh",
     metavar="AXES",
     envvar=MESH_VARIABLE,
-    help="Of model-parallel, as batch=2,model=2.",
+    help="As batch=2,model=2, or data=2,pipeline=2.",
 )
 @click.option(
     "--collectives",
@@ -203,10 +203,12 @@ def command(
             f"--collectives {collectives} is for --strategy {' and '.join(takers)}, and the strategy is "
             f"{strategy}, which has collectives of its own. Leave one of the two out."
         )
-    if strategy == _MESHED and (min_workers or max_workers):
-        raise click.UsageError(f"--strategy {_MESHED} has a device at each place of its mesh; leave -n as it is.")
-    if mesh and strategy not in (None, _MESHED):
-        raise click.UsageError(f"--mesh {mesh} is for --strategy {_MESHED}, and the strategy is {strategy}.")
+    if strategy in _MESHED and (min_workers or max_workers):
+        raise click.UsageError(f"--strategy {strategy} has as many workers as its mesh has places; leave -n as it is.")
+    if mesh and strategy not in (None, *_MESHED):
+        raise click.UsageError(
+            f"--mesh {mesh} is for --strategy {' and '.join(_MESHED)}, and the strategy is {strategy}."
+        )
     if mesh:
         Mesh.parse(mesh, name="--mesh").require_size(workers, replicas_per_worker or 1, f"-n {workers}")
     config = LaunchConfig(

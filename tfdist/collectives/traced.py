@@ -115,16 +115,18 @@ class TracedCollective:
             return tensor
         return self.collective.all_to_all(tensor, key=self._key(self._described("all_to_all", tensor, label)))
 
-    def broadcast(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
-        """Return the first member's value, bit for bit.
+    def broadcast(self, tensor: tf.Tensor, label: str = "", *, root: int = 0) -> tf.Tensor:
+        """Return one member's value, bit for bit.
 
         Args:
             tensor: numbers or bools, of the same shape and dtype on every member.
             label: what it is, for messages.
+            root: whose value, the same on every member.
         """
         if self.size == 1:
             return tensor
-        return self.collective.broadcast(tensor, key=self._key(self._described("broadcast", tensor, label)))
+        key = self._key(self._described("broadcast", tensor, label))
+        return self.collective.broadcast(tensor, key=key, root=root)
 
     def in_common_dtype(self, tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
         """Return the tensor in a dtype that TensorFlow's collectives sum as well as this one, and the way back."""

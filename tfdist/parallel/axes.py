@@ -101,6 +101,18 @@ class Axes:
                 f"of the mesh: tfdist run -n {self.mesh.size}."
             )
 
+    def broadcast(self, tensor: tf.Tensor, axis: str, root: int, label: str) -> tf.Tensor:
+        """Return the value of one member along an axis, bit for bit.
+
+        Args:
+            tensor: of the same shape and dtype on every member.
+            axis: along which members differ.
+            root: whose value.
+            label: what it is, for messages.
+        """
+        with self._waits(f"the value of {label}"):
+            return self._collectives[axis].broadcast(tensor, f"{label} along {axis}", root=root)
+
     def _waits(self, what: str) -> AbstractContextManager[Any]:
         """Return a context that ends a wait in time; in a function it is the step's that waits."""
         return self._waiting(what) if tf.executing_eagerly() else tf.name_scope("")

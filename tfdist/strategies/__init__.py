@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.model_parallel import ModelParallelStrategy
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
+    from tfdist.strategies.pipeline import PipelineStrategy
     from tfdist.strategies.ring import RingStrategy
     from tfdist.strategies.sharded_data_parallel import ShardedDataParallelStrategy
 
@@ -30,6 +31,7 @@ __all__ = [
     "ModelParallelStrategy",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
+    "PipelineStrategy",
     "RingStrategy",
     "ShardedDataParallelStrategy",
     "create",
@@ -43,6 +45,7 @@ _MODULES = {
     "ModelParallelStrategy": "tfdist.strategies.model_parallel",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
+    "PipelineStrategy": "tfdist.strategies.pipeline",
     "RingStrategy": "tfdist.strategies.ring",
     "ShardedDataParallelStrategy": "tfdist.strategies.sharded_data_parallel",
     "create": "tfdist.strategies.choose",

@@ -107,6 +107,8 @@ def from_environment(
         options["collectives"] = environ[registry.COLLECTIVES_VARIABLE]
     if name == "sharded-data-parallel":
         options["stage"] = stage_from(environ)
+    if name == "pipeline":
+        options |= _options_of_a_pipeline(environ)
     return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction, **options)
 
 
@@ -120,6 +122,17 @@ def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
         ("TFDIST_REPLICAS_PER_WORKER", "local_workers"),
         ("TFDIST_LOCAL_SERVERS", "local_servers"),
     ):
+        if environ.get(variable):
+            options[option] = validation.parse_integer(variable, environ[variable], minimum=1)
+    return options
+
+
+def _options_of_a_pipeline(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the environment says of micro-batches and their order."""
+    options: dict[str, Any] = {}
+    if environ.get(registry.SCHEDULE_VARIABLE):
+        options["schedule"] = environ[registry.SCHEDULE_VARIABLE]
+    for variable, option in ((registry.MICROBATCHES_VARIABLE, "microbatches"), (registry.CHUNKS_VARIABLE, "chunks")):
         if environ.get(variable):
             options[option] = validation.parse_integer(variable, environ[variable], minimum=1)
     return options

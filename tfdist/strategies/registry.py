@@ -29,6 +29,10 @@ COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
 MESH_VARIABLE = "TFDIST_MESH"
 #: its layouts, where the code has none: "auto"
 LAYOUTS_VARIABLE = "TFDIST_LAYOUTS"
+#: names the schedule of `pipeline`, the number of micro-batches, and that of chunks, where the code does not
+SCHEDULE_VARIABLE = "TFDIST_SCHEDULE"
+MICROBATCHES_VARIABLE = "TFDIST_MICROBATCHES"
+CHUNKS_VARIABLE = "TFDIST_CHUNKS"
 #: names the stage of `sharded-data-parallel` where the code does not
 STAGE_VARIABLE = "TFDIST_SHARDING_STAGE"
 
@@ -102,6 +106,14 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 processes="workers",
                 summary="weights in parts over a mesh of processes (keras.distribution.ModelParallel)",
                 collectives=tuple(name for name in COLLECTIVES if name != "horovod"),
+                is_replicated=False,
+            ),
+            Entry(
+                name="pipeline",
+                target="tfdist.strategies.pipeline:PipelineStrategy",
+                processes="workers",
+                summary="a model cut into stages over processes, batches into micro-batches (GPipe, 1F1B)",
+                collectives=("auto", "native"),
                 is_replicated=False,
             ),
             Entry(

@@ -14,14 +14,14 @@ import tensorflow as tf
 
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, TfdistError, UnsupportedError
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training import callbacks, stamping, standby
 from tfdist.training.checks import distributions, probe
 from tfdist.training.epoch import Batch, Epoch, Place
 from tfdist.training.execution import Execution, Kept, Last, Rows
-from tfdist.training.layout import Layout
+from tfdist.training.layout import Layout, flat
 from tfdist.training.multi_worker import saving
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import compiled, metrics, optimizers, replica_step, step
@@ -64,6 +64,7 @@ def _between(logs: dict[str, Any]) -> dict[str, Any]:
 def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: Any = None) -> None:
     """Build what is not built, and let the strategy look at the weights that are new."""
     if not keras_model.is_built(model):
+        strategy.before_build(model)
         build(model, iterator, data_batch)
         strategy.ready(model)
 
@@ -96,7 +97,8 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
     for optimizer in keras_model.optimizers(model) if training else ():
         optimizers.adapt(optimizer, strategy)
 
-    replicas = tf_strategies.replica_count(strategy)
+    own = strategy.own_step(model, "train" if training else "test", unseeded)
+    replicas = tf_strategies.replica_count(strategy) if own is None else 1  # a step of its own is not tried
     tried = probe.Probe(model, strategy, workers, user_step, unseeded, replicas=replicas)
 
     on_replica = replica_step.ReplicaStep(model, user_step, unseeded, training=training, is_compiled=model.jit_compile)
@@ -112,6 +114,8 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
     def collect(logs: Any) -> Any:
         return tf_strategies.first_local_value(logs)
 
+    if own is not None:
+        return _Steps(model, strategy, _OfSize(model, strategy, workers, own, collect), tried, training=training)
     run = _Replicated(model, strategy, workers, run_on_replica, collect)
     return _Steps(model, strategy, run, tried, training=training)
 
@@ -126,6 +130,9 @@ def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> An
         return replica_step.predict(model, unseeded, data, step.Step(rows=rows, global_rows=rows))
 
     collect = functools.partial(tf_strategies.rows_of_all_replicas, strategy)
+    own = strategy.own_step(model, "predict", unseeded)
+    if own is not None:
+        return _Predictions(model, _OfSize(model, strategy, workers, own, collect))
     return _Predictions(model, _Replicated(model, strategy, workers, run_on_replica, collect, keeps=Rows))
 
 
@@ -246,7 +253,9 @@ class _Steps:
 
     def _free(self, batches: Epoch, wanted: int) -> int:
         """Return how many of the next steps can run in one graph; an eager model is there to be looked at."""
-        return 0 if self._model.run_eagerly or self._tried.is_due else batches.free(wanted)
+        if self._model.run_eagerly or self._tried.is_due or not self._run.runs_several:
+            return 0
+        return batches.free(wanted)
 
     def _note_trained(self, rows: Sequence[int]) -> None:
         clock = step_clock()
@@ -266,6 +275,9 @@ class _Replicated:
         collect: makes of the per-replica results what is returned.
         keeps: makes what a graph of several steps keeps of what is returned.
     """
+
+    #: whether one graph may run several steps
+    runs_several = True
 
     def __init__(
         self,
@@ -365,6 +377,59 @@ class _Replicated:
         """Run on this replica's part of a batch that every replica was given whole."""
         rows, part = step.part_of(data, tf_strategies.replica_index(), tf_strategies.replica_count(self._strategy))
         return self._run_on_replica(part, rows, step.rows_of(data))
+
+
+class _OfSize(_Replicated):
+    """A function of one replica's batch that is traced for each number of examples, and shape, that comes.
+
+    What it runs takes a replica's data, and the number of examples of all replicas as Python's.
+    """
+
+    runs_several = False
+
+    def __call__(self, element: Any, *, whole: bool) -> Any:
+        """Run one step on a `Batch`, or on a whole batch of tensors or arrays."""
+        step_clock().enter(Phase.EXECUTE)
+        with self.workers.waiting("a step"):
+            if isinstance(element, Batch):
+                _, data = element.layout.slices(element.tensors)[0]
+                count, key = int(element.rows), element.layout.key
+            else:
+                require_whole(whole)
+                data = tensors(element)
+                count, key = int(step.rows_of(data)), "whole"
+                _, data = step.part_of(data, *self._strategy.position)
+            leaves = flat((data,))
+            key = f"{key} of {count}: {[getattr(leaf, 'shape', None) for leaf in leaves]}"
+            if key not in self._traced:
+                function = tf.function(_untraced(functools.partial(self._of_size, data, count)))
+                self._traced[key] = function.get_concrete_function(*leaves)
+            return self._traced[key](*leaves)
+
+    def can_run_several(self, layout: Layout) -> bool:
+        """Return no."""
+        return False
+
+    def trace(self, layout: Layout) -> None:
+        """Make nothing: what is traced depends on the number of examples."""
+
+    def _of_size(self, structure: Any, count: int, *leaves: Any) -> Any:
+        self._note_tracing()
+        given = iter(leaves)
+        shape = tf.nest.flatten(structure, expand_composites=False)
+        data = tf.nest.pack_sequence_as(
+            structure, [None if leaf is None else next(given) for leaf in shape], expand_composites=False
+        )
+        return self._collect(self._strategy.run(self._run_on_replica, args=(data, count)))
+
+
+def require_whole(whole: bool) -> None:
+    """Raise unless a step is given the batch of all replicas."""
+    if not whole:
+        raise UnsupportedError(
+            "the input was distributed by another way than fit's, and a pipeline has to know its sizes. Pass arrays or "
+            "a tf.data.Dataset to fit, evaluate and predict."
+        )
 
 
 def _slices(element: Any, *, whole: bool) -> Sequence[tuple[Any, Any]]:

@@ -1,6 +1,7 @@
 """What a `tf.distribute.Strategy` needs for Keras' `fit` to be right under it: a mix-in for tfdist's strategies."""
 
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -175,6 +176,24 @@ class KerasTraining:
     def _position(self) -> tuple[int, int]:
         """Which of the parts of a batch this process has, and how many there are; several may have the same."""
         return self._workers.index, self._workers.count
+
+    def own_step(self, model: Any, kind: str, unseeded: Any) -> "Callable[[Any, int], Any] | None":
+        """Return what takes the place of Keras' step on a replica; None: Keras' own runs.
+
+        Args:
+            model: the model.
+            kind: "train", "test" or "predict".
+            unseeded: Keras' generator for random numbers without a seed.
+        """
+        return None
+
+    def before_build(self, model: Any) -> None:
+        """Look at a model that is built, before its optimizer is."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Which of the parts of a batch this process has, and how many there are; several may have the same."""
+        return self._position
 
     def ready(self, model: Any) -> None:
         """Look at a model that is about to train, test or predict."""

@@ -42,9 +42,13 @@ class Column:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas over all workers; on a mesh those that differ along its first axis."""
-        mesh = dict(self.variables).get(registry.MESH_VARIABLE)
-        return self.workers * self.replicas_per_worker if mesh is None else Mesh.parse(mesh).shape[0]
+        """Number of replicas over all workers; on a mesh those that differ along its first axis.
+
+        A micro-batch counts as one: it has statistics and random numbers of its own.
+        """
+        given = dict(self.variables)
+        mesh, microbatches = given.get(registry.MESH_VARIABLE), int(given.get(registry.MICROBATCHES_VARIABLE, 1))
+        return self.workers * self.replicas_per_worker if mesh is None else Mesh.parse(mesh).shape[0] * microbatches
 
 
 #: what cannot be where weights lie in parts: updates that look at whole weights, what the chief or Keras saves alone
@@ -60,6 +64,29 @@ _REFUSED_ON_A_MESH = (
 
 #: where devices of one process have parts, also replicas that run one after the other
 _REFUSED_ON_DEVICES = (*_REFUSED_ON_A_MESH, "run_eagerly")
+#: in a pipeline also steps of the user's own, what adds up over a batch in its middle, and models without a graph
+_REFUSED_IN_A_PIPELINE = (
+    *_REFUSED_ON_A_MESH,
+    # steps, losses and graphs of the user's own
+    *("compute_loss", "compute_loss_that_sums", "logs_under_other_names", "logs_made_of_metrics"),
+    *(
+        "metrics_of_compute_metrics",
+        "train_step_of_the_guide",
+        "train_step_with_compute_loss",
+        "variational_autoencoder",
+    ),
+    *("generative_adversarial_network", "gradient_penalty", "gradient_of_a_vector", "sums_in_a_step"),
+    *("synchronized_normalization", "gan_with_clipped_weights", "one_optimizer_twice", "scaled_optimizer_twice"),
+    *("two_updates_of_one_tape", "weights_after_the_update", "positions_in_a_step_of_ones_own"),
+    *("function_that_sums", "function_that_averages", "run_eagerly", "jit_compile", "jit_compile_own_step"),
+    *("positions_under_xla", "string_passed_through", "reduction_none"),
+    # what adds up over a batch in its middle
+    *("reduction_mean_with_sample_weight", "ignore_class", "masked_sequences"),
+    *("sync_batch_norm", "sync_batch_norm_partial", "sync_batch_norm_empty_replica"),
+    *("save_and_load", "save_and_load_weights", "load_outside_and_copy"),
+    # what looks at whole gradients
+    *("adasum", "compression_random_k_of_all", "compression_power_sgd_of_full_rank", "compression_dgc_of_all"),
+)
 
 COLUMNS = (
     Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2),
@@ -127,6 +154,24 @@ COLUMNS = (
             may_refuse=_REFUSED_ON_A_MESH if devices == 1 else _REFUSED_ON_DEVICES,
         )
         for batch, model, devices in ((1, 2, 1), (2, 2, 1), (1, 2, 2), (2, 2, 4))
+    ),
+    *(
+        Column(
+            name=name,
+            strategy="pipeline",
+            workers=data * stages,
+            variables=(
+                (registry.MESH_VARIABLE, f"data={data},pipeline={stages}"),
+                (registry.SCHEDULE_VARIABLE, schedule),
+                (registry.MICROBATCHES_VARIABLE, "2"),
+            ),
+            may_refuse=_REFUSED_IN_A_PIPELINE,
+        )
+        for name, data, stages, schedule in (
+            ("pipeline-2", 1, 2, "1f1b"),
+            ("pipeline-3", 1, 3, "gpipe"),
+            ("pipeline-2x2", 2, 2, "1f1b"),
+        )
     ),
 )
 

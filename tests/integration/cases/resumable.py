@@ -124,11 +124,11 @@ def main(result, backup, kind, save_freq):
             keras.callbacks.CSVLogger(table),
         ],
     )
-    if os.environ.get("TFDIST_WORKER_INDEX", "0") != "0":
-        return
-    variables = [
+    variables = [  # which all processes read, where each has its own
         np.ascontiguousarray(v) for v in [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]
     ]
+    if os.environ.get("TFDIST_WORKER_INDEX", "0") != "0":
+        return
     with open(table, encoding="utf-8") as file:
         rows = file.read()
     content = {

@@ -1,20 +1,37 @@
 """Graphs of layers: which operation of a Sequential or functional model takes what another one returns.
 
-Private names, read in Keras 3.15.1 (`keras/src/ops/function.py`, `node.py`, `keras/src/models/sequential.py`):
-`_nodes_by_depth` has the calls of operations of which a graph is made; `_keras_history` of a symbolic tensor, the call
-that returns it; `_functional`, the graph of a Sequential model; `_standardize_inputs`, which brings what a
-model is called with into the order and dtypes of its inputs.
+Private names, read in Keras 3.15.1 (`keras/src/ops/function.py`, `node.py`, `keras/src/models/functional.py`,
+`sequential.py`): `_nodes_by_depth` has the calls of operations of which a graph is made; `_keras_history` of a symbolic
+tensor, the call that returns it; `_functional`, the graph of a Sequential model; `Function._inputs` and
+`_outputs_struct`; `_standardize_inputs` (what a graph does to its input), `operation_fn` (hands an operation what holds
+in a call of the model), `Node.arguments` and its `fill_in`; `CallContext`, in which layers find whether they train.
 """
 
 import collections
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
+from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.layers.layer import CallContext
+from keras.src.models.functional import Functional, operation_fn
 
-__all__ = ["Call", "Functional", "calls", "graph_of", "results", "standardized", "successors"]
+__all__ = [
+    "Call",
+    "Functional",
+    "call_of_model",
+    "calls",
+    "graph_of",
+    "mask_of",
+    "packed",
+    "results",
+    "standardized",
+    "successors",
+    "with_mask",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +55,21 @@ class Call:
         arguments, named = self.node.arguments.fill_in(dict(values))
         return arguments, named
 
+    def compute(self, values: Mapping[int, Any], *, training: bool) -> list[Any]:
+        """Return what the operation returns, flat.
+
+        Args:
+            values: what its tensors stand for, by their identity.
+            training: whether the model trains.
+        """
+        arguments, named = self.arguments(values)
+        return list(keras.tree.flatten(operation_fn(self.operation, training=training)(*arguments, **named)))
+
+    def infer(self, values: Mapping[int, Any]) -> list[Any]:
+        """Return shapes and dtypes of what the operation returns, given those of what it takes."""
+        arguments, named = self.arguments(values)
+        return list(keras.tree.flatten(self.operation.compute_output_spec(*arguments, **named)))
+
 
 def calls(graph: Functional) -> list[Call]:
     """Return the calls of a graph in the order in which Keras makes them, without those of its inputs."""
@@ -51,6 +83,38 @@ def calls(graph: Functional) -> list[Call]:
 def standardized(graph: Functional, inputs: Any) -> list[Any]:
     """Return what a graph takes, one for each of `graph.inputs`, given what a model is called with."""
     return list(graph._standardize_inputs(inputs))
+
+
+def packed(graph: Functional, outputs: list[Any]) -> Any:
+    """Return what a model returns, given what stands for each of `graph.outputs`."""
+    structure = keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
+    is_single = isinstance(structure, (list, tuple)) and len(structure) == 1
+    return structure[0] if is_single else structure
+
+
+def mask_of(tensor: Any) -> Any:
+    """Return the mask that goes with a tensor, or None."""
+    return get_keras_mask(tensor)
+
+
+def with_mask(tensor: Any, mask: Any) -> Any:
+    """Let a mask go with a tensor, and return it."""
+    set_keras_mask(tensor, mask)
+    return tensor
+
+
+@contextlib.contextmanager
+def call_of_model(model: keras.Model, *, training: bool) -> Iterator[None]:
+    """Let layers inside find themselves called by a model."""
+    name = "current_call_ctx"
+    before = global_state.get_global_attribute(name)
+    own = CallContext(entry_layer=model)
+    own.set_value("training", training)
+    global_state.set_global_attribute(name, own)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(name, before)
 
 
 def graph_of(model: keras.layers.Layer) -> Functional | None:

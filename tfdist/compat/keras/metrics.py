@@ -31,6 +31,20 @@ def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:
         vars(metric).setdefault("update_state", functools.partial(update, metric, weigh))
 
 
+def ignore_weights(metric: keras.Metric) -> None:
+    """Let one metric object take what it is given as without weights, once.
+
+    Keras weighs the loss of one of several outputs by its number of rows where that is known before a step runs, and
+    takes one of each batch elsewhere.
+    """
+    own = vars(metric)
+    if "_tfdist_unweighted" not in own:
+        own["_tfdist_unweighted"] = update = own.get(
+            "update_state", functools.partial(type(metric).update_state, metric)
+        )
+        own["update_state"] = lambda values, sample_weight=None: update(values)
+
+
 def override_result(metric: keras.Metric, result: Callable[[keras.Metric], Any]) -> None:
     """Let one metric object give ``result(metric)`` as its result, once."""
     vars(metric).setdefault("result", functools.partial(result, metric))

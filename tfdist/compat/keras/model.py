@@ -10,7 +10,7 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, 
 - `_maybe_symbolic_build` takes a batch from the input to build the model, and loses it where the input is a generator;
   `_symbolic_build` needs shapes and dtypes only.
 - `TensorFlowTrainer`: what trains. A `keras.Model` is one, and so is a layer that is mixed with it, as in Keras' tests.
-- `_compile_loss`, `_compile_metrics`, `_flatten_layers`, `_seed_generators`,
+- `_compile_loss`, `_compile_metrics`, `_loss_tracker`, `_flatten_layers`, `_seed_generators`,
   `_non_trainable_variables`, `_distribute_strategy`, `_get_metrics_result_or_logs`: state without a public accessor.
 """
 
@@ -477,3 +477,21 @@ def metrics_result(model: keras.Model) -> dict[str, Any]:
 def input_of(epoch_iterator: Any) -> Any:
     """Return what the strategy made of the dataset of a `TFEpochIterator`."""
     return epoch_iterator._distributed_dataset
+
+
+def compiled_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Return the loss that was given to `compile`, without what layers add."""
+    return model._compile_loss(y, y_pred, sample_weight)
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """Return the metric that counts the losses of an epoch."""
+    return model._loss_tracker
+
+
+def has_own_step(model: keras.Model) -> str | None:
+    """Return the name of a method of `train_step`, `test_step`, ... that is not Keras' own, or None."""
+    names = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+    own = [name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)]
+    own += [name for name in names if name in vars(model)]
+    return own[0] if own else None

@@ -3,7 +3,7 @@
 Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`, `name_scope.py`): `Variable._value`;
 `Variable._initialize_with_initializer`, whose frame alone knows the shape and the initializer of a variable that is
 being made; `current_path`: TensorFlow's variables know their own names alone; `global_state`'s stack of name scopes:
-which object is creating a variable.
+which object is creating a variable; `in_symbolic_scope`: whether shapes alone are inferred.
 """
 
 import sys
@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras.src.backend.common import KerasVariable, global_state
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 _FRAMES_TO_SEARCH = 40
 
@@ -64,3 +65,8 @@ def being_made() -> tuple[Any, Any] | None:
                 return maker, initializer
         frame = frame.f_back
     return None
+
+
+def infers_shapes() -> bool:
+    """Return whether what is computed is looked at for its shape alone, and never run."""
+    return bool(in_symbolic_scope())

@@ -29,23 +29,26 @@ _INPUTS = ("IteratorGetNext", "OptionalGetValue", "IteratorGetNextSync")
 
 # The name of an operation behind which are rows of all replicas.
 _OF_ALL = "tfdist_rows_of_all_replicas"
+# The same of rows of examples.
+_OF_EXAMPLES = "tfdist_rows_of_examples"
 
 # Stands for sizes that are known only when a step runs; no model has it.
 _SOME_SIZE = 9973
 
 
-def parts(indices: tf.Tensor) -> list[tuple[tf.Tensor, bool]]:
+def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.Tensor, bool]]:
     """Return tensors whose elements, one after the other, are the indices, each with whether it is on all replicas.
 
     Eagerly nobody knows where indices come from: they are one part, which a replica has alone.
 
     Args:
         indices: of a gradient that is being traced, int, shape (rows,).
+        examples: of which the gradient is, if that is a fixed number and not that of what the function is given.
     """
     if _is_eager(indices):
         return [(indices, False)]
     origins = _Origins()
-    return [(part, not repeated and origins.is_common(part)) for part, repeated in _concatenated(indices)]
+    return [(part, not repeated and origins.is_common(part)) for part, repeated in _concatenated(indices, examples)]
 
 
 def of_all(indices: tf.Tensor) -> tf.Tensor:
@@ -53,21 +56,29 @@ def of_all(indices: tf.Tensor) -> tf.Tensor:
     return tf.identity(indices, name=_OF_ALL)
 
 
+def of_examples(indices: tf.Tensor) -> tf.Tensor:
+    """Return indices of which each example has its own, where the graph no longer tells that."""
+    return tf.identity(indices, name=_OF_EXAMPLES)
+
+
 def _is_known(op: tf.Operation) -> bool:
     return op.type == "Identity" and _OF_ALL in op.name
 
 
-def _concatenated(tensor: tf.Tensor, repeated: bool = False) -> Iterator[tuple[tf.Tensor, bool]]:
+def _concatenated(tensor: tf.Tensor, examples: int | None, repeated: bool = False) -> Iterator[tuple[tf.Tensor, bool]]:
     """Yield what a tensor is concatenated from, and whether that has a row for each example.
 
     Of batches with a fixed size TensorFlow computes shapes in Python: what is repeated for each example is a constant.
     """
-    sizes = _fixed_batch_sizes(tensor.graph)
+    sizes = _fixed_batch_sizes(tensor.graph) if examples is None else {examples} - {1}
     while True:
         repeated = repeated or ((tensor.shape.rank or 0) > 1 and tensor.shape[0] in sizes)
         op, outer = tensor.op, _outside(tensor)
         if _is_known(op):
             yield tensor, False
+            return
+        if op.type == "Identity" and _OF_EXAMPLES in op.name:
+            yield tensor, True
             return
         if outer is not None and not _is_eager(outer):
             tensor = outer
@@ -75,7 +86,7 @@ def _concatenated(tensor: tf.Tensor, repeated: bool = False) -> Iterator[tuple[t
             tensor = op.inputs[-1 if op.type == "SelectV2" else 0]
         elif op.type == "ConcatV2" and _static(op.inputs[-1]) == 0:
             for part in op.inputs[:-1]:
-                yield from _concatenated(part, repeated)
+                yield from _concatenated(part, examples, repeated)
             return
         else:
             yield tensor, repeated

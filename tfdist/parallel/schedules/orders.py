@@ -16,16 +16,21 @@ from tfdist.errors import ConfigError
 from tfdist.parallel.schedules.table import Schedule, Work
 
 
-def gpipe(stages: int, microbatches: int) -> Schedule:
-    """Return GPipe: all forward passes, then all backward passes, the last micro-batch first."""
-    forwards = tuple(Work("forward", m) for m in range(microbatches))
-    backwards = tuple(Work("backward", m) for m in reversed(range(microbatches)))
+def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return GPipe: all forward passes, then all backward passes, the last micro-batch first.
+
+    With several parts of the model on each stage all micro-batches go through the first ones, then through the second
+    ones (J. Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022).
+    """
+    forwards = tuple(Work("forward", m, c) for c in range(chunks) for m in range(microbatches))
+    backwards = tuple(work._replace(kind="backward") for work in reversed(forwards))
     return Schedule(
         name="gpipe",
         stages=stages,
         microbatches=microbatches,
+        chunks=chunks,
         orders=(forwards + backwards,) * stages,
-        live=(microbatches,) * stages,
+        live=(microbatches * chunks,) * stages,
     )
 
 
@@ -110,7 +115,7 @@ def named(name: str, *, stages: int, microbatches: int, chunks: int = 1) -> Sche
         name: one of `NAMES`.
         stages: number of stages, K.
         microbatches: into how many parts a batch is cut, M.
-        chunks: parts of the model on each stage; more than one is for "interleaved".
+        chunks: parts of the model on each stage; more than one is for "gpipe" and "interleaved".
     Raises:
         ConfigError: there is no such schedule, or it is not made for these numbers.
 
@@ -122,12 +127,12 @@ def named(name: str, *, stages: int, microbatches: int, chunks: int = 1) -> Sche
     validation.integer("stages", stages, minimum=1)
     validation.integer("microbatches", microbatches, minimum=1)
     validation.integer("chunks", chunks, minimum=1)
-    if name == "interleaved":
-        return interleaved(stages, microbatches, chunks)
+    if name in ("gpipe", "interleaved"):
+        return _MADE[name](stages, microbatches, chunks)
     if chunks > 1:
         raise ConfigError(
             f"chunks is {chunks} and schedule is {name!r}; a stage with several parts of the model is what "
-            "'interleaved' is for. Leave chunks out, or choose that."
+            "'interleaved' and 'gpipe' are for. Leave chunks out, or choose one of these."
         )
     return _MADE[name](stages, microbatches)
 

@@ -40,6 +40,7 @@ def _next(generator: Any, ordered: bool = True) -> Any:
     current = step.current()
     if current is None:
         return seed
+    current.draws[id(generator)] += 1
     if current.index is not None:
         key = tf.math.floormod(tf.cast(current.index, tf.int64) * _SEED_STRIDE, 1 << 31)
         return seed + tf.cast(tf.stack([key, tf.zeros_like(key)]), seed.dtype)

@@ -104,7 +104,9 @@ def _reduce(parts: keras_loss.Parts, loss: Any, name: str, current: step.Step) -
         # Keras scales the valid entries by size/valid of the mask and divides by the elements, which the mask may
         # broadcast to.
         divisor = tf.math.divide_no_nan(elements * valid, mask_size)
-    elif keras_loss.keeps_examples(loss) and all(dim is not None for dim in values.shape[1:]):
+    elif all(dim is not None for dim in values.shape[1:]) and (
+        keras_loss.keeps_examples(loss) or current.has_row_of_each(values)
+    ):
         return tf.math.divide_no_nan(total, elements)
     else:
         (divisor,) = over_replicas(elements)

@@ -82,7 +82,7 @@ def synchronise(model: keras.Model, logs: Any, totals: results.Totals, current: 
     sums = (known or []) + (current.all_reduce(sent) if sent else [])
     for variable, value in zip(states, sums[len(variables) :], strict=False):
         variable.assign(value)
-    _gather_in_one_place(variables, sums)
+    gather_in_one_place(variables, sums)
     means = sums[len(variables) + len(parts) :]
     found = _metric_logs(model, logs, touched, totals, sums)
     if found is None and current.replaced_results:
@@ -92,7 +92,7 @@ def synchronise(model: keras.Model, logs: Any, totals: results.Totals, current: 
     return structure(means) if found is None else found
 
 
-def _gather_in_one_place(variables: list[keras.Variable], sums: list[tf.Tensor]) -> None:
+def gather_in_one_place(variables: list[keras.Variable], sums: list[tf.Tensor]) -> None:
     """Let the first replica of all hold what is summed, and the others nothing.
 
     So the state of a metric is that of one replica, whatever their number: it can be saved, and gone on from with

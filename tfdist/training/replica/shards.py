@@ -89,6 +89,9 @@ class Parts:
     def _totals(self, squares: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
         """Return the squares of whole gradients, given those of the parts: each is summed over its variable's axes."""
         totals = tf.unstack(squares, num=len(variables))
+        for index, variable in enumerate(variables):
+            if not getattr(self._shardings.get(id(variable)), "counts", True):  # another process has the same part
+                totals[index] = tf.zeros_like(totals[index])
         groups: dict[tuple[str, ...], list[int]] = {}
         for index, variable in enumerate(variables):
             if id(variable) in self._shardings:

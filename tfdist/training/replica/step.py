@@ -92,6 +92,8 @@ class Step:
         self.is_one_program = False
         #: metrics whose results in the logs are of this replica alone, and have to become those of all
         self.replaced_results: list[str] = []
+        #: how often each generator of random numbers was drawn from, by its identity
+        self.draws: Counter[int] = Counter()
         self._sums = sums
         self._asked: Counter[str] = Counter()
 
@@ -111,6 +113,10 @@ class Step:
         if self.noted is not None:
             self.noted(kind, number, name, value)
         return (kind, number) in self._sums
+
+    def has_row_of_each(self, values: tf.Tensor) -> bool:
+        """Return whether values are known to have a row for each example, before the step runs."""
+        return False
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
         """Return the sums over replicas of what this one holds, before its gradients are known.

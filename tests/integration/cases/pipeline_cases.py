@@ -1,0 +1,368 @@
+"""What the tests of pipelines run in every process at once; each returns JSON values."""
+
+import contextlib
+import functools
+import os
+import shutil
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import errors
+from tfdist.callbacks import BackupAndRestore
+from tfdist.parallel import schedules
+from tfdist.parallel.schedules import Schedule
+from tfdist.strategies import PipelineStrategy
+
+RANK = int(os.environ["TFDIST_WORKER_INDEX"])
+ROWS, BATCH = 29, 12  # three batches, the last of 5
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(ROWS, 6)).astype("float32")
+Z = RANDOM.normal(size=(ROWS, 3)).astype("float32")
+Y = np.tanh(X[:, :2] - X[:, 2:4]) + 0.05 * np.arange(ROWS)[:, None].astype("float32") / ROWS
+IDS = RANDOM.randint(1, 12, size=(ROWS, 3)).astype("int32")
+SERIES = RANDOM.normal(size=(ROWS, 5, 4)).astype("float32")
+SERIES[::2, 3:] = 0
+
+
+@functools.cache
+def strategy(mesh: str, microbatches: int = 2, schedule: str = "1f1b", chunks: int = 1, recompute: bool = False) -> Any:
+    return PipelineStrategy(mesh=mesh, microbatches=microbatches, schedule=schedule, chunks=chunks, recompute=recompute)
+
+
+def mlp() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(12, activation="tanh", kernel_regularizer="l2"),
+            layers.Dense(6, activation="tanh", kernel_constraint="unit_norm", kernel_initializer="orthogonal"),
+            layers.Dense(6, activation="tanh", activity_regularizer="l2"),
+            layers.Dense(2),
+        ]
+    )
+
+
+def branches() -> keras.Model:
+    """Two inputs and two outputs, a layer that three calls share, and tensors that skip stages."""
+    layers = keras.layers
+    left, right = keras.Input((6,), name="left"), keras.Input((3,), name="right")
+    shared = layers.Dense(5, "tanh", name="shared", kernel_regularizer="l2")
+    first = shared(layers.Dense(5)(left))
+    second = layers.Dense(5, "relu")(layers.Concatenate()([first, right]))
+    third = layers.Add()([first, shared(second)])
+    early = layers.Dense(1, name="early")(first)
+    last = layers.Dense(2, name="last")(shared(layers.Multiply()([third, second])))
+    return keras.Model([left, right], [last, early])
+
+
+class Tied(keras.layers.Layer):
+    """A table of words that looks up, and gives scores of words back."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.words = keras.layers.Embedding(12, 6)
+
+    def build(self, shape: Any) -> None:
+        self.words.build(shape)
+
+    def call(self, x: Any, scores: bool = False) -> Any:
+        return keras.ops.matmul(x, keras.ops.transpose(self.words.embeddings)) if scores else self.words(x)
+
+
+def words() -> keras.Model:
+    """A table at both ends of the pipeline, and one of places, whose rows are the same in every example."""
+    layers = keras.layers
+    ids = keras.Input((3,), dtype="int32")
+    table = Tied()
+    x = table(ids) + layers.Embedding(3, 6)(keras.ops.arange(3))
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True))
+    scores = table(layers.Dense(6, "gelu")(x), scores=True)
+    return keras.Model(ids, layers.Dense(2)(layers.Flatten()(scores)))
+
+
+def whole_batches() -> keras.Model:
+    """What a micro-batch alone cannot have: statistics of the batch, masks, one device's random numbers."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((5, 4)),
+            layers.Masking(),
+            layers.Dense(6, "tanh"),
+            layers.Dropout(0.3, seed=5),
+            layers.LSTM(6, unroll=True, return_sequences=True),
+            layers.LSTM(4, unroll=True),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.Dense(2),
+        ]
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1),
+    "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2),
+    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=2),
+    "accumulating": lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2, global_clipnorm=0.3),
+    "scaling": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.02, clipnorm=0.1), dynamic_growth_steps=2
+    ),
+}
+MODELS: dict[str, tuple[Callable[[], keras.Model], Any, str]] = {
+    "mlp": (mlp, X, "sgd"),
+    "mlp-adamw": (mlp, X, "adamw"),
+    "mlp-accumulating": (mlp, X, "accumulating"),
+    "mlp-scaling": (mlp, X, "scaling"),
+    "branches": (branches, [X, Z], "adam"),
+    "words": (words, IDS, "adam"),
+    "whole batches": (whole_batches, SERIES, "adam"),
+}
+
+
+def made(name: str) -> tuple[keras.Model, Any, Any]:
+    make, x, optimizer = MODELS[name]
+    keras.utils.set_random_seed(7)
+    model = make()
+    several = len(model.outputs) > 1
+    model.compile(OPTIMIZERS[optimizer](), "mse", metrics=[["mae"], ["mae"]] if several else ["mae"])
+    return model, x, [Y, Y[:, :1]] if several else Y
+
+
+def trained(model: keras.Model, x: Any, y: Any) -> dict[str, Any]:
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=(x, y))
+    predicted = model.predict(x, batch_size=BATCH, verbose=0)
+    names = [key for key in sorted(history.history) if key.endswith(("loss", "mae"))]  # a loss scale is shown as well
+    return {
+        "history": np.array([history.history[key] for key in names]),
+        "evaluate": np.array(model.evaluate(x, y, batch_size=BATCH, verbose=0)),
+        "predict": np.concatenate([rows.ravel() for rows in keras.tree.flatten(predicted)]),
+        **{f"weight {index}": weight for index, weight in enumerate(model.get_weights())},
+        **{f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)},
+    }
+
+
+def distances(mesh: str, name: str, references: str, **options: Any) -> dict[str, Any]:
+    """Train on the mesh, and in process 0 on one device: return what differs by more than 1e-5, and bytes held.
+
+    Every process returns a digest of all that it found, which must be the same everywhere.
+    """
+    with strategy(mesh, **options).scope():
+        model, x, y = made(name)
+    found = trained(model, x, y)
+    far: dict[str, float] = {}
+    if RANK == 0:
+        wanted = on_one_device(name, references)
+        assert found.keys() == wanted.keys()
+        far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
+    shards = [variable._value.shard for variable in model.weights]
+    return {
+        "digest": zlib.crc32(b"".join(value.tobytes() for value in found.values())),
+        "held": [int(np.prod(shard.shape)) for shard in shards],
+        "far": {key: distance for key, distance in far.items() if not distance < 1e-5},
+    }
+
+
+def on_one_device(name: str, references: str) -> dict[str, Any]:
+    """Train on one device, or read what another process has found; those of one folder do it one after another."""
+    path = f"{references}/{name}.npz"
+    if not os.path.exists(path):
+        np.savez(path, **trained(*made(name)))
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+class Noted(keras.layers.Layer):
+    """Notes when its forward and its backward pass run, as F and B."""
+
+    def __init__(self, notes: list[str], **options: Any) -> None:
+        super().__init__(**options)
+        self.note = notes.append  # Keras would copy the list
+
+    def call(self, x: Any) -> Any:
+        def note(kind: str, value: Any) -> Any:
+            def add(given: Any) -> Any:
+                self.note(kind)
+                return given
+
+            noted = tf.py_function(add, [value], value.dtype)
+            return tf.ensure_shape(noted, value.shape)
+
+        @tf.custom_gradient
+        def passed(value: Any) -> Any:
+            return note("F", value), lambda gradient: note("B", gradient)
+
+        return passed(x)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+def order(mesh: str, **options: Any) -> list[str]:
+    """Train one step; return the order in which each stage's passes ran, and that which the schedule says."""
+    notes: list[str] = []
+    layers = keras.layers
+    over = strategy(mesh, **options)
+    with over.scope():
+        inside = [layer for _ in range(4) for layer in (layers.Dense(6), Noted(notes))]
+        model = keras.Sequential([keras.Input((6,)), *inside, layers.Dense(2)])
+        model.compile("sgd", "mse")
+    model.fit(X[:12], Y[:12], batch_size=12, verbose=0)
+    made = schedules.named(
+        options.get("schedule", "1f1b"), stages=over.mesh.size_of("pipeline"), microbatches=options["microbatches"]
+    )
+    wanted = [work.kind[0].upper() for work in made.orders[over.stage]]
+    per_stage = len(notes) // len(wanted)
+    return ["".join(notes[::per_stage]), "".join(wanted)]
+
+
+def saved(mesh: str, folder: str) -> dict[str, Any]:
+    """Save from all processes; return how far what is loaded, on one device and in stages, is from what was saved."""
+    with strategy(mesh).scope():
+        model, x, y = made("branches")
+    checkpoint = keras.callbacks.ModelCheckpoint(f"{folder}/last.keras")
+    model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[checkpoint])
+    both = {"one device": keras.models.load_model(f"{folder}/last.keras")}
+    with strategy(mesh).scope():
+        both["stages"] = keras.models.load_model(f"{folder}/last.keras")
+    rows = {name: one.predict(x, batch_size=BATCH, verbose=0) for name, one in {"": model, **both}.items()}
+    wanted = model.get_weights()
+    return {
+        "far": {name: _far(wanted, one.get_weights()) for name, one in both.items()},
+        "rows": max(_far(rows[""], rows[name]) for name in both),
+        "files": sorted(os.listdir(folder)),
+    }
+
+
+def _far(ones: list[np.ndarray], others: list[np.ndarray]) -> float:
+    return max(float(np.max(np.abs(one - other))) for one, other in zip(ones, others, strict=True))
+
+
+class _End(keras.callbacks.Callback):
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.model.optimizer.iterations == self.at:
+            raise KeyboardInterrupt
+
+
+def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
+    """Train on one mesh after another, each from the other's backup; return how far from one device it ends."""
+    folder = f"{folder}/backup"
+    for turn, mesh in enumerate(meshes):
+        with contextlib.nullcontext() if mesh is None else strategy(mesh).scope():
+            model, x, y = made("mlp-adamw")
+        mine = f"{folder}-{RANK}" if mesh is None else folder  # on one device every process goes on by itself
+        if mesh is None:
+            shutil.copytree(folder, mine)
+        callbacks = [BackupAndRestore(mine, save_freq=2, asynchronous=False, delete_checkpoint=False)]
+        callbacks += [] if turn == len(meshes) - 1 else [_End(2 + 2 * turn)]
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+    ours = [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
+    one, x, y = made("mlp-adamw")
+    one.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    wanted = [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]
+    return {"far": _far(ours, wanted), "steps": float(model.optimizer.iterations.numpy())}
+
+
+def dropped(mesh: str) -> list[Any]:
+    """Return losses of trainings with dropout in micro-batches: twice, and with recomputation, and by GPipe."""
+    found = []
+    for options in ({}, {}, {"recompute": True}, {"schedule": "gpipe"}):
+        keras.utils.set_random_seed(7)
+        layers = keras.layers
+        with strategy(mesh, **options).scope():
+            inside = [layers.Dense(16, "tanh"), layers.Dropout(0.4), layers.Dense(16, "tanh"), layers.Dropout(0.4)]
+            model = keras.Sequential([keras.Input((6,)), *inside, layers.Dense(2)])
+            model.compile("adam", "mse")
+        losses = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]
+        found.append([round(loss, 6) for loss in losses])
+    return found
+
+
+def refused(kind: str, mesh: str) -> str:
+    """Return the error for what cannot be."""
+    try:
+        _REFUSED[kind](mesh)
+    except errors.TfdistError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+class Subclassed(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def _fit(make: Callable[[], keras.Model], **options: Any) -> Callable[[str], None]:
+    def fit(mesh: str) -> None:
+        with strategy(mesh).scope():
+            model = make()
+            model.compile(**{"optimizer": "sgd", "loss": "mse", **options})
+        model.fit(X, Y, verbose=0)
+
+    return fit
+
+
+def _pipeline(**options: Any) -> Callable[[str], None]:
+    def start(mesh: str) -> None:
+        PipelineStrategy(**{"mesh": mesh, **options})
+
+    return start
+
+
+def _cut(stages: Any) -> Callable[[str], None]:
+    def fit(mesh: str) -> None:
+        with PipelineStrategy(mesh=mesh, stages=stages).scope():
+            layers = [keras.layers.Dense(2, name=name) for name in ("first", "second", "third")]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0)
+
+    return fit
+
+
+def _mine(stages: int, microbatches: int, chunks: int) -> Schedule:
+    found = schedules.named("gpipe", stages=stages, microbatches=microbatches, chunks=chunks)
+    return Schedule(**{**vars(found), "name": "mine", "orders": (found.orders[0], tuple(reversed(found.orders[1])))})
+
+
+def _small() -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])
+
+
+_REFUSED: dict[str, Callable[[str], None]] = {
+    "subclassed": _fit(Subclassed),
+    "own step": _fit(lambda: OwnStep([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])),
+    "eager": _fit(_small, run_eagerly=True),
+    "jit": _fit(_small, jit_compile=True),
+    "one number": _fit(_small, loss=lambda y, p: tf.reduce_mean((y - p) ** 2)),
+    "layers": _fit(lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])),
+    "batch statistics": _fit(
+        lambda: keras.Sequential(
+            [keras.Input((6,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(2)]
+        )
+    ),
+    "name": _cut(["secund"]),
+    "names": _cut(["first"]),
+    "order": _pipeline(schedule=_mine),
+    "pipedream": _pipeline(schedule="pipedream"),
+    "engine": _pipeline(collectives="tensorflow"),
+    "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),
+    "axis": lambda _: _pipeline()("batch=1,model=2"),
+}

@@ -1,0 +1,149 @@
+"""A model in stages over processes: the numbers of one device, whatever the schedule and wherever it is cut."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist.cluster import ports
+from tfdist.testing.pool import WorkerPool, worker_environments
+
+DEADLINE_SECONDS = 800
+CASES = Path(__file__).parent / "cases"
+Equal = Callable[..., None]
+
+
+def start(forking: Forks, workers: int) -> WorkerPool:
+    def environments() -> list[dict[str, str]]:
+        free = ports.free_ports(workers)
+        made = worker_environments(os.environ, strategy="pipeline", ports=free, replicas_per_worker=1)
+        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+
+    pool = WorkerPool(environments, start=forking.worker)
+    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+    return pool
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
+    replies = pool.call(f"pipeline_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    for reply in sorted(replies, key=lambda reply: reply.seconds):  # the first failure is the cause
+        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
+    return [reply.value for reply in replies]
+
+
+@pytest.fixture(scope="module")
+def equal(tmp_path_factory: pytest.TempPathFactory) -> Equal:
+    """What requires a training to have the numbers of one device, alike in every process."""
+    references = str(tmp_path_factory.mktemp("references"))
+
+    def require(pool: WorkerPool, mesh: str, name: str, **options: Any) -> list[list[int]]:
+        found = call(pool, "distances", mesh=mesh, name=name, references=references, **options)
+        assert found[0]["far"] == {}
+        assert len({one["digest"] for one in found}) == 1
+        return [one["held"] for one in found]
+
+    return require
+
+
+@pytest.fixture(scope="module")
+def two(forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, 2) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def four(forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, 4) as workers:
+        yield workers
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mlp", {}),
+        ("mlp", {"schedule": "gpipe", "recompute": True}),
+        ("mlp-adamw", {"schedule": "interleaved", "chunks": 2, "microbatches": 4}),
+        ("mlp-accumulating", {}),
+        ("mlp-scaling", {}),
+        ("branches", {"schedule": "interleaved", "chunks": 2, "microbatches": 2}),
+        ("words", {}),
+        ("whole batches", {"microbatches": 1}),
+    ],
+)
+def test_two_stages_have_the_numbers_of_one_device(
+    two: WorkerPool, equal: Equal, name: str, options: dict[str, Any]
+) -> None:
+    first, second = equal(two, "data=1,pipeline=2", name, **options)
+    for one, other in zip(
+        first, second, strict=True
+    ):  # a weight lies where it is computed with, and takes no memory else
+        assert one or other
+        assert name in ("branches", "words") or not (one and other)
+
+
+def test_replicas_alone_have_the_numbers_of_one_device(two: WorkerPool, equal: Equal) -> None:
+    equal(two, "data=2,pipeline=1", "words", microbatches=2)
+
+
+@pytest.mark.parametrize("name", ["branches", "mlp-scaling", "words"])
+def test_replicas_of_two_stages_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal, name: str) -> None:
+    equal(four, "data=2,pipeline=2", name)
+
+
+def test_four_stages_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal) -> None:
+    equal(four, "data=1,pipeline=4", "branches", schedule="gpipe")
+
+
+@pytest.mark.parametrize(("schedule", "microbatches"), [("1f1b", 6), ("gpipe", 4)])
+def test_passes_run_in_the_order_of_the_schedule(two: WorkerPool, schedule: str, microbatches: int) -> None:
+    """So a stage has no more live activations than the schedule promises."""
+    for ran, wanted in call(two, "order", mesh="data=1,pipeline=2", schedule=schedule, microbatches=microbatches):
+        assert ran == wanted
+
+
+def test_dropout_is_the_same_whatever_the_schedule_and_when_it_is_computed_again(two: WorkerPool) -> None:
+    for again in call(two, "dropped", mesh="data=1,pipeline=2"):
+        assert again == [again[0]] * 4
+        assert again[0][0] != again[0][1]
+
+
+def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> None:
+    for found in call(two, "saved", mesh="data=1,pipeline=2", folder=str(tmp_path)):
+        assert found["far"] == {"one device": 0.0, "stages": 0.0}
+        assert found["rows"] < 1e-5
+        assert found["files"] == ["last.keras"]
+
+
+def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -> None:
+    meshes = ["data=1,pipeline=2", "data=2,pipeline=1", "data=1,pipeline=2", None]
+    for found in call(two, "resumed", folder=str(tmp_path), meshes=meshes):
+        assert found["steps"] == 9
+        assert found["far"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("subclassed", "UnsupportedError: the model 'subclassed' (Subclassed) computes by a call of its own"),
+        ("own step", "has a train_step of its own"),
+        ("eager", "UnsupportedError: run_eagerly is True"),
+        ("jit", "UnsupportedError: jit_compile is True"),
+        ("one number", "returns one number, which may be a mean or a sum over examples"),
+        ("layers", "ConfigError: the model 'sequential"),
+        ("batch statistics", "adds up over the whole batch in the middle of a step"),
+        ("name", "ConfigError: stages names 'secund', which the model"),
+        ("names", "they must come in the order of the model, behind its first layer"),
+        ("order", "ConfigError: the schedule 'mine' of 2 stages and 8 micro-batches cannot be run"),
+        ("pipedream", "UnsupportedError: the schedule 'pipedream' updates weights after each micro-batch"),
+        ("engine", "UnsupportedError: collectives is 'tensorflow'"),
+        ("mesh", "ConfigError: stages says 3 stages, and the mesh data=1,pipeline=2 has 2"),
+        ("axis", "UnsupportedError: the mesh is batch=1,model=2; a pipeline has the axes data and pipeline"),
+    ],
+)
+def test_what_cannot_be_is_refused(two: WorkerPool, kind: str, says: str) -> None:
+    told = call(two, "refused", kind=kind, mesh="data=1,pipeline=2")
+    assert any(says in said for said in told), told

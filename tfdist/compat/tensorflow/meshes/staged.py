@@ -1,0 +1,162 @@
+"""Variables of a pipeline: whole on the processes whose stage computes with them, without memory on the others.
+
+Which stage a weight belongs to is known when the model is: until then a variable has a shape and no value, and if
+somebody asks for one, as for a file that is loaded into it, it is whole on every process.
+"""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas, _is_weight, _Part
+from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding
+from tfdist.compat.tensorflow.partitioned import shape_of_new_variable
+
+
+class Staged(Sharding, Protocol):
+    """How a weight of a pipeline lies."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known which stages have it."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has it."""
+
+
+class StagedVariable(ShardedVariable):
+    """A `ShardedVariable` that is made when its stage is known, or somebody asks for its value.
+
+    Args:
+        make: makes the TensorFlow variable of this process.
+        sharding: says which processes have it, see `tfdist.parallel.pipeline.weights.StageSharding`.
+        strategy: the strategy in whose scope it was made.
+        kwargs: what TensorFlow was given to make it.
+        dtype: its dtype.
+    """
+
+    sharding: Staged
+
+    def __init__(
+        self, make: Callable[..., Any], sharding: Staged, strategy: Any, kwargs: dict[str, Any], dtype: tf.DType
+    ) -> None:
+        self._make = make
+        self._made: Any = None
+        self._is_settled = False
+        #: what this process had before it let go of it, by which an optimizer may know the variable
+        self.former: Any = None
+        self._kwargs = {name: kwargs.get(name) for name in ("name", "trainable", "synchronization", "aggregation")}
+        self._dtype = dtype
+        self.sharding = sharding
+        self._distribute_strategy = strategy
+
+    @property
+    def shard(self) -> Any:
+        """This process's variable: the whole, or one without elements."""
+        if self._made is None:
+            with tf.init_scope():
+                self._made = self._make()
+            self._is_settled = self.sharding.is_settled
+        return self._made
+
+    def read_value(self) -> tf.Tensor:
+        """Return the whole; every stage has to ask. Where shapes alone are inferred, zeros stand for it."""
+        if keras_variables.infers_shapes() and not tf.executing_eagerly():
+            return tf.zeros(self.sharding.shape, self._dtype)
+        return super().read_value()
+
+    def settle(self) -> None:
+        """Keep the value where this process has the weight, and let go of it elsewhere; the stage is known now."""
+        if self._made is not None and not self._is_settled and not self.sharding.is_held:
+            # nobody else makes it now, so nothing may travel for it
+            self.former = self._made
+            with tf.init_scope():
+                self._made = self._make(initial_value=_Part(lambda: tf.zeros([0], self._dtype)))
+        assert self.shard is not None
+        self._is_settled = True
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype."""
+        return self._dtype
+
+    @property
+    def name(self) -> str:
+        """The name that it was made with."""
+        return f"{self._kwargs['name'] or 'Variable'}:0"
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tapes watch it."""
+        return self._kwargs["trainable"] is not False
+
+    @property
+    def synchronization(self) -> tf.VariableSynchronization:
+        """As of any variable."""
+        return self._kwargs["synchronization"] or tf.VariableSynchronization.AUTO
+
+    @property
+    def aggregation(self) -> tf.VariableAggregation:
+        """As of any variable."""
+        return self._kwargs["aggregation"] or tf.VariableAggregation.NONE
+
+
+class PipelineReplicas(ModelParallelReplicas):
+    """`ModelParallelReplicas` whose weights belong to stages.
+
+    Args:
+        staged: returns how a new weight lies, given path, shape and dtype; None: whole on every process.
+        options: of `ModelParallelReplicas`.
+    """
+
+    def __init__(self, container_strategy: Any, *, staged: Callable[..., Any], **options: Any) -> None:
+        self._staged = staged
+        # in the order in which they were made, which is the same on all processes
+        self._variables: list[weakref.ref[StagedVariable]] = []
+        super().__init__(container_strategy, sharding_of=lambda *_: None, **options)
+
+    def settle(self) -> None:
+        """Make the variables whose stages are known, in the order in which they were described."""
+        found = [(reference, reference()) for reference in self._variables]
+        self._variables = [reference for reference, one in found if one is not None and not one.sharding.is_settled]
+        for _, one in found:
+            if one is not None and one.sharding.is_settled:
+                one.settle()
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        shape, dtype = shape_of_new_variable(kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype"))
+        reference, sharding = kwargs.get("colocate_with"), None
+        if isinstance(reference, StagedVariable):
+            sharding = reference.sharding if shape == reference.shape else None
+        elif shape is not None and shape.rank and _is_weight(kwargs):
+            path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
+            sharding = self._staged(path, tuple(shape.as_list()), dtype)
+        if sharding is None:
+            if isinstance(reference, StagedVariable):
+                kwargs["colocate_with"] = reference.shard
+            return super()._create_variable(next_creator, **kwargs)
+        known = keras_variables.being_made()
+        value = _Part(self.part_of_initial, kwargs["initial_value"], known and known[1], dtype, sharding)
+        make = functools.partial(self._make, next_creator, {**kwargs, "initial_value": value, "shape": None})
+        made = StagedVariable(make, sharding, self._container_strategy(), kwargs, dtype)
+        if sharding.is_settled:
+            made.settle()
+        else:
+            self._variables.append(weakref.ref(made))
+        return made
+
+    def _make(self, next_creator: Any, kwargs: dict[str, Any], **others: Any) -> Any:
+        kwargs = {**kwargs, **others}
+        reference = kwargs.get("colocate_with")
+        if isinstance(reference, StagedVariable):
+            kwargs["colocate_with"] = reference.shard
+        strategy = self._container_strategy()
+        inside = tf.distribute.get_strategy() is strategy  # also in a replica, which can enter no scope
+        with contextlib.nullcontext() if inside else strategy.scope():
+            return super()._create_variable(next_creator, **kwargs)

@@ -1,0 +1,250 @@
+"""A model cut into parts: which part makes each call of its graph, what travels between parts, who has which weight."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from tfdist import validation
+from tfdist.compat.keras import graphs
+from tfdist.errors import ConfigError, UnsupportedError
+
+#: to send an element takes about as long as so many multiplications and additions
+_SENT = 40.0
+#: how a model is divided: "auto", the names of the layers that begin the parts 2, 3, ..., or a function that returns
+#: these, given the model and the number of parts
+Stages = Any
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor that one part makes and a later one takes.
+
+    Attributes:
+        tensor: Keras' symbolic tensor, by its identity.
+        source: the part that makes it.
+        target: the part that takes it.
+        number: of the tensor in its graph, for names that are the same on all processes.
+        has_mask: whether a mask of Keras goes with it.
+    """
+
+    tensor: int
+    source: int
+    target: int
+    number: int
+    has_mask: bool
+
+
+class Division:
+    """A Sequential or functional model, cut into parts.
+
+    Args:
+        model: the model.
+        parts: how many.
+        stages: see `Stages`.
+    Raises:
+        ConfigError: there are fewer calls than parts, or a layer that is named is not there, or not in this order.
+        UnsupportedError: it is neither a Sequential nor a functional model.
+
+    Attributes:
+        graph: Keras' graph of the model.
+        calls: of the graph, in Keras' order.
+        parts: how many parts there are.
+        part_of: the part of each call.
+    """
+
+    def __init__(self, model: keras.Model, parts: int, stages: Stages = "auto") -> None:
+        self.graph = graph_of(model)
+        self.calls = graphs.calls(self.graph)
+        self.parts = parts
+        beginnings = beginnings_of(model, self.calls, parts, stages)
+        #: the names of the layers that begin the parts 2, 3, ...
+        self.stages = tuple(self.calls[place].operation.name for place in beginnings)
+        self.part_of = [sum(begin <= place for begin in beginnings) for place in range(len(self.calls))]
+
+    def calls_of(self, part: int) -> list[graphs.Call]:
+        """Return the calls of a part, in order."""
+        return [call for call, own in zip(self.calls, self.part_of, strict=True) if own == part]
+
+    def layers_of(self, part: int) -> list[keras.layers.Layer]:
+        """Return the layers that a part calls, each once."""
+        found = {id(call.operation): call.operation for call in self.calls_of(part)}
+        return [one for one in found.values() if isinstance(one, keras.layers.Layer)]
+
+    @functools.cached_property
+    def edges(self) -> list[Edge]:
+        """What travels from part to part, in the order in which it is made; results go to the last part."""
+        made: dict[int, tuple[int, int, bool]] = {}
+        taken: dict[int, set[int]] = {}
+        for call, part in zip(self.calls, self.part_of, strict=True):
+            for tensor in call.takes:
+                taken.setdefault(id(tensor), set()).add(part)
+            for tensor in call.makes:
+                made[id(tensor)] = (len(made), part, graphs.mask_of(tensor) is not None)
+        for tensor in self.graph.outputs:
+            taken.setdefault(id(tensor), set()).add(self.parts - 1)
+        return [
+            Edge(tensor, part, target, number, has_mask)
+            for tensor, (number, part, has_mask) in made.items()
+            for target in sorted(taken.get(tensor, ()))
+            if target != part
+        ]
+
+    def into(self, part: int) -> list[Edge]:
+        """Return what a part takes from others."""
+        return [edge for edge in self.edges if edge.target == part]
+
+    def out_of(self, part: int) -> list[Edge]:
+        """Return what a part makes for others."""
+        return [edge for edge in self.edges if edge.source == part]
+
+    def holders(self, stages: int) -> dict[int, tuple[int, ...]]:
+        """Return the stages that compute with each variable of the model, by its identity.
+
+        A variable that no call uses is the first stage's.
+
+        Args:
+            stages: number of stages; part p is on stage p modulo their number.
+        """
+        found: dict[int, set[int]] = {}
+        for part in range(self.parts):
+            for layer in self.layers_of(part):
+                for variable in layer.variables:
+                    found.setdefault(id(variable), set()).add(part % stages)
+        return {key: tuple(sorted(held)) for key, held in found.items()}
+
+
+def graph_of(model: keras.Model) -> graphs.Functional:
+    """Return the graph of a model.
+
+    Raises:
+        UnsupportedError: it has none that is known.
+    """
+    graph = graphs.graph_of(model)
+    is_own = graph is not None and type(model).call is not graphs.Functional.call and graph is model
+    if graph is None or is_own:
+        raise UnsupportedError(
+            f"the model {model.name!r} ({type(model).__name__}) computes by a call of its own, in which nobody can see "
+            "where it may be cut. Under a pipeline a model is a keras.Sequential with an Input, or a functional model "
+            "(keras.Model(inputs, outputs)); blocks of your own are layers of it."
+        )
+    return graph
+
+
+def beginnings_of(model: keras.Model, calls: Sequence[graphs.Call], parts: int, stages: Stages) -> list[int]:
+    """Return the places of the calls that begin the parts 2, 3, ...
+
+    Raises:
+        ConfigError: they are not there, or not in this order, or too few.
+    """
+    if len(calls) < parts:
+        raise ConfigError(
+            f"the model {model.name!r} has {len(calls)} calls of layers, and is to be cut into {parts} parts. Take "
+            "fewer stages, or fewer chunks."
+        )
+    if callable(stages):
+        stages = stages(model, parts)
+    if isinstance(stages, str) and stages == "auto":
+        return balanced([cost_of(call) for call in calls], parts, [_SENT * sent for sent in crossing(calls)])
+    names = [call.operation.name for call in calls]
+    if isinstance(stages, str) or not all(isinstance(name, str) for name in stages):
+        raise ConfigError(
+            f"stages is {validation.shown(stages)}; it must be a number, 'auto', or names of layers that begin the "
+            f"second and later stages, such as ('block_2',). The layers are {', '.join(names)}."
+        )
+    given = list(stages)
+    if len(given) != parts - 1:
+        raise ConfigError(
+            f"stages names {len(given)} layer(s) ({', '.join(given)}), and {parts} parts begin with {parts - 1}: the "
+            "first part begins with the model."
+        )
+    places = []
+    for name in given:
+        if name not in names:
+            raise ConfigError(
+                f"stages names {name!r}, which the model {model.name!r} does not call."
+                f"{validation.nearest(name, names)} Its layers are {', '.join(names)}."
+            )
+        places.append(names.index(name))
+    if places != sorted(set(places)) or 0 in places:
+        raise ConfigError(
+            f"stages names {', '.join(given)}, which the model calls as numbers {', '.join(map(str, places))} of "
+            f"{len(names)}; they must come in the order of the model, behind its first layer."
+        )
+    return places
+
+
+def cost_of(call: graphs.Call) -> float:
+    """Return about how long a call takes: multiplications with its weights, and the elements that it makes."""
+    elements = sum(_elements(tensor.shape[1:]) for tensor in call.makes)
+    if not isinstance(call.operation, keras.layers.Layer):
+        return elements
+    weights = sum(_elements(weight.shape) for weight in call.operation.weights)
+    if isinstance(call.operation, keras.layers.Embedding):
+        return elements
+    # a weight is used once at each place but the channels'
+    places = max((_elements(tensor.shape[1:-1]) for tensor in call.makes), default=1)
+    return 2.0 * weights * places + elements
+
+
+def crossing(calls: Sequence[graphs.Call]) -> list[float]:
+    """Return for each call how many elements, for an example, cross a cut before it."""
+    ends = {id(tensor): place for place, call in enumerate(calls) for tensor in call.takes}
+    sizes = [0.0] * len(calls)
+    for place, call in enumerate(calls):
+        for tensor in call.makes:
+            for later in range(place + 1, ends.get(id(tensor), place) + 1):
+                sizes[later] += _elements(tensor.shape[1:])
+    return sizes
+
+
+def balanced(costs: Sequence[float], parts: int, cuts: Sequence[float] | None = None) -> list[int]:
+    """Return where parts 2, 3, ... begin, so that the dearest part is as cheap as can be.
+
+    Args:
+        costs: of each call.
+        parts: how many.
+        cuts: what a cut before each call costs the part that it begins; None: nothing.
+
+    Example:
+        >>> balanced([1, 1, 1, 5, 1, 1], 3)
+        [3, 4]
+        >>> balanced([1, 1, 1, 1, 1], 2, [0, 0, 9, 1, 9])
+        [3]
+    """
+    cuts = cuts or [0.0] * len(costs)
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    count = len(costs)
+    # best[p][i]: the dearest of p parts of the first i calls, and where the last of them begins
+    best: list[list[tuple[float, int]]] = [[(sums[i], 0) for i in range(count + 1)]]
+    for part in range(1, parts):
+        row = [(float("inf"), 0)] * (count + 1)
+        for end in range(part + 1, count + 1):
+            row[end] = min(
+                (
+                    (max(best[part - 1][begin][0], sums[end] - sums[begin] + cuts[begin]), begin)
+                    for begin in range(part, end)
+                ),
+                key=lambda found: found[0],
+            )
+        best.append(row)
+    places, end = [], count
+    for part in range(parts - 1, 0, -1):
+        end = best[part][end][1]
+        places.append(end)
+    return places[::-1]
+
+
+def _elements(shape: Sequence[Any]) -> float:
+    count = 1.0
+    for size in shape:
+        count *= size or 1
+    return count
+
+
+#: what a function of the user's is given and returns
+StagesFunction = Callable[[keras.Model, int], Sequence[str]]

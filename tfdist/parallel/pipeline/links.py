@@ -1,0 +1,78 @@
+"""What travels between the parts of a model: activations forward, their gradients back, under keys that say which.
+
+Between parts of one process nothing travels.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives.base import Collective
+from tfdist.compat.keras import graphs
+from tfdist.parallel.pipeline.division import Edge
+
+
+class Links:
+    """A stage's end of what travels in a step.
+
+    Args:
+        collective: of the stages.
+        name: of the step, which keys begin with.
+    """
+
+    def __init__(self, collective: Collective, name: str) -> None:
+        self._collective = collective
+        self._name = name
+        self._kept: dict[str, tf.Tensor] = {}
+
+    def send_activation(self, tensor: tf.Tensor, edge: Edge, microbatch: int) -> None:
+        """Send what one part has made to the part that takes it, with its mask."""
+        key = self._key("activation", edge, microbatch)
+        self._send(tensor, key, edge.target)
+        if edge.has_mask:
+            self._send(tf.cast(graphs.mask_of(tensor), tf.bool), f"{key} mask", edge.target)
+
+    def take_activation(self, edge: Edge, microbatch: int, spec: tf.TensorSpec, mask_rank: int) -> tf.Tensor:
+        """Return what another part has made.
+
+        Args:
+            edge: which tensor.
+            microbatch: of which micro-batch.
+            spec: of the tensor.
+            mask_rank: number of axes of its mask, the first ones of the tensor's.
+        """
+        key = self._key("activation", edge, microbatch)
+        tensor = self._take(spec, key, edge.source)
+        if edge.has_mask:
+            mask = self._take(tf.TensorSpec(spec.shape[:mask_rank], tf.bool), f"{key} mask", edge.source)
+            tensor = graphs.with_mask(tf.identity(tensor), mask)
+        return tensor
+
+    def send_gradient(self, gradient: tf.Tensor, edge: Edge, microbatch: int) -> None:
+        """Send the gradient of what a part has taken back to the part that made it."""
+        self._send(gradient, self._key("gradient", edge, microbatch), edge.source)
+
+    def take_gradient(self, edge: Edge, microbatch: int, spec: tf.TensorSpec) -> tf.Tensor:
+        """Return the gradient of what this part has made for another."""
+        return self._take(spec, self._key("gradient", edge, microbatch), edge.target)
+
+    def _key(self, what: str, edge: Edge, microbatch: int) -> str:
+        return f"{self._name} {what} {edge.number} {edge.source} {edge.target} of {microbatch}"
+
+    def _send(self, tensor: tf.Tensor, key: str, part: int) -> None:
+        stage = part % self._collective.size
+        if stage == self._collective.rank:
+            self._kept[key] = tensor
+        else:
+            self._collective.send(tensor, key=key, to=stage)
+
+    def _take(self, spec: tf.TensorSpec, key: str, part: int) -> tf.Tensor:
+        stage = part % self._collective.size
+        if stage == self._collective.rank:
+            return self._kept.pop(key)
+        return tf.ensure_shape(self._collective.receive(spec, key=key, source=stage), spec.shape)
+
+
+def float_edges(edges: list[Edge], specs: dict[int, Any]) -> list[Edge]:
+    """Return those whose tensors have gradients."""
+    return [edge for edge in edges if tf.as_dtype(specs[edge.tensor].dtype).is_floating]

@@ -1,0 +1,144 @@
+"""A micro-batch: some rows of a batch, and the step of Keras in which layers, losses and random numbers find them."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import graphs
+from tfdist.errors import UnsupportedError
+from tfdist.parallel.pipeline.division import Division
+from tfdist.training.replica import step
+
+
+class MicroStep(step.Step):
+    """The step of a micro-batch: its rows are to the batch what a replica's are to the global batch.
+
+    Args:
+        what: the model's name, for messages.
+        is_alone: whether it is the whole batch of its replica.
+        loss_reduction: of the strategy.
+        options: of `step.Step`.
+    """
+
+    def __init__(self, *, what: str, is_alone: bool, loss_reduction: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._what = what
+        self._is_alone = is_alone
+        self._loss_reduction = loss_reduction
+
+    def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
+        """Return the sums over all micro-batches, which are known where there is one for each replica.
+
+        Raises:
+            UnsupportedError: there are several, of which later ones have not been computed yet.
+        """
+        if self._is_alone:
+            return super().sum_in_the_middle(tensors, what=what)
+        raise UnsupportedError(
+            f"{what} adds up over the whole batch in the middle of a step, and in a pipeline later micro-batches are "
+            "not there yet. Pass microbatches=1 to the strategy, or use what examples have by themselves "
+            "(LayerNormalization; a loss without a mask, whose reduction is 'sum_over_batch_size' or 'sum')."
+        )
+
+    def has_row_of_each(self, values: tf.Tensor) -> bool:
+        """Return whether values have a row for each example: in a pipeline sizes are known."""
+        return bool(values.shape.rank) and values.shape[0] == max(1, tf.get_static_value(self.rows))
+
+    def is_sum(self, kind: str, value: Any, *, name: str = "") -> bool:
+        """Return whether a value that the user's code has reduced is a sum over examples.
+
+        Raises:
+            UnsupportedError: it is a loss, and nobody has said.
+        """
+        if kind == "loss" and self._loss_reduction == "detect" and not (self._is_alone and self.is_whole):
+            raise UnsupportedError(
+                f"the loss {name!r} of the model {self._what!r} returns one number, which may be a mean or a sum over "
+                "examples, and no stage of a pipeline can try it. Set strategy.loss_reduction = 'mean' or 'sum', or "
+                "return a value for each example."
+            )
+        return kind == "loss" and self._loss_reduction == "sum"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the micro-batch is all there is in the step."""
+        return bool(tf.get_static_value(self.rows) == tf.get_static_value(self.global_rows))
+
+
+class MicroBatch:
+    """One micro-batch of a replica.
+
+    Args:
+        number: of it, from 0.
+        begin: its first row in the replica's batch.
+        end: behind its last.
+        data: the replica's batch, as Keras' steps get it.
+        division: of the model.
+        current: the step in which it is computed.
+        counts: whether its rows are examples; a replica without examples computes with a copy of one.
+
+    Attributes:
+        inputs: what the model's graph takes, flat.
+        specs: shape and dtype of each tensor of the graph, by its identity.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        begin: int,
+        end: int,
+        *,
+        data: Any,
+        division: Division,
+        current: MicroStep,
+        counts: bool,
+        specs: dict[int, keras.KerasTensor] | None,
+    ) -> None:
+        self.number = number
+        self.rows = end - begin
+        self.counted = self.rows if counts else 0
+        self.current = current
+        x, self.y, self.sample_weight = keras.utils.unpack_x_y_sample_weight(step.slice_rows(data, begin, end))
+        self.inputs = graphs.standardized(division.graph, x)
+        self.specs = _specs(division, self.inputs) if specs is None else specs
+
+    def spec(self, tensor: int) -> tf.TensorSpec:
+        """Return shape and dtype of a tensor of the graph.
+
+        Raises:
+            UnsupportedError: they are not known before it is computed.
+        """
+        found = self.specs[tensor]
+        if any(size is None for size in found.shape):
+            raise UnsupportedError(
+                f"{found.name!r}, which goes from one stage to another, has the shape {found.shape}; its sizes must "
+                "be known before it is computed. Cut the model elsewhere (stages=), or give its layers fixed sizes."
+            )
+        return tf.TensorSpec(found.shape, found.dtype)
+
+
+def _specs(division: Division, inputs: list[Any]) -> dict[int, keras.KerasTensor]:
+    """Return shapes and dtypes of all tensors of a graph, given what it takes."""
+    values: dict[int, Any] = {}
+    for tensor, given in zip(division.graph.inputs, inputs, strict=True):
+        if given is not None and not isinstance(given, tf.Tensor):
+            raise UnsupportedError(
+                f"the input {tensor.name!r} is a {type(given).__name__}; a pipeline cuts batches of dense tensors. "
+                "Convert it with tf.sparse.to_dense or .to_tensor()."
+            )
+        dtype = None if given is None else keras.backend.standardize_dtype(given.dtype)
+        values[id(tensor)] = None if given is None else keras.KerasTensor(given.shape, dtype)
+    rows = next(one.shape[0] for one in values.values() if one is not None)
+    with keras.StatelessScope():
+        for call in division.calls:
+            for tensor, made in zip(call.makes, _made(call, values, rows), strict=True):
+                values[id(tensor)] = made
+    return values
+
+
+def _made(call: graphs.Call, values: dict[int, Any], rows: int) -> list[Any]:
+    """Return shapes and dtypes of what a call makes: as Keras infers them, or as it did when the model was built."""
+    try:
+        return call.infer(values)
+    except Exception:  # noqa: BLE001 - a layer that computes with text, say, is run to be inferred
+        return [keras.KerasTensor((rows, *one.shape[1:]), one.dtype, name=one.name) for one in call.makes]

@@ -1,0 +1,376 @@
+"""A stage: its steps of training, testing and predicting, in the place of Keras' own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives.base import Collective
+from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.keras import graphs
+from tfdist.compat.keras import metrics as keras_metrics
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.errors import UnsupportedError
+from tfdist.parallel.pipeline import run
+from tfdist.parallel.pipeline.division import Division
+from tfdist.parallel.pipeline.gradients import Accumulated
+from tfdist.parallel.pipeline.links import Links
+from tfdist.parallel.pipeline.microbatch import MicroBatch, MicroStep
+from tfdist.parallel.pipeline.run import Found
+from tfdist.parallel.schedules.table import Schedule, Work
+from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.reduction import replica_sums
+from tfdist.training.replica import metrics, replica_step, results, step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipe:
+    """Where a process stands in a pipeline, and what carries tensors from there.
+
+    Attributes:
+        workers: all processes.
+        everybody: of all processes.
+        traced: of the stages of this replica, under keys that follow from the function that is traced.
+        between: of the stages of this replica.
+        stage: this process's number among the stages.
+        stages: how many there are.
+        replica: this process's number among those of its stage.
+        replicas: how many have the same stage.
+        schedule: makes the schedule of so many micro-batches.
+        microbatches: into how many a batch is cut at most.
+        recompute: see `run.Run`.
+    """
+
+    workers: Workers
+    everybody: TracedCollective
+    traced: TracedCollective
+    between: Collective
+    stage: int
+    stages: int
+    replica: int
+    replicas: int
+    schedule: Callable[[int], Schedule]
+    microbatches: int
+    recompute: bool
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the last part of the model is here."""
+        return self.stage == self.stages - 1
+
+    def sums(self, tensors: list[tf.Tensor], what: str) -> list[tf.Tensor]:
+        """Return the sums over the stages of this replica."""
+        return list(self.traced.all_reduce(tensors, [what] * len(tensors)))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What every stage knows of the passes of all.
+
+    Attributes:
+        has_gradient: for each trainable weight, whether the loss depends on it.
+        draws: for each generator of random numbers, how often one forward pass through the model draws from it.
+        adds: whether layers or regularizers add something to the loss.
+    """
+
+    has_gradient: list[bool]
+    draws: list[int]
+    adds: bool
+
+
+class StageStep:
+    """What a stage does in one step.
+
+    Args:
+        model: the model.
+        division: of it.
+        pipe: where this process stands.
+        unseeded: Keras' generator for random numbers without a seed.
+        loss_reduction: of the strategy.
+    """
+
+    def __init__(
+        self, model: keras.Model, division: Division, pipe: Pipe, unseeded: Any, *, loss_reduction: str
+    ) -> None:
+        self._model = model
+        self._division = division
+        self._pipe = pipe
+        self._unseeded = unseeded
+        self._loss_reduction = loss_reduction
+
+    def train(self, data: Any, global_rows: int) -> Any:
+        """Compute a batch in micro-batches, update the weights once, and return the logs."""
+        microbatches = self._microbatches(data, global_rows)
+        schedule = self._pipe.schedule(len(microbatches))
+        with self._outer(data, global_rows) as current:
+            totals = self._totals(current)
+        order = schedule.orders[self._pipe.stage]
+        found, told = self._passed(lambda: self._run("train", microbatches, training=True).train(order))
+        with current:
+            found.added = self._with_regularizers(found, current)
+            gradients = self._gradients(found, told)
+            variables = self._model.trainable_weights
+            current.weighted.add(id(self._model.optimizer))
+            if variables:
+                self._model.optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+            self._apply_states(found)
+            self._apply_draws(told)
+            return self._logs(data, found, told, totals)
+
+    def test(self, data: Any, global_rows: int) -> Any:
+        """Compute a batch in micro-batches, and return the logs."""
+        microbatches = self._microbatches(data, global_rows)
+        with self._outer(data, global_rows) as current:
+            totals = self._totals(current)
+        order = self._forwards(len(microbatches))
+        found, told = self._passed(
+            lambda: self._run("test", microbatches, training=False).predict(order, with_loss=True)
+        )
+        with current:
+            found.added = self._with_regularizers(found, current, with_gradients=False)
+            return self._logs(data, found, told, totals)
+
+    def predict(self, data: Any, global_rows: int) -> Any:
+        """Compute a batch in micro-batches, and return the model's results on every stage."""
+        microbatches = self._microbatches(data, global_rows)
+        with run.local(self._model):
+            found = self._run("predict", microbatches, training=False).predict(
+                self._forwards(len(microbatches)), with_loss=False
+            )
+        outputs = self._known_to_all(found, microbatches)
+        rows = self._rows(global_rows)
+        return step.slice_rows(
+            graphs.packed(self._division.graph, outputs), tf.constant(0), tf.constant(tf.int32.max if rows else 0)
+        )
+
+    def _run(self, name: str, microbatches: list[MicroBatch], *, training: bool) -> run.Run:
+        return run.Run(
+            self._model,
+            self._division,
+            stage=self._pipe.stage,
+            stages=self._pipe.stages,
+            links=Links(self._pipe.between, name),
+            microbatches=microbatches,
+            training=training,
+            unseeded=self._unseeded,
+            recompute=self._pipe.recompute and training,
+        )
+
+    def _forwards(self, count: int) -> list[Work]:
+        chunks = self._division.parts // self._pipe.stages
+        return [Work("forward", number, chunk) for chunk in range(chunks) for number in range(count)]
+
+    def _rows(self, global_rows: int) -> int:
+        """Return how many examples this replica has."""
+        replica, replicas = self._pipe.replica, self._pipe.replicas
+        return global_rows * (replica + 1) // replicas - global_rows * replica // replicas
+
+    def _outer(self, data: Any, global_rows: int) -> step.Step:
+        """Return the step of this replica's batch."""
+        replica_step.adapt(self._model, self._unseeded)
+        return step.Step(
+            rows=tf.constant(self._rows(global_rows)), global_rows=tf.constant(global_rows), weighs_loss=True
+        )
+
+    def _microbatches(self, data: Any, global_rows: int) -> list[MicroBatch]:
+        """Return this replica's batch in parts; where it has no example, it computes with a copy of one."""
+        replica_step.adapt(self._model, self._unseeded)
+        for metric in getattr(keras_model.compiled_losses(self._model), "metrics", ()):
+            keras_metrics.ignore_weights(metric)
+        rows = self._rows(global_rows)
+        there = max(rows, 1)
+        count = min(self._pipe.microbatches, there)
+        bounds = [there * number // count for number in range(count + 1)]
+        specs: dict[int, Any] = {}
+        made = []
+        for number in range(count):
+            begin, end = bounds[number], bounds[number + 1]
+            own = end - begin if rows else 0
+            current = MicroStep(
+                what=self._model.name,
+                is_alone=count == 1,
+                loss_reduction=self._loss_reduction,
+                rows=tf.constant(own),
+                global_rows=tf.constant(global_rows),
+                weighs_loss=True,
+                index=tf.constant(self._pipe.replica * self._pipe.microbatches + number),
+            )
+            one = MicroBatch(
+                number,
+                begin,
+                end,
+                data=data,
+                division=self._division,
+                current=current,
+                counts=rows > 0,
+                specs=specs.get(end - begin),
+            )
+            specs[end - begin] = one.specs
+            made.append(one)
+        return made
+
+    def _totals(self, current: step.Step) -> results.Totals:
+        return results.Totals(self._model, metrics.snapshot(self._model), current)
+
+    def _passed(self, passes: Callable[[], Found]) -> tuple[Found, Told]:
+        """Trace a stage's passes; return what they have come to here, and what all stages have to know of it.
+
+        Raises:
+            UnsupportedError: here or on another stage something cannot be computed so.
+        """
+        generators, trained = self._generators(), self._model.trainable_weights
+        mine, found = [0] * (len(trained) + len(generators) + 1), None
+        try:
+            with run.local(self._model):
+                found = passes()
+            there = [
+                id(weight) in found.gradients and found.gradients[id(weight)].result() is not None for weight in trained
+            ]
+            adds = found.added is not None or any(weight.regularizer is not None for weight in trained)
+            mine = [*map(int, there), *(found.draws.get(id(one), 0) for one in generators), int(adds)]
+        finally:  # the others ask, whatever has happened here
+            with tf.init_scope():
+                seen = self._pipe.workers.gather([*mine, int(found is None)])
+        if seen[:, -1].any():
+            failed = [str(worker) for worker, row in enumerate(seen) if row[-1]]
+            raise UnsupportedError(
+                f"this step cannot be computed on the stage of worker {', '.join(failed)}; the error there says why."
+            )
+        drawn = seen[:, len(trained) : -2].sum(axis=0) // self._pipe.replicas  # replicas of a stage draw alike
+        return found, Told(
+            has_gradient=[bool(column.any()) for column in seen[:, : len(trained)].T],
+            draws=drawn.tolist(),
+            adds=bool(seen[:, -2].any()),
+        )
+
+    def _generators(self) -> list[Any]:
+        found = {id(one): one for one in [*keras_model.seed_generators(self._model), self._unseeded]}
+        return list(found.values())
+
+    def _with_regularizers(self, found: Found, current: step.Step, *, with_gradients: bool = True) -> Any:
+        """Return what layers and regularizers add to the loss here, times examples, and add its gradients.
+
+        A regularizer of a weight is computed once in a step, on the first stage that has the weight.
+        """
+        own = [
+            weight
+            for weight in self._model.trainable_weights
+            if weight.regularizer is not None and self._is_first(weight)
+        ]
+        if not own:
+            return found.added
+        with run.local(self._model), tf.GradientTape() as tape:
+            total = tf.add_n([tf.reduce_sum(tf.cast(one.regularizer(one), keras.backend.floatx())) for one in own])
+            scaled = self._model.optimizer.scale_loss(total) if with_gradients else total
+        if with_gradients:
+            with run.local(self._model):
+                gradients = tape.gradient(scaled, [one.value for one in own])
+            for weight, gradient in zip(own, gradients, strict=True):
+                if gradient is not None:
+                    accumulated = found.gradients.setdefault(id(weight), Accumulated())
+                    accumulated.add(tf.convert_to_tensor(gradient), -1, 0)
+        counted = total * tf.cast(current.rows, total.dtype)
+        return counted if found.added is None else found.added + counted
+
+    def _is_first(self, weight: Any) -> bool:
+        holders = self._division.holders(self._pipe.stages).get(id(weight), (0,))
+        return holders[0] == self._pipe.stage
+
+    def _gradients(self, found: Found, told: Told) -> list[Any]:
+        """Return the gradient of each trainable weight: without elements where this stage has no part in it."""
+        holders_of = self._division.holders(self._pipe.stages)
+        gradients: list[Any] = []
+        shared: dict[int, tf.Tensor] = {}
+        for place, weight in enumerate(self._model.trainable_weights):
+            holders, everywhere = holders_of.get(id(weight), (0,)), sharded.sharding_of(weight) is None
+            accumulated = found.gradients.get(id(weight))
+            value = None if accumulated is None else accumulated.result()
+            if value is None:
+                value = tf.zeros(weight.shape, weight.dtype)
+            if len(holders) > 1 or (everywhere and self._pipe.stages > 1):
+                shared[place] = tf.cast(tf.convert_to_tensor(value), weight.dtype)
+            here = everywhere or self._pipe.stage in holders
+            gradients.append(value if here else tf.zeros([0], weight.dtype))
+        if shared:
+            sums = self._pipe.sums(list(shared.values()), "gradients of weights of several stages")
+            for place, total in zip(shared, sums, strict=True):
+                if gradients[place].shape == total.shape:
+                    gradients[place] = total
+        return [one if there else None for one, there in zip(gradients, told.has_gradient, strict=True)]
+
+    def _apply_states(self, found: Found) -> None:
+        """Give variables that layers have changed their values: the mean over replicas of means over micro-batches.
+
+        Raises:
+            UnsupportedError: other stages have the variable too, and would not know.
+        """
+        holders = self._division.holders(self._pipe.stages)
+        for variable, _ in found.states.values():
+            everywhere = sharded.sharding_of(variable) is None and self._pipe.stages > 1
+            if everywhere or len(holders[id(variable)]) > 1:
+                raise UnsupportedError(
+                    f"the variable {variable.path!r} (shape {tuple(variable.shape)}) changes in a forward pass on one "
+                    "stage, and other stages have it too: those that call its layer, and all if it is a scalar. Let "
+                    "one stage call it (stages=), and give it a shape such as (1,)."
+                )
+        floats = [(v, value) for v, value in found.states.values() if tf.as_dtype(v.dtype).is_floating]
+        rest = [(v, value) for v, value in found.states.values() if not tf.as_dtype(v.dtype).is_floating]
+        if floats and self._pipe.replicas > 1:
+            sums = replica_sums.sum_over_replicas([value for _, value in floats], is_differentiable=False)
+            floats = [(v, total) for (v, _), total in zip(floats, sums, strict=True)]
+        with run.local(self._model):
+            for variable, value in [*floats, *rest]:
+                variable.assign(value)
+
+    def _apply_draws(self, told: Told) -> None:
+        """Let every generator be where one forward pass through the whole model leaves it, on all stages."""
+        for generator, count in zip(self._generators(), told.draws, strict=True):
+            if count:
+                state = generator.state
+                state.assign(tf.convert_to_tensor(state.value) + tf.constant([0, count], tf.as_dtype(state.dtype)))
+
+    def _logs(self, data: Any, found: Found, told: Told, totals: results.Totals) -> Any:
+        """Return the metrics over all examples, which the last stage counts and all are told."""
+        if told.adds:
+            own = tf.zeros([], keras.backend.floatx()) if found.added is None else found.added
+            (added,) = self._pipe.sums([own], "what layers add to the loss")
+            if self._pipe.is_last:
+                total = keras_model.loss_tracker(self._model).total
+                total.assign_add(tf.cast(added, total.dtype))
+        if self._pipe.is_last:
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            y_pred = graphs.packed(self._division.graph, _rows_of(found.outputs))
+            self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        totals.restore()
+        parts = totals.parts()
+        mine = parts if self._pipe.is_last else [tf.zeros_like(part) for part in parts]
+        sums = list(self._pipe.everybody.all_reduce(mine, ["metrics"] * len(mine))) if mine else []
+        metrics.gather_in_one_place(totals.variables, sums)
+        keras_model.note_logs(self._model, are_metrics=True)
+        return totals.over(sums, lambda: keras_model.metrics_result(self._model))
+
+    def _known_to_all(self, found: Found, microbatches: list[MicroBatch]) -> list[tf.Tensor]:
+        outputs = []
+        made = _rows_of(found.outputs) if self._pipe.is_last else []
+        for number, tensor in enumerate(self._division.graph.outputs):
+            specs = [one.spec(id(tensor)) for one in microbatches]
+            shape = [sum(spec.shape[0] for spec in specs), *specs[0].shape[1:]]
+            value = made[number] if made else tf.zeros(shape, specs[0].dtype)
+            key = f"output {number} {shape} {specs[0].dtype.name}"
+            outputs.append(self._pipe.traced.broadcast(tf.ensure_shape(value, shape), key, root=self._pipe.stages - 1))
+        return outputs
+
+
+def _rows_of(outputs: dict[int, list[tf.Tensor]]) -> list[tf.Tensor]:
+    """Return the rows of all micro-batches, with their masks."""
+    found = []
+    for same in zip(*(outputs[number] for number in sorted(outputs)), strict=True):
+        rows = same[0] if len(same) == 1 else tf.concat(same, axis=0)
+        masks = [graphs.mask_of(one) for one in same]
+        if all(mask is not None for mask in masks):
+            rows = graphs.with_mask(tf.identity(rows), tf.concat(masks, axis=0))
+        found.append(rows)
+    return found
