@@ -158,7 +158,7 @@ def distances(mesh: str, name: str, references: str, **options: Any) -> dict[str
         wanted = on_one_device(name, references)
         assert found.keys() == wanted.keys()
         far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
-    shards = [variable._value.shard for variable in model.weights]
+    shards = [getattr(variable._value, "shard", variable) for variable in model.weights]
     return {
         "digest": zlib.crc32(b"".join(value.tobytes() for value in found.values())),
         "held": [int(np.prod(shard.shape)) for shard in shards],
@@ -364,5 +364,6 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "pipedream": _pipeline(schedule="pipedream"),
     "engine": _pipeline(collectives="tensorflow"),
     "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),
+    "both": lambda _: _pipeline()("data=2,pipeline=2"),
     "axis": lambda _: _pipeline()("batch=1,model=2"),
 }
