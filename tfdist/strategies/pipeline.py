@@ -156,9 +156,11 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         extended = PipelineReplicas(
             self,
             staged=self._staged,
+            between=[replicas],
+            examples=[others.rank],
             everybody=everybody,
             late=self._axes.late,
-            part_of_initial=InitialParts(everybody, self._workers.waiting),
+            parts_of_initial=InitialParts(everybody, self._workers.waiting),
             devices=tf_strategies.local_devices(("GPU",))[:1] or tf_strategies.local_devices(("CPU",))[:1],
             collective=replicas,
             waiting=self._workers.waiting,
@@ -318,7 +320,7 @@ def _mesh(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster") -> 
             f"the mesh is {mesh}; several replicas of several stages are not there yet. Take as many stages as there "
             f"are processes (pipeline={mesh.size}), or replicas alone (data={mesh.size},pipeline=1)."
         )
-    mesh.require_size(cluster.num_workers, cluster.source)
+    mesh.require_size(cluster.num_workers, 1, cluster.source)
     if count is not None and mesh.size_of(PIPELINE) != count:
         raise ConfigError(
             f"stages says {count} stages, and the mesh {mesh} has {mesh.size_of(PIPELINE)}. Leave one of the two out."

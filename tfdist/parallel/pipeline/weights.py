@@ -93,6 +93,11 @@ class StageSharding:
 
         return told(part)
 
+    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the weight of which this process has one part."""
+        (part,) = parts
+        return self.whole(part)
+
     def cut(self, whole: Any) -> Any:
         """Return what this process has of a tensor or an array of the weight's shape."""
         if self.is_held:

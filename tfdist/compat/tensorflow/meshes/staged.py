@@ -41,8 +41,6 @@ class StagedVariable(ShardedVariable):
         dtype: its dtype.
     """
 
-    sharding: Staged
-
     def __init__(
         self, make: Callable[..., Any], sharding: Staged, strategy: Any, kwargs: dict[str, Any], dtype: tf.DType
     ) -> None:
@@ -53,8 +51,13 @@ class StagedVariable(ShardedVariable):
         self.former: Any = None
         self._kwargs = {name: kwargs.get(name) for name in ("name", "trainable", "synchronization", "aggregation")}
         self._dtype = dtype
-        self.sharding = sharding
+        self.shardings = (sharding,)
         self._distribute_strategy = strategy
+
+    @property
+    def sharding(self) -> Any:
+        """Which processes have it."""
+        return self.shardings[0]
 
     @property
     def shard(self) -> Any:
@@ -77,7 +80,7 @@ class StagedVariable(ShardedVariable):
             # nobody else makes it now, so nothing may travel for it
             self.former = self._made
             with tf.init_scope():
-                self._made = self._make(initial_value=_Part(lambda: tf.zeros([0], self._dtype)))
+                self._made = self._make(initial_value=_Part(lambda: [tf.zeros([0], self._dtype)], 0, {}))
         assert self.shard is not None
         self._is_settled = True
 
@@ -119,7 +122,7 @@ class PipelineReplicas(ModelParallelReplicas):
         self._staged = staged
         # in the order in which they were made, which is the same on all processes
         self._variables: list[weakref.ref[StagedVariable]] = []
-        super().__init__(container_strategy, sharding_of=lambda *_: None, **options)
+        super().__init__(container_strategy, shardings_of=lambda *_: None, **options)
 
     def settle(self) -> None:
         """Make the variables whose stages are known, in the order in which they were described."""
@@ -142,7 +145,8 @@ class PipelineReplicas(ModelParallelReplicas):
                 kwargs["colocate_with"] = reference.shard
             return super()._create_variable(next_creator, **kwargs)
         known = keras_variables.being_made()
-        value = _Part(self.part_of_initial, kwargs["initial_value"], known and known[1], dtype, sharding)
+        parts = functools.partial(self.parts_of_initial, kwargs["initial_value"], known and known[1], dtype, [sharding])
+        value = _Part(parts, 0, {})
         make = functools.partial(self._make, next_creator, {**kwargs, "initial_value": value, "shape": None})
         made = StagedVariable(make, sharding, self._container_strategy(), kwargs, dtype)
         if sharding.is_settled:
