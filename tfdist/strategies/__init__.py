@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.model_parallel import ModelParallelStrategy
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
-    from tfdist.strategies.pipeline import PipelineStrategy
+    from tfdist.strategies.pipeline.strategy import PipelineStrategy
     from tfdist.strategies.ring import RingStrategy
     from tfdist.strategies.sharded_data_parallel import ShardedDataParallelStrategy
 
@@ -45,7 +45,7 @@ _MODULES = {
     "ModelParallelStrategy": "tfdist.strategies.model_parallel",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
-    "PipelineStrategy": "tfdist.strategies.pipeline",
+    "PipelineStrategy": "tfdist.strategies.pipeline.strategy",
     "RingStrategy": "tfdist.strategies.ring",
     "ShardedDataParallelStrategy": "tfdist.strategies.sharded_data_parallel",
     "create": "tfdist.strategies.choose",

@@ -110,7 +110,7 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
             ),
             Entry(
                 name="pipeline",
-                target="tfdist.strategies.pipeline:PipelineStrategy",
+                target="tfdist.strategies.pipeline.strategy:PipelineStrategy",
                 processes="workers",
                 summary="a model cut into stages over processes, batches into micro-batches (GPipe, 1F1B)",
                 collectives=("auto", "native"),
