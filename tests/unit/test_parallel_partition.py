@@ -242,13 +242,16 @@ def test_plans_have_their_commands() -> None:
     assert commands["one device"] == "python train.py"
     assert commands["data 4"] == "tfdist run --strategy multi-worker -n 4 train.py"
     hybrid = next(one for one in report.plans if one.name == "data 2 x pipeline 2")
+    assert hybrid.layers == ("l4",)
+    assert commands[hybrid.name] == hybrid.code() == ""  # no strategy runs it
+    alone = next(one for one in report.plans if one.name == "pipeline 4")
     if "pipeline" not in registry.names():
-        assert commands[hybrid.name] == hybrid.code() == ""
+        assert commands[alone.name] == alone.code() == ""
         return
     variables = "TFDIST_SCHEDULE=1f1b TFDIST_MICROBATCHES=8"
-    run = "tfdist run --strategy pipeline -n 4 --mesh data=2,pipeline=2 train.py"
-    assert commands[hybrid.name] == f"{variables} {run}"
-    assert (hybrid.layers, hybrid.code()) == (("l4",), "stages=('l4',)")
+    run = "tfdist run --strategy pipeline -n 4 --mesh pipeline=4 train.py"
+    assert commands[alone.name] == f"{variables} {run}"
+    assert alone.code() == "stages=('l2', 'l4', 'l6')"
 
 
 def test_devices_that_no_number_of_stages_divides() -> None:

@@ -286,7 +286,8 @@ class _Maker:
                 break
         setting, stages = min(found, key=lambda pair: search.cost(pair[0], pair[1], self.objective))
         data = f"data {replicas} x " if replicas > 1 else ""
-        runs = setting.flushes and _PIPELINE in registry.names()
+        # `PipelineStrategy` refuses several replicas of several stages
+        runs = setting.flushes and replicas == 1 and _PIPELINE in registry.names()
         return self._plan(setting, stages, f"{data}pipeline {len(stages)}", _PIPELINE if runs else None)
 
     def _uneven(self, microbatches: int, uses_all: bool = True, name: str = "pipeline") -> Plan | None:
