@@ -43,7 +43,7 @@ def call(pool: WorkerPool, function: str, *, cases: str = "parameter_server_case
     return reply.value
 
 
-@pytest.mark.parametrize("bound", [None, 0, 1, 2, 5])
+@pytest.mark.parametrize("bound", [None, 0, 2])
 def test_what_is_counted_is_what_was_applied(pool: WorkerPool, bound: int | None) -> None:
     seen = call(pool, "count_exactly", options={"max_staleness": bound})
     assert seen["iterations"] == seen["weight"] == seen["staleness"] == 63
