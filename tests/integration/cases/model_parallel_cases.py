@@ -151,19 +151,27 @@ def made(name: str) -> tuple[keras.Model, np.ndarray]:
     return model, x
 
 
-def trained(model: keras.Model, x: np.ndarray, *, dropped: bool) -> dict[str, Any]:
+#: what is evaluated and predicted too: other optimizers and other layers change nothing there
+VALIDATED, EVALUATED = ("mlp",), ("mlp", "convolution")
+PREDICTED = (*EVALUATED, "embedding", "attention")
+
+
+def trained(name: str, model: keras.Model, x: np.ndarray, *, dropped: bool) -> dict[str, Any]:
+    """Train, and do with the model what is done with the one of this name: each batch of another size is traced."""
     if not dropped:
         for layer in model.layers:
             if hasattr(layer, "rate"):
                 layer.rate = 0.0
-    history = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=(x[:7], Y[:7]))
-    return {
-        "history": np.array([history.history[key] for key in ("loss", "mae", "val_loss", "val_mae")]),
-        "evaluate": np.array(model.evaluate(x, Y, batch_size=BATCH, verbose=0)),
-        "predict": model.predict(x, batch_size=BATCH, verbose=0),
-        **{f"weight {index}": weight for index, weight in enumerate(model.get_weights())},
-        **{f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)},
-    }
+    validated = {"validation_data": (x[:7], Y[:7])} if name in VALIDATED else {}
+    history = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **validated)
+    keys = ("loss", "mae", *(("val_loss", "val_mae") if validated else ()))
+    found = {key: np.array(history.history[key]) for key in keys}
+    if name in EVALUATED:
+        found["evaluate"] = np.array(model.evaluate(x, Y, batch_size=BATCH, verbose=0))
+    if name in PREDICTED:
+        found["predict"] = model.predict(x, batch_size=BATCH, verbose=0)
+    found |= {f"weight {index}": weight for index, weight in enumerate(model.get_weights())}
+    return found | {f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)}
 
 
 def distances(mesh: str, name: str, references: str, **options: str) -> dict[str, Any]:
@@ -175,11 +183,11 @@ def distances(mesh: str, name: str, references: str, **options: str) -> dict[str
     dropped = Mesh.parse(mesh).size_of("batch") == 1
     with strategy(mesh, **options).scope():
         model, x = made(name)
-    found = trained(model, x, dropped=dropped)
+    found = trained(name, model, x, dropped=dropped)
     far: dict[str, float] = {}
     if RANK == 0:
         wanted = on_one_device(name, dropped, references)
-        assert found.keys() == wanted.keys()
+        assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
         far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
     return {
         "digest": zlib.crc32(b"".join(value.tobytes() for value in found.values())),
@@ -192,7 +200,7 @@ def on_one_device(name: str, dropped: bool, references: str) -> dict[str, Any]:
     """Train on one device, or read what another process has found; those of one folder do it one after another."""
     path = f"{references}/{name}-{dropped}.npz"
     if not os.path.exists(path):
-        np.savez(path, **trained(*made(name), dropped=dropped))
+        np.savez(path, **trained(name, *made(name), dropped=dropped))
     with np.load(path) as arrays:
         return dict(arrays)
 
@@ -285,13 +293,13 @@ def by_distribution(mesh: str) -> dict[str, Any]:
         over = tfdist.strategies.from_environment()
         with over.scope():
             model, x = made("mlp")
-        found = trained(model, x, dropped=True)
+        found = trained("mlp", model, x, dropped=True)
         with strategy(mesh).scope():
             other, _ = made("mlp")
         said = _said(lambda: other.fit(x, Y, verbose=0))
     finally:
         keras.distribution.set_distribution(None)
-    wanted = trained(*made("mlp"), dropped=True)
+    wanted = trained("mlp", *made("mlp"), dropped=True)
     stream = io.StringIO()
     with contextlib.redirect_stdout(stream):
         tfdist.parallel.describe(model)
