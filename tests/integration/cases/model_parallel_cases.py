@@ -151,27 +151,24 @@ def made(name: str) -> tuple[keras.Model, np.ndarray]:
     return model, x
 
 
-#: what is evaluated and predicted too: other optimizers and other layers change nothing there
-VALIDATED, EVALUATED = ("mlp",), ("mlp", "convolution")
-PREDICTED = (*EVALUATED, "embedding", "attention")
+EVALUATED, PREDICTED = ("mlp", "convolution"), ("mlp", "convolution", "embedding", "attention")
 
 
 def trained(name: str, model: keras.Model, x: np.ndarray, *, dropped: bool) -> dict[str, Any]:
-    """Train, and do with the model what is done with the one of this name: each batch of another size is traced."""
+    """Train; evaluate and predict where layers matter to that: each batch of another size is traced."""
     if not dropped:
         for layer in model.layers:
             if hasattr(layer, "rate"):
                 layer.rate = 0.0
-    validated = {"validation_data": (x[:7], Y[:7])} if name in VALIDATED else {}
-    history = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **validated)
-    keys = ("loss", "mae", *(("val_loss", "val_mae") if validated else ()))
-    found = {key: np.array(history.history[key]) for key in keys}
-    if name in EVALUATED:
-        found["evaluate"] = np.array(model.evaluate(x, Y, batch_size=BATCH, verbose=0))
-    if name in PREDICTED:
-        found["predict"] = model.predict(x, batch_size=BATCH, verbose=0)
-    found |= {f"weight {index}": weight for index, weight in enumerate(model.get_weights())}
-    return found | {f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)}
+    other = (x[:7], Y[:7]) if name == "mlp" else None
+    history = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=other).history
+    return {
+        **{key: np.array(history[key]) for key in ("loss", "mae", "val_loss", "val_mae")[: 4 if other else 2]},
+        "evaluate": np.array(model.evaluate(x, Y, batch_size=BATCH, verbose=0) if name in EVALUATED else 0),
+        "predict": model.predict(x, batch_size=BATCH, verbose=0) if name in PREDICTED else np.zeros(1),
+        **{f"weight {index}": weight for index, weight in enumerate(model.get_weights())},
+        **{f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)},
+    }
 
 
 def distances(mesh: str, name: str, references: str, **options: str) -> dict[str, Any]:
