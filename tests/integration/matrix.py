@@ -21,14 +21,14 @@ CELL_SECONDS = 600.0  # a feature's own deadline is for a machine that does noth
 # rows take turns: two of three run where a cell is cheapest, in one process, the third under the other strategies
 OTHERS = (
     *("multi-worker-2x1", "ring-2", "multi-worker-native-2", "mirrored-native-2", "multi-worker-horovod-2"),
-    *("model-parallel-1x2", "sharded-3", "parameter-server-2", "model-parallel-1x2-devices"),
+    *("model-parallel-1x2", "pipeline-2", "sharded-3", "parameter-server-2", "model-parallel-1x2-devices"),
 )
 TURNS = tuple(name for other in OTHERS for name in (other, "mirrored-2", "mirrored-2"))
 # of each of these a file of tests, which processes share out
 FILES = (
     ("mirrored-2", "mirrored-native-2", "model-parallel-1x2-devices"),
     ("multi-worker-2x1", "multi-worker-native-2", "parameter-server-2", "model-parallel-1x2"),
-    ("ring-2", "multi-worker-horovod-2", "sharded-3"),
+    ("ring-2", "multi-worker-horovod-2", "sharded-3", "pipeline-2"),
 )
 SEVERAL_WORKERS = ("multi-worker-2x1", "ring-2", "multi-worker-native-2", "multi-worker-horovod-2", "sharded-3")
 # in which of the columns of `NUMBERS` a row is trained: in all, or in one of one process and one of several

@@ -41,7 +41,8 @@ def test_every_row_is_trained_and_every_strategy_trains_rows_of_every_subject() 
 
 
 def test_rows_where_numbers_matter_are_trained_with_other_numbers_of_replicas() -> None:
-    assert {one.strategy for one in matrix.NUMBERS} == set(registry.names())
+    # the stages of a pipeline are one replica
+    assert {one.strategy for one in matrix.NUMBERS} == set(registry.names()) - {"pipeline"}
     assert {one.replicas for one in matrix.NUMBERS} == {2, 3, 4}
     assert any(one.workers > 1 and one.replicas_per_worker > 1 for one in matrix.NUMBERS)
     turns = [columns for columns in matrix.numbered() if columns != matrix.NUMBERS]

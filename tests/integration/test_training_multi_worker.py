@@ -21,7 +21,9 @@ from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
 TWO = ["multi-worker", "ring"]
-STRATEGIES = TWO + [name for name in registry.names() if registry.get(name).processes == "workers" and name not in TWO]
+# of a pipeline, whose workers have other parts of one model, test_training_pipeline.py has all
+OTHERS = [name for name in registry.names() if registry.get(name).processes == "workers" and name != "pipeline"]
+STRATEGIES = TWO + [name for name in OTHERS if name not in TWO]
 under_two = pytest.mark.parametrize("pool", TWO, indirect=True)
 # what carries the workers' tensors, by what is asked for; each ends waits, and is ended, in another way
 CARRIERS = [
