@@ -3,7 +3,7 @@
 python strategies/pipeline/train.py
 tfdist run --strategy pipeline -n 2 strategies/pipeline/train.py
 TFDIST_SCHEDULE=gpipe tfdist run --strategy pipeline -n 2 strategies/pipeline/train.py
-tfdist run --strategy pipeline -n 4 strategies/pipeline/train.py
+tfdist run --strategy pipeline -n 4 --mesh data=2,pipeline=2 strategies/pipeline/train.py
 
 It is plain Keras, and learns the digits of sums such as 27+58=85 from their characters. Each stage holds its layers and
 what the optimizer keeps of them; a batch goes through the stages in micro-batches (TFDIST_MICROBATCHES, 8). The numbers

@@ -89,6 +89,11 @@ def test_replicas_alone_have_the_numbers_of_one_device(two: WorkerPool, equal: E
     equal(two, "data=2,pipeline=1", "words", microbatches=2)
 
 
+@pytest.mark.parametrize("name", ["branches", "mlp-scaling", "words"])
+def test_replicas_of_two_stages_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal, name: str) -> None:
+    equal(four, "data=2,pipeline=2", name)
+
+
 def test_four_stages_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal) -> None:
     equal(four, "data=1,pipeline=4", "branches", schedule="gpipe")
 
@@ -136,7 +141,6 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
         ("pipedream", "UnsupportedError: the schedule 'pipedream' updates weights after each micro-batch"),
         ("engine", "UnsupportedError: collectives is 'tensorflow'"),
         ("mesh", "ConfigError: stages says 3 stages, and the mesh data=1,pipeline=2 has 2"),
-        ("both", "UnsupportedError: the mesh is data=2,pipeline=2; several replicas of several stages are not there"),
         ("axis", "UnsupportedError: the mesh is batch=1,model=2; a pipeline has the axes data and pipeline"),
     ],
 )

@@ -74,7 +74,7 @@ _MESHED = ("model-parallel", "pipeline")
     "--mesh",
     metavar="AXES",
     envvar=MESH_VARIABLE,
-    help="As batch=2,model=2, or data=1,pipeline=2.",
+    help="As batch=2,model=2, or data=2,pipeline=2.",
 )
 @click.option(
     "--collectives",

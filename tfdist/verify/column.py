@@ -170,6 +170,7 @@ COLUMNS = (
         for name, data, stages, schedule in (
             ("pipeline-2", 1, 2, "1f1b"),
             ("pipeline-3", 1, 3, "gpipe"),
+            ("pipeline-2x2", 2, 2, "1f1b"),
         )
     ),
 )

@@ -364,6 +364,5 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "pipedream": _pipeline(schedule="pipedream"),
     "engine": _pipeline(collectives="tensorflow"),
     "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),
-    "both": lambda _: _pipeline()("data=2,pipeline=2"),
     "axis": lambda _: _pipeline()("batch=1,model=2"),
 }

@@ -359,8 +359,12 @@ class StageStep:
             specs = [one.spec(id(tensor)) for one in microbatches]
             shape = [sum(spec.shape[0] for spec in specs), *specs[0].shape[1:]]
             value = made[number] if made else tf.zeros(shape, specs[0].dtype)
-            key = f"output {number} {shape} {specs[0].dtype.name}"
-            outputs.append(self._pipe.traced.broadcast(tf.ensure_shape(value, shape), key, root=self._pipe.stages - 1))
+            value = tf.ensure_shape(value, shape)
+            if self._pipe.stages > 1:
+                # by a key of its own: replicas have other numbers of rows, and so would have other signatures
+                key = f"predicted output {number}"
+                value = self._pipe.between.broadcast(value, key=key, root=self._pipe.stages - 1)
+            outputs.append(value)
         return outputs
 
 

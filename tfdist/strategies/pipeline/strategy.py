@@ -60,9 +60,9 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         schedule: "1f1b", "gpipe" or "interleaved", or a function of your own that returns a
             `tfdist.parallel.schedules.Schedule`, given stages, micro-batches and chunks.
         chunks: parts of the model on each stage, of "interleaved".
-        mesh: a text such as ``"data=1,pipeline=4"``, a dictionary or a `tfdist.cluster.mesh.Mesh`; None takes the
-            variable ``TFDIST_MESH`` (`tfdist run --mesh`), or else as many stages as there are processes. Of the two
-            sizes one is 1.
+        mesh: a text such as ``"data=2,pipeline=2"``, a dictionary or a `tfdist.cluster.mesh.Mesh`; None takes the
+            variable ``TFDIST_MESH`` (`tfdist run --mesh`), or else as many replicas as the processes are times the
+            stages.
         recompute: whether a backward pass computes its forward pass again, with the same random numbers, so that a
             stage keeps no more of a micro-batch than it was sent.
         replicas_per_worker: 1; a process is one device.
@@ -305,7 +305,7 @@ def _mesh(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster") -> 
         unknown = set(mesh.names) - {DATA, PIPELINE}
         if PIPELINE not in mesh.names or unknown:
             raise UnsupportedError(
-                f"the mesh is {mesh}; a pipeline has the axes {DATA} and {PIPELINE}. Write one as data=1,pipeline=2."
+                f"the mesh is {mesh}; a pipeline has the axes {DATA} and {PIPELINE}. Write one as data=2,pipeline=2."
             )
     else:
         size = cluster.num_workers if count is None else count
@@ -315,11 +315,6 @@ def _mesh(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster") -> 
                 f"as many. Start a multiple of {size}."
             )
         mesh = Mesh(((DATA, cluster.num_workers // size), (PIPELINE, size)))
-    if mesh.size > mesh.size_of(PIPELINE) > 1:
-        raise UnsupportedError(
-            f"the mesh is {mesh}; several replicas of several stages are not there yet. Take as many stages as there "
-            f"are processes (pipeline={mesh.size}), or replicas alone (data={mesh.size},pipeline=1)."
-        )
     mesh.require_size(cluster.num_workers, 1, cluster.source)
     if count is not None and mesh.size_of(PIPELINE) != count:
         raise ConfigError(
