@@ -20,7 +20,6 @@ from tfdist.parallel.partition.profile import LayerProfile, Profile
 from tfdist.parallel.partition.search import best_stages, cost
 from tfdist.parallel.partition.stages import SCHEDULES, Setting, Stage
 from tfdist.parallel.partition.step_time import predict
-from tfdist.strategies import registry
 
 FAST = Link(latency_seconds=0.0, bytes_per_second=1e18)
 KB = st.integers(0, 8).map(lambda size: size * 1000)
@@ -243,12 +242,11 @@ def test_plans_have_their_commands() -> None:
     assert commands["data 4"] == "tfdist run --strategy multi-worker -n 4 train.py"
     hybrid = next(one for one in report.plans if one.name == "data 2 x pipeline 2")
     assert hybrid.layers == ("l4",)
-    assert commands[hybrid.name] == hybrid.code() == ""  # no strategy runs it
+    variables = f"TFDIST_STAGES=l4 TFDIST_SCHEDULE=1f1b TFDIST_MICROBATCHES={hybrid.microbatches}"
+    run = "tfdist run --strategy pipeline -n 4 --mesh data=2,pipeline=2 train.py"
+    assert commands[hybrid.name] == f"{variables} {run}"
     alone = next(one for one in report.plans if one.name == "pipeline 4")
-    if "pipeline" not in registry.names():
-        assert commands[alone.name] == alone.code() == ""
-        return
-    variables = "TFDIST_SCHEDULE=1f1b TFDIST_MICROBATCHES=8"
+    variables = "TFDIST_STAGES=l2,l4,l6 TFDIST_SCHEDULE=1f1b TFDIST_MICROBATCHES=8"
     run = "tfdist run --strategy pipeline -n 4 --mesh pipeline=4 train.py"
     assert commands[alone.name] == f"{variables} {run}"
     assert alone.code() == "stages=('l2', 'l4', 'l6')"

@@ -128,10 +128,12 @@ def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _options_of_a_pipeline(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the environment says of micro-batches and their order."""
+    """Return what the environment says of stages, of micro-batches and of their order."""
     options: dict[str, Any] = {}
     if environ.get(registry.SCHEDULE_VARIABLE):
         options["schedule"] = environ[registry.SCHEDULE_VARIABLE]
+    if environ.get(registry.STAGES_VARIABLE):
+        options["stages"] = tuple(name.strip() for name in environ[registry.STAGES_VARIABLE].split(","))
     for variable, option in ((registry.MICROBATCHES_VARIABLE, "microbatches"), (registry.CHUNKS_VARIABLE, "chunks")):
         if environ.get(variable):
             options[option] = validation.parse_integer(variable, environ[variable], minimum=1)

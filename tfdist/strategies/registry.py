@@ -29,7 +29,9 @@ COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
 MESH_VARIABLE = "TFDIST_MESH"
 #: its layouts, where the code has none: "auto"
 LAYOUTS_VARIABLE = "TFDIST_LAYOUTS"
-#: names the schedule of `pipeline`, the number of micro-batches, and that of chunks, where the code does not
+#: name the layers that begin stages of `pipeline`, with commas between, its schedule, the number of micro-batches, and
+#: that of chunks, where the code does not
+STAGES_VARIABLE = "TFDIST_STAGES"
 SCHEDULE_VARIABLE = "TFDIST_SCHEDULE"
 MICROBATCHES_VARIABLE = "TFDIST_MICROBATCHES"
 CHUNKS_VARIABLE = "TFDIST_CHUNKS"

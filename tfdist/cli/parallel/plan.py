@@ -195,9 +195,12 @@ def _print(report: Report, script: list[str]) -> None:
     console.print(escape(report.verdict()), soft_wrap=True)
     best = report.best
     if best is not None and best.command(script):
-        if best.code():
-            console.print(escape(f"with PipelineStrategy({best.code()}, ...) in the script, and"), soft_wrap=True)
         console.print(escape(best.command(script)), soft_wrap=True, style="bold")
+        if best.code():
+            console.print(
+                escape(f"Without from_environment() in the script: PipelineStrategy({best.code()}, ...)"),
+                soft_wrap=True,
+            )
 
 
 def _print_layouts(report: Report) -> None:

@@ -67,7 +67,11 @@ class Plan:
         if not self.strategy:
             return shlex.join(["python", *script])
         mesh = ["--mesh", self.mesh] if self.mesh else []
-        given = {"TFDIST_SCHEDULE": self.schedule, "TFDIST_MICROBATCHES": str(self.microbatches)}
+        given = {
+            registry.STAGES_VARIABLE: ",".join(self.layers),
+            registry.SCHEDULE_VARIABLE: self.schedule,
+            registry.MICROBATCHES_VARIABLE: str(self.microbatches),
+        }
         variables = [f"{name}={shlex.quote(value)}" for name, value in given.items()] if self.layers else []
         words = ["tfdist", "run", "--strategy", self.strategy, "-n", str(self.devices), *mesh, *script]
         return " ".join([*variables, shlex.join(words)])
@@ -286,9 +290,7 @@ class _Maker:
                 break
         setting, stages = min(found, key=lambda pair: search.cost(pair[0], pair[1], self.objective))
         data = f"data {replicas} x " if replicas > 1 else ""
-        # `PipelineStrategy` refuses several replicas of several stages
-        runs = setting.flushes and replicas == 1 and _PIPELINE in registry.names()
-        return self._plan(setting, stages, f"{data}pipeline {len(stages)}", _PIPELINE if runs else None)
+        return self._plan(setting, stages, f"{data}pipeline {len(stages)}", _PIPELINE if setting.flushes else None)
 
     def _uneven(self, microbatches: int, uses_all: bool = True, name: str = "pipeline") -> Plan | None:
         setting = self._setting(min(microbatches, self.profile.batch), None)
