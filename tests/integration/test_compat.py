@@ -190,6 +190,10 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_container_strategy _create_variable _get_variable_creator_initial_value", lambda: MirroredExtended),
         **each("_update _validate_colocate_with_variable", lambda: MirroredExtended),
         "_call_for_each_replica": lambda: MirroredExtended,
+        **each("_devices _num_replicas_in_sync _replica_ctx_all_reduce", lambda: MirroredExtended),
+        **each("_get_local_replica_id _get_replica_id_in_sync_group", lambda: MirroredExtended),
+        "_experimental_distribute_dataset": lambda: MirroredExtended,
+        **each("_examples _reduced_between", OURS),
         **each("_everybody _late _part_of _waiting", OURS),
     },
     "tensorflow/meshes/staged.py": {
@@ -232,6 +236,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each(MIRRORED, lambda: MirroredExtended),
         **each("_collective_ops _cross_device_ops _get_cross_device_ops _use_merge_call", lambda: MirroredExtended),
         **each("_in_multi_worker_mode _num_replicas_in_sync", lambda: MirroredExtended),
+        "_get_replica_id_in_sync_group": lambda: MirroredExtended,
         **each("_communication_options _enable_check_health", lambda: CollectiveAllReduceExtended),
         **each("_initialize_local_devices _std_server_started", lambda: CollectiveAllReduceExtended),
         "_collective_key_base": lambda: tf.distribute.MirroredStrategy,
