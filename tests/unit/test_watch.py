@@ -88,8 +88,8 @@ def test_the_end_of_a_job_is_seen(job: Path) -> None:
     (job / "gone").rename(job / f"tfdist-job-{JOB}-x" / "progress-1")
 
 
-def drawn(shown) -> str:  # type: ignore[no-untyped-def]
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+def drawn(shown, width: int = 160) -> str:  # type: ignore[no-untyped-def]
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(terminal.page(shown))
     return console.export_text()
@@ -104,6 +104,14 @@ def test_the_page_in_a_terminal(job: Path) -> None:
     assert max(bars) == 48
     for label in ("forward", "backward", "wait", "communication", "update"):
         assert f"█ {label}" in text
+
+
+def test_a_narrow_terminal_cuts_the_bars_alone(job: Path) -> None:
+    lines = drawn(seen(job), width=80).splitlines()
+    assert "…" not in "".join(lines[:4])
+    assert all(word in lines[1] for word in ("worker", "does", "steps/s", "loss", "memory", "CPU", "step ms"))
+    bars = [line.count("█") for line in lines if "MiB" in line]
+    assert 10 <= max(bars) < 48
 
 
 def test_without_a_record_there_is_less(job: Path) -> None:

@@ -1,8 +1,10 @@
 """The page of a job in a terminal, of a snapshot."""
 
 import time
+from collections.abc import Iterator
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +22,7 @@ COLORS = {
     Part.CHECKPOINT.label: "bright_black",
     Part.PYTHON.label: "white",
 }
-_BAR = 48
+_NARROWEST, _WIDEST = 10, 48  # of a bar, in columns
 
 
 def page(shown: Snapshot) -> RenderableType:
@@ -47,10 +49,10 @@ def page(shown: Snapshot) -> RenderableType:
 def _workers(shown: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bright_black")
     for name, justify in (("worker", "right"), ("does", "left"), ("step", "right"), ("steps/s", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for name in ("loss", "memory", "CPU", "step ms"):
-        table.add_column(name, justify="right")
-    table.add_column("parts of a step", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("parts of a step")  # the one that may be narrower
     longest = max((sum(one.parts.values()) for one in shown.workers), default=0.0)
     for one in shown.workers:
         total = sum(one.parts.values())
@@ -63,12 +65,26 @@ def _workers(shown: Snapshot) -> Table:
             "-" if one.memory is None else f"{one.memory / (1 << 20):.0f} MiB",
             "-" if one.cpu is None else f"{one.cpu:.2f}",
             f"{1e3 * total:.1f}" if total else "-",
-            bar(one, longest),
+            _Bar(one, longest),
         )
     return table
 
 
-def bar(one: WorkerView, longest: float, width: int = _BAR) -> Text:
+class _Bar:
+    """The parts of a worker's step, as wide as the other columns of the table leave room for."""
+
+    def __init__(self, one: WorkerView, longest: float) -> None:
+        self._worker = one
+        self._longest = longest
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(_NARROWEST, _WIDEST).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield bar(self._worker, self._longest, options.max_width)
+
+
+def bar(one: WorkerView, longest: float, width: int) -> Text:
     """Return the parts of a worker's step as a bar, in which the longest step of all is ``width`` wide.
 
     Example:
