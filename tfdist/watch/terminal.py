@@ -52,7 +52,7 @@ def _workers(shown: Snapshot) -> Table:
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for name in ("loss", "memory", "CPU", "step ms"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("parts of a step")  # the one that may be narrower
+    table.add_column("parts")  # the one that may be narrower
     longest = max((sum(one.parts.values()) for one in shown.workers), default=0.0)
     for one in shown.workers:
         total = sum(one.parts.values())
