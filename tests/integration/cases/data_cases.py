@@ -90,16 +90,15 @@ def trained(name: str, folders: dict[str, str], cases: list[list[str]]) -> list[
     for size, tail in cases:
         reading, network = read(folders[size], tail=tail), build(strategy(name).scope())
         history = network.fit(reading, epochs=EPOCHS, shuffle=False, verbose=0).history
+        measured = network.evaluate(read(folders[size], tail="keep", order="none", augment=None), verbose=0)
         found.append(
             {
                 "weights": flat(network),
-                "logs": [*history["loss"], *history["accuracy"]],
+                "logs": [*history["loss"], *history["accuracy"], *measured],
                 "steps": int(network.optimizer.iterations.numpy()),
                 "epoch": reading.epoch,
             }
         )
-    measured = network.evaluate(read(folders[size], tail="keep", order="none", augment=None), verbose=0)
-    found[-1]["logs"] += measured
     return found
 
 

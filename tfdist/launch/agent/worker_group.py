@@ -218,11 +218,13 @@ def supervise(
     exits: dict[int, Exited] = {}
     stopped_at, killed = float("inf"), False
     ended_before: frozenset[int] = frozenset()  # the agent asked anybody to end
+    is_told = False  # whether who ended unasked counts as one of them
     while state.phase not in (Phase.DONE, Phase.LOST):
         event = _next_event(events, state, look, look_seconds(state))
         now = time.monotonic()
         if isinstance(event, Exited):
-            ended_at = when_it_ended(event.time, stopped_at=stopped_at, was_seen=event.worker in ended_before)
+            was_seen = event.worker in ended_before or (is_told and group.present[event.worker].ended_unasked)
+            ended_at = when_it_ended(event.time, stopped_at=stopped_at, was_seen=was_seen)
             recorded_one = group.specs[event.worker].error_file.exists()
             event = replace(event, time=ended_at, recorded=recorded_one)
             exits[event.worker] = event
@@ -231,7 +233,7 @@ def supervise(
         if before is Phase.RUNNING and state.phase is not Phase.RUNNING:
             stopped_at = event.time if isinstance(event, Exited) else now
             if not isinstance(event, Received):  # which everybody may have got
-                ended_before = group.ended()
+                ended_before, is_told = group.ended(), True
         killed = killed or state.phase is Phase.KILLING
         for action in actions:
             perform(action)

@@ -35,6 +35,10 @@ class Handle(Protocol):
     def is_stopped(self) -> bool:
         """Whether the process stands still, because of SIGSTOP or the like; False where this cannot be told."""
 
+    @property
+    def ended_unasked(self) -> bool:
+        """Whether it is known to have ended before a signal of the agent's came; False where this cannot be told."""
+
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         """Wait until it has ended; return its exit code, or the negative number of the signal that killed it.
 

@@ -112,6 +112,11 @@ class LocalProcess:
         except OSError:
             return False
 
+    @property
+    def ended_unasked(self) -> bool:
+        """False: the agent has looked who had ended when it sent the signal."""
+        return False
+
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         """Wait until it has ended; return its exit code, the negative number of a signal, or None if it goes on."""
         if timeout_seconds is None and self._returncode is None:

@@ -147,6 +147,7 @@ class HostAgent:
         self._handles: dict[int, Handle] = {}
         self._outputs: dict[tuple[int, int], _Forward] = {}
         self._recorded: set[int] = set()
+        self._signalled: set[int] = set()  # to which a signal came before they had ended
         self._lock = threading.Lock()
         self._tables = _Tables()
         self._telling = threading.Lock()  # what is told later is newer
@@ -157,7 +158,7 @@ class HostAgent:
             "ports": lambda asked: self._placement.addresses(asked["count"], but=asked["but"]),
             "open": self._open,
             "start": self._start,
-            "signal": lambda asked: self._handles[asked["handle"]].signal(asked["number"]),
+            "signal": self._signal,
             "taken": self._taken,
             "close": self._close,
             "prepare": self._prepare,
@@ -240,12 +241,19 @@ class HostAgent:
         threading.Thread(target=self._watch, args=(number, handle), daemon=True).start()
         return handle.pid
 
+    def _signal(self, asked: dict[str, Any]) -> None:
+        handle = self._handles[asked["handle"]]
+        if handle.wait(0.0) is None:
+            self._signalled.add(asked["handle"])
+        handle.signal(asked["number"])
+
     def _watch(self, number: int, handle: Handle) -> None:
         returncode = handle.wait()
         clock = time.monotonic()
         self._tell_record(number, handle)
         self._tell_once()  # how far it was comes before its end
-        self._send({"ended": number, "returncode": returncode, "clock": clock})
+        unasked = number not in self._signalled
+        self._send({"ended": number, "returncode": returncode, "unasked": unasked, "clock": clock})
 
     def _tell_record(self, number: int, handle: Handle) -> None:
         path = handle.spec.environment.get("TFDIST_ERROR_FILE")

@@ -225,7 +225,7 @@ class HostLink:
             if (handle := self._handles.get(message["record"])) is not None:
                 handle.record(records.on_our_clock(message["content"], self._offset))
         elif "ended" in message and (handle := self._handles.get(message["ended"])) is not None:
-            handle.end(message["returncode"])
+            handle.end(message["returncode"], unasked=message["unasked"])
 
     def _beat(self) -> None:
         """Say that the agent is there; if the host has been silent for too long, end the connection."""

@@ -39,6 +39,7 @@ class RemoteProcess:
         self.number = number
         self._returncode: int | None = None
         self._ended = threading.Event()
+        self._ended_unasked = False
         self._closed = False
         self._streams = {stream: _Stream(link, number, stream) for stream in sorted(spec.piped)}
         self.outputs = {stream: one.descriptor for stream, one in self._streams.items()}
@@ -52,6 +53,11 @@ class RemoteProcess:
     def is_stopped(self) -> bool:
         """Whether the process stands still, because of SIGSTOP or the like."""
         return self._returncode is None and self.link.is_stopped(self.number)
+
+    @property
+    def ended_unasked(self) -> bool:
+        """Whether it had ended when the first signal came to its host, which may be before its end is heard here."""
+        return self._ended_unasked
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         """Wait until it has ended; return its exit code, the negative number of a signal, or None if it goes on."""
@@ -90,9 +96,10 @@ class RemoteProcess:
                 temporary.write_text(content, encoding="utf-8")
                 temporary.replace(path)
 
-    def end(self, returncode: int) -> None:
-        """Note that it has ended."""
+    def end(self, returncode: int, *, unasked: bool = False) -> None:
+        """Note that it has ended, and whether no signal had come to it before."""
         if self._returncode is None:
+            self._ended_unasked = unasked
             self._returncode = returncode
             self._ended.set()
 

@@ -56,7 +56,7 @@ class Link:
         """Return the line between two processes of a host, given the seconds of two all_reduces of so many bytes.
 
         Example:
-            >>> Link.of_all_reduces((0, 0.002), (1000, 0.003)).send_seconds(0)
+            >>> Link.of_all_reduces((0, 0.002), (1000, 0.003)).latency_seconds
             0.001
         """
         per_byte = max((many[1] - few[1]) / (many[0] - few[0]), 1e-15)

@@ -83,7 +83,8 @@ def stages_by(
     Args:
         profile: of the model, or the file in which `tfdist parallel plan --save-profile` has kept it.
         link: between stages.
-        microbatches, schedule: of the pipeline.
+        microbatches: of the pipeline.
+        schedule: of the pipeline.
         memory_bytes: of each device; None for no limit.
     Returns:
         A function of the model and of a number of stages, which returns the names of the layers that begin the second

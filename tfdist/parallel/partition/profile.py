@@ -71,7 +71,7 @@ class Profile:
         >>> layers = [LayerProfile(name=name, forward_seconds=(1.0, 2.0), backward_seconds=(1.0, 4.0)) for name in "ab"]
         >>> one = Profile(model="m", batch=8, batch_sizes=(4, 8), layers=tuple(layers), whole_seconds=(5.0, 12.0))
         >>> one.coverage, one.seconds(6)
-        ((0.8, 1.0), [(1.875, 3.125), (1.875, 3.125)])
+        ((0.8, 1.0), [(1.625, 2.625), (1.625, 2.625)])
     """
 
     model: str
