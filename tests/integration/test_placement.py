@@ -133,6 +133,7 @@ def test_a_process_gets_what_its_spec_says_and_its_end_is_known(make: Make) -> N
     assert line(handle) == "ö False True"
     assert line(handle, 2) == "complaint"
     assert [handle.wait(SECONDS), handle.wait(), handle.wait(0.0)] == [3, 3, 3]
+    assert (handle.address, handle.outputs.keys()) == ("n1:4001", BOTH)
 
 
 def test_a_death_by_the_agent_is_told_from_one_of_its_own(make: Make, placement: Placement) -> None:
@@ -142,7 +143,6 @@ def test_a_death_by_the_agent_is_told_from_one_of_its_own(make: Make, placement:
     assert not asked.ended_unasked
     # on this host whoever sends a signal can look before; what another host tells may come later than the signal
     assert alone.ended_unasked == (not isinstance(placement, LocalPlacement))
-    assert (handle.address, handle.outputs.keys()) == ("n1:4001", BOTH)
 
 
 @pytest.mark.parametrize(
