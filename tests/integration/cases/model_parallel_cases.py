@@ -324,8 +324,7 @@ def gathered(mesh: str, name: str) -> dict[str, list[str]]:
         seen["summed"].add(label)
         return own[1](self, tensors, axes, label)
 
-    anew = strategy.__wrapped__(mesh)  # one says a proposal once
-    with anew.scope():
+    with strategy.__wrapped__(mesh).scope():  # a new one: each says a proposal once
         model, x = made(name)
     model.fit(x, Y, batch_size=ROWS, verbose=0)  # Keras looks at shapes in a trace of its own, which is not run
     Axes.all_gather, Axes.all_reduce = all_gather, all_reduce  # type: ignore[method-assign]

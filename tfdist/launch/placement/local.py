@@ -25,6 +25,7 @@ from tfdist.launch.process.resources import Guard
 
 LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.01
+_EXITING = 0x4  # PF_EXITING of Linux, among the flags of /proc/PID/stat
 
 
 def streams_of_one(*, all_logs: bool) -> frozenset[int]:
@@ -94,6 +95,7 @@ class LocalProcess:
         self._child = child
         self._guard = guard
         self._returncode: int | None = None
+        self._was_asked = False
         self._lock = threading.Lock()  # held while the number of the process is used, or given back
         self._closed = False
         guard.watch(self.pid)
@@ -114,8 +116,8 @@ class LocalProcess:
 
     @property
     def ended_unasked(self) -> bool:
-        """False: the agent has looked who had ended when it sent the signal."""
-        return False
+        """Whether it had ended, or was being ended by the system, before a signal of the agent's came."""
+        return self._returncode is not None and not self._was_asked
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         """Wait until it has ended; return its exit code, the negative number of a signal, or None if it goes on."""
@@ -132,6 +134,7 @@ class LocalProcess:
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if self._closed:
                 return
+            self._was_asked = self._was_asked or not self._is_exiting()
             if number == signal.SIGKILL:
                 os.killpg(self.pid, number)
             else:
@@ -148,6 +151,15 @@ class LocalProcess:
             self._child.collect(timeout_seconds)
         for descriptor in self.outputs.values():
             os.close(descriptor)
+
+    def _is_exiting(self) -> bool:
+        """Whether nothing of it runs any more: a process that is killed closes its connections before it has ended."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                words = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return True
+        return words[0] in (b"Z", b"X") or bool(int(words[6]) & _EXITING)
 
     def _has_ended(self) -> bool:
         with self._lock:

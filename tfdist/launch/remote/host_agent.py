@@ -147,7 +147,6 @@ class HostAgent:
         self._handles: dict[int, Handle] = {}
         self._outputs: dict[tuple[int, int], _Forward] = {}
         self._recorded: set[int] = set()
-        self._signalled: set[int] = set()  # to which a signal came before they had ended
         self._lock = threading.Lock()
         self._tables = _Tables()
         self._telling = threading.Lock()  # what is told later is newer
@@ -158,7 +157,7 @@ class HostAgent:
             "ports": lambda asked: self._placement.addresses(asked["count"], but=asked["but"]),
             "open": self._open,
             "start": self._start,
-            "signal": self._signal,
+            "signal": lambda asked: self._handles[asked["handle"]].signal(asked["number"]),
             "taken": self._taken,
             "close": self._close,
             "prepare": self._prepare,
@@ -241,18 +240,12 @@ class HostAgent:
         threading.Thread(target=self._watch, args=(number, handle), daemon=True).start()
         return handle.pid
 
-    def _signal(self, asked: dict[str, Any]) -> None:
-        handle = self._handles[asked["handle"]]
-        if handle.wait(0.0) is None:
-            self._signalled.add(asked["handle"])
-        handle.signal(asked["number"])
-
     def _watch(self, number: int, handle: Handle) -> None:
         returncode = handle.wait()
         clock = time.monotonic()
         self._tell_record(number, handle)
         self._tell_once()  # how far it was comes before its end
-        unasked = number not in self._signalled
+        unasked = handle.ended_unasked
         self._send({"ended": number, "returncode": returncode, "unasked": unasked, "clock": clock})
 
     def _tell_record(self, number: int, handle: Handle) -> None:
