@@ -1,7 +1,6 @@
 """`tfdist bench model-parallel`: a transformer over two processes beside one, and beside DTensor."""
 
 import sys
-from pathlib import Path
 from statistics import median
 
 import click
@@ -10,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist.bench.model_parallel import benchmark
-from tfdist.cli.bench.output import turn
+from tfdist.cli.bench.output import leave, turn
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.files import json_option
 from tfdist.cli.common.interrupts import unwinding
@@ -53,12 +52,7 @@ def command(json_path: str | None, **options: int) -> None:
             line.update(f"{arm}, {turn(number, setup.rounds)}")
 
         report = benchmark.run(setup, on_round=show)
-    if json_path == "-":
-        click.echo(report.to_json())
-        return
-    if json_path:
-        Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
-    _print(report)
+    leave(report, json_path, _print)
 
 
 def _print(report: benchmark.Report) -> None:

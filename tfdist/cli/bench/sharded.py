@@ -1,7 +1,6 @@
 """`tfdist bench sharded`: memory, bytes and step time of sharded data parallelism beside plain."""
 
 import sys
-from pathlib import Path
 from statistics import median
 
 import click
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from tfdist.bench.sharded import benchmark
 from tfdist.bench.workers.links import RATES, Link
-from tfdist.cli.bench.output import turn
+from tfdist.cli.bench.output import leave, turn
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.files import json_option
 from tfdist.cli.common.interrupts import unwinding
@@ -71,12 +70,7 @@ def command(
             line.update(f"{arm}, {turn(number, rounds)}")
 
         report = benchmark.run(setup, on_round=show)
-    if json_path == "-":
-        click.echo(report.to_json())
-        return
-    if json_path:
-        Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
-    _print(report)
+    leave(report, json_path, _print)
 
 
 def _print(report: benchmark.Report) -> None:

@@ -37,7 +37,7 @@ class Handle(Protocol):
 
     @property
     def ended_unasked(self) -> bool:
-        """Whether it is known to have ended before a signal of the agent's came; False where this cannot be told."""
+        """Whether it had ended, or was ending, before a signal of the agent's came to it; False as long as it runs."""
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         """Wait until it has ended; return its exit code, or the negative number of the signal that killed it.

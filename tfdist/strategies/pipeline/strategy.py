@@ -111,6 +111,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         self._stages = "auto" if isinstance(stages, int) else stages
         self._schedule = _made_by(schedule, self._mesh.size_of(PIPELINE), self._chunks)
         self._schedule(self._microbatches)
+        self._told_of_statistics = False
         if replicas_per_worker not in (None, 1):
             raise ConfigError(
                 f"replicas_per_worker is {replicas_per_worker}; in a pipeline a process is one device. Leave it out, "
@@ -263,7 +264,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
                 f"Pass {what}=False to model.compile()."
             )
         self.division_of(model)
-        if self._microbatches > 1 and not getattr(self, "_told_of_statistics", False):
+        if self._microbatches > 1 and not self._told_of_statistics:
             found = [one for one in keras_model.layers(model) if isinstance(one, keras.layers.BatchNormalization)]
             if found and self._workers.is_chief:
                 self._told_of_statistics = True
