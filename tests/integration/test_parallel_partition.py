@@ -102,7 +102,7 @@ def planned(folder: Path, body: str, *arguments: str) -> subprocess.CompletedPro
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", "tfdist", "parallel", "plan", "--devices", "2", *arguments, "train.py"],
+        [sys.executable, "-m", "tfdist", "parallel", "plan", "--devices", "4", *arguments, "train.py"],
         cwd=folder,
         env={**kept, **quiet},
         capture_output=True,
@@ -111,9 +111,10 @@ def planned(folder: Path, body: str, *arguments: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.readme("tfdist parallel plan --devices 4 --memory 8GB train.py")
 def test_a_script_is_measured_at_its_fit_and_does_not_train(tmp_path: Path) -> None:
     files = ["--save-profile", "costs.json", "--json", "plans.json"]
-    done = planned(tmp_path, FITS, "--threads", "1", "--memory", "1GB", *files)  # the line is measured as well
+    done = planned(tmp_path, FITS, "--memory", "8GB", "--threads", "1", *files)  # the line is measured as well
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.iterdir()
     found = json.loads((folder / "plans.json").read_text())
