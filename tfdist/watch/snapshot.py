@@ -1,7 +1,7 @@
 """What is known of a job at one moment: values, and the way to JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tfdist.monitor.verdict.timeline import Part
@@ -26,6 +26,7 @@ class WorkerView:
         memory: resident bytes of the process; None when it is gone.
         cpu: processors that it keeps busy; None when it is not known.
         saved: number of steps in its newest backup, or None.
+        resources: what else it uses of the machine, by the name of the metric without ``tfdist_``, unit last.
     """
 
     worker: int
@@ -39,6 +40,7 @@ class WorkerView:
     memory: int | None = None
     cpu: float | None = None
     saved: int | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,8 @@ def sentence(event: Mapping[str, Any]) -> str:
     if kind == "verdict":
         who = "" if event.get("worker") is None else f": worker {event['worker']}, {event.get('part')}"
         return f"bound by {event.get('bound')}{who}"
+    if kind == "alert":
+        return f"alert: {event.get('text', event.get('alert'))}"
     if kind == "ended":
         return f"ended with code {event.get('exit_code')} after {event.get('restarts')} restarts"
     if kind == "started":
