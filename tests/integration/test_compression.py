@@ -1,8 +1,10 @@
 """Codecs of gradients: one battery over all of them, members side by side in this process."""
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -40,7 +42,10 @@ from tfdist.compression.exchange import together
 from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Exchanged, Total
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.optimizers import DistributedOptimizer
+from tfdist.training.reduction import measuring
 from tfdist.training.reduction.compressed import is_compressed
+from tfdist.training.reduction.memory import Memory
+from tfdist.training.reduction.planning import Plan
 
 CASES = str(Path(__file__).parent / "cases" / "compression_cases.py")
 DRAWS = 100_000
@@ -374,3 +379,23 @@ def test_a_choice_is_said_with_bytes_and_times() -> None:
 
 def test_a_link_is_measured_again_when_that_is_a_hundredth_of_the_time() -> None:
     assert [is_due(since, 0.1) for since in (0.0, 9.9, 10.0)] == [False, False, True]
+
+
+def test_only_training_counts_until_a_link_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_at, now = [], 0.0
+
+    def agreed_link(collective: object) -> Link:
+        measured_at.append(now)
+        return SLOW
+
+    monkeypatch.setattr(measuring, "agreed_link", agreed_link)
+    monkeypatch.setattr(measuring, "agreed_costs", lambda collective, codecs: [Cost()] * len(codecs))
+    plan = Plan(Auto())
+    memory = Memory(plan.options)
+    memory.make(LARGE, len(LARGE), plan.counters(len(LARGE)))
+    workers = SimpleNamespace(
+        count=2, is_chief=False, collective=None, gather=np.array, waiting=lambda what: contextlib.nullcontext()
+    )
+    for now in (0.0, 0.0, 1e-9, 9e9, 9e9):
+        plan.renew(workers, memory, LARGE, trained_seconds=now)
+    assert measured_at == [0.0, 9e9]

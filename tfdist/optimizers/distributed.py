@@ -195,15 +195,16 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 return self.add_variable(variable.shape, dtype="float32", name=f"{variable.path.replace('/', '_')}_sum")
         return self.add_variable_from_reference(variable, name="sum")
 
-    def renew_reduction(self, workers: Any) -> bool:
+    def renew_reduction(self, workers: Any, trained_seconds: float) -> bool:
         """Choose again how gradients travel, if that is to be chosen; all workers call it, between two epochs.
 
         Args:
             workers: of the strategy.
+            trained_seconds: of all steps until now.
         Returns:
             Whether a step that was traced is out of date.
         """
-        return self.built and self._reducer.renew(workers)
+        return self.built and self._reducer.renew(workers, trained_seconds)
 
     def sharded_state(self) -> list[ShardedState]:
         """Return what every replica has by itself: what it has accumulated, and what its reducers remember."""

@@ -5,6 +5,7 @@ that calls the strategy is given its own, as attributes of that one object; its 
 """
 
 import functools
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -205,6 +206,7 @@ class _Steps:
         self._tried = tried
         self._training = training
         self._epoch: weakref.ref[Any] | None = None
+        self._seconds = 0.0  # of all steps
         #: makes the step for batches of a layout, and runs nothing
         self.trace = run.trace
 
@@ -214,6 +216,7 @@ class _Steps:
         whole = not isinstance(iterator, tf.distribute.DistributedIterator)
         clock = step_clock()
         logs, left = None, self._model.steps_per_execution
+        began = time.monotonic()
         try:
             clock.begin(Kind.TRAIN if self._training else Kind.TEST)
             while left:
@@ -237,6 +240,7 @@ class _Steps:
                     self._note_trained([_examples(element, whole=whole)])
         finally:
             clock.end()
+            self._seconds += time.monotonic() - began
         if logs is None:
             raise StopIteration
         return logs
@@ -247,7 +251,7 @@ class _Steps:
             return
         self._epoch = weakref.ref(epoch)
         choosing = [one for one in keras_model.optimizers(self._model) if hasattr(one, "renew_reduction")]
-        renewed = [one.renew_reduction(self._run.workers) for one in choosing]
+        renewed = [one.renew_reduction(self._run.workers, self._seconds) for one in choosing]
         if any(renewed):
             self._run.forget()
 

@@ -125,9 +125,9 @@ class Compressed:
         """Return what is remembered; the next update of other replicas sends all that was held back."""
         return [*self._memory.sharded_state(), *self._inner.sharded_state()]
 
-    def renew(self, workers: Any) -> bool:
+    def renew(self, workers: Any, trained_seconds: float) -> bool:
         """Choose codecs if they are to be chosen, see `Plan.renew`; return whether the step is to be traced anew."""
-        return bool(self._specs) and self._plan.renew(workers, self._memory, self._specs)
+        return bool(self._specs) and self._plan.renew(workers, self._memory, self._specs, trained_seconds)
 
     def alone(self, gradients: list[Gradient]) -> list[Gradient]:
         """Return what a replica without others has in the place of sums: nothing is lost, and nothing held back."""

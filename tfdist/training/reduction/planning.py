@@ -41,7 +41,7 @@ class Plan:
         self.options = [*options, self._last] if self._is_chosen and any(one.has_memory for one in options) else options
         self._choice: dict[int, int] = {}
         self._is_told = False
-        self._measured: tuple[float, float] | None = None  # until when, and for how many seconds
+        self._measured: tuple[float, float] | None = None  # after how many seconds of training, and how many it took
 
     def of(self, place: int) -> Codec | None:
         """Return the codec of a gradient now, or None where it travels as it is."""
@@ -54,7 +54,7 @@ class Plan:
             return []
         return [(_CHOICE, tf.zeros([count], tf.int32)), (_LINK, tf.zeros([2], tf.float32))]
 
-    def renew(self, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec]) -> bool:
+    def renew(self, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec], trained_seconds: float) -> bool:
         """Choose again if the network is another one than that of the last choice; all workers call it.
 
         It is measured at the first call, and then as often as that takes a hundredth of the time at most.
@@ -63,28 +63,28 @@ class Plan:
             workers: see `Workers`.
             memory: where the last choice is.
             specs: of the gradients.
+            trained_seconds: of all steps until now; what is between epochs does not count.
         Returns:
             Whether some gradient has another codec than before.
         """
         if not self._is_chosen or workers.count == 1 or not specs:
             return False
-        if workers.gather([self._is_due()]).any():
+        if workers.gather([self._is_due(trained_seconds)]).any():
             with workers.waiting("the measurement of the network"):
                 began = time.monotonic()
                 link = measuring.agreed_link(workers.collective)
-                ended = time.monotonic()
-                self._measured = ended, ended - began
+                self._measured = trained_seconds, time.monotonic() - began
                 if not link.is_like(Link(*_numbers(memory.others[_LINK]))):
                     self._choose(link, workers, memory, specs)
         before, saved = self._choice, _numbers(memory.others[_CHOICE])
         self._choice = {place: int(saved[place]) for place in specs}
         return self._choice != {place: before.get(place, 0) for place in specs}
 
-    def _is_due(self) -> bool:
+    def _is_due(self, trained_seconds: float) -> bool:
         if self._measured is None:
             return True
-        ended, taken = self._measured
-        return choice.is_due(time.monotonic() - ended, taken)
+        then, taken = self._measured
+        return choice.is_due(trained_seconds - then, taken)
 
     def _choose(self, link: Link, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec]) -> None:
         options = self.options[:-1] if self.options[-1] is self._last else self.options

@@ -109,10 +109,10 @@ class _Around:
         """Return that of the inner reducer."""
         return self._inner.sharded_state()
 
-    def renew(self, workers: Any) -> bool:
+    def renew(self, workers: Any, trained_seconds: float) -> bool:
         """Let the inner reducer choose again what it leaves to be chosen, see `Compressed.renew`."""
         renew = getattr(self._inner, "renew", None)
-        return False if renew is None else bool(renew(workers))
+        return False if renew is None else bool(renew(workers, trained_seconds))
 
 
 @dataclass(frozen=True)
