@@ -56,7 +56,7 @@ def optimizer(compression: Any, updates: int) -> DistributedOptimizer:
     """Return SGD with momentum, which DGC has itself."""
     rate = keras.optimizers.schedules.CosineDecay(RATE, max(1, updates))
     if compression == "dgc":
-        codec = DGC(density=0.01, momentum=MOMENTUM, warm_up_steps=updates // 5, clipnorm=1.0)
+        codec = DGC(density=0.01, momentum=MOMENTUM, factor_masking=False, warm_up_steps=updates // 5)
         return DistributedOptimizer(keras.optimizers.SGD(rate), compression=codec)
     return DistributedOptimizer(keras.optimizers.SGD(rate, momentum=MOMENTUM), compression=compression)
 

@@ -54,7 +54,7 @@ UNBIASED = [Natural(), QSGD(bits=2, group=32), QSGD(bits=4, group=32), QSGD(bits
 EXACT = [
     RandomK(density=1.0),
     TopK(density=1.0),
-    DGC(density=1.0, momentum=0.0, factor_masking=False),
+    DGC(density=1.0, momentum=0.0),
 ]
 ANY = settings(max_examples=8, deadline=None, database=None)
 
@@ -146,7 +146,7 @@ def test_what_sends_all_loses_nothing(codec: Codec, size: int, rows: int, column
 
 
 def test_dgc_that_sends_all_is_sgd_with_momentum() -> None:
-    members = Members(DGC(density=1.0, momentum=0.9, factor_masking=False), (6, 5), 2)
+    members = Members(DGC(density=1.0, momentum=0.9), (6, 5), 2)
     velocity = np.zeros((6, 5))
     for step in range(5):
         gradients = [normal(6, 5, seed=10 * step + rank) for rank in range(2)]
@@ -155,7 +155,7 @@ def test_dgc_that_sends_all_is_sgd_with_momentum() -> None:
 
 
 def test_dgc_sends_more_in_its_warm_up_and_forgets_the_momentum_of_what_it_sends() -> None:
-    codec = DGC(density=0.01, warm_up_steps=8)
+    codec = DGC(density=0.01, factor_masking=True, warm_up_steps=8)
     members = Members(codec, (1000, 2), 2)
     counts = []
     for step in range(10):

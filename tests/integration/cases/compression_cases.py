@@ -24,7 +24,7 @@ EVERY = int(os.environ.get("EVERY", "6"))  # how many steps lie between two loss
 X = np.random.default_rng(0).normal(size=(BATCH * BATCHES, 24)).astype("float32")
 Y = (X @ np.random.default_rng(1).normal(size=(24, 8))).astype("float32")
 STATEFUL: list[Codec] = [
-    *(QSGD(bits=8), TopK(density=0.1), DGC(density=0.1, warm_up_steps=12, clipnorm=1.0)),
+    *(QSGD(bits=8), TopK(density=0.1), DGC(density=0.1, factor_masking=True, warm_up_steps=12, clipnorm=1.0)),
     *(RandomK(density=0.1), PowerSGD(rank=2, start_after=4), registry.codec_of("signsgd")),
 ]
 

@@ -21,15 +21,16 @@ WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
 class DGC(Codec):
     """Momentum before compression, a memory of what was not sent, and the largest numbers of it.
 
-        u := m u + clip(g),    v := v + u,    send the largest |v|,    v := v - sent,    u := 0 where sent
+        u := m u + clip(g),    v := v + u,    send the largest |v|,    v := v - sent
 
-    It has the momentum: the optimizer is plain SGD. What is sent at once as a whole (density 1, without masking) is SGD
-    with momentum.
+    It has the momentum: the optimizer is plain SGD. What is sent at once as a whole (density 1) is SGD with momentum.
 
     Args:
         density: the part of the numbers that travels.
         momentum: m, as of SGD.
-        factor_masking: forget the momentum of what was sent, which is stale where a number has waited.
+        factor_masking: u := 0 where something was sent, as in the paper, for there the momentum is stale if the number
+            has waited. But a number that is sent often never comes to the momentum that SGD gives it, up to 1 / (1 - m)
+            times its gradient; off by default.
         clipnorm: of the mean gradient; each member cuts its part of it, all tensors of a bucket together, to the norm
             ``clipnorm`` / sqrt(members). None for none.
         warm_up_steps: updates over which the density falls, in equal parts of 25, 6.25, 1.56 and 0.4 %; authors take
@@ -41,7 +42,7 @@ class DGC(Codec):
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang and W. J. Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", 2018. The largest are found in each member's part of a bucket of tensors, not
-    in each tensor.
+    in each tensor, and there is no masking unless it is asked for.
     """
 
     name: ClassVar[str] = "dgc"
@@ -51,7 +52,7 @@ class DGC(Codec):
 
     density: float = 0.01
     momentum: float = 0.9
-    factor_masking: bool = True
+    factor_masking: bool = False
     clipnorm: float | None = None
     warm_up_steps: int = 0
 

@@ -67,7 +67,7 @@ def compression_power_sgd_of_full_rank(ctx: Context) -> Outcome:
 
 @feature(reference=_plain, may_refuse=True)
 def compression_dgc_of_all(ctx: Context) -> Outcome:
-    """compression=DGC(density=1.0) with the momentum, without masking, beside SGD with it."""
+    """compression=DGC(density=1.0) with the momentum, beside SGD with it."""
     from tfdist.compression import DGC
 
-    return _compressed(ctx, DGC(density=1.0, momentum=0.9, factor_masking=False, min_saving=0.1), momentum=False)
+    return _compressed(ctx, DGC(density=1.0, momentum=0.9, min_saving=0.1), momentum=False)
