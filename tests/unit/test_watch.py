@@ -24,6 +24,7 @@ from tfdist.monitor.recording.ring import Ring
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
 from tfdist.watch import observing, terminal
+from tfdist.watch.history import POINTS
 from tfdist.watch.server import Page
 from tfdist.watch.snapshot import LABELS, sentence
 
@@ -49,6 +50,7 @@ def job(tmp_path: Path) -> Iterator[Path]:
     file = EventFile(str(tmp_path / "events"), JOB, copy=str(event_copy(folder)))
     file.write("started", start=0, workers=2, pids=[1, 2])
     file.write("failed", start=0, worker=1, text="killed by SIGKILL (signal 9)")
+    file.write("alert", start=1, alert="straggler", worker=1, text="worker 1 is slow")
     file.close()
     yield tmp_path
     for reporter in reporters:
@@ -69,7 +71,7 @@ def test_a_look(job: Path) -> None:
     assert found.workers[1].parts["backward"] > found.workers[0].parts["backward"] + 0.008
     assert found.workers[0].loss == 0.5
     assert found.workers[0].memory is not None
-    assert [one["event"] for one in found.events] == ["started", "failed"]
+    assert [one["event"] for one in found.events] == ["started", "failed", "alert"]
     assert json.loads(json.dumps(found.as_json()))["workers"][1]["worker"] == 1
 
 
@@ -184,6 +186,10 @@ def test_what_the_page_is_told(page: Page) -> None:
     told = json.loads(body)
     assert (status, told["job"], told["events"][1]["sentence"][:15]) == (200, JOB, "worker 1 failed")
     assert got(page, "/else")[0] == 404
+    before = json.loads(got(page, "/history")[2])
+    assert [len(before[name]) for name in ("rate", "loss", "parts")] == [POINTS] * 3
+    assert before["loss"][-1] == [0.5, 0.5]
+    assert before["rate"][0][0] == pytest.approx(1 / sum(before["parts"][0].values()), rel=0.2)
     assert got(page, "/", host="elsewhere.example")[0] == 403
 
 
@@ -209,10 +215,11 @@ def test_metrics_and_their_names_in_the_documentation(page: Page) -> None:
     assert status == 200
     families = {one.name: one for one in text_string_to_metric_families(body)}
     every = [sample for family in families.values() for sample in family.samples]
-    samples = {(one.name, one.labels.get("worker"), one.labels.get("part")): one.value for one in every}
+    samples = {(one.name, one.labels.get("rank"), one.labels.get("phase")): one.value for one in every}
     assert samples["tfdist_step_seconds", "1", "backward"] > samples["tfdist_step_seconds", "0", "backward"]
     assert samples["tfdist_steps_total", "0", None] == 1
     assert samples["tfdist_failures_total", None, None] == 1
+    assert samples["tfdist_alerts_total", "1", None] == 1
     text = resources.pages()["monitoring"].read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(tfdist_\w+)`", text, re.MULTILINE))
     assert documented == {sample.name for sample in every}
@@ -223,7 +230,9 @@ def test_a_port_that_is_taken(page: Page, job: Path) -> None:
         Page(observing.Observer(folders=[job]), port=page.port)
 
 
-@pytest.mark.parametrize("event", ["started", "stepping", "failed", "halted", "verdict", "ended", "replaced"])
+@pytest.mark.parametrize(
+    "event", ["started", "stepping", "failed", "halted", "verdict", "ended", "replaced", "alert", "parameters"]
+)
 def test_every_event_has_a_sentence(event: str) -> None:
     assert sentence({"event": event})
 

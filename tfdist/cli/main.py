@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "Start a script on N local workers; end all when one fails, or start them again.",
     "resize": "Change the number of workers of a job that runs.",
     "watch": "Show what a job does: parts of steps, loss, memory, faults, and what it is bound by.",
+    "export": "Hand what a job does to TensorBoard, Prometheus and MLflow.",
     "trace": "Write steps of all workers as a chrome trace; put several into one.",
     "health": "Say whether the jobs on this machine go on: the health check of the images.",
     "chaos": "Run a job with faults on purpose, and see how it recovers.",

@@ -53,7 +53,7 @@ _MESHED = ("model-parallel", "pipeline")
         ),
         "When workers fail or hang": ("max_restarts", "standby", "hang_seconds", "stall_seconds", "grace_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
-        "What is shown": ("monitor", "trace", "dry_run", "verbose", "all_logs", "event_file"),
+        "What is shown": ("monitor", "exporters", "trace", "dry_run", "all_logs", "event_file"),
     },
     examples={
         "tfdist run -n 2 train.py --epochs 3": "two workers on this machine",
@@ -142,9 +142,16 @@ _MESHED = ("model-parallel", "pipeline")
     help="Show all that TensorFlow logs, also noise.",
 )
 @click.option("--monitor", is_flag=True, help="Say at the end, and at SIGUSR1, what the job is bound by.")
+@click.option(
+    "--export",
+    "exporters",
+    multiple=True,
+    metavar="WHERE",
+    help="tensorboard:DIR, prometheus:PORT, mlflow:URI; several.",
+)
 @click.option("--trace", metavar="FILE", type=OutputFile(), help="Write the last steps as a chrome trace.")
 @click.option("--dry-run", is_flag=True, help="Print each process; start nothing.")
-@click.option("--verbose", is_flag=True, help="Tell which processes are started and ended.")
+@click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
 @click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2, by ssh; --engine slurm: there.")
 # what few need is in the page
 @click.option("--engine", type=click.Choice(["local", *ENGINES]), metavar="NAME", hidden=True)
@@ -176,6 +183,7 @@ def command(
     event_file: str | None,
     all_logs: bool,
     monitor: bool,
+    exporters: tuple[str, ...],
     trace: str | None,
     dry_run: bool,
     verbose: bool,
@@ -228,7 +236,8 @@ def command(
         standby=standby,
         event_file=event_file,
         all_logs=all_logs,
-        monitor=monitor or trace is not None,
+        monitor=monitor or trace is not None or bool(exporters),
+        exporters=exporters,
         trace=trace,
         remote=remote,
         environment={
@@ -238,6 +247,10 @@ def command(
         },
     )
     check_strategy(config)
+    if exporters:
+        from tfdist.exporters.registry import parse_all
+
+        parse_all(exporters, option="--export")
     if engine == "slurm" and remote is None:
         text = batch_script(context, config, python=remote_python, options=sbatch_options)
         context.exit(submit(text, dry_run=dry_run))

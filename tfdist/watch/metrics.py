@@ -1,6 +1,8 @@
 """A job's metrics in the text format of Prometheus. docs/monitoring.md has their names; a test compares."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,9 +12,9 @@ from prometheus_client.registry import Collector
 
 from tfdist.watch.snapshot import Snapshot, WorkerView
 
-__all__ = ["CONTENT_TYPE", "text"]
+__all__ = ["CONTENT_TYPE", "registry_of", "text"]
 
-_ONE = ("job", "worker")
+_ONE = ("job", "rank")
 
 
 def text(found: Snapshot) -> str:
@@ -21,20 +23,39 @@ def text(found: Snapshot) -> str:
     Args:
         found: the job.
     """
+    return generate_latest(registry_of(lambda: found)).decode()
+
+
+def registry_of(look: Callable[[], Snapshot | None]) -> CollectorRegistry:
+    """Return a registry with a job's metrics.
+
+    Args:
+        look: returns what is known of the job when somebody asks; None where that is nothing.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_OfJob(found))
-    return generate_latest(registry).decode()
+    registry.register(_OfJob(look))
+    return registry
 
 
 class _OfJob(Collector):
-    def __init__(self, found: Snapshot) -> None:
-        self._found = found
+    def __init__(self, look: Callable[[], Snapshot | None]) -> None:
+        self._look = look
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its values."""
+        found = self._look()
+        if found is not None:
+            yield from _Metrics(found).all()
+
+
+class _Metrics:
+    def __init__(self, found: Snapshot) -> None:
+        self._found = found
+
+    def all(self) -> Iterator[Metric]:
         job = self._found.job
         parts = GaugeMetricFamily(
-            "tfdist_step_seconds", "Mean seconds of a part of a step, of the last 100", labels=(*_ONE, "part")
+            "tfdist_step_seconds", "Mean seconds of a part of a step, of the last 100", labels=(*_ONE, "phase")
         )
         for one in self._found.workers:
             for label, seconds in one.parts.items():
@@ -61,6 +82,26 @@ class _OfJob(Collector):
         if self._found.bound:
             bound.add_metric([job, self._found.bound], 1)
         yield bound
+        yield self._alerts()
+        yield from self._resources()
+
+    def _alerts(self) -> Metric:
+        alerts = CounterMetricFamily("tfdist_alerts", "Alerts that were raised", labels=("job", "alert", "rank"))
+        told = (event for event in self._found.events if event.get("event") == "alert")
+        count = Counter(
+            (str(one.get("alert")), "" if one.get("worker") is None else str(one["worker"])) for one in told
+        )
+        for (alert, rank), number in sorted(count.items()):
+            alerts.add_metric([self._found.job, alert, rank], number)
+        return alerts
+
+    def _resources(self) -> Iterator[Metric]:
+        for name in sorted({name for one in self._found.workers for name in one.resources}):
+            gauge = GaugeMetricFamily(f"tfdist_{name}", name.replace("_", " ").capitalize(), labels=_ONE)
+            for one in self._found.workers:
+                if name in one.resources:
+                    gauge.add_metric([self._found.job, str(one.worker)], one.resources[name])
+            yield gauge
 
     def _of_workers(self, name: str, what: str, attribute: str) -> Metric:
         gauge = GaugeMetricFamily(name, what, labels=_ONE)
@@ -68,6 +109,10 @@ class _OfJob(Collector):
             if (value := _value(one, attribute)) is not None:
                 gauge.add_metric([self._found.job, str(one.worker)], value)
         return gauge
+
+
+def _rank_of(event: Mapping[str, Any]) -> str:
+    return "" if event.get("worker") is None else str(event["worker"])
 
 
 def _value(one: WorkerView, attribute: str) -> float | None:

@@ -34,6 +34,10 @@ _ENDED = "name its event file (tfdist run --event-file) instead"
 class Observer:
     """Looks at one job.
 
+    Attributes:
+        job: its id.
+        timeline: the steps that the last look has seen; None without a record.
+
     Args:
         job: the beginning of its id, as long as only one job has it; empty for the only one that runs.
         folders: where jobs have their directories; by default /dev/shm and the folder for temporary files.
@@ -43,6 +47,7 @@ class Observer:
 
     def __init__(self, job: str = "", *, folders: Sequence[Path] | None = None) -> None:
         self.job, self._folder = found(job, folders)
+        self.timeline: Timeline | None = None
         self._processes: dict[int, psutil.Process] = {}
         self._before: dict[int, tuple[float, int]] = {}
 
@@ -56,7 +61,7 @@ class Observer:
         except (OSError, ConfigError):
             return None
         rows = read_folder(steps_folder(self._folder, start))
-        whole = timeline(rows) if rows else None
+        self.timeline = whole = timeline(rows) if rows else None
         recent = None if whole is None else whole.last(RECENT)
         verdict = None if whole is None else judge(whole)
         return Snapshot(
@@ -85,6 +90,7 @@ class Observer:
             memory=memory,
             cpu=cpu,
             saved=said.saved,
+            resumed=said.resumed or 0,
         )
 
     def _rate(self, worker: int, said: WorkerStatus) -> float | None:

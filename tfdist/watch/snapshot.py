@@ -26,6 +26,7 @@ class WorkerView:
         memory: resident bytes of the process; None when it is gone.
         cpu: processors that it keeps busy; None when it is not known.
         saved: number of steps in its newest backup, or None.
+        resumed: number of steps in the backup from which it went on; 0 where it began anew.
         resources: what else it uses of the machine, by the name of the metric without ``tfdist_``, unit last.
     """
 
@@ -40,6 +41,7 @@ class WorkerView:
     memory: int | None = None
     cpu: float | None = None
     saved: int | None = None
+    resumed: int = 0
     resources: Mapping[str, float] = field(default_factory=dict)
 
 

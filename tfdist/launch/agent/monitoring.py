@@ -3,12 +3,13 @@
 NumPy is loaded once there is something to tell: `tfdist run` starts without it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 
 from tfdist.launch.agent.events import EventFile
 from tfdist.launch.plan.plan import steps_folder
+from tfdist.launch.process.beside import Exporting
 
 
 class Monitoring:
@@ -27,6 +28,16 @@ class Monitoring:
         self._say = say
         self._asked = asked
         self._start = 0
+        self._exporting: Exporting | None = None
+
+    def export(self, job: str, exporters: Sequence[str]) -> None:
+        """Hand the job to exporters until `close`."""
+        self._exporting = Exporting(job, exporters, self._say)
+
+    def close(self) -> None:
+        """Let exporters write what has come last; the job is over."""
+        if self._exporting is not None:
+            self._exporting.end()
 
     def begins(self, start: int) -> None:
         """Learn how often the workers had been started again."""

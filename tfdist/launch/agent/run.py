@@ -7,6 +7,7 @@ follows, `controller` looks and acts, and a placement starts processes.
 import contextlib
 import os
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -189,6 +190,10 @@ def _run(
             asked = Flag() if resizable else stack.enter_context(signal_sets(signal.SIGUSR1))
             announce(out, f"job {guard.job_id}: `tfdist watch {guard.job_id[:8]}` shows what it does")
             monitoring = Monitoring(guard.memory, file, lambda text: announce(out, text), asked)
+            if config.exporters:
+                file.write("parameters", start=0, parameters=parameters_of(config))
+                monitoring.export(guard.job_id, config.exporters)
+            stack.callback(monitoring.close)
         placement: Placement = LocalPlacement(guard, starter=factory.start)
         preparing: Factory = factory
         if config.remote is not None:
@@ -222,6 +227,18 @@ def _run(
                 monitoring.write_trace(config.trace)
         reporter.ended(outcome.exit_code)
         return outcome, give_up
+
+
+def parameters_of(config: LaunchConfig) -> dict[str, Any]:
+    """Return what was asked for, for the exporters that keep parameters.
+
+    Example:
+        >>> parameters_of(LaunchConfig(target="train.py", arguments=("--epochs", "3")))["script"]
+        'train.py --epochs 3'
+    """
+    names = ("workers", "strategy", "replicas_per_worker", "parameter_servers", "max_restarts")
+    found = {name: getattr(config, name) for name in names}
+    return {"script": shlex.join([config.target, *config.arguments]), **found}
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ class LaunchConfig:
         event_file: where events are written as JSON lines, or None.
         monitor: whether workers record what their steps are made of, and the agent says what the job is bound by.
         trace: where the last steps of all workers are written at the end, as a chrome trace, or None; with ``monitor``.
+        exporters: what gets the job's figures while it runs, such as "tensorboard:logs"; with ``monitor``.
         all_logs: whether to show what TensorFlow writes and is known to tell nobody anything, too.
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
         replicas_per_worker: devices that each worker uses, or None for all that it has.
@@ -66,6 +67,7 @@ class LaunchConfig:
     event_file: str | None = None
     monitor: bool = False
     trace: str | None = None
+    exporters: tuple[str, ...] = ()
     all_logs: bool = False
     remote: Remote | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,98 @@
+"""A process beside a job that hands its figures to others: `tfdist export`, as long as the job wants it.
+
+It runs at a low priority, in a session of its own, and waits for standard input: a line or the end of it, which comes
+when the job's process is gone however that has ended, lets it look for the last time and end.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Thread
+
+import tfdist
+
+#: that it has from its last look to its end; exporters have less
+END_SECONDS = 15.0
+_NICE = 10
+
+
+class Exporting:
+    """Exports a job until it is ended.
+
+    Attributes:
+        pid: of the process; 0 where it could not be started.
+
+    Args:
+        job: its id.
+        exporters: names, with what stands behind their colons.
+        say: tells the user what they cannot do, in a thread of its own.
+        every: steps that a point of a curve has at least.
+        after: the number of the last step that was exported before; -1 for none.
+    """
+
+    def __init__(
+        self, job: str, exporters: Sequence[str], say: Callable[[str], None], *, every: int = 10, after: int = -1
+    ) -> None:
+        self._say = say
+        self._process: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        root = str(Path(tfdist.__file__).parents[1])
+        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root])
+        # -P: a file mlflow.py beside the user's script is not the package
+        command = [sys.executable, "-P", "-m", "tfdist", "export", "--beside", f"--every={every}", f"--after={after}"]
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--", job, *exporters],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # the keyboard's Ctrl-C is not for it
+            )
+        except OSError as error:
+            say(f"warning: {', '.join(exporters)}: no process can be started ({error})")
+            return
+        self.pid = self._process.pid
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, self.pid, _NICE)
+        self._ends = False
+        self._reader = Thread(target=self._read, name="exporters' messages", daemon=True)
+        self._reader.start()
+
+    def end(self, seconds: float = END_SECONDS) -> None:
+        """Let it look for the last time, and wait until it has ended; it is killed when that takes too long."""
+        if self._process is None:
+            return
+        self._ends = True
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.stdin.write(b"\n")
+            self._process.stdin.close()
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(1.0)
+        self._process = None
+
+    def _read(self) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        lines = []
+        with process.stdout as stream:
+            for line in stream:
+                text = line.decode(errors="replace").rstrip()
+                lines.append(text)
+                del lines[:-1]
+                if text.startswith("warning: "):
+                    self._say(text)
+        code = process.wait()
+        if code and not self._ends:
+            how = f"killed by signal {-code}" if code < 0 else f"code {code}"
+            said = f": {lines[-1]}" if lines and lines[-1] else ""
+            self._say(f"warning: what exports the job has ended ({how}{said}); the job goes on without it")
