@@ -2,6 +2,7 @@
 
     /            the page, which asks for nothing from elsewhere
     /snapshot    what is known now, as JSON
+    /history     curves of the steps that were recorded before
     /events      the same as server-sent events, one for each look, until the job ends
     /metrics     in the text format of Prometheus
 
@@ -18,6 +19,8 @@ from importlib import resources
 from typing import Any, Self
 
 from tfdist.errors import ConfigError
+from tfdist.monitor.verdict.timeline import Timeline
+from tfdist.watch.history import history
 from tfdist.watch.snapshot import Snapshot
 
 _LOCAL = ("127.0.0.1", "localhost")
@@ -28,7 +31,8 @@ class Page:
     """Serves the page of a job, in threads of its own, until it is closed.
 
     Args:
-        look: an object whose `look()` returns the job as it is now, or None when it has ended.
+        look: an object whose `look()` returns the job as it is now, or None when it has ended, and whose `timeline` is
+            what it has seen of steps.
         every: seconds between two looks.
         port: of the loopback interface; 0 for any that is free.
     Raises:
@@ -37,6 +41,7 @@ class Page:
 
     def __init__(self, look: Any, *, every: float = 1.0, port: int = 0) -> None:
         self._look: Callable[[], Snapshot | None] = look.look
+        self._recorded: Callable[[], Timeline | None] = lambda: look.timeline
         self._every = every
         self._lock = threading.Lock()
         self._seen: Snapshot | None = None
@@ -82,6 +87,11 @@ class Page:
                     self._ended.set()
             return self._seen
 
+    def history(self) -> dict[str, Any]:
+        """Return curves of the steps that were recorded until now."""
+        self.snapshot()
+        return history(self._recorded())
+
     def snapshots(self, send: Callable[[Snapshot], None]) -> None:
         """Send each look, until the job or the page ends."""
         while (found := self.snapshot()) is not None and not self._closed.is_set():
@@ -103,16 +113,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._text(HTTPStatus.OK, "text/html; charset=utf-8", html)
         elif self.path == "/events":
             self._events()
-        elif self.path in ("/snapshot", "/metrics"):
+        elif self.path in ("/snapshot", "/history", "/metrics"):
             found = self.page.snapshot()
             if found is None:
                 self._text(HTTPStatus.GONE, "text/plain", "the job has ended\n")
             elif self.path == "/snapshot":
                 self._text(HTTPStatus.OK, "application/json", json.dumps(found.as_json()))
+            elif self.path == "/history":
+                self._text(HTTPStatus.OK, "application/json", json.dumps(self.page.history()))
             else:
                 self._metrics(found)
         else:
-            self._text(HTTPStatus.NOT_FOUND, "text/plain", "there are /, /snapshot, /events and /metrics\n")
+            self._text(HTTPStatus.NOT_FOUND, "text/plain", "there are /, /snapshot, /history, /events and /metrics\n")
 
     def _metrics(self, found: Snapshot) -> None:
         try:
