@@ -85,6 +85,11 @@ def test_they_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     pictures = [o.data["image/png"] for o in shown if o.output_type == "display_data" and "image/png" in o.data]
     assert pictures, "no picture was drawn"
     assert all(base64.b64decode(picture).startswith(PNG) for picture in pictures)
+    pages = [
+        output.data["text/html"] for output in shown if 'class="tfdist"' in output.get("data", {}).get("text/html", "")
+    ]
+    assert len(pages) == ("Monitor(" in str(code_cells(notebook)))
+    assert all("bound by" in page and "forward" in page and ", ended" not in page for page in pages)
     assert not list((tmp_path / "work").iterdir()), "it leaves files where it was started"
     assert not list((tmp_path / "tmp").glob("tf*")), "it leaves temporary files"
     assert not [p for p in set(psutil.pids()) - before if path.stem in " ".join(_command(p))]

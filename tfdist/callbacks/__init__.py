@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.callbacks.backup_and_restore import BackupAndRestore
     from tfdist.callbacks.gradient_noise_scale import GradientNoiseScale
+    from tfdist.callbacks.monitor import Monitor
     from tfdist.training.loss_scale import LossScaleLogger
 
 _WHERE = {
     "BackupAndRestore": "tfdist.callbacks.backup_and_restore",
     "GradientNoiseScale": "tfdist.callbacks.gradient_noise_scale",
     "LossScaleLogger": "tfdist.training.loss_scale",
+    "Monitor": "tfdist.callbacks.monitor",
 }
 
-__all__ = ["BackupAndRestore", "GradientNoiseScale", "LossScaleLogger"]
+__all__ = ["BackupAndRestore", "GradientNoiseScale", "LossScaleLogger", "Monitor"]
 
 
 def __getattr__(name: str) -> Any:

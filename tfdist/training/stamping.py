@@ -9,6 +9,7 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.monitor.process import recorder
 from tfdist.monitor.recording import graph
+from tfdist.monitor.recording.recorder import Recorder
 
 _ring: graph.GraphRing | None = None
 
@@ -28,6 +29,12 @@ def stamped(run: Callable[[Any], Any], data: Any) -> Any:
         returned = run(stamps.from_begin(data))
         stamps.end()
         return returned
+
+
+def record_with(observer: Recorder) -> None:
+    """Hand the stamps of this process' steps, those of functions that are traced already too, to this recorder."""
+    if _ring is not None:
+        observer.take_stamps_from(_ring.read)
 
 
 def _ring_of_this_process() -> graph.GraphRing:

@@ -140,6 +140,12 @@ class Recorder(StepObserver):
             return
         self._ring.add(joined(np.array(steps, np.int64), self._new_stamps()))
 
+    def close(self) -> None:
+        """Write the steps that have ended, and let go of the ring; the recorder is told nothing more."""
+        self.flush()
+        atexit.unregister(self.flush)
+        self._ring.close()
+
     def _new_stamps(self) -> np.ndarray:
         """Return the rows of stamps since the last time, on the monotonic clock, shape (n, len(STAMPS))."""
         nothing = np.zeros([0, len(STAMPS)], np.int64)

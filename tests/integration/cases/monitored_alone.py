@@ -1,0 +1,45 @@
+"""Trainings with `tfdist.callbacks.Monitor`, without the launcher: in a scope, twice, and in none.
+
+python monitored_alone.py FOLDER EXPORTER ...
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import tfdist
+from tfdist.callbacks import Monitor
+from tfdist.monitor.process import recorder, step_clock
+
+FOLDER, EXPORTERS = Path(sys.argv[1]), sys.argv[2:]
+STEPS, EPOCHS = 16, 2
+random = np.random.default_rng(0)
+x, y = random.normal(size=(4 * STEPS, 4)).astype("float32"), random.normal(size=4 * STEPS)
+
+
+def trained(name: str, scope: bool, epochs: int = EPOCHS, **options: object) -> None:
+    """Train, and write down what the callback says and what the weights are."""
+    keras.utils.set_random_seed(1)
+    strategy = tfdist.strategies.MirroredStrategy() if scope else None
+    with strategy.scope() if strategy is not None else keras.name_scope("plain"):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    found = []
+    for one in (Monitor(verbose=False, **options), None):
+        monitors = [] if one is None else [one]
+        model.set_weights([np.ones_like(weight) for weight in model.get_weights()])
+        model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, shuffle=False, callbacks=monitors)
+        found.append([weight.tolist() for weight in model.get_weights()])
+        if one is not None:
+            (FOLDER / f"{name}.json").write_text(json.dumps(one.verdict))
+    assert found[0] == found[1], "training is another with the callback"
+    assert recorder() is None, "a recorder is left"
+    assert not step_clock().observers, "an observer is left"
+
+
+trained("scope", True, every=5, exporters=EXPORTERS, trace=FOLDER / "trace.json")
+trained("again", True, epochs=1)
+trained("plain", False)

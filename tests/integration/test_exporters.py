@@ -1,0 +1,143 @@
+"""A job whose figures go to TensorBoard, Prometheus and MLflow at once, beside a server that is dead."""
+
+import json
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.integration.agents import DEADLINE_SECONDS, told, wait_until
+from tests.integration.forks import Forks
+from tests.integration.steppers import happened, job
+from tfdist.cluster.ports import free_ports
+from tfdist.monitor.verdict.timeline import Part
+
+STEPS = 60
+STEPPING = f"""
+from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.process import step_clock
+for _ in range({STEPS}):
+    with step_clock().step(Kind.TRAIN, Phase.INPUT):
+        time.sleep(0.002)
+step_clock().epoch_ends()
+tell(f"stepped {{ME}}")
+wait_told("enough")
+"""
+
+
+def metrics(port: int) -> dict[tuple[str, str, str], float]:
+    """Return the metrics of a job by their name, rank and phase; nothing where nobody serves them."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return {}
+    if shutil.which("promtool"):
+        checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True)
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    return {(one.name, one.labels.get("rank", ""), one.labels.get("phase", "")): one.value for one in samples}
+
+
+@pytest.mark.readme(
+    "tfdist run --export tensorboard:logs --export prometheus:9400 --strategy multi-worker -n 2 train.py"
+)
+def test_a_job_is_exported(script, shared: Path, forking: Forks) -> None:  # type: ignore[no-untyped-def]
+    port, dead = free_ports(2)
+    targets = [
+        f"tensorboard:{shared}/bo ard",
+        f"prometheus:{port}",
+        f"mlflow:{shared}/runs",
+        f"mlflow:http://127.0.0.1:{dead}",
+    ]
+    options = [word for target in targets for word in ("--export", target)]
+    with job(*options, "-n", 2, script(STEPPING), "--lr", "0.1", shared=shared, forking=forking) as run:
+        for worker in range(2):
+            told(shared, f"stepped {worker}")
+        key = ("tfdist_step_seconds", "1", "input")
+        wait_until(lambda: metrics(port).get(key, 0) > 0.001, "no metrics")
+        assert metrics(port)["tfdist_steps_total", "0", ""] == STEPS
+        (shared / "enough").write_text("x")
+        _, errors = run.communicate(timeout=DEADLINE_SECONDS)
+    assert run.returncode == 0, errors.decode()
+    warnings = [line for line in errors.decode().splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert f"export to mlflow:http://127.0.0.1:{dead}: cannot be written" in warnings[0]
+    assert metrics(port) == {}, "the port is still there"
+    job_id = happened(shared)[0]["job"]
+    _look_at_tensorboard(shared / "bo ard" / job_id[:8])
+    _look_at_mlflow(shared / "runs", job_id)
+
+
+def _look_at_tensorboard(folder: Path) -> None:
+    for worker in range(2):
+        found = EventAccumulator(str(folder / f"worker-{worker}"), size_guidance={"histograms": 0})
+        found.Reload()
+        assert {"step_seconds/input", "step_seconds/step", "steps_per_second"} <= set(found.Tags()["scalars"])
+        histograms = found.Histograms("step_seconds_histogram/input")
+        assert sum(one.histogram_value.num for one in histograms) == STEPS, "a step is missing, or is there twice"
+        assert sum(sum(one.histogram_value.bucket) for one in histograms) == STEPS
+        last = found.Scalars("step_seconds/input")[-1]
+        assert last.step == STEPS - 1
+        assert 0.002 <= last.value < 60
+    found = EventAccumulator(str(folder / "job"))
+    found.Reload()
+    texts = [one.tensor_proto.string_val[0].decode() for one in found.Tensors("verdict")]
+    assert "bound by input" in texts[0]
+
+
+def _look_at_mlflow(folder: Path, job_id: str) -> None:
+    from mlflow import MlflowClient
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        client = MlflowClient(tracking_uri=str(folder))
+        experiment = client.get_experiment_by_name("tfdist")
+        assert experiment is not None
+        (run,) = client.search_runs([experiment.experiment_id])
+        assert (run.info.status, run.data.tags["tfdist.job"], run.data.tags["tfdist.bound"]) == (
+            "FINISHED",
+            job_id,
+            "input",
+        )
+        assert run.data.params["script"].endswith("--lr 0.1")
+        assert run.data.params["workers"] == "2"
+        names = {f"step_seconds/{part.label}/worker_{worker}" for part in Part for worker in range(2)}
+        assert names | {"system/resident_memory_bytes/worker_1"} <= set(run.data.metrics)
+        assert run.data.metrics["step_seconds/input/worker_0"] >= 0.002
+        assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"verdict.txt", "summary.json"}
+
+
+ALONE = Path(__file__).parent / "cases" / "monitored_alone.py"
+
+
+def test_the_callback_does_so_without_the_launcher(shared: Path, forking: Forks) -> None:
+    (dead,) = free_ports(1)
+    (shared / "taken").touch()
+    targets = [f"tensorboard:{shared}/board", f"html:{shared}/page.html", f"mlflow:http://127.0.0.1:{dead}"]
+    assert forking.run(str(ALONE), str(shared), *targets, f"tensorboard:{shared}/taken") == 0, forking.output
+    warnings = [line for line in forking.output.splitlines() if "warning: export to" in line]
+    assert len(warnings) == 2, forking.output
+    assert all("the job goes on without it" in line for line in warnings)
+    for name in ("scope", "plain"):
+        assert json.loads((shared / f"{name}.json").read_text())[0].startswith("verdict    bound by")
+    assert "too few steps: 15" in json.loads((shared / "again.json").read_text())[0]  # one of 16 was traced
+    trace = json.loads((shared / "trace.json").read_text())["traceEvents"]
+    assert {one["args"]["step"] for one in trace if one["name"] == "train"} == set(range(32))
+    assert {"forward", "backward", "update"} <= {one["name"] for one in trace}
+    (folder,) = (shared / "board").iterdir()
+    assert not list(Path("/dev/shm").glob(f"tfdist-job-{folder.name}*")), "memory is left"
+    found = EventAccumulator(str(folder / "worker-0"), size_guidance={"histograms": 0})
+    found.Reload()
+    histograms = found.Histograms("step_seconds_histogram/backward")
+    assert sum(one.histogram_value.num for one in histograms) == 31, "one step of 32 was traced, which is none"
+    assert np.isfinite([one.value for one in found.Scalars("loss")]).all()
+    page = (shared / "page.html").read_text()
+    assert folder.name in page
+    assert page.count("<i style=") > 3
+    assert "<script" not in page

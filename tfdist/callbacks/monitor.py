@@ -1,0 +1,185 @@
+"""What `tfdist run --monitor` does, for scripts that are started without it: record, judge, export, draw."""
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+import tfdist
+from tfdist import validation
+from tfdist.callbacks.cell import Cell, in_notebook
+from tfdist.callbacks.recorded import Recorded, recorded
+from tfdist.cluster import from_environment
+from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.errors import TfdistError
+from tfdist.exporters import registry
+from tfdist.launch.process.beside import Exporting
+from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.process import step_clock
+from tfdist.monitor.recording import ring
+from tfdist.monitor.recording import trace as traces
+from tfdist.monitor.recording.rows import Column
+from tfdist.monitor.verdict.gathering import read_folder, verdict_of
+from tfdist.monitor.verdict.text import lines
+from tfdist.training import stamping
+from tfdist.training.strategy import KerasTraining
+
+__all__ = ["Monitor"]
+
+_logger = logging.getLogger("tfdist")
+
+
+class Monitor(keras.callbacks.Callback):
+    """Records what the steps of a training are made of, and hands it to exporters; says at the end what it is bound by.
+
+    Works in every scope of tfdist and in none, with `tfdist run` and without. Without it the process is a job of its
+    own as long as `fit` runs, which `tfdist watch`, `tfdist export` and `tfdist trace save` find; with it, the first
+    worker sees all workers of its host. Without a scope of tfdist a step is not divided: Keras does not tell.
+
+    Guaranteed: training is the same with it and without. Exporters run in a process beside this one, which reads what
+    is recorded in memory: a server that is slow or dead is one warning, and no step waits for it.
+
+    Args:
+        every: steps of which a point of a curve is the mean, at least.
+        exporters: such as "tensorboard:DIR", "prometheus:PORT", "mlflow:URI", "html:FILE"; docs/monitoring.md has them.
+            The first worker alone writes to them.
+        trace: a file for the last 2,048 steps as a chrome trace, written at the end; None for none.
+        live: whether the page of the job is shown below the cell of a notebook, and follows; elsewhere it does nothing.
+        verbose: whether the verdict is printed at the end, where no `tfdist run --monitor` prints it.
+
+    Attributes:
+        verdict: in lines, after `fit`; empty before, and where nothing was recorded.
+
+    Raises:
+        ConfigError: an exporter that there is not, or a number out of its range.
+        MissingDependencyError: the package that an exporter needs is missing.
+
+    Example:
+        >>> import keras, numpy as np, tempfile
+        >>> from tfdist.callbacks import Monitor
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> monitor = Monitor(verbose=False)
+        >>> history = model.fit(np.ones((96, 4)), np.ones(96), batch_size=4, callbacks=[monitor], verbose=0)
+        >>> monitor.verdict[0].startswith("verdict")
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int = 10,
+        exporters: Sequence[str] = (),
+        trace: "str | os.PathLike[str] | None" = None,
+        live: bool = True,
+        verbose: bool = True,
+    ) -> None:
+        super().__init__()
+        self.every = validation.integer("every", every, minimum=1)
+        self.exporters = tuple(map(str, registry.parse_all(exporters)))
+        self.trace = None if trace is None else os.fspath(trace)
+        self.live = validation.boolean("live", live)
+        self.verbose = validation.boolean("verbose", verbose)
+        self.verdict: tuple[str, ...] = ()
+        self._stack = contextlib.ExitStack()
+        self._job: Recorded | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Take part in the `fit` that is about to begin; Keras calls it."""
+        super().set_model(model)
+        fit = keras_epochs.running_fit(model)
+        if fit is None or fit.callbacks is None or isinstance(model.distribute_strategy, KerasTraining):
+            return
+        if not any(isinstance(one, _Steps) for one in fit.callbacks.callbacks):
+            fit.callbacks.callbacks.append(_Steps())  # Keras goes through this list at the moment
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to record."""
+        self._end()  # of a `fit` that was interrupted
+        rank = _rank()
+        atexit.register(self._end)
+        try:
+            self._job = self._stack.enter_context(recorded(step_clock(), rank))
+        except (OSError, TfdistError) as error:
+            _logger.warning("Monitor records nothing (%s); training goes on.", error)
+            return
+        stamping.record_with(self._job.recorder)
+        if rank != 0:
+            return
+        cell = self._stack.enter_context(Cell()) if self.live and in_notebook() else None
+        exporters = [*self.exporters, *([f"html:{cell.path}"] if cell is not None else [])]
+        if exporters:
+            self._job.events.write("parameters", start=self._job.start, parameters=self._parameters())
+            after = int(rows[-1, Column.STEP]) if len(rows := ring.read(self._job.recorder.path)) else -1
+            exporting = Exporting(self._job.job, exporters, _logger.warning, every=self.every, after=after)
+            self._stack.callback(exporting.end)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Say what the training is bound by, write the trace, and let exporters write the rest."""
+        job = self._job
+        if job is None:
+            return
+        job.recorder.flush()
+        if _rank() == 0:
+            found = verdict_of(job.steps)
+            self.verdict = () if found is None else lines(found)
+            if self.trace is not None:
+                self._write_trace(job)
+            if self.verbose and self.verdict and not job.is_judged:
+                sys.stdout.write("\n".join([*self.verdict, ""]))
+                sys.stdout.flush()
+        self._end()
+
+    def _end(self) -> None:
+        self._job = None
+        atexit.unregister(self._end)
+        self._stack.close()
+
+    def _write_trace(self, job: Recorded) -> None:
+        assert self.trace is not None
+        try:
+            traces.write(self.trace, traces.trace(read_folder(job.steps)))
+        except OSError as error:
+            _logger.warning("The trace %s cannot be written (%s).", self.trace, error)
+
+    def _parameters(self) -> dict[str, Any]:
+        """Return what is worth to be kept of a training, as plain values."""
+        optimizer = getattr(self.model, "optimizer", None)
+        settings = {} if optimizer is None else optimizer.get_config()
+        plain = {
+            f"optimizer.{name}": value for name, value in settings.items() if isinstance(value, bool | int | float)
+        }
+        return {
+            "tfdist": tfdist.__version__,
+            "keras": keras.__version__,
+            "model": self.model.name,
+            "parameters": self.model.count_params() if self.model.built else None,
+            "strategy": type(self.model.distribute_strategy).__name__,
+            "optimizer": None if optimizer is None else type(optimizer).__name__,
+            **plain,
+            **{name: self.params.get(name) for name in ("epochs", "steps")},
+        }
+
+
+class _Steps(keras.callbacks.Callback):
+    """Tells the clock of the steps of a model that is in no scope of tfdist."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        step_clock().begin(Kind.TRAIN)
+        step_clock().enter(Phase.UNDIVIDED)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        step_clock().end()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        step_clock().epoch_ends()
+
+
+def _rank() -> int:
+    cluster = from_environment()
+    return max(0, cluster.worker_index)
