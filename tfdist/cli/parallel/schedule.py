@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from tfdist.bench.pipeline.measuring import measured
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.files import plot_option
 from tfdist.measurement.pictures import require_matplotlib
@@ -17,6 +18,7 @@ from tfdist.parallel.schedules import pictures
         "tfdist parallel schedule 1f1b --stages 4 --microbatches 8": "a line for each stage",
         "tfdist parallel schedule interleaved --chunks 2 --plot timeline.png": "as a picture",
         "tfdist parallel schedule gpipe --backward 1": "as long as a forward pass",
+        "tfdist parallel schedule 1f1b --stages 3 --measure --plot run.png": "beside a step that is run",
     },
     page="pipeline",
 )
@@ -34,26 +36,50 @@ from tfdist.parallel.schedules import pictures
     show_default=True,
     help="Time of a backward pass, in forward passes.",
 )
+@click.option(
+    "--measure", is_flag=True, help="Also run a step, in a process for each stage whose layers sleep; takes a minute."
+)
+@click.option(
+    "--forward-seconds",
+    type=click.FloatRange(0, 60, min_open=True),
+    default=0.1,
+    show_default=True,
+    help="How long a forward pass sleeps, for --measure.",
+)
 @plot_option
 @click.argument("name", metavar="SCHEDULE", type=click.Choice(schedules.NAMES))
-def command(name: str, stages: int, microbatches: int, chunks: int, backward: float, plot: Path | None) -> None:
+def command(
+    name: str,
+    stages: int,
+    microbatches: int,
+    chunks: int,
+    backward: float,
+    measure: bool,
+    forward_seconds: float,
+    plot: Path | None,
+) -> None:
     """Show what the stages of a pipeline do when.
 
     SCHEDULE is gpipe, 1f1b, interleaved, pipedream or spectrain. F3 is the forward pass of micro-batch 3, B3 its
     backward pass, B3.1 that through the stage's second part of the model; a dot is a unit of time in which a stage
     waits. Below stand the bubble (the part of the time in which stages wait) and of how many micro-batches each stage
-    holds the activations at most.
+    holds the activations at most. With --measure a line follows that says the same of a step that was run, and the
+    picture has that step below the schedule.
     """
     if plot is not None:
         require_matplotlib()
     made = schedules.require_sound(schedules.named(name, stages=stages, microbatches=microbatches, chunks=chunks))
     found = schedules.timeline(made, backward=backward)
+    run = measured(made, forward_seconds=forward_seconds, backward=backward) if measure else None
     if plot is not None:
-        pictures.draw(found, plot)
+        pictures.draw(found, plot, measured=run)
         click.echo(f"wrote {plot}", err=True)
     else:
         click.echo(pictures.as_text(found))
     click.echo(f"bubble {100 * found.bubble:.1f} %; live activations {', '.join(map(str, made.live))}")
+    if run is not None:
+        live = ", ".join(str(run.live(stage)) for stage in range(stages))
+        click.echo(f"as run: bubble {100 * run.bubble:.1f} %; live activations {live}")
     if made.updates_each:
         ages = [
             max(work.microbatch - made.versions(stage)[work] for work in made.orders[stage]) for stage in range(stages)

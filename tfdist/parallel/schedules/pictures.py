@@ -1,6 +1,7 @@
 """A schedule's timeline, as text and as a PNG."""
 
 from pathlib import Path
+from typing import Any
 
 from tfdist.measurement.pictures import require_matplotlib
 from tfdist.parallel.schedules.timeline import Timeline
@@ -33,19 +34,34 @@ def as_text(timeline: Timeline) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def draw(timeline: Timeline, path: Path) -> None:
+def draw(timeline: Timeline, path: Path, *, measured: Timeline | None = None) -> None:
     """Draw a timeline as a PNG: a row for each stage, forward passes blue, backward passes green.
 
+    Args:
+        timeline: of a schedule.
+        path: of the picture.
+        measured: a step as it was run, which is drawn below on the same scale.
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
     require_matplotlib()
-    from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
 
+    shown = [(timeline, "")] if measured is None else [(timeline, "as planned, "), (measured, "as run, ")]
+    height = (1.2 + 0.55 * timeline.schedule.stages) * len(shown)
+    figure = Figure(figsize=(12, height), dpi=150, layout="constrained")
+    panels = figure.subplots(len(shown), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, (one, what) in zip(panels, shown, strict=True):
+        _draw_rows(axes, one, what)
+    panels[-1].set_xlabel("time, in forward passes")
+    panels[-1].set_xlim(0, max(one.length for one, _ in shown))
+    figure.savefig(path, format="png")
+
+
+def _draw_rows(axes: Any, timeline: Timeline, what: str) -> None:
+    from matplotlib.colors import to_rgb
+
     schedule = timeline.schedule
-    figure = Figure(figsize=(12, 1.2 + 0.55 * schedule.stages), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
     numbers = len(timeline.slots) <= _MOST_COLUMNS
     for slot in timeline.slots:
         pale, dark = (to_rgb(one) for one in _COLOURS[slot.work.kind])
@@ -59,14 +75,11 @@ def draw(timeline: Timeline, path: Path) -> None:
             axes.text(middle, slot.stage, str(slot.work.microbatch), ha="center", va="center", fontsize=8)
     axes.set_yticks(range(schedule.stages), [f"stage {stage}" for stage in range(schedule.stages)])
     axes.invert_yaxis()
-    axes.set_xlim(0, timeline.length)
-    axes.set_xlabel("time, in forward passes")
     chunks = f", {schedule.chunks} chunks" if schedule.chunks > 1 else ""
     axes.set_title(
-        f"{schedule.name}: {schedule.stages} stages, {schedule.microbatches} micro-batches{chunks}; bubble "
+        f"{schedule.name}: {schedule.stages} stages, {schedule.microbatches} micro-batches{chunks}; {what}bubble "
         f"{100 * timeline.bubble:.1f} %",
         loc="left",
         fontweight="bold",
     )
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, format="png")

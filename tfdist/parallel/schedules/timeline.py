@@ -48,9 +48,13 @@ class Timeline:
         busy = sum(slot.end - slot.begin for slot in self.slots)
         return 1.0 - busy / (self.schedule.stages * self.length)
 
+    def order(self, stage: int) -> list[Work]:
+        """Return the work of a stage in the order in which it begins."""
+        return [slot.work for slot in self.slots if slot.stage == stage]
+
     def live(self, stage: int) -> int:
         """Return of how many forward passes a stage has the activations at the worst moment."""
-        return most_live(self.schedule.orders[stage])
+        return most_live(self.order(stage))
 
 
 def most_live(order: Sequence[Work]) -> int:

@@ -1,0 +1,65 @@
+"""A step that is run by a schedule, as a timeline that can stand beside the schedule's own."""
+
+import os
+from collections.abc import Sequence
+
+from tfdist.cluster.ports import free_ports
+from tfdist.errors import TfdistError
+from tfdist.launch.pool.environment import worker_environments
+from tfdist.launch.pool.pool import Reply, WorkerPool
+from tfdist.parallel.schedules import Schedule, Timeline, Work
+from tfdist.parallel.schedules.timeline import Slot
+
+#: a process loads TensorFlow and traces a step; the steps come on top
+_START_SECONDS = 300.0
+
+
+def measured(
+    schedule: Schedule, *, forward_seconds: float, backward: float, pool: WorkerPool | None = None
+) -> Timeline:
+    """Return when the passes of a step ran, in forward passes from the first one on.
+
+    A process for each stage, on this host, whose clock all of them read. Layers sleep, so stages do not take the
+    processor from each other: what is measured is the schedule, what carries it out, and nothing of a model.
+
+    Args:
+        schedule: one of those that have names.
+        forward_seconds: of a forward pass through a part of the model.
+        backward: of a backward pass, in forward passes.
+        pool: processes to run in, of the strategy "pipeline"; None starts some.
+    Raises:
+        TfdistError: a process failed.
+    """
+    if pool is None:
+        with WorkerPool(lambda: _environments(schedule.stages)) as own:
+            return measured(schedule, forward_seconds=forward_seconds, backward=backward, pool=own)
+    arguments = {
+        "schedule": schedule.name,
+        "stages": schedule.stages,
+        "microbatches": schedule.microbatches,
+        "chunks": schedule.chunks,
+        "forward": forward_seconds,
+        "backward": backward * forward_seconds,
+    }
+    slept = 2 * forward_seconds * (1 + backward) * schedule.chunks * (schedule.microbatches + schedule.stages)
+    deadline = _START_SECONDS + 3 * slept
+    replies = pool.call("tfdist.bench.pipeline.sleeping:step", arguments, timeout_seconds=deadline)
+    return _timeline(schedule, replies, forward_seconds)
+
+
+def _environments(stages: int) -> list[dict[str, str]]:
+    return worker_environments(os.environ, strategy="pipeline", ports=free_ports(stages), replicas_per_worker=1)
+
+
+def _timeline(schedule: Schedule, replies: Sequence[Reply], unit: float) -> Timeline:
+    failed = sorted((one for one in replies if one.status != "returned"), key=lambda one: one.seconds)
+    if failed:
+        told = next((one for one in failed if one.status == "raised"), failed[0])
+        raise TfdistError(f"the step was not run: stage {told.worker} {told.status}: {told.message}")
+    notes = [(reply.worker, *note) for reply in replies for note in reply.value]
+    start = min(begin for *_, begin, _ in notes)
+    slots = [
+        Slot(stage, Work(kind, microbatch, part // schedule.stages), (begin - start) / unit, (end - start) / unit)
+        for stage, kind, microbatch, part, begin, end in notes
+    ]
+    return Timeline(schedule, tuple(sorted(slots, key=lambda slot: (slot.begin, slot.stage))))

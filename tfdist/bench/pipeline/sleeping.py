@@ -1,0 +1,79 @@
+"""A model whose layers sleep, and note when each forward and backward pass begins and ends."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies import PipelineStrategy
+
+#: kind ("forward" or "backward"), micro-batch, part of the model, begin and end in seconds of the host's clock
+Note = tuple[str, int, int, float, float]
+
+
+class Sleeping(keras.layers.Layer):
+    """Hands on what it is given after some time, forward and backward.
+
+    Args:
+        part: its number in the model.
+        seconds: of a forward and of a backward pass.
+        note: is told of each pass; called from threads of TensorFlow's.
+    """
+
+    def __init__(self, part: int, seconds: tuple[float, float], note: Callable[[Note], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._part = part
+        self._seconds = seconds
+        self._tell = note
+
+    def build(self, shape: Any) -> None:
+        """Make a weight, without which nothing would go back."""
+        self._weight = self.add_weight(shape=(1,), initializer="zeros")
+
+    def call(self, x: Any) -> Any:
+        """Return what is given."""
+
+        @tf.custom_gradient
+        def passed(x: Any, weight: Any) -> Any:
+            def back(gradient: Any) -> Any:
+                return self._slept("backward", x, gradient), tf.zeros_like(weight)
+
+            return self._slept("forward", x, x), back
+
+        return passed(x, tf.convert_to_tensor(self._weight.value))
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        """Return the shape of what is given."""
+        return shape
+
+    def _slept(self, kind: str, numbers: Any, value: Any) -> Any:
+        """Return a value after some time; the micro-batch has its number in every place."""
+
+        def sleep(numbers: Any, value: Any) -> Any:
+            begin = time.monotonic()
+            time.sleep(self._seconds[kind == "backward"])
+            microbatch = round(float(numbers[0, 0]))
+            self._tell((kind, microbatch, self._part, begin, time.monotonic()))
+            return value
+
+        return tf.ensure_shape(tf.py_function(sleep, [numbers, value], value.dtype), value.shape)
+
+
+def step(schedule: str, stages: int, microbatches: int, chunks: int, forward: float, backward: float) -> list[Note]:
+    """Run some steps, in every process of a job at once; return what this one noted of the last."""
+    notes: list[Note] = []
+    strategy = PipelineStrategy(
+        stages=stages, microbatches=microbatches, schedule=schedule, chunks=chunks, timeout_seconds=120
+    )
+    with strategy.scope():
+        layers = [Sleeping(part, (forward, backward), notes.append) for part in range(stages * chunks)]
+        model = keras.Sequential([keras.Input((1,)), *layers])
+        model.compile(keras.optimizers.SGD(1e-9, momentum=0.9), "mse")
+    numbers = np.arange(microbatches, dtype="float32")[:, None]
+    for _ in range(2):  # the first waits for what the others still trace
+        notes.clear()
+        model.fit(numbers, numbers, batch_size=microbatches, shuffle=False, verbose=0)
+    return notes
