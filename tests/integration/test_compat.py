@@ -220,7 +220,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_collective _from_first_replica _input_context _local_sums", OURS),
         **each("_sum_of_local _sums_of_several _waiting", OURS),
     },
-    "tensorflow/sparse_rows.py": {"_create_op_internal": lambda: tf.Graph, "_mask": OURS},
+    "tensorflow/sparse_rows.py": {**each("_create_op_internal _get_function", lambda: tf.Graph), "_mask": OURS},
     "tensorflow/servers.py": {
         **each("_call_for_each_replica _container_strategy _create_variable _local_results", lambda: OneDeviceExtended),
         **each("_update _use_merge_call _validate_colocate_with_variable", lambda: OneDeviceExtended),

@@ -9,7 +9,9 @@ import pytest
 
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
+from tfdist.bench.pipeline.measuring import measured
 from tfdist.cluster import ports
+from tfdist.parallel import schedules
 from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 800
@@ -72,6 +74,7 @@ def four(forking: Forks) -> Iterator[WorkerPool]:
         ("branches", {"schedule": "interleaved", "chunks": 2, "microbatches": 2}),
         ("words", {}),
         ("whole batches", {"microbatches": 1}),
+        ("masked", {"microbatches": 3}),
     ],
 )
 def test_two_stages_have_the_numbers_of_one_device(
@@ -89,7 +92,7 @@ def test_replicas_alone_have_the_numbers_of_one_device(two: WorkerPool, equal: E
     equal(two, "data=2,pipeline=1", "words", microbatches=2)
 
 
-@pytest.mark.parametrize("name", ["branches", "mlp-scaling", "words"])
+@pytest.mark.parametrize("name", ["mlp-scaling", "words", "masked"])
 def test_replicas_of_two_stages_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal, name: str) -> None:
     equal(four, "data=2,pipeline=2", name)
 
@@ -103,6 +106,34 @@ def test_passes_run_in_the_order_of_the_schedule(two: WorkerPool, schedule: str,
     """So a stage has no more live activations than the schedule promises."""
     for ran, wanted in call(two, "order", mesh="data=1,pipeline=2", schedule=schedule, microbatches=microbatches):
         assert ran == wanted
+
+
+@pytest.mark.parametrize(("schedule", "recompute"), [("pipedream", False), ("pipedream", True), ("spectrain", False)])
+def test_weights_are_updated_after_each_micro_batch_by_delayed_gradients(
+    two: WorkerPool, schedule: str, recompute: bool
+) -> None:
+    first, second = call(two, "without_a_flush", mesh="data=1,pipeline=2", schedule=schedule, recompute=recompute)
+    assert max(first["far"], second["far"]) < 1e-5
+    backward = first["backward"]  # which weight the canary had in each pass
+    assert first["forward"] == backward or (recompute and sorted(first["forward"]) == sorted(backward * 2))
+    assert len(backward) == 24
+    if schedule == "pipedream":  # the first two micro-batches of each of six batches have the same version
+        assert len(set(backward)) == 18
+    assert not second["forward"]  # the canary lies on the first stage
+
+
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "chunks"),
+    [("1f1b", 5, 1), ("gpipe", 3, 1), ("interleaved", 4, 2), ("pipedream", 4, 1)],
+)
+def test_a_step_that_is_measured_ran_as_planned(two: WorkerPool, schedule: str, microbatches: int, chunks: int) -> None:
+    planned = schedules.named(schedule, stages=2, microbatches=microbatches, chunks=chunks)
+    ran = measured(planned, forward_seconds=0.002, backward=2, pool=two)
+    assert [tuple(ran.order(stage)) for stage in range(2)] == list(planned.orders)
+    assert tuple(ran.live(stage) for stage in range(2)) == planned.live
+    ends = {(slot.stage, slot.work): slot.end for slot in ran.slots}
+    for slot in ran.slots:
+        assert all(ends[needed] <= slot.begin for needed in planned.needs(slot.stage, slot.work))
 
 
 def test_dropout_is_the_same_whatever_the_schedule_and_when_it_is_computed_again(two: WorkerPool) -> None:
@@ -138,7 +169,9 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
         ("name", "ConfigError: stages names 'secund', which the model"),
         ("names", "they must come in the order of the model, behind its first layer"),
         ("order", "ConfigError: the schedule 'mine' of 2 stages and 8 micro-batches cannot be run"),
-        ("pipedream", "UnsupportedError: the schedule 'pipedream' updates weights after each micro-batch"),
+        ("no momentum", "weights are predicted by the momentum of SGD, and the optimizer is SGD without it"),
+        ("clipping", "'pipedream' updates weights after each micro-batch, on each stage by itself, and the optimizer"),
+        ("mask", "a loss is masked, and the mask that the layer 'mine' (Block) hands on is not known"),
         ("engine", "UnsupportedError: collectives is 'tensorflow'"),
         ("mesh", "ConfigError: stages says 3 stages, and the mesh data=1,pipeline=2 has 2"),
         ("axis", "UnsupportedError: the mesh is batch=1,model=2; a pipeline has the axes data and pipeline"),

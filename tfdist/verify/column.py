@@ -81,7 +81,6 @@ _REFUSED_IN_A_PIPELINE = (
     *("function_that_sums", "function_that_averages", "run_eagerly", "jit_compile", "jit_compile_own_step"),
     *("positions_under_xla", "string_passed_through", "reduction_none"),
     # what adds up over a batch in its middle
-    *("reduction_mean_with_sample_weight", "ignore_class", "masked_sequences"),
     *("sync_batch_norm", "sync_batch_norm_partial", "sync_batch_norm_empty_replica"),
     *("save_and_load", "save_and_load_weights", "load_outside_and_copy"),
     # what looks at whole gradients

@@ -103,6 +103,15 @@ def whole_batches() -> keras.Model:
     )
 
 
+def masked() -> keras.Model:
+    """Two losses over places that differ in number from example to example, one of which divides by weights."""
+    layers = keras.layers
+    ids = keras.Input((3,), dtype="int32")
+    x = layers.LSTM(5, unroll=True, return_sequences=True)(layers.Embedding(12, 6, mask_zero=True)(ids))
+    x = layers.Dense(5, "tanh", activity_regularizer="l2")(x)
+    return keras.Model(ids, [layers.Dense(2)(x), layers.Dense(1)(x)])
+
+
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1),
     "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2),
@@ -120,6 +129,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Any, str]] = {
     "branches": (branches, [X, Z], "adam"),
     "words": (words, IDS, "adam"),
     "whole batches": (whole_batches, SERIES, "adam"),
+    "masked": (masked, IDS * (RANDOM.uniform(size=IDS.shape) < 0.6), "adam"),
 }
 
 
@@ -128,17 +138,25 @@ def made(name: str) -> tuple[keras.Model, Any, Any]:
     keras.utils.set_random_seed(7)
     model = make()
     several = len(model.outputs) > 1
+    if name == "masked":
+        losses = [keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), "mae"]
+        model.compile(OPTIMIZERS[optimizer](), losses, weighted_metrics=[["mae"], ["mae"]])
+        targets = np.repeat(Y[:, None], 3, axis=1) * [[[1], [2], [3]]]
+        return model, x, ([targets, targets[..., :1]], [1 + np.arange(3 * ROWS).reshape(ROWS, 3) % 4] * 2)
     model.compile(OPTIMIZERS[optimizer](), "mse", metrics=[["mae"], ["mae"]] if several else ["mae"])
     return model, x, [Y, Y[:, :1]] if several else Y
 
 
 def trained(model: keras.Model, x: Any, y: Any) -> dict[str, Any]:
-    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=(x, y))
+    y, *weights = y if isinstance(y, tuple) else (y,)
+    named = {"sample_weight": weights[0]} if weights else {}
+    validation = (x, y, *weights)
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=validation, **named)
     predicted = model.predict(x, batch_size=BATCH, verbose=0)
     names = [key for key in sorted(history.history) if key.endswith(("loss", "mae"))]  # a loss scale is shown as well
     return {
         "history": np.array([history.history[key] for key in names]),
-        "evaluate": np.array(model.evaluate(x, y, batch_size=BATCH, verbose=0)),
+        "evaluate": np.array(model.evaluate(x, y, batch_size=BATCH, verbose=0, **named)),
         "predict": np.concatenate([rows.ravel() for rows in keras.tree.flatten(predicted)]),
         **{f"weight {index}": weight for index, weight in enumerate(model.get_weights())},
         **{f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)},
@@ -217,6 +235,99 @@ def order(mesh: str, **options: Any) -> list[str]:
     wanted = [work.kind[0].upper() for work in made.orders[over.stage]]
     per_stage = len(notes) // len(wanted)
     return ["".join(notes[::per_stage]), "".join(wanted)]
+
+
+class Canary(keras.layers.Layer):
+    """Multiplies by a weight, and notes which one its forward and its backward passes have."""
+
+    def __init__(self, notes: list[tuple[str, float]], **options: Any) -> None:
+        super().__init__(**options)
+        self.note = notes.append
+
+    def build(self, shape: Any) -> None:
+        self.weight = self.add_weight(shape=(1,), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        def noted(kind: str, weight: Any) -> Any:
+            def add(value: Any) -> Any:
+                self.note((kind, float(value[0])))
+                return value
+
+            return tf.ensure_shape(tf.py_function(add, [weight], weight.dtype), [1])
+
+        @tf.custom_gradient
+        def product(x: Any, weight: Any) -> Any:
+            def back(gradient: Any) -> Any:
+                return gradient * noted("B", weight), tf.reshape(tf.reduce_sum(gradient * x), [1])
+
+            return x * noted("F", weight), back
+
+        return product(x, tf.convert_to_tensor(self.weight.value))
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+def without_a_flush(mesh: str, schedule: str, recompute: bool) -> dict[str, Any]:
+    """Train with updates after each micro-batch; return how far that is from a simulation, and the canary's notes."""
+    notes: list[tuple[str, float]] = []
+    over = PipelineStrategy(mesh=mesh, schedule=schedule, microbatches=4, recompute=recompute, stages=["third"])
+    keras.utils.set_random_seed(7)
+    with over.scope():
+        model = _with_canary(notes)
+    losses = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]
+    ours, told = model.get_weights(), list(notes)
+    keras.utils.set_random_seed(7)
+    one = _with_canary(notes)
+    on_first = {id(weight) for layer in one.layers[:2] for weight in layer.weights}
+    stages = [0 if id(weight) in on_first else 1 for weight in one.weights]
+    wanted = _simulated(one, stages, predicts=schedule == "spectrain")
+    return {
+        "far": max(_far(ours, one.get_weights()), float(np.max(np.abs(np.subtract(losses, wanted))))),
+        "forward": [value for kind, value in told if kind == "F"],
+        "backward": [value for kind, value in told if kind == "B"],
+    }
+
+
+def _with_canary(notes: list[tuple[str, float]]) -> keras.Model:
+    layers = keras.layers
+    inside = [layers.Dense(5, "tanh", kernel_regularizer="l2"), Canary(notes), layers.Dense(4, "tanh", name="third")]
+    model = keras.Sequential([keras.Input((6,)), *inside, layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return model
+
+
+def _simulated(model: keras.Model, stages: list[int], *, predicts: bool) -> list[float]:
+    """Train on one device by delayed gradients, in two stages; return the losses of epochs.
+
+    The first stage's pass of micro-batch m has the weights after m - 1 updates, the second stage's after m.
+    """
+    velocities, losses = [np.zeros(one.shape) for one in model.get_weights()], []
+    for _ in range(2):
+        total = 0.0
+        for first in range(0, ROWS, BATCH):
+            x, y = X[first : first + BATCH], Y[first : first + BATCH]
+            count = min(4, len(x))
+            bounds = [len(x) * number // count for number in range(count + 1)]
+            versions = [(model.get_weights(), velocities)]
+            for m in range(count):
+                rows = slice(bounds[m], bounds[m + 1])
+                used = []
+                for place, stage in enumerate(stages):
+                    version = m if stage == 1 else max(0, m - 1)
+                    ahead = (m - version) * versions[version][1][place] if predicts else 0.0
+                    used.append(versions[version][0][place] + ahead)
+                model.set_weights(used)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((y[rows] - model(x[rows], training=True)) ** 2) + sum(model.losses)
+                gradients = tape.gradient(loss, [one.value for one in model.trainable_weights])
+                total += float(loss) * (rows.stop - rows.start)
+                newest = versions[m]
+                velocities = [0.9 * v - 0.1 * g.numpy() for v, g in zip(newest[1], gradients, strict=True)]
+                versions.append(([w + v for w, v in zip(newest[0], velocities, strict=True)], velocities))
+            model.set_weights(versions[-1][0])
+        losses.append(total / ROWS)
+    return losses
 
 
 def saved(mesh: str, folder: str) -> dict[str, Any]:
@@ -346,6 +457,31 @@ def _small() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])
 
 
+def _without_a_flush(clipnorm: float | None = None, **options: Any) -> Callable[[str], None]:
+    def fit(mesh: str) -> None:
+        with PipelineStrategy(mesh=mesh, **options).scope():
+            model = _small()
+            model.compile(keras.optimizers.SGD(clipnorm=clipnorm), "mse")
+        model.fit(X, Y, verbose=0)
+
+    return fit
+
+
+class Block(keras.layers.Layer):
+    """May hand on another mask than it is given, for all that its class says."""
+
+    supports_masking = True
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def _masked_by_values() -> keras.Model:
+    ids = keras.Input((6,))
+    x = keras.layers.Embedding(12, 2, mask_zero=True)(ids)
+    return keras.Model(ids, keras.layers.Dense(2)(Block(name="mine")(x)))
+
+
 _REFUSED: dict[str, Callable[[str], None]] = {
     "subclassed": _fit(Subclassed),
     "own step": _fit(lambda: OwnStep([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])),
@@ -361,7 +497,9 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "name": _cut(["secund"]),
     "names": _cut(["first"]),
     "order": _pipeline(schedule=_mine),
-    "pipedream": _pipeline(schedule="pipedream"),
+    "no momentum": _without_a_flush(schedule="spectrain"),
+    "clipping": _without_a_flush(clipnorm=1.0, schedule="pipedream"),
+    "mask": _fit(_masked_by_values),
     "engine": _pipeline(collectives="tensorflow"),
     "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),
     "axis": lambda _: _pipeline()("batch=1,model=2"),

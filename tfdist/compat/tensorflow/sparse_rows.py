@@ -6,9 +6,10 @@ bring (the words of a text), or that are repeated for each example, are another 
 What an index depends on is read off the graph, while the gradient is traced.
 
 Private names, read in TensorFlow 2.21.0: `FuncGraph.captures`, `FuncGraph.outer_graph` (what a function sees of the
-functions around it); `Graph._create_op_internal` (makes an op from another one's description); `EagerTensor`. The
-gradient of a lookup is as `_GatherGrad` of `resource_variable_ops.py` makes it, and of several lookups of one variable
-as `AggregateIndexedSlicesGradients` of `backprop_util.py` does: a concatenation.
+functions around it); `Graph._get_function` and what it returns, `AtomicFunction.graph` (what a call calls);
+`Graph._create_op_internal` (makes an op from another one's description); `EagerTensor`. The gradient of a lookup is as
+`_GatherGrad` of `resource_variable_ops.py` makes it, and of several lookups of one variable as
+`AggregateIndexedSlicesGradients` of `backprop_util.py` does: a concatenation.
 """
 
 from collections.abc import Iterator
@@ -47,8 +48,35 @@ def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.T
     """
     if _is_eager(indices):
         return [(indices, False)]
+    called = _called(indices)
+    if called is not None:
+        return _parts_of_call(indices, called, examples)
     origins = _Origins()
     return [(part, not repeated and origins.is_common(part)) for part, repeated in _concatenated(indices, examples)]
+
+
+def _parts_of_call(indices: tf.Tensor, inside: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, bool]]:
+    """Return the parts of what the call of a function returns, as they are told apart in the function.
+
+    They are one, which a replica has alone, where the function does not know how many elements each has.
+    """
+    found = parts(inside, examples=examples)
+    sizes = [part.shape.num_elements() for part, _ in found]
+    if len(found) == 1:
+        return [(indices, found[0][1])]
+    if None in sizes:
+        return [(indices, False)]
+    pieces = tf.split(tf.reshape(indices, [-1]), sizes)
+    return [(piece, is_common) for piece, (_, is_common) in zip(pieces, found, strict=True)]
+
+
+def _called(tensor: tf.Tensor) -> Any:
+    """Return what a tensor is in the function whose call returns it, or None where no call does."""
+    op = tensor.op
+    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        return None
+    function = op.graph._get_function(op.get_attr("f").name)
+    return None if function is None else function.graph.outputs[tensor.value_index]
 
 
 def of_all(indices: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,6 @@
 """A micro-batch: some rows of a batch, and the step of Keras in which layers, losses and random numbers find them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -7,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.compat.keras import graphs
 from tfdist.errors import UnsupportedError
+from tfdist.parallel.pipeline.counts import Sums
 from tfdist.parallel.pipeline.division import Division
 from tfdist.training.replica import step
 
@@ -18,27 +20,31 @@ class MicroStep(step.Step):
         what: the model's name, for messages.
         is_alone: whether it is the whole batch of its replica.
         loss_reduction: of the strategy.
+        known: what losses divide by, see `counts`.
         options: of `step.Step`.
     """
 
-    def __init__(self, *, what: str, is_alone: bool, loss_reduction: str, **options: Any) -> None:
+    def __init__(self, *, what: str, is_alone: bool, loss_reduction: str, known: Sums, **options: Any) -> None:
         super().__init__(**options)
+        self._known = list(known)
         self._what = what
         self._is_alone = is_alone
         self._loss_reduction = loss_reduction
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
-        """Return the sums over all micro-batches, which are known where there is one for each replica.
+        """Return the sums over all micro-batches: of what losses divide by, or where there is one for each replica.
 
         Raises:
             UnsupportedError: there are several, of which later ones have not been computed yet.
         """
         if self._is_alone:
             return super().sum_in_the_middle(tensors, what=what)
+        if self._known and self._known[0][0] == what:
+            return self._known.pop(0)[1]
         raise UnsupportedError(
             f"{what} adds up over the whole batch in the middle of a step, and in a pipeline later micro-batches are "
             "not there yet. Pass microbatches=1 to the strategy, or use what examples have by themselves "
-            "(LayerNormalization; a loss without a mask, whose reduction is 'sum_over_batch_size' or 'sum')."
+            "(LayerNormalization, GroupNormalization)."
         )
 
     def has_row_of_each(self, values: tf.Tensor) -> bool:
@@ -74,12 +80,17 @@ class MicroBatch:
         end: behind its last.
         data: the replica's batch, as Keras' steps get it.
         division: of the model.
-        current: the step in which it is computed.
+        begin_step: returns the step in which a number of examples is computed, given that and the number of the
+            micro-batch among those of all replicas, int32 scalar.
+        index: that number.
+        global_rows: examples of all replicas.
         counts: whether its rows are examples; a replica without examples computes with a copy of one.
+        specs: of another micro-batch with as many rows; None where there is none yet.
 
     Attributes:
         inputs: what the model's graph takes, flat.
         specs: shape and dtype of each tensor of the graph, by its identity.
+        share: its part of the examples of all replicas.
     """
 
     def __init__(
@@ -90,17 +101,25 @@ class MicroBatch:
         *,
         data: Any,
         division: Division,
-        current: MicroStep,
+        begin_step: Callable[[int, tf.Tensor], MicroStep],
+        index: int,
+        global_rows: int,
         counts: bool,
         specs: dict[int, keras.KerasTensor] | None,
     ) -> None:
         self.number = number
         self.rows = end - begin
         self.counted = self.rows if counts else 0
-        self.current = current
+        self.index = index
+        self.share = self.counted / global_rows
+        self._begin_step = begin_step
         x, self.y, self.sample_weight = keras.utils.unpack_x_y_sample_weight(step.slice_rows(data, begin, end))
         self.inputs = graphs.standardized(division.graph, x)
         self.specs = _specs(division, self.inputs) if specs is None else specs
+
+    def step(self, index: tf.Tensor) -> MicroStep:
+        """Return the step of this micro-batch, or of one with as many rows and another index."""
+        return self._begin_step(self.counted, index)
 
     def spec(self, tensor: int) -> tf.TensorSpec:
         """Return shape and dtype of a tensor of the graph.

@@ -1,10 +1,12 @@
 """A stage's part of one step: it does the work of a schedule, in that order, with what other stages send.
 
 TensorFlow runs an operation as soon as it can. So the work of a stage is put in order by control dependencies: a pass
-begins when the one before has ended; what it receives is asked for one pass ahead.
+begins when the one before has ended; what it receives is asked for one pass ahead. Each part is traced once, and called
+for each micro-batch (`passes`); a batch that is one micro-batch is computed in the graph itself, where losses and
+layers may add up over replicas.
 """
 
-import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,6 +22,8 @@ from tfdist.parallel.pipeline.division import Division, Edge
 from tfdist.parallel.pipeline.gradients import Accumulated
 from tfdist.parallel.pipeline.links import Links, float_edges
 from tfdist.parallel.pipeline.microbatch import MicroBatch
+from tfdist.parallel.pipeline.passes import Given, Made, TracedPass
+from tfdist.parallel.pipeline.updates import Updates
 from tfdist.parallel.schedules.table import Work
 
 #: what draws of a generator that all layers share, where it begins for each part of the model
@@ -28,13 +32,11 @@ _FAR = 1_000_003
 
 @dataclass
 class Passed:
-    """What a forward pass leaves for its backward pass."""
+    """What a forward pass leaves for its backward pass; without a tape only what it was given."""
 
-    tape: tf.GradientTape | None
-    taken: dict[int, tf.Tensor]
-    made: dict[int, tf.Tensor] = field(default_factory=dict)
-    #: what the last part's loss and what layers add come to, scaled for the gradient
-    target: tf.Tensor | None = None
+    given: Given
+    tape: tf.GradientTape | None = None
+    made: Made = field(default_factory=Made)
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Run:
         training: whether the model trains.
         unseeded: Keras' generator for random numbers without a seed.
         recompute: whether a backward pass computes its forward pass again, and only what was received is kept.
+        updates: where weights are updated after each backward pass; else gradients are added up.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Run:
         training: bool,
         unseeded: Any,
         recompute: bool = False,
+        updates: Updates | None = None,
     ) -> None:
         self._model = model
         self._division = division
@@ -94,8 +98,10 @@ class Run:
         self._training = training
         self._unseeded = unseeded
         self._recompute = recompute
+        self._updates = updates
         self._passed: dict[Work, Passed] = {}
         self._received: dict[Work, dict[Edge, tf.Tensor]] = {}
+        self._traced: dict[tuple[int, int, bool], TracedPass] = {}
         self._weights = self._trainable()
         self._seeds = {id(one.state) for one in [*keras_model.seed_generators(model), unseeded]}
         self.found = Found()
@@ -109,8 +115,9 @@ class Run:
         """Do forward passes in order, and keep nothing for backward passes."""
 
         def forward(work: Work) -> list[Any]:
-            passed = self._computed(work, self._received.pop(work), with_tape=False, with_loss=with_loss)
-            return self._send(work, passed)
+            passed = self._computed(work, self._given(work), with_tape=False, with_loss=with_loss)
+            self._note(work, passed.made)
+            return self._send(work, passed.made)
 
         self._in_order(order, forward)
         return self.found
@@ -147,127 +154,169 @@ class Run:
         made = next(one for call in self._division.calls for one in call.makes if id(one) == edge.tensor)
         return len(graphs.mask_of(made).shape)
 
-    def _forward(self, work: Work) -> list[Any]:
-        received = self._received.pop(work)
-        if not self._recompute:
-            passed = self._passed[work] = self._computed(work, received, with_tape=True, with_loss=True)
-            return self._send(work, passed)
-        taken = {edge.tensor: tensor for edge, tensor in received.items()}
-        self._passed[work] = Passed(None, taken)
-        if self._part(work) == self._division.parts - 1:  # its results are needed in the backward pass alone
-            return list(taken.values())
-        return self._send(work, self._computed(work, received, with_tape=False, with_loss=False, notes=False))
+    def _given(self, work: Work) -> Given:
+        microbatch, received = self._microbatches[work.microbatch], self._received.pop(work)
+        weights = [] if self._updates is None else self._updates.weights(work, self._weights[self._part(work)])
+        return Given(
+            inputs=microbatch.inputs,
+            y=microbatch.y,
+            sample_weight=microbatch.sample_weight,
+            taken=list(received.values()),
+            masks=[graphs.mask_of(one) for one in received.values()],
+            index=tf.constant(microbatch.index),
+            weights=weights,
+        )
 
-    def _send(self, work: Work, passed: Passed) -> list[Any]:
+    def _forward(self, work: Work) -> list[Any]:
+        given = self._given(work)
+        if not self._recompute:
+            passed = self._passed[work] = self._computed(work, given, with_tape=True, with_loss=True)
+            self._note(work, passed.made)
+            return self._send(work, passed.made)
+        self._passed[work] = Passed(given)
+        if self._part(work) == self._division.parts - 1:  # its results are needed in the backward pass alone
+            return given.taken
+        return self._send(work, self._computed(work, given, with_tape=False, with_loss=False).made)
+
+    def _send(self, work: Work, made: Made) -> list[Any]:
+        sent = self._sent(self._part(work))
         for edge in self._division.out_of(self._part(work)):
-            self._links.send_activation(passed.made[edge.tensor], edge, work.microbatch)
-        ended = list(passed.made.values())
-        return ended if passed.target is None else [*ended, passed.target]
+            self._links.send_activation(made.sent[sent.index(edge.tensor)], edge, work.microbatch)
+        return [one for one in [*made.sent, *made.outputs, made.target] if one is not None]
+
+    def _sent(self, part: int) -> list[int]:
+        """Return the tensors that a part makes for others, each once."""
+        return list(dict.fromkeys(edge.tensor for edge in self._division.out_of(part)))
 
     def _backward(self, work: Work) -> list[Any]:
         part, microbatch = self._part(work), self._microbatches[work.microbatch]
         received = self._received.pop(work)
         passed = self._passed.pop(work._replace(kind="forward"))
         if passed.tape is None:
-            taken = {edge: passed.taken[edge.tensor] for edge in self._division.into(part)}
-            passed = self._computed(work, taken, with_tape=True, with_loss=True)
+            passed = self._computed(work, passed.given, with_tape=True, with_loss=True)
+            self._note(work, passed.made)
         targets, upstream = [], []
+        sent = self._sent(part)
         for tensor in dict.fromkeys(edge.tensor for edge in received):
             arrived = [gradient for edge, gradient in received.items() if edge.tensor == tensor]
-            targets.append(passed.made[tensor])
+            targets.append(passed.made.sent[sent.index(tensor)])
             upstream.append(arrived[0] if len(arrived) == 1 else tf.add_n(arrived))
-        if passed.target is not None:
-            targets.append(passed.target)
-            upstream.append(tf.ones_like(passed.target))
-        back = float_edges(self._division.into(part), microbatch.specs)
+        if passed.made.target is not None:
+            targets.append(passed.made.target)
+            upstream.append(tf.ones_like(passed.made.target))
+        into = self._division.into(part)
+        back = float_edges(into, microbatch.specs)
         weights = self._weights[part]
         assert passed.tape is not None
-        sources = [*(passed.taken[edge.tensor] for edge in back), *(weight.value for weight in weights)]
+        taken = dict(zip(into, passed.given.taken, strict=True))
+        values = passed.given.weights or [weight.value for weight in weights]
+        sources = [*(taken[edge] for edge in back), *values]
         gradients = (
             passed.tape.gradient(targets, sources, output_gradients=upstream) if targets else [None] * len(sources)
         )
         for edge, gradient in zip(back, gradients, strict=False):
-            tensor = passed.taken[edge.tensor]
-            whole = tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
+            whole = tf.zeros_like(taken[edge]) if gradient is None else tf.convert_to_tensor(gradient)
             self._links.send_gradient(whole, edge, work.microbatch)
-        for weight, gradient in zip(weights, gradients[len(back) :], strict=True):
+        of_weights = [_of_shape(one, weight) for one, weight in zip(gradients[len(back) :], weights, strict=True)]
+        if self._updates is not None:
+            with microbatch.step(passed.given.index) as current:
+                current.weighted.add(id(self._model.optimizer))  # the loss was
+                self._updates.apply(of_weights, weights)
+            of_weights = [None] * len(weights)
+        for weight, gradient in zip(weights, of_weights, strict=True):
             self.found.gradients.setdefault(id(weight), Accumulated()).add(gradient, work.microbatch, microbatch.rows)
         return [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients if one is not None]
 
-    def _computed(
-        self, work: Work, received: dict[Edge, tf.Tensor], *, with_tape: bool, with_loss: bool, notes: bool = True
-    ) -> Passed:
+    def _computed(self, work: Work, given: Given, *, with_tape: bool, with_loss: bool) -> Passed:
         """Compute a part of the model for a micro-batch.
 
         Args:
             work: which part, and which micro-batch.
-            received: what other parts have made.
+            given: with what.
             with_tape: whether a gradient will be taken.
             with_loss: whether the last part computes the loss.
-            notes: whether what layers change and add counts; not where it is computed a second time.
         """
         part, microbatch = self._part(work), self._microbatches[work.microbatch]
-        taken = {edge.tensor: tensor for edge, tensor in received.items()}
-        passed = Passed(tf.GradientTape() if with_tape else None, taken)
-        given = {id(key): value for key, value in zip(self._division.graph.inputs, microbatch.inputs, strict=True)}
-        calls = self._division.calls_of(part)
-        tape: AbstractContextManager[Any] = contextlib.nullcontext() if passed.tape is None else passed.tape
-        scope = keras.StatelessScope(state_mapping=self._beginnings(part), collect_losses=True)
-        before = dict(microbatch.current.draws)
-        with microbatch.current, tape:
-            if passed.tape is not None:
-                passed.tape.watch([one for one in taken.values() if one.dtype.is_floating])
-            values = {**given, **taken}
+        compute: Callable[[Given], Made] = functools.partial(self._compute, part, microbatch, with_loss)
+        if len(self._microbatches) > 1:
+            key = part, microbatch.rows, with_loss
+            if key not in self._traced:
+                self._traced[key] = TracedPass(compute, given)
+            compute = self._traced[key]
+        if not with_tape:
+            return Passed(given, None, compute(given))
+        with tf.GradientTape() as tape:
+            tape.watch([one for one in [*given.taken, *given.weights] if one.dtype.is_floating])
+            return Passed(given, tape, compute(given))
+
+    def _compute(self, part: int, microbatch: MicroBatch, with_loss: bool, given: Given) -> Made:
+        into, graph = self._division.into(part), self._division.graph
+        values: dict[int, Any] = {id(key): value for key, value in zip(graph.inputs, given.inputs, strict=True)}
+        for edge, tensor, mask in zip(into, given.taken, given.masks, strict=True):
+            values[edge.tensor] = tensor if mask is None else graphs.with_mask(tensor, mask)
+        weights = list(zip(self._weights[part], given.weights, strict=True)) if given.weights else []
+        beginnings = [*self._beginnings(part), *weights]
+        scope = keras.StatelessScope(state_mapping=beginnings, collect_losses=True)
+        with microbatch.step(given.index) as current:
             with scope, graphs.call_of_model(self._model, training=self._training):
-                for call in calls:
+                for call in self._division.calls_of(part):
                     for tensor, made in zip(call.makes, call.compute(values, training=self._training), strict=True):
                         values[id(tensor)] = made
-                added = [tf.reduce_sum(tf.cast(one, keras.backend.floatx())) for one in scope.losses]
-            passed.made = {edge.tensor: values[edge.tensor] for edge in self._division.out_of(part)}
-            losses = [tf.add_n(added)] if added else []
-            if notes and added:
-                self._note_added(losses[0], microbatch)
+                regularized = [one.regularizer(value) for one, value in weights if one.regularizer is not None]
+                adding = [*scope.losses, *regularized]
+                parts = [tf.reduce_sum(tf.cast(one, keras.backend.floatx())) for one in adding]
+            sent = [values[tensor] for tensor in self._sent(part)]
+            added, loss, outputs = tf.add_n(parts) if parts else None, None, []
             if part == self._division.parts - 1:
-                outputs = [values[id(tensor)] for tensor in self._division.graph.outputs]
-                self.found.outputs[work.microbatch] = outputs
+                outputs = [values[id(tensor)] for tensor in graph.outputs]
                 if with_loss:
-                    losses = [self._loss(outputs, microbatch), *losses]
-            if with_tape and losses:
-                total = losses[0] if len(losses) == 1 else tf.add_n([tf.cast(one, losses[0].dtype) for one in losses])
-                passed.target = self._model.optimizer.scale_loss(total)
-        if notes and self._training:
-            self._note_states(scope, part, microbatch)
-            if work.microbatch == 0:
-                drawn = microbatch.current.draws
-                for key, count in drawn.items():
-                    self.found.draws[key] = self.found.draws.get(key, 0) + count - before.get(key, 0)
-        return passed
+                    y_pred = graphs.packed(graph, outputs)
+                    loss = keras_model.compiled_loss(self._model, given.y, y_pred, given.sample_weight)
+            losses = [one for one in (loss, added) if one is not None]
+            target = None
+            if self._training and with_loss and losses:
+                total = losses[0] if len(losses) == 1 else tf.add_n([losses[0], tf.cast(losses[1], losses[0].dtype)])
+                target = self._model.optimizer.scale_loss(total)
+        changed = self._changed(scope, part, {id(one) for one, _ in weights}) if self._training else []
+        states = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in changed]
+        return Made(sent, outputs, loss, added, target, states, changed, dict(current.draws))
 
-    def _loss(self, outputs: list[tf.Tensor], microbatch: MicroBatch) -> tf.Tensor:
-        y_pred = graphs.packed(self._division.graph, outputs)
-        loss = keras_model.compiled_loss(self._model, microbatch.y, y_pred, microbatch.sample_weight)
-        keras_model.loss_tracker(self._model).update_state(loss, sample_weight=microbatch.counted)
-        return loss
+    def _note(self, work: Work, made: Made) -> None:
+        """Note what a pass has come to for the whole step; not where it is computed a second time."""
+        microbatch = self._microbatches[work.microbatch]
+        if made.outputs:
+            self.found.outputs[work.microbatch] = made.outputs
+        if made.loss is not None:
+            keras_model.loss_tracker(self._model).update_state(made.loss, sample_weight=microbatch.counted)
+        if made.added is not None:
+            counted = made.added * tf.cast(microbatch.counted, made.added.dtype)
+            self.found.added = counted if self.found.added is None else self.found.added + counted
+        if not self._training:
+            return
+        for variable, value in zip(made.changed, made.states, strict=True):
+            if self._updates is None:
+                self._note_state(variable, value, microbatch)
+            else:
+                variable.assign(value)
+        if work.microbatch == 0:
+            for key, count in made.draws.items():
+                self.found.draws[key] = self.found.draws.get(key, 0) + count
 
-    def _note_added(self, added: tf.Tensor, microbatch: MicroBatch) -> None:
-        counted = added * tf.cast(microbatch.counted, added.dtype)
-        self.found.added = counted if self.found.added is None else self.found.added + counted
+    def _changed(self, scope: keras.StatelessScope, part: int, given: set[int]) -> list[keras.Variable]:
+        """Return the variables that layers have changed, but those of generators, and weights that were given."""
+        own = [variable for layer in self._division.layers_of(part) for variable in layer.variables]
+        own = list({id(one): one for one in own if id(one) not in given}.values())
+        return [one for one in own if scope.get_current_value(one) is not None and id(one) not in self._seeds]
 
-    def _note_states(self, scope: keras.StatelessScope, part: int, microbatch: MicroBatch) -> None:
-        """Take what layers have changed: each micro-batch begins with what the step has begun with."""
-        for layer in self._division.layers_of(part):
-            for variable in layer.variables:
-                value = scope.get_current_value(variable)
-                if value is None or id(variable) in self._seeds:
-                    continue
-                if not tf.as_dtype(variable.dtype).is_floating:
-                    self.found.states.setdefault(id(variable), (variable, value))
-                    continue
-                share = tf.cast(microbatch.current.share, value.dtype)
-                summed = tf.math.multiply_no_nan(value, share)
-                if id(variable) in self.found.states:
-                    summed = self.found.states[id(variable)][1] + summed
-                self.found.states[id(variable)] = (variable, summed)
+    def _note_state(self, variable: keras.Variable, value: tf.Tensor, microbatch: MicroBatch) -> None:
+        """Take what a layer has changed: each micro-batch begins with what the step has begun with."""
+        if not tf.as_dtype(variable.dtype).is_floating:
+            self.found.states.setdefault(id(variable), (variable, value))
+            return
+        summed = tf.math.multiply_no_nan(value, tf.constant(microbatch.share, value.dtype))
+        if id(variable) in self.found.states:
+            summed = self.found.states[id(variable)][1] + summed
+        self.found.states[id(variable)] = (variable, summed)
 
     def _beginnings(self, part: int) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Return where the generator that all layers share begins in this part."""
@@ -285,6 +334,13 @@ class Run:
             own = {id(v): v for layer in self._division.layers_of(part) for v in layer.variables}
             found[part] = [variable for key, variable in own.items() if key in trained]
         return found
+
+
+def _of_shape(gradient: Any, weight: keras.Variable) -> Any:
+    """Return a gradient of a weight; what a function returns of rows does not tell the shape of the table."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(tuple(weight.shape)))
+    return gradient
 
 
 def local(model: keras.Model) -> AbstractContextManager[None]:

@@ -1,5 +1,6 @@
 """A stage: its steps of training, testing and predicting, in the place of Keras' own."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from tfdist.compat.keras import metrics as keras_metrics
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.errors import UnsupportedError
-from tfdist.parallel.pipeline import run
+from tfdist.parallel.pipeline import counts, run, updates
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.gradients import Accumulated
 from tfdist.parallel.pipeline.links import Links
@@ -100,25 +101,45 @@ class StageStep:
         self._pipe = pipe
         self._unseeded = unseeded
         self._loss_reduction = loss_reduction
+        self._known: counts.Sums = []
 
     def train(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, update the weights once, and return the logs."""
-        microbatches = self._microbatches(data, global_rows)
-        schedule = self._pipe.schedule(len(microbatches))
+        schedule = self._pipe.schedule(min(self._pipe.microbatches, max(self._rows(global_rows), 1)))
+        microbatches = self._microbatches(data, global_rows, each_alone=schedule.updates_each)
         with self._outer(data, global_rows) as current:
             totals = self._totals(current)
         order = schedule.orders[self._pipe.stage]
-        found, told = self._passed(lambda: self._run("train", microbatches, training=True).train(order))
+        updates = self._updates(schedule)
+
+        def passes() -> Found:
+            if updates is None:
+                self._count(data, global_rows, microbatches)
+            return self._run("train", microbatches, training=True, updates=updates).train(order)
+
+        found, told = self._passed(passes)
         with current:
-            found.added = self._with_regularizers(found, current)
-            gradients = self._gradients(found, told)
-            variables = self._model.trainable_weights
-            current.weighted.add(id(self._model.optimizer))
-            if variables:
-                self._model.optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
-            self._apply_states(found)
+            if not schedule.updates_each:
+                self._update(found, told, current)
             self._apply_draws(told)
             return self._logs(data, found, told, totals)
+
+    def _updates(self, schedule: Schedule) -> updates.Updates | None:
+        if not schedule.updates_each:
+            return None
+        stages, replicas = self._pipe.stages, self._pipe.replicas
+        updates.require_possible(self._model, self._division, schedule, stages=stages, replicas=replicas)
+        return updates.Updates(self._model, schedule, self._pipe.stage)
+
+    def _update(self, found: Found, told: Told, current: step.Step) -> None:
+        """Update the weights by the gradient of the whole batch."""
+        found.added = self._with_regularizers(found, current)
+        gradients = self._gradients(found, told)
+        variables = self._model.trainable_weights
+        current.weighted.add(id(self._model.optimizer))
+        if variables:
+            self._model.optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        self._apply_states(found)
 
     def test(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, and return the logs."""
@@ -126,9 +147,12 @@ class StageStep:
         with self._outer(data, global_rows) as current:
             totals = self._totals(current)
         order = self._forwards(len(microbatches))
-        found, told = self._passed(
-            lambda: self._run("test", microbatches, training=False).predict(order, with_loss=True)
-        )
+
+        def passes() -> Found:
+            self._count(data, global_rows, microbatches)
+            return self._run("test", microbatches, training=False).predict(order, with_loss=True)
+
+        found, told = self._passed(passes)
         with current:
             found.added = self._with_regularizers(found, current, with_gradients=False)
             return self._logs(data, found, told, totals)
@@ -146,7 +170,9 @@ class StageStep:
             graphs.packed(self._division.graph, outputs), tf.constant(0), tf.constant(tf.int32.max if rows else 0)
         )
 
-    def _run(self, name: str, microbatches: list[MicroBatch], *, training: bool) -> run.Run:
+    def _run(
+        self, name: str, microbatches: list[MicroBatch], *, training: bool, updates: updates.Updates | None = None
+    ) -> run.Run:
         return run.Run(
             self._model,
             self._division,
@@ -157,6 +183,7 @@ class StageStep:
             training=training,
             unseeded=self._unseeded,
             recompute=self._pipe.recompute and training,
+            updates=updates,
         )
 
     def _forwards(self, count: int) -> list[Work]:
@@ -175,8 +202,14 @@ class StageStep:
             rows=tf.constant(self._rows(global_rows)), global_rows=tf.constant(global_rows), weighs_loss=True
         )
 
-    def _microbatches(self, data: Any, global_rows: int) -> list[MicroBatch]:
-        """Return this replica's batch in parts; where it has no example, it computes with a copy of one."""
+    def _microbatches(self, data: Any, global_rows: int, *, each_alone: bool = False) -> list[MicroBatch]:
+        """Return this replica's batch in parts; where it has no example, it computes with a copy of one.
+
+        Args:
+            data: the batch.
+            global_rows: examples of all replicas.
+            each_alone: whether each part is a batch of its own.
+        """
         replica_step.adapt(self._model, self._unseeded)
         for metric in getattr(keras_model.compiled_losses(self._model), "metrics", ()):
             keras_metrics.ignore_weights(metric)
@@ -188,29 +221,44 @@ class StageStep:
         made = []
         for number in range(count):
             begin, end = bounds[number], bounds[number + 1]
-            own = end - begin if rows else 0
-            current = MicroStep(
-                what=self._model.name,
-                is_alone=count == 1,
-                loss_reduction=self._loss_reduction,
-                rows=tf.constant(own),
-                global_rows=tf.constant(global_rows),
-                weighs_loss=True,
-                index=tf.constant(self._pipe.replica * self._pipe.microbatches + number),
-            )
             one = MicroBatch(
                 number,
                 begin,
                 end,
                 data=data,
                 division=self._division,
-                current=current,
+                begin_step=functools.partial(self._micro_step, None if each_alone else global_rows, count == 1),
+                index=self._pipe.replica * self._pipe.microbatches + number,
+                global_rows=global_rows,
                 counts=rows > 0,
                 specs=specs.get(end - begin),
             )
             specs[end - begin] = one.specs
             made.append(one)
         return made
+
+    def _micro_step(self, global_rows: int | None, is_alone: bool, rows: int, index: tf.Tensor) -> MicroStep:
+        return MicroStep(
+            what=self._model.name,
+            is_alone=is_alone or global_rows is None,
+            loss_reduction=self._loss_reduction,
+            rows=tf.constant(rows),
+            global_rows=tf.constant(rows if global_rows is None else global_rows),
+            weighs_loss=True,
+            index=index,
+            known=self._known,
+        )
+
+    def _count(self, data: Any, global_rows: int, microbatches: list[MicroBatch]) -> None:
+        """Let the losses of micro-batches know what they divide by over the batch."""
+        self._known.clear()
+        if len(microbatches) == 1 or not self._pipe.is_last:
+            return
+        rows = self._rows(global_rows)
+        current = counts.Counting(rows=tf.constant(rows), global_rows=tf.constant(global_rows), weighs_loss=True)
+        specs = [microbatches[0].spec(id(tensor)) for tensor in self._division.graph.outputs]
+        whole = [tf.TensorSpec([max(rows, 1), *spec.shape[1:]], spec.dtype) for spec in specs]
+        self._known += counts.divisors(self._model, self._division, data, current, whole)
 
     def _totals(self, current: step.Step) -> results.Totals:
         return results.Totals(self._model, metrics.snapshot(self._model), current)

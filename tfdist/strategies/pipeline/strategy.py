@@ -48,7 +48,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
     holds the weights of its layers, and the optimizer's variables of these, and no others. A batch is cut into
     micro-batches; what a stage makes of one it sends to the stages that take it, also over several stages. Gradients
     are added up over micro-batches, and reduced over the processes of a stage; then every stage updates its weights
-    once. So weights, losses and metrics are those of one device, whatever the schedule.
+    once. So weights, losses and metrics are those of one device, whatever the schedule, but for those without a flush.
 
     Args:
         cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
@@ -57,7 +57,8 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             the mesh; or a function that returns names, given the model and the number of parts.
         microbatches: into how many parts a replica's batch is cut; fewer where it has fewer examples. 1: the stages
             compute one after the other.
-        schedule: "1f1b", "gpipe" or "interleaved", or a function of your own that returns a
+        schedule: "1f1b", "gpipe" or "interleaved", which update weights once a batch; "pipedream" or "spectrain", which
+            do so after each micro-batch, by gradients of older weights; or a function of your own that returns a
             `tfdist.parallel.schedules.Schedule`, given stages, micro-batches and chunks.
         chunks: parts of the model on each stage, of "interleaved".
         mesh: a text such as ``"data=2,pipeline=2"``, a dictionary or a `tfdist.cluster.mesh.Mesh`; None takes the
@@ -73,8 +74,8 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
 
     Raises:
         ConfigError: processes, mesh and stages do not fit together; in `fit`: the model cannot be cut so.
-        UnsupportedError: other collectives, schedules without a flush; in `fit`: a model, a step or a layer that cannot
-            be computed in stages or micro-batches. The message says what to do instead.
+        UnsupportedError: other collectives; in `fit`: a model, a step, a layer or an optimizer that cannot be computed
+            in stages or micro-batches. The message says what to do instead.
 
     Example:
         >>> strategy = PipelineStrategy(stages=2, microbatches=8)                # doctest: +SKIP
@@ -340,11 +341,6 @@ def _made_by(schedule: str | Callable[..., Schedule], stages: int, chunks: int) 
                 chunks=chunks,
             )
         )
-        if found.updates_each:
-            raise UnsupportedError(
-                f"the schedule {found.name!r} updates weights after each micro-batch, so it trains to other weights "
-                "than one device; it is not run yet. Choose '1f1b', 'gpipe' or 'interleaved'."
-            )
         if (found.stages, found.microbatches, found.chunks) != (stages, microbatches, chunks):
             raise ConfigError(
                 f"the schedule {found.name!r} is for {found.stages} stages, {found.microbatches} micro-batches and "

@@ -1,0 +1,135 @@
+"""A forward pass through a part of a model: what it is given, what it makes, and one trace for all micro-batches.
+
+A step with many micro-batches does the same work many times. So a part becomes a function of TensorFlow's, which is
+traced once for each number of examples, with its gradient, and called for each micro-batch. It is not put into the
+graph around in the place of its calls: a call begins when all that it is given is there, and ends when all is done.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import graphs
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a forward pass computes with; everything is a tensor, a structure of tensors, or None.
+
+    Attributes:
+        inputs: what the model's graph takes, flat.
+        y: targets.
+        sample_weight: weights of examples.
+        taken: what other parts have made, in the order of their edges.
+        masks: of these, or None for each.
+        index: number of the micro-batch among those of all replicas, int32 scalar.
+        weights: values to compute with in the place of the part's weights; empty: what the variables hold.
+    """
+
+    inputs: list[Any]
+    y: Any
+    sample_weight: Any
+    taken: list[tf.Tensor]
+    masks: list[tf.Tensor | None]
+    index: tf.Tensor
+    weights: list[tf.Tensor] = field(default_factory=list)
+
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """All of it."""
+        return self.inputs, self.y, self.sample_weight, self.taken, self.masks, self.index, self.weights
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a forward pass has come to.
+
+    Attributes:
+        sent: what the part makes for others, each tensor once, in the order of its edges.
+        outputs: of the last part, what the model returns, flat.
+        loss: of the last part, the loss that was given to `compile`.
+        added: the sum over examples of what layers add to the loss.
+        target: of what a gradient is taken: both, scaled and weighed.
+        states: values of the variables that layers have changed.
+        changed: these variables.
+        draws: how often each generator of random numbers was drawn from.
+    """
+
+    sent: list[tf.Tensor] = field(default_factory=list)
+    outputs: list[tf.Tensor] = field(default_factory=list)
+    loss: tf.Tensor | None = None
+    added: tf.Tensor | None = None
+    target: tf.Tensor | None = None
+    states: list[tf.Tensor] = field(default_factory=list)
+    changed: list[keras.Variable] = field(default_factory=list)
+    draws: dict[int, int] = field(default_factory=dict)
+
+
+class TracedPass:
+    """A forward pass as a function that is traced once.
+
+    Args:
+        compute: the forward pass.
+        given: of a first micro-batch; others have the same shapes.
+    """
+
+    def __init__(self, compute: Callable[[Given], Made], given: Given) -> None:
+        self._structure = given.structure
+        leaves = _flat(given.structure)
+        specs = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
+
+        def run(*values: tf.Tensor) -> list[tf.Tensor]:
+            self._made = compute(Given(*_packed(self._structure, values)))
+            self._results = _tensors(self._made)
+            return _flat(self._results)
+
+        function = tf.function(run, autograph=False, experimental_attributes={"_noinline": True})
+        self._function = function.get_concrete_function(*specs)
+
+    def __call__(self, given: Given) -> Made:
+        """Return what one micro-batch comes to."""
+        values = self._function(*_flat(given.structure))
+        sent, masks, outputs, output_masks, loss, added, target, states = _packed(self._results, values)
+        return Made(
+            sent=_masked(sent, masks),
+            outputs=_masked(outputs, output_masks),
+            loss=loss,
+            added=added,
+            target=target,
+            states=states,
+            changed=self._made.changed,
+            draws=self._made.draws,
+        )
+
+
+def _tensors(made: Made) -> tuple[Any, ...]:
+    """Return the tensors of a pass; masks go beside what they belong to, since a call returns no attributes."""
+    # a gradient is taken of what is sent, and of the target, alone
+    outputs, loss, added, states = tf.nest.map_structure(
+        lambda one: None if one is None else tf.stop_gradient(one), (made.outputs, made.loss, made.added, made.states)
+    )
+    masks = [graphs.mask_of(one) for one in made.sent], [graphs.mask_of(one) for one in made.outputs]
+    return made.sent, masks[0], outputs, masks[1], loss, added, made.target, states
+
+
+def _masked(tensors: list[tf.Tensor], masks: list[Any]) -> list[tf.Tensor]:
+    return [
+        one if mask is None else graphs.with_mask(tf.identity(one), mask)
+        for one, mask in zip(tensors, masks, strict=True)
+    ]
+
+
+def _flat(structure: Any) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [tf.convert_to_tensor(leaf) for leaf in leaves if leaf is not None]
+
+
+def _packed(structure: Any, values: Any) -> Any:
+    left = iter(values)
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return tf.nest.pack_sequence_as(
+        structure, [None if leaf is None else next(left) for leaf in leaves], expand_composites=True
+    )
