@@ -103,9 +103,12 @@ def test_four_stages_have_the_numbers_of_one_device(four: WorkerPool, equal: Equ
 
 @pytest.mark.parametrize(("schedule", "microbatches"), [("1f1b", 6), ("gpipe", 4)])
 def test_passes_run_in_the_order_of_the_schedule(two: WorkerPool, schedule: str, microbatches: int) -> None:
-    """So a stage has no more live activations than the schedule promises."""
-    for ran, wanted in call(two, "order", mesh="data=1,pipeline=2", schedule=schedule, microbatches=microbatches):
+    """So a stage has no more live activations than the schedule promises; and a layer is traced once for all."""
+    for ran, wanted, traces in call(
+        two, "order", mesh="data=1,pipeline=2", schedule=schedule, microbatches=microbatches
+    ):
         assert ran == wanted
+        assert traces == 1
 
 
 @pytest.mark.parametrize(("schedule", "recompute"), [("pipedream", False), ("pipedream", True), ("spectrain", False)])

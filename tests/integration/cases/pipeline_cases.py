@@ -194,13 +194,16 @@ def on_one_device(name: str, references: str) -> dict[str, Any]:
 
 
 class Noted(keras.layers.Layer):
-    """Notes when its forward and its backward pass run, as F and B."""
+    """Notes when its forward and its backward pass run, as F and B, and that it is traced, by its name."""
 
-    def __init__(self, notes: list[str], **options: Any) -> None:
+    def __init__(self, notes: list[str], traces: list[str], **options: Any) -> None:
         super().__init__(**options)
         self.note = notes.append  # Keras would copy the list
+        self.traced = traces.append
 
     def call(self, x: Any) -> Any:
+        self.traced(self.name)
+
         def note(kind: str, value: Any) -> Any:
             def add(given: Any) -> Any:
                 self.note(kind)
@@ -219,22 +222,24 @@ class Noted(keras.layers.Layer):
         return shape
 
 
-def order(mesh: str, **options: Any) -> list[str]:
-    """Train one step; return the order in which each stage's passes ran, and that which the schedule says."""
+def order(mesh: str, **options: Any) -> list[Any]:
+    """Train one step; return the order in which each stage's passes ran, that which the schedule says, and traces."""
     notes: list[str] = []
+    traces: list[str] = []
     layers = keras.layers
     over = strategy(mesh, **options)
     with over.scope():
-        inside = [layer for _ in range(4) for layer in (layers.Dense(6), Noted(notes))]
+        inside = [layer for _ in range(4) for layer in (layers.Dense(6), Noted(notes, traces))]
         model = keras.Sequential([keras.Input((6,)), *inside, layers.Dense(2)])
         model.compile("sgd", "mse")
+    traces.clear()
     model.fit(X[:12], Y[:12], batch_size=12, verbose=0)
     made = schedules.named(
         options.get("schedule", "1f1b"), stages=over.mesh.size_of("pipeline"), microbatches=options["microbatches"]
     )
     wanted = [work.kind[0].upper() for work in made.orders[over.stage]]
     per_stage = len(notes) // len(wanted)
-    return ["".join(notes[::per_stage]), "".join(wanted)]
+    return ["".join(notes[::per_stage]), "".join(wanted), max(map(traces.count, traces))]
 
 
 class Canary(keras.layers.Layer):
