@@ -108,7 +108,7 @@ def test_passes_run_in_the_order_of_the_schedule(two: WorkerPool, schedule: str,
         two, "order", mesh="data=1,pipeline=2", schedule=schedule, microbatches=microbatches
     ):
         assert ran == wanted
-        assert traces == 1
+        assert traces == 2  # once for the shapes of what it returns
 
 
 @pytest.mark.parametrize(("schedule", "recompute"), [("pipedream", False), ("pipedream", True), ("spectrain", False)])
