@@ -31,7 +31,8 @@ def start(forking: Forks, workers: int) -> WorkerPool:
 
 
 def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
-    replies = pool.call(f"pipeline_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    function = function if ":" in function else f"pipeline_cases:{function}"
+    replies = pool.call(function, arguments, timeout_seconds=DEADLINE_SECONDS)
     for reply in sorted(replies, key=lambda reply: reply.seconds):  # the first failure is the cause
         assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
     return [reply.value for reply in replies]
@@ -115,7 +116,8 @@ def test_passes_run_in_the_order_of_the_schedule(two: WorkerPool, schedule: str,
 def test_weights_are_updated_after_each_micro_batch_by_delayed_gradients(
     two: WorkerPool, schedule: str, recompute: bool
 ) -> None:
-    first, second = call(two, "without_a_flush", mesh="data=1,pipeline=2", schedule=schedule, recompute=recompute)
+    function, mesh = "delayed_gradients_cases:without_a_flush", "data=1,pipeline=2"
+    first, second = call(two, function, mesh=mesh, schedule=schedule, recompute=recompute)
     assert max(first["far"], second["far"]) < 1e-5
     backward = first["backward"]  # which weight the canary had in each pass
     assert first["forward"] == backward or (recompute and sorted(first["forward"]) == sorted(backward * 2))
