@@ -29,7 +29,7 @@ LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 KEPT = 200
 _STYLE = (
     ".tfdist{font:13px/1.5 system-ui,sans-serif;max-width:60rem}"
-    ".tfdist table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"
+    ".tfdist table{font:inherit;border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"
     ".tfdist th{font-weight:normal;opacity:.6}"
     ".tfdist th,.tfdist td{padding:.15rem .5rem;text-align:right;white-space:nowrap}"
     ".tfdist .bar{width:45%;text-align:left}.tfdist .bar div{display:flex;height:1rem}"
