@@ -45,7 +45,7 @@ class Division:
         parts: how many.
         stages: see `Stages`.
     Raises:
-        ConfigError: there are fewer calls than parts, or a layer that is named is not there, or not in this order.
+        ConfigError: a layer that is named is not there, or they are not in this order, or too few.
         UnsupportedError: it is neither a Sequential nor a functional model.
 
     Attributes:
@@ -61,7 +61,7 @@ class Division:
         self.parts = parts
         beginnings = beginnings_of(model, self.calls, parts, stages)
         #: the names of the layers that begin the parts 2, 3, ...
-        self.stages = tuple(self.calls[place].operation.name for place in beginnings)
+        self.stages = tuple(self.calls[place].operation.name for place in beginnings if place < len(self.calls))
         self.part_of = [sum(begin <= place for begin in beginnings) for place in range(len(self.calls))]
 
     def calls_of(self, part: int) -> list[graphs.Call]:
@@ -134,16 +134,13 @@ def graph_of(model: keras.Model) -> graphs.Functional:
 
 
 def beginnings_of(model: keras.Model, calls: Sequence[graphs.Call], parts: int, stages: Stages) -> list[int]:
-    """Return the places of the calls that begin the parts 2, 3, ...
+    """Return the places of the calls that begin the parts 2, 3, ...; parts without a call begin behind the last one.
 
     Raises:
         ConfigError: they are not there, or not in this order, or too few.
     """
-    if len(calls) < parts:
-        raise ConfigError(
-            f"the model {model.name!r} has {len(calls)} calls of layers, and is to be cut into {parts} parts. Take "
-            "fewer stages, or fewer chunks."
-        )
+    if isinstance(stages, str) and stages == "auto" and len(calls) < parts:
+        return [min(place, len(calls)) for place in range(1, parts)]
     if callable(stages):
         stages = stages(model, parts)
     if isinstance(stages, str) and stages == "auto":

@@ -198,6 +198,14 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             own["_tfdist_division"] = (self, division)
             if self._workers.is_chief and division.stages:
                 _log.warning("tfdist: the parts of %s begin with %s", model.name, ", ".join(division.stages))
+            if self._workers.is_chief and len(division.calls) < division.parts:
+                _log.warning(
+                    "The model %r has %d calls of layers, and is cut into %d parts: the last ones compute the loss, or "
+                    "nothing. Take fewer stages, or fewer chunks.",
+                    model.name,
+                    len(division.calls),
+                    division.parts,
+                )
         found: Division = own["_tfdist_division"][1]
         return found
 
