@@ -141,3 +141,31 @@ def test_the_callback_does_so_without_the_launcher(shared: Path, forking: Forks)
     assert folder.name in page
     assert page.count("<i style=") > 3
     assert "<script" not in page
+
+
+TRAINING = """
+import keras
+import numpy as np
+from tfdist.callbacks import Monitor
+
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+monitor = Monitor(exporters=[f"html:{SHARED}/page {ME}.html"])
+last = keras.callbacks.LambdaCallback(on_train_end=lambda logs: ME or wait_told("trained 1"))
+model.fit(np.ones((96, 4)), np.ones(96), batch_size=4, epochs=2, verbose=0, callbacks=[last, monitor])
+tell(f"trained {ME}", monitor.verdict[0] if monitor.verdict else "-")
+"""
+
+
+def test_the_first_worker_of_a_launched_job_sees_all(script, shared: Path, forking: Forks) -> None:  # type: ignore[no-untyped-def]
+    with job("-n", 2, script(TRAINING), shared=shared, forking=forking) as run:
+        _, errors = run.communicate(timeout=DEADLINE_SECONDS)
+    assert run.returncode == 0, errors.decode()
+    assert told(shared, "trained 0").startswith("verdict")
+    assert told(shared, "trained 1") == "-", "the first worker tells it"
+    (page,) = shared.glob("page*.html")
+    assert page.name == "page 0.html"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("<tr><td>")]
+    assert [line.removeprefix("<tr><td>")[0] for line in rows] == ["0", "1"]
+    assert all("compute" in line for line in rows), "a worker has no bar"
