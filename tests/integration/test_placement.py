@@ -8,6 +8,7 @@ import functools
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -20,14 +21,14 @@ import psutil
 import pytest
 
 from tests.integration.agents import alive, another_host, wait_until
-from tfdist.cluster import TaskId
+from tfdist.cluster import TaskId, job_key
 from tfdist.errors import TfdistError
 from tfdist.launch.agent.worker_group import started
 from tfdist.launch.output.screen import screen
 from tfdist.launch.placement import local
 from tfdist.launch.placement.base import Handle, Placement
 from tfdist.launch.placement.fork_server import ForkServer
-from tfdist.launch.placement.local import LocalPlacement
+from tfdist.launch.placement.local import LocalPlacement, free_addresses
 from tfdist.launch.placement.worker_factory import forked
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.hosts import Host, Remote
@@ -70,10 +71,35 @@ def on_another_host(guard: Guard, folder: Path) -> Iterator[Placement]:
         yield placement
 
 
+@contextlib.contextmanager
+def on_a_host_that_joins(guard: Guard, folder: Path) -> Iterator[Placement]:
+    """Over TCP, by an agent that somebody else has started."""
+    ports = free_addresses(1)
+    key, address = job_key.drawn(), f"127.0.0.1:{ports[0][1]}"
+    hosts = (Host(name="n1", address="127.0.0.1", slots=3),)
+    command = [sys.executable, "-m", "tfdist", "agent", address, "--name", "n1"]
+    environ = {**os.environ, job_key.VARIABLE: key}
+    with (
+        subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+        remote_placement(
+            LaunchConfig(target="json", is_module=True),
+            Remote(hosts=hosts, engine="agent", shell=("",), rendezvous=address),
+            job_id=guard.job_id,
+            key=key,
+            say=lambda text: None,
+            interrupted=lambda: process.poll() is not None,
+        ) as placement,
+    ):
+        placement.addresses(1)
+        yield placement
+    assert process.returncode == 0
+
+
 PLACEMENTS = {
     "started anew": started_anew,
     "from a fork server": from_a_fork_server,
     "on another host": on_another_host,
+    "on a host that joins": on_a_host_that_joins,
 }
 
 

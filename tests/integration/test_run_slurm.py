@@ -85,4 +85,7 @@ def test_what_cannot_be_submitted(slurm: dict[str, Any], script: Any, shared: Pa
 
 def test_the_table_of_engines(slurm: dict[str, Any], shared: Path) -> None:
     code, out, _ = finished("--engines", **slurm)
-    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["engine", "local", "ssh", "slurm"])
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (
+        0,
+        ["engine", "local", "ssh", "slurm", "mpi", "agent"],
+    )

@@ -16,8 +16,9 @@ from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.hosts import Host, Remote, parse_hosts, parse_shell, places
 from tfdist.launch.plan.plan import plan
 from tfdist.launch.remote import records, ssh, values
+from tfdist.launch.remote.connecting.connection import ByProgram
+from tfdist.launch.remote.connecting.wire import PREAMBLE, Wire, WireError
 from tfdist.launch.remote.link import HostLink
-from tfdist.launch.remote.wire import PREAMBLE, Wire, WireError
 from tfdist.launch.supervision.failure import HOST_LOST, Failure, Record, own_failures
 from tfdist.monitor.halt import StepState
 from tfdist.monitor.status import RECORD, Word
@@ -145,10 +146,11 @@ def test_what_a_worker_has_said_is_not_known_while_a_request_is_on_its_way() -> 
 def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) -> None:
     report = {"python": "p", "pid": 1, "directory": "d", "memory": "m", "versions": {}, "is_loopback": False}
     code = (
-        "import json, sys, time; from tfdist.launch.remote.wire import Wire; wire = Wire(0, 1); wire.begin(); "
-        f"wire.send({report}); wire.receive(); wire.send(json.loads(sys.argv[1])); time.sleep(1000)"
+        "import json, sys, time; from tfdist.launch.remote.connecting.wire import Wire; wire = Wire(0, 1); "
+        f"wire.begin(); wire.send({report}); wire.receive(); wire.send(json.loads(sys.argv[1])); time.sleep(1000)"
     )
-    link = HostLink(Host(name="a", address="a"), (sys.executable, "-c", code, message))
+    host = Host(name="a", address="a")
+    link = HostLink(host, ByProgram(host, (sys.executable, "-c", code, message)))
     try:
         assert link.meet({}, timeout_seconds=200, interrupted=lambda: False).python == "p"
         link.tell("anything")

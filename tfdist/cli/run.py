@@ -158,6 +158,9 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
 @click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
 @click.option("--ssh-command", metavar="COMMAND", envvar="TFDIST_SSH_COMMAND", hidden=True)
+@click.option("--mpi-command", metavar="COMMAND", envvar="TFDIST_MPI_COMMAND", hidden=True)
+@click.option("--rendezvous", metavar="ADDRESS[:PORT]", hidden=True)
+@click.option("--key-file", metavar="PATH", type=click.Path(dir_okay=False), hidden=True)
 @click.option("--remote-python", metavar="PATH", envvar="TFDIST_REMOTE_PYTHON", hidden=True)
 @click.option("--pass-env", metavar="NAME", multiple=True, hidden=True)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -191,6 +194,9 @@ def command(
     engine: str | None,
     sbatch_options: str,
     ssh_command: str | None,
+    mpi_command: str | None,
+    rendezvous: str | None,
+    key_file: str | None,
     remote_python: str | None,
     pass_env: tuple[str, ...],
     is_module: bool,
@@ -202,7 +208,15 @@ def command(
     SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
     follows its name is its own. More machines: tfdist docs cluster.
     """
-    remote = remote_of(engine, hosts, ssh_command, remote_python, pass_env)
+    remote = remote_of(
+        engine,
+        hosts,
+        commands={"ssh": ssh_command, "mpi": mpi_command},
+        python=remote_python,
+        passed=pass_env,
+        rendezvous=rendezvous,
+        key_file=key_file,
+    )
     servers = server_count(strategy, parameter_servers=parameter_servers)
     workers = worker_count(workers, remote, servers)
     if collectives and strategy and collectives not in registry.get(strategy).collectives:

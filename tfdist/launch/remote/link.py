@@ -3,12 +3,9 @@
 import base64
 import itertools
 import math
-import shlex
 import signal
-import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,32 +13,30 @@ from tfdist.errors import DeadlineError, TfdistError
 from tfdist.launch.plan.hosts import Host
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.launch.remote import records
+from tfdist.launch.remote.connecting.connection import Connection
+from tfdist.launch.remote.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, WireError
 from tfdist.launch.remote.process import RemoteProcess
-from tfdist.launch.remote.values import HostReport, spec_to_json
-from tfdist.launch.remote.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
+from tfdist.launch.remote.values import KEY_IS_DERIVED, HostReport, spec_to_json
 from tfdist.monitor.status import RECORD, WorkerStatus
 
 ANSWER_SECONDS = 120.0  # a start that waits for TensorFlow to be imported takes up to a minute
-_END_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
-_LINES = 20
 
 
 class HostLink:
-    """A host, reached by a program that runs a command there and passes on its standard streams.
+    """A host that acts for the agent.
 
     Args:
         host: which.
-        command: that is run here.
-    Raises:
-        TfdistError: it cannot be run.
+        connection: to what acts there.
     """
 
-    def __init__(self, host: Host, command: tuple[str, ...]) -> None:
+    def __init__(self, host: Host, connection: Connection) -> None:
         self.host = host
         self.report: HostReport | None = None
         self._offset = math.inf  # what is added to its clock to have this host's
-        self._command = command
+        self._connection = connection
+        self._wire = connection.wire
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._answers: dict[int, dict[str, Any]] = {}
@@ -54,19 +49,6 @@ class HostLink:
         self._ending = False
         self._woken = threading.Event()
         self._threads: list[threading.Thread] = []
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-            )
-        except OSError as error:
-            raise TfdistError(
-                f"{command[0]} cannot be run ({error.strerror}), by which host {host.name} is reached. Install an "
-                "OpenSSH client, or name another program with --ssh-command."
-            ) from error
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._wire = Wire(self._process.stdout.fileno(), self._process.stdin.fileno())
-        self._errors = _Tail(self._process)
 
     def meet(self, hello: dict[str, Any], *, timeout_seconds: float, interrupted: Callable[[], bool]) -> HostReport:
         """Wait until the host answers; return what it is.
@@ -92,10 +74,7 @@ class HostLink:
             raise TfdistError(self._lost)
         if interrupted():
             raise TfdistError(f"the wait for host {self.host.name} was interrupted.")
-        raise DeadlineError(
-            f"host {self.host.name} has not answered in {timeout_seconds:g} s. "
-            f"Try: {shlex.join(self._command[:-1])} true"
-        )
+        raise DeadlineError(f"host {self.host.name} has not answered in {timeout_seconds:g} s. {self._connection.cure}")
 
     @property
     def is_lost(self) -> bool:
@@ -141,7 +120,10 @@ class HostLink:
         with self._lock:
             self._handles[number] = handle
         try:
-            handle.pid = self.ask("start", handle=number, spec=spec_to_json(spec))
+            values = spec_to_json(spec)
+            if self._connection.shares_key and spec.key:  # it is derived there, and does not travel
+                values["key"] = KEY_IS_DERIVED
+            handle.pid = self.ask("start", handle=number, spec=values)
         except TfdistError:
             with self._lock:
                 del self._handles[number]
@@ -188,7 +170,7 @@ class HostLink:
                 self._lose(f"host {self.host.name}: {first['refused']}")
                 return
         except WireError as error:
-            self._lose(self._unreachable(str(error)))
+            self._lose(f"host {self.host.name} cannot be reached {self._connection.unreachable(str(error))}")
             return
         with self._changed:
             self.report = HostReport(**first)
@@ -202,10 +184,10 @@ class HostLink:
             try:
                 self._take(message)
             except (LookupError, TypeError, ValueError) as error:
-                self._errors.add(f"it said what cannot be ({error!r})")
-                self._process.kill()
+                self._connection.note(f"it said what cannot be ({error!r})")
+                self._connection.cut()
                 break
-        self._lose(f"the connection to host {self.host.name} has ended{self._errors.quoted()}")
+        self._lose(f"the connection to host {self.host.name} has ended{self._connection.quoted()}")
 
     def _take(self, message: dict[str, Any]) -> None:
         if "clock" in message:
@@ -237,8 +219,8 @@ class HostLink:
             if now - awake > SILENCE_SECONDS / 2:  # it was this process that stood still
                 self._heard = now
             if now - self._heard > SILENCE_SECONDS:
-                self._errors.add(f"nothing has come from it for {SILENCE_SECONDS:g} s")
-                self._process.kill()
+                self._connection.note(f"nothing has come from it for {SILENCE_SECONDS:g} s")
+                self._connection.cut()
 
     def _lose(self, why: str) -> None:
         with self._changed:
@@ -254,56 +236,13 @@ class HostLink:
             handle.end_output()
             handle.end(-signal.SIGKILL if self._ending else 1)
 
-    def _unreachable(self, said: str) -> str:
-        words = self._errors.quoted() or (f":\n{said}" if said.strip() else "")
-        shell = shlex.join(self._command[:-1])
-        if "No module named" in words and "tfdist" in words:
-            cure = "Install the same version of tfdist there, or name an interpreter that has it with --remote-python."
-        elif self._process.wait() == 127:
-            cure = "Name the interpreter there with --remote-python."
-        else:
-            cure = f"This has to work without a question: {shell} true"
-        return f"host {self.host.name} cannot be reached by {shell}{words}\n{cure}"
-
     def close(self) -> None:
         """End the connection, and with it whatever still runs there; wait until that is done."""
         self._ending = True
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for thread in self._threads:
-            thread.join(_DRAIN_SECONDS)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._errors.close()
-
-
-class _Tail:
-    """The last lines that the program which reaches a host has written to standard error."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._lines: deque[str] = deque(maxlen=_LINES)
-        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
-        self._thread.start()
-
-    def add(self, line: str) -> None:
-        self._lines.append(line)
-
-    def quoted(self) -> str:
-        """Return them as the end of a sentence; empty when there are none."""
-        self._thread.join(_DRAIN_SECONDS)
-        return "".join(f"\n  {line}" for line in self._lines)
-
-    def close(self) -> None:
-        """Wait for its end, and let go of it."""
-        self._thread.join(_DRAIN_SECONDS)
-
-    def _read(self, process: "subprocess.Popen[bytes]") -> None:
-        assert process.stderr is not None
-        with process.stderr:
-            for line in process.stderr:
-                self._lines.append(line.decode(errors="replace").rstrip())
+        self.tell("end")
+        self._connection.end()
+        for seconds in (self._connection.drain_seconds, _DRAIN_SECONDS):
+            for thread in self._threads:
+                thread.join(seconds)
+            self._connection.cut()
+        self._connection.close()

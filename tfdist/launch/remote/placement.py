@@ -16,6 +16,7 @@ from tfdist.launch.plan.hosts import Host, Remote, places
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.link import HostLink
+from tfdist.launch.remote.meeting import Meeting
 from tfdist.launch.remote.process import RemoteProcess
 from tfdist.launch.remote.values import config_to_json, passed_on
 from tfdist.monitor.status import WorkerStatus
@@ -32,6 +33,7 @@ class RemotePlacement:
         config: the request.
         remote: its hosts.
         job_id: of the job.
+        key: with which hosts join, if they do.
         say: tells the user.
         interrupted: whether to stop waiting for hosts.
         environ: of the agent; that of this process by default.
@@ -43,6 +45,7 @@ class RemotePlacement:
         remote: Remote,
         *,
         job_id: str,
+        key: str = "",
         say: Callable[[str], None],
         interrupted: Callable[[], bool] = lambda: False,
         environ: Mapping[str, str] | None = None,
@@ -55,6 +58,8 @@ class RemotePlacement:
         self._engine = ENGINES[remote.engine]
         self._environ = os.environ if environ is None else environ
         self._links: dict[str, HostLink] = {}
+        self._reached = 0  # how often hosts were: what an agent there has left ends under another name
+        self._meeting = Meeting(self._engine, remote, key=key, environ=self._environ, say=say)
         self._versions: Mapping[str, str] | None = None
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
@@ -133,6 +138,7 @@ class RemotePlacement:
     def close(self) -> None:
         """End all connections, and with them all that still runs there."""
         _at_once([link.close for link in self._links.values()])
+        self._meeting.close()
 
     def _link(self, host: str) -> HostLink:
         for link in self._links.values():
@@ -143,6 +149,10 @@ class RemotePlacement:
     def _reach(self, hosts: Sequence[Host]) -> None:
         """Connect to the hosts to which there is no connection, all at once."""
         missing = [host for host in hosts if host.name not in self._links or self._links[host.name].is_lost]
+        if missing and self._engine.all_again:  # all end with one
+            missing = list(hosts)
+            _at_once([link.close for link in self._links.values()])
+            self._links.clear()
         errors: list[str] = []
 
         def reach(host: Host) -> None:
@@ -150,16 +160,19 @@ class RemotePlacement:
                 old = self._links.get(host.name)
                 if old is not None:
                     old.close()
-                link = HostLink(host, self._engine.command(self._remote, host, self._environ))
+                link = HostLink(host, self._meeting.connection(host, interrupted=self._interrupted))
                 self._links[host.name] = link
                 hello = self._hello(host)
                 link.meet(hello, timeout_seconds=MEET_SECONDS, interrupted=self._interrupted)
             except TfdistError as error:
                 errors.append(str(error))
 
-        _at_once([partial(reach, host) for host in missing])
+        if missing:
+            self._reached += 1
+            self._meeting.begin(missing)
+            _at_once([partial(reach, host) for host in missing])
         if errors:
-            raise TfdistError("\n".join(sorted(errors)))
+            raise TfdistError("\n".join(sorted(set(errors))))
         self._compare(hosts)
 
     def _hello(self, host: Host) -> dict[str, Any]:
@@ -167,9 +180,10 @@ class RemotePlacement:
             "version": __version__,
             "folder": os.getcwd(),
             "address": host.address,
-            "engine": self._engine.name,
+            "ends_at_sigterm": self._engine.ends_at_sigterm,
             "removed": self._engine.removed,
-            "guard": f"{self._job_id}-{self._remote.hosts.index(host)}",
+            "job": self._job_id,
+            "guard": f"{self._job_id}-{self._remote.hosts.index(host)}-{self._reached}",
             "environment": passed_on(self._environ, self._remote.passed),
             "config": config_to_json(self._config),
         }
@@ -270,11 +284,12 @@ def remote_placement(
     remote: Remote,
     *,
     job_id: str,
+    key: str = "",
     say: Callable[[str], None],
     interrupted: Callable[[], bool],
 ) -> Iterator[RemotePlacement]:
     """Yield a placement; after the block nothing of the job is left on any host that answers."""
-    placement = RemotePlacement(config, remote, job_id=job_id, say=say, interrupted=interrupted)
+    placement = RemotePlacement(config, remote, job_id=job_id, key=key, say=say, interrupted=interrupted)
     try:
         yield placement
     finally:

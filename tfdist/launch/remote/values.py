@@ -9,8 +9,18 @@ from tfdist.cluster.values import TaskId
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.spec import WorkerSpec
 
+KEY_IS_DERIVED = "derived"  # in place of the workers' key, for a host that has the key from which it follows
+
 # variables that belong to one host, or to the process that reads them
-_OF_A_HOST = ("TFDIST_HOST_ID", "TFDIST_JOB_KEY", "TFDIST_JOB_ID", "TFDIST_CACHE_DIR")
+_OF_A_HOST = (
+    "TFDIST_HOST_ID",
+    "TFDIST_HOST_NAME",
+    "TFDIST_RENDEZVOUS",
+    "TFDIST_JOIN_SECONDS",
+    "TFDIST_JOB_KEY",
+    "TFDIST_JOB_ID",
+    "TFDIST_CACHE_DIR",
+)
 _PREFIXES = ("TF_", "TFDIST_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "PYTHON")
 
 

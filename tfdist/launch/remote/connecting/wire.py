@@ -4,6 +4,8 @@ Nothing that is read is executed or unpickled. Before the first message stands a
 that what a login script prints on the way is skipped, and shown if nothing else comes.
 """
 
+import hashlib
+import hmac
 import json
 import os
 import struct
@@ -24,12 +26,51 @@ class WireError(ConnectionError):
     """The other side is gone, or says what cannot be."""
 
 
+class Seal:
+    """Signs what is sent over a connection, and checks what is received: nothing is added, left out or moved.
+
+    Args:
+        sending: key of what this side sends.
+        receiving: key of what the other side sends; another one, so that nothing can be sent back as if it came from
+            there.
+
+    Example:
+        >>> here, there = Seal(b"a", b"b"), Seal(b"b", b"a")
+        >>> tag = here.sign(b"stop")
+        >>> there.check(tag, b"stop"), there.check(tag, b"stop")       # the second is a copy of the first
+        (True, False)
+    """
+
+    SIZE = hashlib.sha256().digest_size
+
+    def __init__(self, sending: bytes, receiving: bytes) -> None:
+        self._sending = sending
+        self._receiving = receiving
+        self._sent = 0
+        self._received = 0
+
+    def sign(self, data: bytes) -> bytes:
+        """Return what proves that these bytes are the next."""
+        self._sent += 1
+        return _tag(self._sending, self._sent, data)
+
+    def check(self, tag: bytes, data: bytes) -> bool:
+        """Return whether these bytes are the next, and were sent by who has the key."""
+        self._received += 1
+        return hmac.compare_digest(tag, _tag(self._receiving, self._received, data))
+
+
+def _tag(key: bytes, number: int, data: bytes) -> bytes:
+    return hmac.digest(key, number.to_bytes(8, "big") + data, "sha256")
+
+
 class Wire:
     """A connection, as two descriptors, which are the caller's.
 
     Args:
         reading: what is read from.
         writing: what is written to; may be the same.
+        seal: signs every message, where the connection itself does not see to that.
 
     Example:
         >>> read, write = os.pipe()
@@ -40,15 +81,17 @@ class Wire:
         (b'', {'is': 'here'})
     """
 
-    def __init__(self, reading: int, writing: int) -> None:
+    def __init__(self, reading: int, writing: int, seal: Seal | None = None) -> None:
         self._reading = reading
         self._writing = writing
+        self._seal = seal
         self._buffer = bytearray()
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Say that messages follow."""
-        self._write(PREAMBLE)
+        with self._lock:
+            self._write(PREAMBLE)
 
     def meet(self) -> bytes:
         """Wait until messages follow; return what was said before that.
@@ -70,13 +113,18 @@ class Wire:
             WireError: the other side is gone.
         """
         data = json.dumps(message).encode()
-        self._write(_LENGTH.pack(len(data)) + data)
+        with self._lock:
+            tag = b"" if self._seal is None else self._seal.sign(data)
+            self._write(_LENGTH.pack(len(data)) + tag + data)
 
     def receive(self) -> dict[str, Any] | None:
         """Return the next message; None when the other side is gone, or does not speak like one of ours."""
         header = self._take(_LENGTH.size)
         length = _LENGTH.unpack(header)[0] if header else _LONGEST + 1
-        data = self._take(length) if length <= _LONGEST else None
+        tag = self._take(0 if self._seal is None else Seal.SIZE) if length <= _LONGEST else None
+        data = None if tag is None else self._take(length)
+        if data is not None and tag and self._seal is not None and not self._seal.check(tag, data):
+            return None
         try:
             message = None if data is None else json.loads(data)
         except ValueError:
@@ -84,13 +132,12 @@ class Wire:
         return message if isinstance(message, dict) else None
 
     def _write(self, data: bytes) -> None:
-        with self._lock:
-            view = memoryview(data)
-            while view:
-                try:
-                    view = view[os.write(self._writing, view) :]
-                except OSError as error:
-                    raise WireError(str(error)) from error
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._writing, view) :]
+            except OSError as error:
+                raise WireError(str(error)) from error
 
     def _take(self, count: int) -> bytes | None:
         while len(self._buffer) < count:

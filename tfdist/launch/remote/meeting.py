@@ -1,0 +1,113 @@
+"""How the launcher comes to a connection with each host: it reaches it by a command, or has its agent join."""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from tfdist.cluster.values import split_address
+from tfdist.errors import DeadlineError, TfdistError
+from tfdist.launch.plan.hosts import Host, Remote
+from tfdist.launch.remote.connecting.connection import ByProgram, ByTcp, Connection
+from tfdist.launch.remote.connecting.joining import Rendezvous, Ticket, own_addresses
+from tfdist.launch.remote.engines import Brought, Engine
+
+_LAST_SECONDS = 2.0  # after the end of what starts agents, for one that has connected before
+
+
+class Meeting:
+    """Connects to hosts, by an engine.
+
+    Args:
+        engine: which.
+        remote: how hosts are reached.
+        key: with which they join.
+        environ: of the agent.
+        say: tells the user.
+    """
+
+    def __init__(
+        self, engine: Engine, remote: Remote, *, key: str, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._remote = remote
+        self._key = key
+        self._environ = environ
+        self._say = say
+        self._rendezvous: Rendezvous | None = None
+        self._brought: Brought | None = None
+
+    def begin(self, hosts: Sequence[Host]) -> None:
+        """Have these hosts join, where they do; what was started for hosts before has to be done with.
+
+        Args:
+            hosts: that are to be reached.
+        Raises:
+            TfdistError: they cannot be asked to.
+        """
+        if self._engine.bring is None:
+            return
+        if self._rendezvous is None:
+            names = [host.name for host in self._remote.hosts]
+            self._rendezvous = Rendezvous(bytes.fromhex(self._key), names, self._addresses())
+            if not self._engine.program:
+                at = ",".join(self._rendezvous.addresses)
+                self._say(f"waiting for {', '.join(host.name for host in hosts)}: tfdist agent {at} --name HOST")
+        if self._brought is not None:
+            self._brought.close()
+        key, addresses = bytes.fromhex(self._key), self._rendezvous.addresses
+        tickets = [Ticket(addresses=addresses, name=host.name, key=key) for host in hosts]
+        self._brought = self._engine.bring(self._remote, hosts, tickets, self._environ)
+
+    def connection(self, host: Host, *, interrupted: Callable[[], bool]) -> Connection:
+        """Return a connection to a host.
+
+        Args:
+            host: which.
+            interrupted: whether to wait no longer.
+        Raises:
+            TfdistError: there is none, why, and what to do.
+        """
+        if self._engine.command is not None:
+            return ByProgram(host, self._engine.command(self._remote, host, self._environ))
+        rendezvous, brought = self._rendezvous, self._brought
+        assert rendezvous is not None
+        assert brought is not None
+        joined = rendezvous.take(
+            host.name, timeout_seconds=self._engine.join_seconds, give_up=lambda: interrupted() or bool(brought.ended())
+        )
+        if joined is None and not interrupted():
+            joined = rendezvous.take(host.name, timeout_seconds=_LAST_SECONDS, give_up=interrupted)
+        if joined is not None:
+            return ByTcp(joined, brought.said)
+        if interrupted():
+            raise TfdistError(f"the wait for host {host.name} was interrupted.")
+        if brought.ended():
+            raise TfdistError(f"not every host has joined: {brought.ended()}")
+        at = ", ".join(rendezvous.addresses)
+        raise DeadlineError(
+            f"host {host.name} has not joined within {self._engine.join_seconds:g} s at {at}; it has to reach the "
+            f"launcher there (--rendezvous ADDRESS:PORT names another address).{_quoted(brought.said())}"
+        )
+
+    def close(self) -> None:
+        """End what was started, and wait for nobody any more."""
+        if self._brought is not None:
+            self._brought.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+
+    def _addresses(self) -> list[tuple[str, int]]:
+        given = self._remote.rendezvous
+        if given:
+            return [split_address("--rendezvous", given) if ":" in given else (given, 0)]
+        found = own_addresses([host.address for host in self._remote.hosts])
+        if not found:
+            names = ", ".join(host.name for host in self._remote.hosts)
+            raise TfdistError(
+                f"no address of {socket.gethostname()} is known by which {names} reach it. Name one: "
+                "--rendezvous ADDRESS:PORT"
+            )
+        return [(host, 0) for host in found]
+
+
+def _quoted(text: str) -> str:
+    return "".join(f"\n  {line}" for line in text.splitlines())

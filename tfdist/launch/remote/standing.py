@@ -1,0 +1,58 @@
+"""An agent that somebody has started on a host by hand: it joins a job, and again if it loses it, until that has ended.
+
+Each time that it joins, another process does (`host_agent`), so nothing of what was before is left in it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from tfdist.launch.remote.connecting.joining import JOIN_SECONDS_VARIABLE, Ticket
+from tfdist.launch.remote.host_agent import UNFINISHED
+from tfdist.launch.remote.ssh import MODULE
+
+_AGAIN_SECONDS = 1.0
+
+
+def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None]) -> int:
+    """Serve a job until it has ended; return the exit code.
+
+    SIGINT, SIGTERM and SIGHUP end it, and the workers here with it.
+
+    Args:
+        ticket: with what this host joins.
+        wait_seconds: how long to try when no launcher is there.
+        say: tells the user.
+    """
+    received: list[int] = []
+    current: list[subprocess.Popen[bytes]] = []
+
+    def end(number: int, _frame: object) -> None:
+        received.append(number)
+        for process in current:
+            process.terminate()  # one that has ended gets nothing
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, end) for number in numbers}
+    environ = {**os.environ, **ticket.environment(), JOIN_SECONDS_VARIABLE: str(wait_seconds)}
+    try:
+        while not received:
+            say(f"host {ticket.name} joins the job at {', '.join(ticket.addresses)}")
+            process = subprocess.Popen(
+                [sys.executable, "-m", MODULE], env=environ, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+            current[:] = [process]
+            if received:  # it came between the two
+                process.terminate()
+            code = process.wait()
+            if code != UNFINISHED and not received:
+                say("the job has ended" if code == 0 else f"the agent of this host has ended with {code}")
+                return code if code >= 0 else 128 - code
+            time.sleep(_AGAIN_SECONDS)
+        return 128 + received[0]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
