@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import socket
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tfdist.bench.workers import links
+from tfdist.bench.workers import delays, links
 from tfdist.bench.workers.links import Link, Network
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
 
@@ -30,10 +33,44 @@ def test_every_worker_has_a_namespace_an_address_and_limits_in_both_directions()
     assert not [command for command in commands if "netem" in command]
 
 
-def test_a_packet_is_delayed_once_where_it_is_sent() -> None:
-    delays = [command for command in made(Link(rate="10gbit", delay_ms=0.5)) if "netem" in command]
-    assert len(delays) == NETWORK.workers
-    assert all(command.endswith("netem delay 0.5ms limit 100000") for command in delays)
+def test_what_a_worker_sends_waits_before_it_comes_to_the_bridge() -> None:
+    commands = made(Link(rate="10gbit", delay_ms=0.5))
+    hub = f"ip -n {NETWORK.hub} link"
+    for worker in range(NETWORK.workers):
+        assert f"{hub} add wire{worker} type veth peer name late{worker}" in commands
+        assert f"{hub} set late{worker} master bridge0 up" in commands
+        assert f"{hub} set port{worker} master bridge0 up" not in commands
+        assert f"{hub} set port{worker} master bridge0 up" in made(Link(rate="10gbit"))
+    assert sum(command.endswith("latency 51ms") for command in commands) == 2 * NETWORK.workers
+
+
+def test_frames_are_held_one_way_and_come_in_order() -> None:
+    (outer, port), (wire, far), (end, ends) = (socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(3))
+    relay = threading.Thread(target=delays.relay, args=(0.05, [(port, wire)], end))
+    relay.start()
+    try:
+        for one in (far, outer):
+            one.settimeout(30)
+        frames = [bytes([number]) * 1400 for number in range(100)]
+        began = time.monotonic()
+        for frame in frames:
+            outer.send(frame)
+        assert [far.recv(2000) for _ in frames] == frames
+        assert time.monotonic() - began >= 0.05
+        far.send(b"answer")
+        assert outer.recv(2000) == b"answer"
+    finally:
+        ends.send(b".")
+        relay.join(30)
+        for one in (outer, port, wire, far, end, ends):
+            one.close()
+    assert not relay.is_alive()
+
+
+def test_devices_that_are_not_there_are_an_error_and_nothing_is_left() -> None:
+    late = delays.holding([], 0.1, [("no-such", "device")])
+    with pytest.raises(TfdistError, match="packets cannot be delayed"), late:
+        pass
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A slow network on one machine: workers in network namespaces of their own, behind links of a chosen rate and delay.
 
 The namespaces are named after the process that made them, which removes them when it ends; where it was killed, the
-next one does.
+next one does. Rates are the kernel's (`tc`), delays those of a process (`delays`).
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist import validation
+from tfdist.bench.workers import delays
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
 
 __all__ = ["RATES", "Link", "Network", "commands", "network", "stale"]
@@ -118,20 +119,26 @@ def commands(network: Network, link: Link, *, outside: str) -> Iterator[list[str
     for worker in range(network.workers):
         name, port = network.namespace(worker), f"port{worker}"
         yield ["ip", "-n", name, "link", "add", DEVICE, "type", "veth", "peer", "name", port, "netns", hub]
-        yield ["ip", "-n", hub, "link", "set", port, "master", "bridge0", "up"]
+        if link.delay_ms:  # what comes in at the port waits on its way to the bridge
+            wire, late = f"wire{worker}", f"late{worker}"
+            yield ["ip", "-n", hub, "link", "set", port, "up"]
+            yield ["ip", "-n", hub, "link", "add", wire, "type", "veth", "peer", "name", late]
+            yield ["ip", "-n", hub, "link", "set", wire, "up"]
+            yield ["ip", "-n", hub, "link", "set", late, "master", "bridge0", "up"]
+        else:
+            yield ["ip", "-n", hub, "link", "set", port, "master", "bridge0", "up"]
         yield ["ip", "-n", name, "addr", "add", f"{network.hosts[worker]}/24", "dev", DEVICE]
         yield ["ip", "-n", name, "link", "set", DEVICE, "up"]
-        yield from _limits(link, name, DEVICE, link.delay_ms)
-        yield from _limits(link, hub, port, 0.0)
+        for namespace, device in ((name, DEVICE), (hub, port)):
+            yield _limit(link, namespace, device)
 
 
-def _limits(link: Link, namespace: str, device: str, delay_ms: float) -> Iterator[list[str]]:
-    add = ["tc", "-n", namespace, "qdisc", "add", "dev", device]
+def _limit(link: Link, namespace: str, device: str) -> list[str]:
     burst = max(_SMALLEST_BURST, round(RATES[link.rate] / 8 * _BURST_SECONDS))
-    latency = f"{50 + 2 * delay_ms:g}ms"
-    yield [*add, "root", "handle", "1:", "tbf", "rate", link.rate, "burst", str(burst), "latency", latency]
-    if delay_ms:
-        yield [*add, "parent", "1:", "handle", "2:", "netem", "delay", f"{delay_ms:g}ms", "limit", "100000"]
+    # a sender that learns a round trip later that a packet was lost has sent that much more meanwhile
+    queue = f"{50 + 2 * link.delay_ms:g}ms"
+    add = ["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "handle", "1:"]
+    return [*add, "tbf", "rate", link.rate, "burst", str(burst), "latency", queue]
 
 
 @contextlib.contextmanager
@@ -140,7 +147,8 @@ def network(link: Link, workers: int) -> Iterator[Network]:
 
     Raises:
         ConfigError: this user may not make one.
-        MissingDependencyError: `ip` or `tc` is missing, or the kernel lacks what delays packets.
+        MissingDependencyError: `ip` or `tc` is missing.
+        TfdistError: packets cannot be delayed.
     """
     _require_rights()
     for name in stale(_namespaces(), _begun):
@@ -152,9 +160,17 @@ def network(link: Link, workers: int) -> Iterator[Network]:
             _run(command)
         for worker, host in enumerate(made.hosts):
             _name(made.namespace(worker), host)
-        yield made
+        with _late(made, link):
+            yield made
     finally:
         _delete(made.namespaces())
+
+
+def _late(made: Network, link: Link) -> contextlib.AbstractContextManager[None]:
+    if not link.delay_ms:
+        return contextlib.nullcontext()
+    pairs = [(f"port{worker}", f"wire{worker}") for worker in range(made.workers)]
+    return delays.holding(["ip", "netns", "exec", made.hub], link.delay_ms / 1e3, pairs)
 
 
 def stale(names: Iterable[str], begun: Callable[[int], str]) -> list[str]:
@@ -220,11 +236,6 @@ def _run(command: Sequence[str]) -> str:
     if done.returncode == 0:
         return done.stdout
     said = " ".join(done.stderr.split())
-    if "netem" in command:
-        raise MissingDependencyError(
-            f"the kernel cannot delay packets ({said}). Load what does, as root: modprobe sch_netem; or leave out "
-            "--delay."
-        )
     raise ConfigError(
         f"{' '.join(command)} failed: {said}. In a container, network namespaces need --cap-add=NET_ADMIN "
         "--cap-add=SYS_ADMIN."
