@@ -160,6 +160,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_model_variables_moving_average": lambda: keras.optimizers.Optimizer,
         "_var_to_optimizer_idx": lambda: keras.optimizers.MultiOptimizer,
     },
+    "keras/fused_updates.py": {"_get_variable_index": optimizer},
     "keras/sharded_optimizer.py": {
         **each("_all_reduce_sum_gradients _apply_weight_decay _backend_apply_gradients", optimizer),
         **each("_backend_update_step _clip_gradients _distributed_tf_update_step _iterations", optimizer),

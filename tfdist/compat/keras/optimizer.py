@@ -35,6 +35,7 @@ from keras.optimizers import (
     RMSprop,
 )
 
+from tfdist.compat.keras import fused_updates
 from tfdist.compat.keras import variables as keras_variables
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
@@ -151,6 +152,7 @@ def override(
     own["_all_reduce_sum_gradients"] = list
     # one that updates parts of variables has its own
     own.setdefault("_overwrite_model_variables_with_average_value", lambda variables: _overwrite(optimizer, variables))
+    fused_updates.let_update_in_one_pass(optimizer)
     for inner in inner_optimizers(optimizer):
         override(inner)
     if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
