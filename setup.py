@@ -117,8 +117,8 @@ setup(
         # drivers of remote stores; fsspec has others
         "s3": ["s3fs>=2024.6"],
         "gcs": ["gcsfs>=2024.6"],
-        # /metrics of `tfdist watch --web`, and exporters
-        "monitor": ["prometheus_client>=0.20", "tensorboard>=2.16"],
+        # /metrics of `tfdist watch --web`, exporters, and stacks of processes
+        "monitor": ["prometheus_client>=0.20", "tensorboard>=2.16", "py-spy>=0.4"],
         "mlflow": ["mlflow-skinny>=2.14,<4"],
         # CSV and Parquet, HDF5, as sources of data
         "formats": ["pyarrow>=15", "h5py>=3.10"],

@@ -6,6 +6,7 @@ one does, and is there in a tenth of a second. One test at the end starts real t
 
 import json
 import os
+import re
 import signal
 import textwrap
 from pathlib import Path
@@ -171,7 +172,11 @@ def test_a_chief_that_hangs_is_found_by_its_steps_and_what_became_of_it_is_told(
     made["env"] = {**made["env"], "TFDIST_FAULTS": json.dumps(plan)}  # type: ignore[dict-item]
     code, out, err = finished(*job("--hang-seconds", 0.3, "--event-file", events), chief(STEPS), **made)
     assert (code, own_lines(out, "chief")) == (0, ["steps 20"])
-    first, second, third, fourth, fifth, sixth = [line for line in err.splitlines() if line.startswith("tfdist run: ")]
+    stacks, first, second, third, fourth, fifth, sixth = [
+        line for line in err.splitlines() if line.startswith("tfdist run: ")
+    ]
+    assert stacks == "tfdist run: where the processes stand"
+    assert re.search(r"chief \(process \d+\), by faulthandler\n    MainThread\n +.*faults.py", err)
     assert first.startswith("tfdist run: chief hangs: in step 15 since it was started for 0.")
     assert first.endswith(" s; it is killed")
     assert second.endswith("chief ended (killed by SIGKILL (signal 9)); the job is started again (1 of 3 times)")
@@ -180,7 +185,7 @@ def test_a_chief_that_hangs_is_found_by_its_steps_and_what_became_of_it_is_told(
     assert "the job steps again" in fifth
     assert "ended with code 0 after 2 of 3 restarts" in sixth
     said = [json.loads(line) for line in events.read_text().splitlines()]
-    names = ["started", "stepping", "failed", "started", "stepping", "failed", "started", "stepping", "ended"]
+    names = ["started", "stepping", "stacks", "failed", "started", "stepping", "failed", "started", "stepping", "ended"]
     assert [one["event"] for one in said] == names
     hang, kill = (one for one in said if one["event"] == "failed")
     assert (hang["task"], hang["cause"], hang["tick"], hang["phase"]) == ("chief", "hang", 14, "stepping")

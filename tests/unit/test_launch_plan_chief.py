@@ -12,7 +12,7 @@ from tfdist.launch.plan.plan import TASK_FILE, WORKER_FILE, plan
 from tfdist.launch.plan.roles import tasks
 from tfdist.launch.process.guardian import sessions_left
 
-COMMON = {"TFDIST_JOB_ID", "PYTHONUNBUFFERED", "TF_CONFIG"}
+COMMON = {"TFDIST_JOB_ID", "PYTHONUNBUFFERED", "TF_CONFIG", "TFDIST_STACKS_FILE"}
 CHIEF = "127.0.0.1:4001"
 WORKERS = ("127.0.0.1:4002", "127.0.0.1:4003")
 SERVERS = ("127.0.0.1:4004", "127.0.0.1:4005")

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
+STACKS = 11  # as in `process/worker.py`
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> NoReturn:
         del sys.path[0]  # the modules beside this file are not meant for others to import by such short names
     if int(parent):
         end_with_parent(int(parent))
+    tell_stacks_when_asked(os.environ.get("TFDIST_STACKS_FILE"))
     configuration = json.loads(os.environ["TF_CONFIG"])
     task = configuration["task"]
     serve(configuration["cluster"], task["type"], int(task["index"]), parent=int(parent))
@@ -66,6 +68,19 @@ def end_with_parent(parent: int) -> None:
         return
     if os.getppid() != parent:
         os._exit(128 + SIGKILL)
+
+
+def tell_stacks_when_asked(path: str | None) -> None:
+    """Let faulthandler write the stacks of all threads into a file, at a signal that nobody else uses."""
+    if not path:
+        return
+    try:
+        import faulthandler
+
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        faulthandler.register(signal.SIGRTMIN + STACKS, file=os.open(path, flags, 0o600), all_threads=True)
+    except (ImportError, OSError, AttributeError):
+        return
 
 
 if __name__ == "__main__":

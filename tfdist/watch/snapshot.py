@@ -99,6 +99,8 @@ def sentence(event: Mapping[str, Any]) -> str:
     if kind == "verdict":
         who = "" if event.get("worker") is None else f": worker {event['worker']}, {event.get('part')}"
         return f"bound by {event.get('bound')}{who}"
+    if kind == "stacks":
+        return f"stacks were taken: {event.get('text', '')}"
     if kind == "alert":
         return f"alert: {event.get('text', event.get('alert'))}"
     if kind == "ended":

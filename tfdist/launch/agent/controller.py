@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 from tfdist.launch.agent.job import Job
+from tfdist.launch.agent.standing import Standing
 from tfdist.launch.agent.status_channel import StatusChannel
 from tfdist.launch.agent.worker_group import LOOK_SECONDS, WorkerGroup, recorded
 from tfdist.launch.plan.plan import tasks_file
@@ -58,6 +59,7 @@ class Controller:
         self._watch = hangs.begin(time.monotonic(), job.step_seconds)
         self._reporting = sorted(rules.scripts(range(len(rules.everybody))))
         self._stepping = ""
+        self._standing = None if job.config.remote is not None else Standing(job, rules, group, starts=starts)
         self._write_tasks()
 
     def look(self, state: State) -> Event:
@@ -72,6 +74,8 @@ class Controller:
         self._prepare(state, seen)
         hang = self._hang(state, seen)
         if hang is not None:
+            if self._standing is not None:
+                self._standing.tell(hang)
             return Hung(hang=hang)
         if not self._rules.in_step:
             return Tick()  # nobody else waits in the steps of a chief
@@ -150,7 +154,9 @@ class Controller:
         return hang
 
     def _write_tasks(self) -> None:
-        """Say which process is which task, where a chief lets faults happen to them."""
+        """Say which process is which task: to who looks, and where a chief lets faults happen to them."""
+        if self._standing is not None:
+            self._standing.write()
         if self._rules.in_step:
             return
         path = tasks_file(self._job.guard.directory)

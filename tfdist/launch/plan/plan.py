@@ -15,6 +15,7 @@ from tfdist.launch.plan.roles import Role, members, roles_of
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.monitor import faults
 from tfdist.monitor.recording.rows import VARIABLE as MONITOR
+from tfdist.monitor.stacks.waits import VARIABLE as STACKS
 
 _LAUNCH = Path(__file__).parents[1]
 WORKER_FILE = _LAUNCH / "process" / "worker.py"
@@ -83,6 +84,7 @@ def plan(
     for index, (task, role) in enumerate(everybody):
         error_file = _error_file(start, task, role)
         environment = {**config.environment, "TFDIST_JOB_ID": job_id, "PYTHONUNBUFFERED": "1"}
+        environment[STACKS] = str(stacks_file(start.memory, start.restarts, task))
         environment |= _of_a_script(start, error_file, role) if role.runs_script else {}
         environment |= _place_in_step(cluster[task.type], index, hosts) if role.in_step else {}
         alone = len(everybody) == 1  # it is in no cluster, and not in that of an outer job either
@@ -190,6 +192,16 @@ def progress_file(memory: Path, restarts: int) -> Path:
 def steps_folder(memory: Path, restarts: int) -> Path:
     """Return where the workers of a start record their steps."""
     return memory / f"steps-{restarts}"
+
+
+def stacks_file(memory: Path, restarts: int, task: TaskId) -> Path:
+    """Return where a process of a start writes where it stands, when it is asked."""
+    return memory / f"stacks-{restarts}-{task.type}-{task.index}"
+
+
+def processes_file(memory: Path) -> Path:
+    """Return the file that says which process each task of a job is now, for who looks from outside."""
+    return memory / "processes"
 
 
 def event_copy(memory: Path) -> Path:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import NoReturn
 
 LISTING, GENERATED = ".generated", "__autograph_generated_file"
+STACKS = 11  # the signal after SIGRTMIN at which this process writes where it stands; `monitor.stacks` sends it
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
 
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> None:
     _, parent, kind, target, *arguments = argv
     if int(parent):
         end_with_parent(int(parent))
+    tell_stacks_when_asked(os.environ.get("TFDIST_STACKS_FILE"))
     if "TFDIST_ERROR_FILE" in os.environ:
         list_generated_files(os.environ["TFDIST_ERROR_FILE"] + LISTING)
     process = os.getpid()
@@ -67,6 +69,20 @@ def end_with_parent(parent: int) -> None:
         return  # another system; the agent's guardian does it there
     if os.getppid() != parent:
         os._exit(128 + SIGKILL)
+
+
+def tell_stacks_when_asked(path: str | None) -> None:
+    """Let faulthandler write the stacks of all threads into a file, at a signal that nobody else uses."""
+    if not path:
+        return
+    try:
+        import faulthandler
+        import signal
+
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        faulthandler.register(signal.SIGRTMIN + STACKS, file=os.open(path, flags, 0o600), all_threads=True)
+    except (ImportError, OSError, AttributeError):
+        return  # another system, or the job is ending
 
 
 def list_generated_files(listing: str) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.collectives.cause import cause_of
 from tfdist.errors import DeadlineError
+from tfdist.monitor.stacks.waits import WaitNote
 
 _LOOK_SECONDS = 1.0
 
@@ -45,6 +46,7 @@ class Watchdog:
         self._ends_with_a_step = ends_with_a_step
         self._lock = threading.Lock()
         self._deadline: float | None = None
+        self._since = 0.0
         self._what = ""
         self._expired = ""
         self._thread: threading.Thread | None = None
@@ -57,8 +59,9 @@ class Watchdog:
             DeadlineError: it took longer than the time allowed.
         """
         with self._lock:
-            around = self._deadline, self._what
-            self._deadline, self._what = time.monotonic() + self._timeout, what
+            around = self._deadline, self._since, self._what
+            self._since, self._what = time.monotonic(), what
+            self._deadline = self._since + self._timeout
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="tfdist-watchdog", daemon=True)
                 self._thread.start()
@@ -75,17 +78,20 @@ class Watchdog:
             raise
         finally:
             with self._lock:
-                self._deadline, self._what = around
+                self._deadline, self._since, self._what = around
 
     def renew(self) -> None:
         """Let the wait that is watched last as long from now on: what it waits for has gone on, and comes again."""
         with self._lock:
             if self._deadline is not None:
-                self._deadline = time.monotonic() + self._timeout
+                self._since = time.monotonic()
+                self._deadline = self._since + self._timeout
 
     def _watch(self) -> None:
+        note = WaitNote.from_environment()
         while not self._expired:
             time.sleep(min(_LOOK_SECONDS, self._timeout / 4))
+            note.tell(self._long_wait())
             with self._lock:
                 late = self._deadline is not None and time.monotonic() > self._deadline
                 if late:
@@ -98,3 +104,13 @@ class Watchdog:
                     )
             if late:
                 self._abort(self._expired)
+
+    def _long_wait(self) -> str:
+        """Return in what this worker has waited for longer than a look lasts, where the engine knows.
+
+        Where it does not, a step may wait or compute, and nothing is said of it.
+        """
+        with self._lock:
+            if self._waits_for is None or self._deadline is None or time.monotonic() - self._since <= _LOOK_SECONDS:
+                return ""
+            return self._waits_for()

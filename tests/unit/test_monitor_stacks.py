@@ -1,0 +1,114 @@
+"""Stacks of processes: as values, from processes that really stand somewhere, and none from who cannot answer."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tfdist.launch import task
+from tfdist.launch.process import worker
+from tfdist.monitor.stacks import asking, waits
+from tfdist.monitor.stacks.asking import Target, ask
+from tfdist.monitor.stacks.frames import Stacks, apart, from_faulthandler, from_py_spy, lines
+
+SCRIPT = """
+import sys, threading, time
+def deep(): print("ready", flush=True); time.sleep(1000)
+threading.Thread(target=lambda: time.sleep(1000), daemon=True, name="beside").start()
+deep()
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    script, file = tmp_path / "stands.py", tmp_path / "Ünï stacks"
+    script.write_text(SCRIPT)
+    command = [sys.executable, worker.__file__, "--parent", "0", "--script", str(script)]
+    with subprocess.Popen(command, env={**os.environ, waits.VARIABLE: str(file)}, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield Target(name="worker 0", pid=process.pid, file=file)
+        finally:
+            process.kill()
+
+
+def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_py_spy", lambda: None)
+
+
+def test_a_process_is_asked_again_and_again(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_py_spy(monkeypatch)
+    for _ in range(3):
+        (found,) = ask([target], seconds=60)
+        assert (found.source, found.pid, len(found.threads)) == ("faulthandler", target.pid, 2)
+        assert [frame.function for frame in found.threads[0].frames[:2]] == ["deep", "<module>"]
+
+
+def test_both_ways_tell_the_same(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    (spied,) = ask([target], seconds=60)
+    without_py_spy(monkeypatch)
+    (told,) = ask([target], seconds=60)
+    if spied.source != "py-spy":
+        pytest.skip("py-spy is not installed here, or may not read")
+    assert spied.threads[1].name == "beside"
+    assert [frame.line for frame in spied.threads[0].frames] == [frame.line for frame in told.threads[0].frames]
+
+
+def test_who_cannot_answer_is_left_alone(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_py_spy(monkeypatch)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        stranger = Target(name="stranger", pid=other.pid, file=target.file)
+        gone = Target(name="gone", pid=2**22 + 1, file=target.file)
+        os.kill(target.pid, signal.SIGSTOP)
+        found = ask([stranger, gone, target], seconds=60)
+        assert other.poll() is None, "the signal has ended it"
+        assert other.stdin is not None
+        other.stdin.write(b"\n")
+    assert other.returncode == 0
+    assert [bool(one.threads) for one in found] == [False] * 3
+    assert [one.source.partition(",")[0].partition(";")[0] for one in found] == [
+        "it has not come to Python yet",
+        "its process is gone",
+        "its process is stopped (SIGSTOP)",
+    ]
+
+
+def test_all_mean_the_same_signal() -> None:
+    assert signal.SIGRTMIN + worker.STACKS == signal.SIGRTMIN + task.STACKS == asking.SIGNAL
+
+
+def test_a_wait_is_told_and_taken_back(tmp_path: Path) -> None:
+    note = waits.WaitNote.from_environment({waits.VARIABLE: str(tmp_path / "stacks")})
+    note.tell("all_reduce of 4 bytes is waiting for member 1")
+    assert waits.read(tmp_path / "stacks") == "all_reduce of 4 bytes is waiting for member 1"
+    note.tell("")
+    assert (waits.read(tmp_path / "stacks"), list(tmp_path.iterdir())) == ("", [])
+    waits.WaitNote(tmp_path / "missing" / "stacks").tell("a step")  # the job is ending
+
+
+def test_those_apart_are_named_with_their_collectives() -> None:
+    one, other = "all_reduce of 4 bytes is waiting for member 1", "broadcast of 8 bytes is waiting for member 0"
+    assert apart({"worker 0": one, "worker 1": other, "worker 2": ""}) == (
+        "worker 0 waits in all_reduce of 4 bytes; worker 1 in broadcast of 8 bytes; worker 2 in no collective"
+    )
+    assert apart({"worker 0": one, "worker 2": "all_reduce of 4 bytes is waiting for member 3"}) == ""
+    assert apart({}) == ""
+
+
+def test_a_dump_that_is_cut_off_and_one_that_is_none() -> None:
+    cut = (
+        'Thread 0x01 [pool] (most recent call first):\n  File "a", line ???\n  ...\n\nCurrent thread 0x02 (most recent'
+    )
+    (only,) = from_faulthandler(cut)
+    assert (only.frames[0].function, only.frames[0].line) == ("?", 0)
+    assert from_faulthandler("") == ()
+    for text in ("nothing", "{}", '[{"thread_name": "x"}]', "[1]"):
+        with pytest.raises(ValueError, match=r"Expecting value|py-spy has printed"):
+            from_py_spy(text)
+    stacks = Stacks(name="ps 0", pid=1, threads=from_faulthandler(cut), source="faulthandler", waits="a step")
+    assert lines(stacks, threads=True, most=0)[1:] == ["  waits in a step", "  MainThread", "    ... and 1 more"]

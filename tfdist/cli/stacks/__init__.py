@@ -1,0 +1,55 @@
+"""``tfdist stacks``: find the job, ask its processes, print."""
+
+import json
+from pathlib import Path
+
+import click
+
+from tfdist.cli.common.command import Command
+from tfdist.validation import number
+
+
+@click.command(
+    cls=Command,
+    examples={
+        "tfdist stacks": "of the only job that runs here",
+        "tfdist stacks 3f9a": "of the job whose id begins so",
+        "tfdist stacks --threads 3f9a": "all Python threads of each process",
+    },
+    epilog="Exit code: 0 when all have answered, 1 when one has not, 2 when there is no such job.",
+    page="monitoring",
+)
+@click.option("--threads", is_flag=True, help="Show all Python threads, not the main ones alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@click.option("--seconds", type=float, default=5.0, show_default=True, metavar="S", help="How long to wait for all.")
+@click.argument("job", default="")
+@click.pass_context
+def command(context: click.Context, *, threads: bool, as_json: bool, seconds: float, job: str) -> None:
+    """Show where the processes of JOB stand: the stacks of their Python threads, and in what they wait for each other.
+
+    py-spy reads them where it is installed; else they write them by faulthandler. No process is ended by it.
+    """
+    number("--seconds", seconds, above=0, maximum=3600)
+    from tfdist.launch.plan.plan import processes_file
+    from tfdist.monitor.stacks.asking import Target, ask
+    from tfdist.monitor.stacks.frames import apart, lines
+    from tfdist.watch import observing
+
+    name, folder = observing.found(job)
+    try:
+        made = json.loads(processes_file(folder).read_text(encoding="utf-8"))
+        targets = [Target(name=one["task"], pid=int(one["pid"]), file=Path(one["file"])) for one in made]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise click.ClickException(
+            f"job {name} does not say which processes it has; it is starting, or ends."
+        ) from error
+    found = ask(targets, seconds=seconds)
+    different = apart({one.name: one.waits for one in found})
+    if as_json:
+        click.echo(json.dumps({"job": name, "apart": different, "processes": [one.as_json() for one in found]}))
+    else:
+        for line in ([different] if different else []) + [
+            line for one in found for line in lines(one, threads=threads)
+        ]:
+            click.echo(line)
+    context.exit(0 if all(one.threads for one in found) else 1)

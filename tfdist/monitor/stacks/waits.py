@@ -1,0 +1,52 @@
+"""What a process says of its waits for others: a file beside its stacks, written once a wait has lasted a second."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+#: the variable that names the file into which a process writes its stacks when it is asked
+VARIABLE = "TFDIST_STACKS_FILE"
+_SUFFIX = ".waits"
+
+
+class WaitNote:
+    """Where a process says in what it waits.
+
+    Args:
+        path: of the file, or None: nobody reads it.
+
+    Example:
+        >>> WaitNote.from_environment({}).tell("a step")  # nobody reads it
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._told = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "WaitNote":
+        """Return that of this process."""
+        path = environ.get(VARIABLE)
+        return cls(Path(path + _SUFFIX) if path else None)
+
+    def tell(self, text: str) -> None:
+        """Say in what this process waits; empty: for nobody. What cannot be written is not said."""
+        if self._path is None or text == self._told:
+            return
+        self._told = text
+        with suppress(OSError):
+            if text:
+                temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+                temporary.write_text(text, encoding="utf-8")
+                os.replace(temporary, self._path)
+            else:
+                self._path.unlink(missing_ok=True)
+
+
+def read(stacks_file: Path) -> str:
+    """Return in what the process waits whose stacks are in this file; empty if for nobody."""
+    try:
+        return stacks_file.with_name(stacks_file.name + _SUFFIX).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
