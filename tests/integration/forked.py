@@ -4,16 +4,18 @@ python forked.py FOLDER SECONDS COMMAND ...     in FOLDER, for so many seconds a
 """
 
 import contextlib
+import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from tests.integration.forks import UNOPTIMIZED, Fork, Forks
+from tests.integration.forks import OPTIMIZED, Fork, Forks
 from tests.integration.light import python_path
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.pool import worker
@@ -136,7 +138,8 @@ def work_for_a_pool() -> None:
     os.dup2(1, 2)
     folders = os.environ["PYTHONPATH"].split(os.pathsep)
     let_all_be_imported()  # unless its environment says otherwise
-    if os.environ.pop(UNOPTIMIZED, ""):
+    # what a strategy is compared with has graphs as they were traced: so it is seen that to optimize changes no number
+    if not (os.environ.pop(OPTIMIZED, "") and "TFDIST_STRATEGY" in os.environ):
         import tensorflow as tf
 
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -145,13 +148,18 @@ def work_for_a_pool() -> None:
     if os.environ.get("TFDIST_STRATEGY", "parameter-server") != "parameter-server":
         worker.main()
         return
+    with_tasks_in_forks(worker.main)
+
+
+def with_tasks_in_forks(run: Callable[[], None]) -> None:
+    """Run something whose chief starts its own tasks."""
     from tfdist.launch.placement import tasks
 
     if (server := forked_server()) is None:
         return
     tasks.subprocess = Tasks(server)  # type: ignore[assignment]
     try:
-        worker.main()
+        run()
     finally:
         server.close()
 
@@ -163,6 +171,9 @@ def enter(folder: str, seconds: str, command: list[str]) -> None:
         run_tfdist(command[1:])
     elif command[0] == "pool worker":
         work_for_a_pool()
+    elif command[0] == "chief":  # a script that starts the tasks of its cluster itself, and may draw
+        let_all_be_imported()
+        with_tasks_in_forks(functools.partial(forking.become, command[1:]))
     else:
         forking.become(command)
 

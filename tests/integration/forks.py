@@ -25,9 +25,11 @@ ROOT = Path(__file__).parents[2]
 ENTRY = str(Path(__file__).with_name("forked.py"))
 DEADLINE_SECONDS = 800  # after which a fork is killed, for a machine that does other things
 READY_SECONDS = 600
-# In the environment of a pool's workers: graphs run as they were traced. To optimize them takes an eighth of a training
-# of a few steps, and changes no number; the matrix trains rows of every kind under every strategy with it.
-UNOPTIMIZED = "TESTS_RUN_GRAPHS_AS_TRACED"
+# In the environment of a pool's workers: TensorFlow optimizes graphs, as it does in jobs and for users. In other pools
+# graphs run as they were traced: to optimize them takes an eighth of a training of a few steps, and changes numbers in
+# their last bits alone. The matrix trains rows of every kind under every strategy with it. To leave oneDNN out too would
+# save a fifteenth, but convolutions cost twice as much without it, and TensorFlow does not count memory.
+OPTIMIZED = "TESTS_OPTIMIZE_GRAPHS"
 MODULES = (
     *forking.MODULES,
     "tfdist.strategies.mirrored",
@@ -120,7 +122,10 @@ class Forks:
 
     @contextlib.contextmanager
     def start(self, *command: str, cwd: Path | None = None, **environment: str) -> Iterator[Fork]:
-        """Run a command, "tfdist" and its arguments or a script and its own; after the block it has ended."""
+        """Run "tfdist", a script, or "chief" and a script that starts the tasks of its cluster itself, with arguments.
+
+        After the block it has ended.
+        """
         self._count += 1
         kept = self.folder / str(self._count)
         kept.mkdir()

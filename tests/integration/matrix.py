@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 
-from tests.integration.forks import UNOPTIMIZED, Forks
+from tests.integration.forks import OPTIMIZED, Forks
 from tests.integration.light import python_path
 from tfdist import verify
 from tfdist.verify import Column, Report, column, feature
@@ -71,7 +71,7 @@ def run(rows: tuple[Feature, ...], columns: tuple[Column, ...], forking: Forks, 
     """Run rows in columns, in processes that are forked, which a user's are not; graphs are optimized or not."""
     with pytest.MonkeyPatch.context() as patch, forking.for_pools():
         patch.setenv("PYTHONPATH", python_path())
-        patch.setenv(UNOPTIMIZED, "" if optimized else "1")
+        patch.setenv(OPTIMIZED, "1" if optimized else "")
         return verify.run(rows, columns, deadline_seconds=CELL_SECONDS)
 
 

@@ -206,10 +206,13 @@ def test_a_transformer_in_parts_has_the_losses_of_one_device(forking: Forks, tmp
     assert re.search(r"query/kernel +\(16, 4, 4\) +\(None, 'model', None\) +512\n", forking.output)
 
 
-def test_the_recommender_finds_more_than_what_is_popular(tmp_path: Path) -> None:
+def test_the_recommender_finds_more_than_what_is_popular(forking: Forks, tmp_path: Path) -> None:
     model, picture = tmp_path / "model.keras", tmp_path / "curves.png"
     sizes = ["--users", "1000", "--items", "1000", "--batch-size", "256", "--epochs", "3"]
-    output = finished([sys.executable, str(RECOMMENDER), *sizes, "--save", str(model), "--plot", str(picture)], {})
+    options = [*sizes, "--save", str(model), "--plot", str(picture)]
+    with forking.start("chief", str(RECOMMENDER), *options) as process:
+        output = process.communicate(DEADLINE_SECONDS)[0].decode()
+    assert process.returncode == 0, process.written[-4000:]
     recall = {
         name: float(value) for name, value in re.findall(r"^(\w[\w ]+?)  +([\d.]+)  +[\d.]+$", output, re.MULTILINE)
     }
