@@ -316,7 +316,7 @@ class Interrupt(keras.callbacks.Callback):
 
 
 RESUMED = {
-    "adam": lambda: kinds.Adam(0.05, global_clipnorm=0.5),
+    "adam, accumulating": lambda: kinds.Adam(0.05, gradient_accumulation_steps=2, global_clipnorm=0.5),
     "adafactor": lambda: kinds.Adafactor(0.05),
     "accumulating": lambda: DistributedOptimizer(kinds.Adam(0.05), accumulate_steps=2),
 }

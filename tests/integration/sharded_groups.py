@@ -1,0 +1,87 @@
+"""What both files of tests of sharded data parallelism do in a group of workers."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist.cluster import ports
+from tfdist.strategies import registry
+from tfdist.testing.pool import WorkerPool, worker_environments
+
+DEADLINE_SECONDS = 900
+CASES = Path(__file__).parent / "cases"
+Group = tuple[int, int, str]  # workers, stage and what carries tensors
+# for what carries tensors, and shares the rest with the others
+OF_OTHERS = [("adam, clipnorm", "plain"), ("adafactor", "table"), ("distributed, accumulating", "plain")]
+
+
+def start(forking: Forks, workers: int, stage: int, collectives: str) -> WorkerPool:
+    def environments() -> list[dict[str, str]]:
+        made = worker_environments(
+            os.environ, strategy="sharded-data-parallel", ports=ports.free_ports(workers), replicas_per_worker=1
+        )
+        more = {"PYTHONPATH": python_path(CASES), registry.COLLECTIVES_VARIABLE: collectives}
+        return [environment | more | {registry.STAGE_VARIABLE: str(stage)} for environment in made]
+
+    pool = WorkerPool(environments, start=forking.worker)
+    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+    return pool
+
+
+def within(*groups: Group) -> pytest.MarkDecorator:
+    """Run a test in each group, whose processes are those of the fixture `pool`."""
+    names = [f"{workers} workers, stage {stage}, {collectives}" for workers, stage, collectives in groups]
+    return pytest.mark.parametrize("pool", groups, indirect=True, ids=names)
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
+    answers = pool.call(f"sharded_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
+        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
+    return [reply.value for reply in answers]
+
+
+def require_the_numbers_of_one_device(pool: WorkerPool, cases: list[tuple[str, str]]) -> None:
+    found = call(pool, "differences", cases=cases)[0]
+    assert len(found) == len(cases)
+    assert max(found.values()) < 1e-5, {name: value for name, value in found.items() if value >= 1e-5}
+
+
+def require_the_memory_of_the_formula(pool: WorkerPool) -> None:
+    for found in call(pool, "memory_of_a_step", layers=40, units=768):
+        if found is None:
+            pytest.skip("TensorFlow does not count the memory of this kind of processor")
+        # the allocator rounds what lies there for long up, to pieces that are there
+        assert found["weights and slots"] * 0.99 < found["rest"] < found["weights and slots"] * 1.15
+        assert found["weights and slots"] + found["step"] == pytest.approx(found["formula"], rel=0.05)
+
+
+def require_that_a_saved_model_is_one_devices(pool: WorkerPool, folder: Path, names: list[str]) -> None:
+    found = call(pool, "saved", folder=str(folder), names=names)[0]
+    assert len(found) == len(names)
+    assert max(found.values()) < 1e-5, found
+
+
+def require_that_training_goes_on(forking: Forks, folder: Path, *, stage: int, names: list[str]) -> None:
+    """With as many workers: as if it had never stopped; and with more and fewer."""
+    with start(forking, 2, stage, "native") as two:
+        expected = call(two, "begun", folder=str(folder / "two"), names=names)[0]
+        shutil.copytree(folder / "two", folder / "three")
+        shutil.copytree(folder / "two", folder / "one")
+        assert call(two, "resumed", folder=str(folder / "two"), names=names) == [expected, expected]
+    for workers, copy in ((3, "three"), (1, "one")):
+        with start(forking, workers, stage, "native") as others:
+            for found in call(others, "resumed", folder=str(folder / copy), names=names):
+                assert set(found) == set(expected)
+                for name, values in found.items():
+                    for mine, theirs in zip(values, expected[name], strict=True):
+                        assert flat(mine) == pytest.approx(flat(theirs), abs=1e-5), name
+
+
+def flat(value: Any) -> list[float]:
+    return [one for item in value for one in flat(item)] if isinstance(value, list) else [value]
