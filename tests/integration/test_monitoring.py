@@ -49,6 +49,8 @@ def test_who_is_late_is_named_with_the_cause(options: list[str], shared: Path, f
         part = Part[where.upper()]
         assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, worker, part), verdict
         assert 0 < verdict.won_seconds < verdict.step_seconds
+    alerts = {(one["alert"], one["worker"]) for one in happened(shared) if one["event"] == "alert"}
+    assert {("slow_worker", 0), ("slow_worker", 1)} <= alerts
     (verdict_event,) = (one for one in happened(shared) if one["event"] == "verdict")
     assert set(verdict_event["parts"]) == {"0", "1"}
 
@@ -76,6 +78,7 @@ def test_the_verdict_is_told_at_a_signal_and_at_the_end(script, shared: Path) ->
     assert run.returncode == 0
     verdicts = [one for one in happened(shared) if one["event"] == "verdict"]
     assert [(one["bound"], one["worker"], one["steps"]) for one in verdicts] == [("input", None, 30)] * 2
+    assert not [one for one in happened(shared) if one["event"] == "alert"]  # 30 steps are too few to say so
     assert errors.decode().count("bound by input") == 2
 
 

@@ -5,18 +5,19 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 import tfdist
 from tfdist import validation
+from tfdist.callbacks.alerting import Alerting
 from tfdist.callbacks.cell import Cell, in_notebook
 from tfdist.callbacks.recorded import Recorded, recorded
 from tfdist.cluster import from_environment
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.errors import TfdistError
+from tfdist.errors import ConfigTypeError, TfdistError
 from tfdist.exporters import registry
 from tfdist.launch.process.beside import Exporting
 from tfdist.monitor.phases import Kind, Phase
@@ -24,6 +25,7 @@ from tfdist.monitor.process import step_clock
 from tfdist.monitor.recording import ring
 from tfdist.monitor.recording import trace as traces
 from tfdist.monitor.recording.rows import Column
+from tfdist.monitor.verdict.alerts import Alert
 from tfdist.monitor.verdict.gathering import read_folder, verdict_of
 from tfdist.monitor.verdict.text import lines
 from tfdist.training import stamping
@@ -50,7 +52,10 @@ class Monitor(keras.callbacks.Callback):
             The first worker alone writes to them.
         trace: a file for the last 2,048 steps as a chrome trace, written at the end; None for none.
         live: whether the page of the job is shown below the cell of a notebook, and follows; elsewhere it does nothing.
-        verbose: whether the verdict is printed at the end, where no `tfdist run --monitor` prints it.
+        verbose: whether the verdict is printed at the end, and alerts as they come, where no `tfdist run --monitor`
+            prints them.
+        on_alert: called in the first worker with each `Alert` (``kind``, ``worker``, ``text``), in a thread of its own;
+            it may set ``monitor.model.stop_training``.
 
     Attributes:
         verdict: in lines, after `fit`; empty before, and where nothing was recorded.
@@ -78,6 +83,7 @@ class Monitor(keras.callbacks.Callback):
         trace: "str | os.PathLike[str] | None" = None,
         live: bool = True,
         verbose: bool = True,
+        on_alert: Callable[[Alert], None] | None = None,
     ) -> None:
         super().__init__()
         self.every = validation.integer("every", every, minimum=1)
@@ -85,6 +91,9 @@ class Monitor(keras.callbacks.Callback):
         self.trace = None if trace is None else os.fspath(trace)
         self.live = validation.boolean("live", live)
         self.verbose = validation.boolean("verbose", verbose)
+        if on_alert is not None and not callable(on_alert):
+            raise ConfigTypeError(f"on_alert is {on_alert!r}; give a function of one alert, or None.")
+        self.on_alert = on_alert
         self.verdict: tuple[str, ...] = ()
         self._stack = contextlib.ExitStack()
         self._job: Recorded | None = None
@@ -118,6 +127,7 @@ class Monitor(keras.callbacks.Callback):
             after = int(rows[-1, Column.STEP]) if len(rows := ring.read(self._job.recorder.path)) else -1
             exporting = Exporting(self._job.job, exporters, _logger.warning, every=self.every, after=after)
             self._stack.callback(exporting.end)
+        self._stack.callback(Alerting(self._job.steps, self._tell).end)  # before exporters end: they have the last ones
 
     def on_train_end(self, logs: Any = None) -> None:
         """Say what the training is bound by, write the trace, and let exporters write the rest."""
@@ -135,10 +145,19 @@ class Monitor(keras.callbacks.Callback):
                 sys.stdout.flush()
         self._end()
 
+    def _tell(self, alert: Alert) -> None:
+        job = self._job
+        if job is not None and not job.is_judged:
+            job.events.write("alert", start=job.start, alert=str(alert.kind), worker=alert.worker, text=alert.text)
+            if self.verbose:
+                _logger.warning("alert: %s.", alert.text)
+        if self.on_alert is not None:
+            self.on_alert(alert)
+
     def _end(self) -> None:
-        self._job = None
         atexit.unregister(self._end)
         self._stack.close()
+        self._job = None
 
     def _write_trace(self, job: Recorded) -> None:
         assert self.trace is not None

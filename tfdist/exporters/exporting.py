@@ -11,7 +11,7 @@ from tfdist.exporters.registry import Target, make
 
 LOOK_SECONDS = 1.0
 #: that exporters have at the end
-END_SECONDS = 5.0
+END_SECONDS = 15.0
 #: of the time, the part that looks may take
 _SHARE = 1 / 30
 

@@ -13,6 +13,7 @@ import numpy as np
 import tfdist
 from tfdist.callbacks import Monitor
 from tfdist.monitor.process import recorder, step_clock
+from tfdist.monitor.verdict.alerts import Alert
 
 FOLDER, EXPORTERS = Path(sys.argv[1]), sys.argv[2:]
 STEPS, EPOCHS = 16, 2
@@ -43,3 +44,21 @@ def trained(name: str, scope: bool, epochs: int = EPOCHS, **options: object) -> 
 trained("scope", True, every=5, exporters=EXPORTERS, trace=FOLDER / "trace.json")
 trained("again", True, epochs=1)
 trained("plain", False)
+
+
+def alerts_of_a_loss_that_is_no_number() -> list[tuple[str, int | None]]:
+    """Train until the loss is NaN; return what the callback was told, whose error is no end of the training."""
+    told = []
+
+    def on_alert(alert: Alert) -> None:
+        told.append((str(alert.kind), alert.worker))
+        raise ValueError("of the user's function")
+
+    with tfdist.strategies.MirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e6), "mse")
+    model.fit(x, y, batch_size=4, epochs=EPOCHS, verbose=0, callbacks=[Monitor(verbose=False, on_alert=on_alert)])
+    return told
+
+
+assert alerts_of_a_loss_that_is_no_number() == [("loss_not_finite", None)]

@@ -1,19 +1,27 @@
-"""What `tfdist run --monitor` tells: by what the job is bound, from what its workers have recorded.
+"""What `tfdist run --monitor` tells: by what the job is bound, and what is wrong, from what its workers have recorded.
 
 NumPy is loaded once there is something to tell: `tfdist run` starts without it.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 from tfdist.launch.agent.events import EventFile
-from tfdist.launch.plan.plan import steps_folder
+from tfdist.launch.plan.plan import progress_file, steps_folder
 from tfdist.launch.process.beside import Exporting
+
+if TYPE_CHECKING:
+    from tfdist.monitor.verdict.alarm import Alarm
+
+#: between two looks for alerts
+ALERT_SECONDS = 2.0
 
 
 class Monitoring:
-    """Tells the verdict when it is asked, and at the end.
+    """Tells the verdict when it is asked, and at the end; and alerts, as they come.
 
     Args:
         memory: the directory in memory of the job.
@@ -28,6 +36,8 @@ class Monitoring:
         self._say = say
         self._asked = asked
         self._start = 0
+        self._alarm: Alarm | None = None
+        self._due = 0.0
         self._exporting: Exporting | None = None
 
     def export(self, job: str, exporters: Sequence[str]) -> None:
@@ -42,12 +52,31 @@ class Monitoring:
     def begins(self, start: int) -> None:
         """Learn how often the workers had been started again."""
         self._start = start
+        if self._alarm is not None:
+            self._alarm.begins()
 
     def look(self) -> None:
-        """Tell the verdict if somebody has asked for it; called some times a second."""
+        """Tell the verdict if somebody has asked for it, and what has become wrong; called some times a second."""
         if self._asked.is_set():
             self._asked.clear()
             self.tell()
+        if time.monotonic() >= self._due:
+            self._tell_alerts()
+            self._due = time.monotonic() + ALERT_SECONDS
+
+    def _tell_alerts(self) -> None:
+        folder = steps_folder(self._memory, self._start)
+        if not folder.exists():
+            return
+        from tfdist.monitor.verdict.alarm import Alarm, sizes
+        from tfdist.monitor.verdict.gathering import recent
+
+        if self._alarm is None:
+            self._alarm = Alarm()
+        memory = sizes(progress_file(self._memory, self._start))
+        for alert in self._alarm.look(recent(folder), memory, time.monotonic()):
+            self._say(f"alert: {alert.text}")
+            self._file.write("alert", start=self._start, alert=str(alert.kind), worker=alert.worker, text=alert.text)
 
     def write_trace(self, path: str) -> None:
         """Write the steps of the present start as a chrome trace; what cannot be written is told."""
@@ -63,7 +92,8 @@ class Monitoring:
             self._say(f"{path}: {sum(map(len, rows.values()))} steps of {len(rows)} workers")
 
     def tell(self) -> None:
-        """Tell the verdict on the present start."""
+        """Tell the verdict on the present start, and alerts before it."""
+        self._tell_alerts()
         from tfdist.monitor.verdict.gathering import verdict_of
         from tfdist.monitor.verdict.text import labelled, lines
 

@@ -14,8 +14,8 @@ from threading import Thread
 
 import tfdist
 
-#: that it has from its last look to its end; exporters have less
-END_SECONDS = 15.0
+#: that it has from its last look to its end; exporters have less, and what is left is for a machine that is busy
+END_SECONDS = 60.0
 _NICE = 10
 
 

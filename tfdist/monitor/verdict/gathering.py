@@ -7,7 +7,10 @@ import numpy as np
 from tfdist.errors import ConfigError
 from tfdist.monitor.recording import ring
 from tfdist.monitor.verdict.judge import Verdict, judge
-from tfdist.monitor.verdict.timeline import timeline
+from tfdist.monitor.verdict.timeline import Timeline, timeline
+
+#: steps of which alerts are raised: enough to know what is usual
+RECENT = 512
 
 
 def read_folder(folder: Path) -> dict[int, np.ndarray]:
@@ -27,3 +30,9 @@ def verdict_of(folder: Path) -> Verdict | None:
     """Return the verdict on the workers of a start, None where none of them has recorded a step."""
     rows = read_folder(folder)
     return judge(timeline(rows)) if rows else None
+
+
+def recent(folder: Path) -> Timeline | None:
+    """Return the last steps of the workers of a start, None where none of them has recorded a step."""
+    rows = {rank: found[-RECENT:] for rank, found in read_folder(folder).items()}
+    return timeline(rows) if rows else None

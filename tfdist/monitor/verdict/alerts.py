@@ -1,0 +1,190 @@
+"""What is wrong with a job: pure functions of its last steps, and of the memory that its processes take.
+
+An alert is rather missed than false: what is looked at are medians and runs of steps, never one step. Loads no
+TensorFlow.
+"""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from tfdist.monitor.verdict.timeline import OWN, Part, Timeline
+
+#: steps one after the other whose loss is not finite
+NOT_FINITE_STEPS = 3
+#: steps of which a loss is the median, and how often such medians rise one after the other: where another training
+#: begins, with another loss, two may do so
+LOSS_STEPS, RISES = 50, 3
+#: steps in which a worker is slow, one after the other, by so many robust deviations of the others
+SLOW_STEPS, DEVIATIONS = 20, 3.5
+#: and so that the others wait for this part of their steps
+WAITED = 0.05
+#: steps of which half of the time is waiting for input, in the median
+INPUT_STEPS, STARVED = 50, 0.5
+#: looks at a process's memory, and seconds between the first and the last of them
+LOOKS, GROWING_SECONDS = 32, 300.0
+#: by how much memory grows at least: bytes, and a part of what it was
+GROWN_BYTES, GROWN = 64 << 20, 0.1
+
+# of normal numbers, the standard deviation over the median distance from the median: of all, of the smaller half
+_ROBUST, _ROBUST_HALF = 1.4826, 2.5
+
+
+class Kind(StrEnum):
+    """What an alert is about; the label of metrics."""
+
+    LOSS_NOT_FINITE = "loss_not_finite"
+    LOSS_DIVERGES = "loss_diverges"
+    SLOW_WORKER = "slow_worker"
+    INPUT_STARVATION = "input_starvation"
+    MEMORY_GROWS = "memory_grows"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something that is wrong.
+
+    Attributes:
+        kind: what.
+        worker: with whom; None where all are meant.
+        text: the same in a sentence, with the numbers.
+    """
+
+    kind: Kind
+    worker: int | None
+    text: str
+
+
+def alerts(found: Timeline, after: int = -1) -> list[Alert]:
+    """Return what is wrong with the steps of a job.
+
+    Args:
+        found: its last steps, of all workers.
+        after: the number of the last step that was looked at before: what was over then is not found again.
+
+    Example:
+        >>> from tfdist.monitor.verdict.timeline import timeline
+        >>> alerts(timeline({}))
+        []
+    """
+    if not len(found.steps):
+        return []
+    return [*not_finite(found), *diverges(found), *slow(found, after), *starved(found)]
+
+
+def not_finite(found: Timeline) -> list[Alert]:
+    """Return the workers whose loss was NaN or infinite in the last steps."""
+    last = found.last(NOT_FINITE_STEPS)
+    if len(last.steps) < NOT_FINITE_STEPS:
+        return []
+    seen = last.of(Part.FORWARD) > 0  # the loss was there, whatever it was
+    bad = (seen & ~np.isfinite(last.loss)).all(axis=0)
+    who = [None] if bad.all() else [rank for rank, is_bad in zip(found.ranks, bad, strict=True) if is_bad]
+    value, step = last.loss[-1, int(bad.argmax())], int(last.steps[-1])
+    return [
+        Alert(Kind.LOSS_NOT_FINITE, rank, f"the loss{_of(rank)} is {value}, for {NOT_FINITE_STEPS} steps up to {step}")
+        for rank in who
+    ]
+
+
+def diverges(found: Timeline) -> list[Alert]:
+    """Return an alert if the loss rises and rises, and has doubled by it."""
+    mean = found.loss.mean(axis=1)
+    mean = mean[np.isfinite(mean)]
+    pieces = [mean[len(mean) - LOSS_STEPS * back :][:LOSS_STEPS] for back in range(RISES + 1, 0, -1)]
+    if len(mean) < LOSS_STEPS * len(pieces):
+        return []
+    medians = [float(np.median(piece)) for piece in pieces]
+    spread = 3 * _deviation(np.diff(pieces[0])) / 2**0.5  # of a step from the one before: how it goes on does not count
+    rises = all(later - sooner > spread for sooner, later in itertools.pairwise(medians))
+    if not rises or medians[-1] - medians[0] < abs(medians[0]):
+        return []
+    count = LOSS_STEPS * len(pieces)
+    text = f"the loss rose from {medians[0]:.4g} to {medians[-1]:.4g} in {count} steps"
+    return [Alert(Kind.LOSS_DIVERGES, None, text)]
+
+
+def slow(found: Timeline, after: int = -1) -> list[Alert]:
+    """Return the workers for which the others have waited in many steps one after the other."""
+    if len(found.ranks) < 2:
+        return []
+    own = found.parts[:, :, OWN].sum(axis=2)
+    raised = []
+    for place, rank in enumerate(found.ranks):
+        others = np.delete(own, place, axis=1)
+        ahead = own[:, place] - np.median(others, axis=1)
+        noise = max(_calm_deviation(others[:, other]) for other in range(others.shape[1]))
+        run = _last_run(ahead > DEVIATIONS * noise, SLOW_STEPS)
+        if run is None or found.steps[run.stop - 1] <= after:
+            continue
+        waited = np.delete(found.of(Part.WAIT), place, axis=1)[run].mean()
+        if waited < WAITED * found.step[run].mean():
+            continue
+        parts = found.parts[run]
+        more = parts[:, place] - np.median(np.delete(parts, place, axis=1), axis=1)
+        part = max(OWN, key=lambda one: float(np.median(more[:, one])))
+        by = 1e3 * float(np.median(ahead[run]))
+        count = run.stop - run.start
+        text = f"worker {rank} was slower than the others by {by:.3g} ms in {count} steps: {part.label}"
+        raised.append(Alert(Kind.SLOW_WORKER, rank, text))
+    return raised
+
+
+def starved(found: Timeline) -> list[Alert]:
+    """Return an alert if steps wait for input for half of their time."""
+    last = found.last(INPUT_STEPS)
+    if len(last.steps) < INPUT_STEPS:
+        return []
+    share = float(np.median(last.of(Part.INPUT) / np.maximum(last.step, 1e-9)))
+    if share < STARVED:
+        return []
+    return [Alert(Kind.INPUT_STARVATION, None, f"steps wait for input for {share:.0%} of their time")]
+
+
+def grows(worker: int, memory: Iterable[tuple[float, int]]) -> list[Alert]:
+    """Return an alert if a process takes more and more memory.
+
+    Args:
+        worker: whose process.
+        memory: seconds and bytes, of looks at it in their order.
+
+    Example:
+        >>> grows(1, [(10.0 * look, (500 + 5 * look) << 20) for look in range(40)])[0].text
+        'worker 1 takes more and more memory: 524 MB, and 681 MB 390 s later'
+        >>> grows(1, [(10.0 * look, 500 << 20) for look in range(40)])
+        []
+    """
+    looks = list(memory)
+    if len(looks) < LOOKS or looks[-1][0] - looks[0][0] < GROWING_SECONDS:
+        return []
+    medians = [float(np.median(part)) for part in np.array_split([size for _, size in looks], 4)]
+    rises = all(later > sooner for sooner, later in itertools.pairwise(medians))
+    if not rises or medians[-1] - medians[0] < max(GROWN_BYTES, GROWN * medians[0]):
+        return []
+    (began, first), (ended, last) = looks[0], looks[-1]
+    sizes = f"{first / 1e6:.0f} MB, and {last / 1e6:.0f} MB {ended - began:.0f} s later"
+    return [Alert(Kind.MEMORY_GROWS, worker, f"worker {worker} takes more and more memory: {sizes}")]
+
+
+def _of(rank: int | None) -> str:
+    return "" if rank is None else f" of worker {rank}"
+
+
+def _deviation(values: np.ndarray) -> float:
+    return float(_ROBUST * np.median(np.abs(values - np.median(values))))
+
+
+def _calm_deviation(values: np.ndarray) -> float:
+    """Return the deviation by the smaller half of the values: whoever was slow for a while is not noisy by it."""
+    calm = np.sort(values)[: len(values) // 2 + 1]
+    return float(_ROBUST_HALF * np.median(np.abs(calm - np.median(calm))))
+
+
+def _last_run(holds: np.ndarray, length: int) -> slice | None:
+    """Return the last run of so many steps or more in which something holds."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], holds, [False]]).astype(np.int8)))
+    runs = [slice(int(begin), int(end)) for begin, end in edges.reshape(-1, 2) if end - begin >= length]
+    return runs[-1] if runs else None
