@@ -225,6 +225,32 @@ def test_heads_and_what_is_between_columns_and_rows_stay_in_parts(two: WorkerPoo
         assert layers_in(seen["summed"]) == {"embedding", "attention_output", "wide", "narrow", "last"}
 
 
+# with the masks of one device; "outputs" has patterns of its own for activations
+@pytest.mark.parametrize(
+    ("mesh", "layouts", "cut"),
+    [
+        ("batch=1,model=2", "auto-sequence", 19),
+        ("batch=2,model=2", "auto-sequence", 19),
+        ("batch=1,model=2", "outputs", 6),
+    ],
+)
+def test_activations_may_lie_in_parts_of_their_sequence(
+    two: WorkerPool, equal: Equal, mesh: str, layouts: str, cut: int
+) -> None:
+    equal(two, mesh, "sequence", cut=cut, layouts=layouts)
+
+
+def test_summands_become_parts_of_a_sequence(two: WorkerPool) -> None:
+    forward = {"embedding/embeddings", "multi_head_attention/attention_output/kernel", "sequential/dense_1/kernel"}
+    backward = {"3 LayerNormalization", "6 RMSNormalization", "8 Add"}  # what layers by columns and attention take
+    for seen in call(two, "gathered", mesh="batch=1,model=2", name="sequence", layouts="auto-sequence"):
+        scattered = {label.removeprefix("activations of ") for label in seen["scattered"]}
+        assert scattered == {*forward, *backward, "dense_4/kernel"}
+        # added up are the gradients of scales that have seen a part of a sequence
+        assert "activations of 3 LayerNormalization" in seen["summed"]
+        assert "activations of embedding/embeddings" not in seen["summed"]
+
+
 @pytest.mark.parametrize(
     ("kind", "needs_all"),
     [("logits", False), ("probabilities", False), ("probabilities, accuracy", True), ("logits, the best", True)],
@@ -283,6 +309,7 @@ def test_a_training_goes_on_with_another_number_of_processes(two: WorkerPool, fo
     ("kind", "says"),
     [
         ("pattern", "ConfigError: the layouts name 'lost.*', which matches the whole path of no weight"),
+        ("activation", "ConfigError: the layouts name 'lost/output', which matches the whole path of no activation"),
         ("division", "kernel' of shape (6, 5): dim 1 is 5, which the axis 'model' of size 2 does not divide"),
         ("lamb", "UnsupportedError: the optimizer Lamb may look at the whole of a variable"),
         ("own data", "UnsupportedError: the dataset has experimental_distribute.auto_shard_policy OFF"),

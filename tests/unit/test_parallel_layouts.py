@@ -114,6 +114,36 @@ def test_auto_goes_by_columns_then_by_rows_by_heads_words_and_filters() -> None:
     assert Layouts(Mesh.parse("batch=3,model=1"), "auto", batch="batch").of("w", (6, 6)) == (None, None)
 
 
+def test_a_pattern_may_be_of_an_activation() -> None:
+    one = of({".*kernel": ("row",), ".*norm/output": ("batch", "model", None), ".*last/output": ()})
+    assert list(one.given) == [".*kernel"]
+    assert [one.outputs.of(path) for path in ("a/norm", "last", "other")] == ["model", "", None]
+    one.outputs.require_all_matched(["a/norm", "last"])
+    assert of({".*/output": (None, "model")}).may_cut
+    assert not of({".*/output": ("batch",)}).may_cut
+
+
+def test_auto_may_cut_the_sequence_too() -> None:
+    one = Layouts(Mesh.parse("batch=2,model=3"), "auto-sequence", batch="batch")
+    assert one.outputs.of("anything") == "model"
+    assert one.proposal([]) == "layout_map={\n    '.*/output': ('batch', 'model'),\n}"
+    assert Layouts(MESH, "auto", batch="batch").outputs.of("anything") is None
+    assert not Layouts(Mesh.parse("batch=3,model=1"), "auto-sequence", batch="batch").outputs.may_cut
+
+
+@pytest.mark.parametrize("layout", [("model",), ("batch", None, "model"), (None, "batch"), ("batch", "batch")])
+def test_an_activation_is_cut_along_its_sequence_alone(layout: tuple[str | None, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"An activation has its examples|may be there once"):
+        of({".*/output": layout})
+
+
+def test_a_pattern_without_an_activation_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"name 'lost/output', which .* no activation.*: dense/output\."):
+        of({"lost/output": ("batch", "model")}).outputs.require_all_matched(["dense"])
+    with pytest.raises(ConfigError, match="matched by"):
+        of({".*/output": ("batch", "model"), "a.*/output": ()}).outputs.of("a")
+
+
 @given(st.permutations([None, "model", "row"]), st.lists(st.integers(1, 3), min_size=3, max_size=3))
 def test_parts_cover_the_whole_once_for_each_batch_position(axes: list[str | None], times: list[int]) -> None:
     layout = tuple(axes)

@@ -76,6 +76,28 @@ class Axes:
         shape[dim] = None if shape[dim] is None else shape[dim] * collective.size
         return tf.ensure_shape(whole, shape)
 
+    def reduce_scatter(self, tensor: tf.Tensor, axis: str, dim: int, label: str) -> tf.Tensor:
+        """Return this member's part along a dim of the sum over the members along an axis.
+
+        Args:
+            tensor: of equal shape on every member; their number divides the dim.
+            axis: along which members differ.
+            dim: that is divided.
+            label: what it is, for messages.
+        """
+        collective = self._collectives[axis]
+        if collective.size == 1:
+            return tensor
+        self._require_side_by_side(axis, label)
+        front = [dim, *(other for other in range(tensor.shape.rank) if other != dim)]
+        rows = tensor if dim == 0 else tf.transpose(tensor, front)
+        with self._waits(f"the sum of {label}"):
+            rows = collective.reduce_scatter(rows, f"{label} along {axis}")
+        part = rows if dim == 0 else tf.transpose(rows, [front.index(place) for place in range(tensor.shape.rank)])
+        shape = tensor.shape.as_list()
+        shape[dim] = None if shape[dim] is None else shape[dim] // collective.size
+        return tf.ensure_shape(part, shape)
+
     def all_reduce(self, tensors: Sequence[tf.Tensor], axes: Iterable[str], label: str) -> list[tf.Tensor]:
         """Return the sums over the members along some axes, one after the other; equal bit for bit on all of them.
 

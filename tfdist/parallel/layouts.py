@@ -11,10 +11,13 @@ from typing import Any
 from tfdist import validation
 from tfdist.cluster.mesh import Mesh
 from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.parallel.outputs import SUFFIX, OutputLayouts, pattern_of
 from tfdist.parallel.proposed import Layout, ProposedLayouts
 
 #: asks for layouts that follow from paths and shapes
 AUTO = "auto"
+#: asks for these, and that activations lie in parts of their sequence
+AUTO_SEQUENCE = "auto-sequence"
 
 
 class Layouts:
@@ -23,7 +26,9 @@ class Layouts:
     Args:
         mesh: whose axes they name.
         given: patterns and layouts: a dictionary, a `keras.distribution.LayoutMap`, "auto", or None for none. "auto"
-            is `ProposedLayouts` along the last axis of the mesh that is not ``batch`` and has more than one place.
+            is `ProposedLayouts` along the last axis of the mesh that is not ``batch`` and has more than one place;
+            "auto-sequence" cuts the sequence of activations too. A pattern that ends in ``/output`` is for these, see
+            `OutputLayouts`.
         batch: the axis along which examples are shared out.
 
     Raises:
@@ -39,19 +44,27 @@ class Layouts:
 
     def __init__(self, mesh: Mesh, given: Any, *, batch: str) -> None:
         self.mesh = mesh
-        self._is_auto = given == AUTO if isinstance(given, str) else False
+        self._is_auto = given in (AUTO, AUTO_SEQUENCE) if isinstance(given, str) else False
         axes = [name for name in mesh.others(batch) if mesh.size_of(name) > 1]
+        if self._is_auto:
+            every: dict[str, Layout] = {}
+            outputs: dict[str, Layout] = {f".*{SUFFIX}": (batch, axes[-1])} if given != AUTO and axes else {}
+        else:
+            every = _layouts(given, mesh, batch)
+            outputs = {pattern: layout for pattern, layout in every.items() if pattern.endswith(SUFFIX)}
+        #: of activations
+        self.outputs = OutputLayouts(mesh, outputs, batch=batch)
         self._proposed = ProposedLayouts(axes[-1], mesh.size_of(axes[-1])) if axes else ProposedLayouts(None, 1)
-        #: the layout of each pattern
-        self.given: dict[str, Layout] = {} if self._is_auto else _layouts(given, mesh, batch)
+        #: the layout of each pattern for weights
+        self.given = {pattern: layout for pattern, layout in every.items() if pattern not in outputs}
         self._seen: dict[str, tuple[int, ...]] = {}
         self._proposals: dict[str, Layout] = {}
         self._matched: set[str] = set()
 
     @property
     def may_cut(self) -> bool:
-        """Whether some weight may be cut."""
-        return self._is_auto or bool(self.given)
+        """Whether some weight or activation may be cut."""
+        return self._is_auto or bool(self.given) or self.outputs.may_cut
 
     def of(self, path: str, shape: Sequence[int]) -> Layout:
         """Return the axis of each dim of a weight, and note that there is such a weight.
@@ -67,7 +80,7 @@ class Layouts:
         if self._is_auto:
             self._proposals[path] = self._proposed.of(path, shape)
             return self._proposals[path]
-        pattern = self._pattern_of(path)
+        pattern = pattern_of(self.given, path, "the weight")
         if pattern is None:
             return (None,) * len(shape)
         self._matched.add(pattern)
@@ -96,6 +109,7 @@ class Layouts:
             return None
         proposed = ((path, self._proposals.get(path, ())) for path in paths)
         cut = [f"    {path!r}: {layout}," for path, layout in proposed if any(layout)]
+        cut += [f"    {pattern!r}: {layout}," for pattern, layout in self.outputs.given.items()]
         return "\n".join(["layout_map={", *cut, "}"])
 
     def require_all_matched(self) -> None:
@@ -112,17 +126,6 @@ class Layouts:
                 f"weights are: {there}. A pattern is a regular expression for the whole path; begin it with "
                 ".* where a model's name comes first."
             )
-
-    def _pattern_of(self, path: str) -> str | None:
-        if path in self.given:
-            return path
-        found = [pattern for pattern in self.given if re.fullmatch(pattern, path)]
-        if len(found) > 1:
-            raise ConfigError(
-                f"the weight {path!r} is matched by {' and '.join(map(repr, found))}; one pattern may match a weight. "
-                "Make them narrower."
-            )
-        return found[0] if found else None
 
 
 def local_shape(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
@@ -154,7 +157,7 @@ def _layouts(given: Any, mesh: Mesh, batch: str) -> dict[str, Layout]:
     if not isinstance(given, Mapping):
         raise ConfigTypeError(
             f"layout_map is {validation.shown(given)} ({type(given).__name__}); it must be a dictionary such as "
-            '{".*kernel": (None, "model")}, a keras.distribution.LayoutMap, or "auto".'
+            '{".*kernel": (None, "model")}, a keras.distribution.LayoutMap, "auto" or "auto-sequence".'
         )
     found: dict[str, Layout] = {}
     for pattern in given:
@@ -171,7 +174,7 @@ def _layouts(given: Any, mesh: Mesh, batch: str) -> dict[str, Layout]:
             )
         found[pattern] = tuple(layout)
         named = [mesh.require(axis) for axis in layout if axis is not None]
-        if batch in named:
+        if batch in named and not pattern.endswith(SUFFIX):
             raise ConfigError(
                 f"layout_map[{pattern!r}] is {found[pattern]}, and {batch!r} is the axis along which examples are "
                 "shared out; weights are cut along the others."

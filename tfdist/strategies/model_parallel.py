@@ -21,7 +21,8 @@ from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel import groups
-from tfdist.parallel.compute import adapting, vocabulary
+from tfdist.parallel.compute import adapting, sequences, vocabulary
+from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.sharding import Sharding
@@ -54,7 +55,8 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         layout_map: which axis each dim of a weight is cut along: a dictionary or `keras.distribution.LayoutMap` of
             regular expressions for whole paths of weights and of layouts such as ``(None, "model")``; "auto": columns,
             then rows, attention by heads, tables by words and convolutions by filters, along the last axis, as
-            `tfdist.parallel.proposed.ProposedLayouts` says; the chief logs them. None: no weight is cut.
+            `tfdist.parallel.proposed.ProposedLayouts` says; the chief logs them. "auto-sequence" cuts the sequence of
+            activations too, as patterns for ``path/output`` do. None: no weight is cut.
         mesh: a text such as ``"batch=2,model=2"``, a dictionary, a `tfdist.cluster.mesh.Mesh` or Keras' `DeviceMesh`,
             of which names and sizes count. None takes that of the ``layout_map``, or the variable ``TFDIST_MESH``
             (`tfdist run --mesh`). Its sizes multiply to the number of devices of all processes. The last axes lie
@@ -182,7 +184,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         if (mesh, distribution.batch_dim_name) != (self._mesh, self._batch):
             return False
         asked = Layouts(mesh, keras_distributions.layout_map(distribution), batch=self._batch)
-        return asked.given == self._layouts.given
+        return (asked.given, asked.outputs.given) == (self._layouts.given, self._layouts.outputs.given)
 
     def ready(self, model: Any) -> None:
         """Let a model's layers compute where their weights lie, and look whether the layouts fit it.
@@ -200,7 +202,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
                 "the other then, where each needs the others' parts. Leave run_eagerly out, or start a process at each "
                 f"place of the mesh: tfdist run -n {self._mesh.size}."
             )
-        adapting.adapt(every)
+        adapting.adapt(every, sequences.Placing(self._layouts.outputs, self._along))
         vocabulary.adapt(model, self._axes[0].late)
         # a process may have built other models before, and Keras numbers what has no name of its own
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
@@ -208,12 +210,18 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
                 sharding.label = path
         if all(layer.built for layer in every):
             self._layouts.require_all_matched()
+            paths = [layer.path or layer.name for layer in sequences.layers_of(every)]
+            self._layouts.outputs.require_all_matched(paths)
             self._tell_proposal(model)
+
+    def _along(self, axis: str, label: str) -> Along | None:
+        replica = 0 if len(self._axes) == 1 else tf_strategies.local_replica(self)
+        return None if replica is None else Along(self._axes[replica], axis, label)
 
     def _tell_proposal(self, model: Any) -> None:
         proposal = self._layouts.proposal(weight.path for weight in model.weights)
         if proposal not in (None, self._told) and self._workers.is_chief:
-            _log.warning('tfdist: layout_map is "auto", which is the same as %s', proposal)
+            _log.warning("tfdist: the proposed layouts are the same as %s", proposal)
         self._told = proposal
 
     def _shardings_of(

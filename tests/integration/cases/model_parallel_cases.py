@@ -15,6 +15,15 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tests.integration.cases.model_parallel_models import (
+    attention,
+    convolution,
+    einsums,
+    embedding,
+    mlp,
+    recurrent,
+    sequence,
+)
 from tfdist import errors
 from tfdist.bench.model_parallel import dtensor, networks
 from tfdist.callbacks import BackupAndRestore
@@ -34,7 +43,7 @@ PICTURES = RANDOM.normal(size=(ROWS, 6, 6, 2)).astype("float32")
 
 @functools.cache
 def strategy(mesh: str, collectives: str = "auto", layouts: str = "auto") -> ModelParallelStrategy:
-    given: Any = layouts if layouts == "auto" else LAYOUT_MAPS[layouts]
+    given: Any = LAYOUT_MAPS.get(layouts, layouts)
     return ModelParallelStrategy(mesh=mesh, layout_map=given, collectives=collectives)
 
 
@@ -42,83 +51,12 @@ LAYOUT_MAPS: dict[str, dict[str, tuple[str | None, ...]]] = {
     "kernel rows": {".*kernel": ("model",)},
     "table rows": {".*embeddings": ("model", None)},
     "both": {".*kernel": ("model", "row"), ".*bias": ("row",)},
+    "outputs": {
+        ".*dense.*/kernel": (None, "model"),
+        ".*dense.*/output": ("batch", "model", None),
+        ".*norm.*/output": (),
+    },
 }
-
-
-def mlp() -> keras.Model:
-    layers = keras.layers
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            layers.Dense(12, activation="tanh", kernel_regularizer="l2"),
-            layers.Dense(6, activation="tanh", kernel_constraint="unit_norm", kernel_initializer="orthogonal"),
-            layers.Dense(2),
-        ]
-    )
-
-
-class WordsInPlaces(keras.layers.Layer):
-    """Looks up words, twice in one table, and their places, which are the same in every example."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = keras.layers.Embedding(12, 6)
-        self.places = keras.layers.Embedding(6, 6)
-
-    def call(self, words: tf.Tensor) -> tf.Tensor:
-        return self.words(words) + self.words(words[:, ::-1]) + self.places(keras.ops.arange(3))
-
-
-def embedding() -> keras.Model:
-    layers = keras.layers
-    words = keras.Input((3,), dtype="int32")
-    return keras.Model(words, layers.Dense(2)(layers.Flatten()(WordsInPlaces()(words))))
-
-
-def convolution() -> keras.Model:
-    layers = keras.layers
-    return keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            layers.Conv2D(6, 3, activation="relu", padding="same"),
-            layers.BatchNormalization(synchronized=True),
-            layers.SpatialDropout2D(0.3),
-            layers.MaxPooling2D(),
-            layers.Conv2D(6, 2, activation="tanh"),
-            layers.BatchNormalization(synchronized=True),
-            layers.Flatten(),
-            layers.Dropout(0.3),
-            layers.Dense(2),
-        ]
-    )
-
-
-def recurrent() -> keras.Model:
-    layers = keras.layers
-    return keras.Sequential([keras.Input((6, 6)), layers.LSTM(6, unroll=False), layers.Dense(2)])
-
-
-def attention() -> keras.Model:
-    """Two sublayers of a transformer, one of them a Sequential model in the functional one."""
-    layers = keras.layers
-    words = keras.Input((3,), dtype="int32")
-    embedded = layers.Embedding(12, 6)(words)
-    attended = layers.MultiHeadAttention(num_heads=2, key_dim=3, dropout=0.2)(embedded, embedded, use_causal_mask=True)
-    attended = attended + layers.GroupQueryAttention(3, 4, 2, use_gate=True, dropout=0.2, name="grouped")(
-        embedded, attended, attention_mask=keras.ops.ones((1, 3, 3), "bool")
-    )
-    wide = [layers.Dense(8, activation="gelu", name="wide"), layers.Dropout(0.2), layers.Dense(6, name="narrow")]
-    narrow = keras.Sequential(wide)(layers.LayerNormalization()(embedded + attended))
-    return keras.Model(words, layers.Dense(2, name="last")(layers.Flatten()(embedded + narrow)))
-
-
-def einsums() -> keras.Model:
-    """By columns and then by rows, with biases of one element for all and of another axis, and a softmax between."""
-    layers = keras.layers
-    made = [layers.EinsumDense("abc,cd->abd", (6, 4), activation="tanh", bias_axes="b")]
-    made += [layers.Activation("relu"), layers.EinsumDense("abd,de->abe", (6, 6), bias_axes="e")]
-    made += [layers.Dense(8, "softmax"), layers.Dense(4), layers.Dense(4), layers.Flatten(), layers.Dense(2)]
-    return keras.Sequential([keras.Input((6, 6)), *made])
 
 
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
@@ -139,6 +77,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], np.ndarray, str]] = {
     "convolution": (convolution, PICTURES, "adam"),
     "attention": (attention, IDS, "adam"),
     "einsums": (einsums, PICTURES[..., 0], "sgd"),
+    "sequence": (sequence, np.concatenate([IDS, IDS[::-1] // 2], axis=1), "sgd"),
     "recurrent": (recurrent, PICTURES[..., 0], "adam"),
 }
 
@@ -157,7 +96,7 @@ EVALUATED, PREDICTED = ("mlp", "convolution"), ("mlp", "convolution", "embedding
 def trained(name: str, model: keras.Model, x: np.ndarray, *, dropped: bool) -> dict[str, Any]:
     """Train; evaluate and predict where layers matter to that: each batch of another size is traced."""
     if not dropped:
-        for layer in model.layers:
+        for layer in model._flatten_layers():  # those in layers as well
             if hasattr(layer, "rate"):
                 layer.rate = 0.0
     other = (x[:7], Y[:7]) if name == "mlp" else None
@@ -308,30 +247,35 @@ def by_distribution(mesh: str) -> dict[str, Any]:
     }
 
 
-def gathered(mesh: str, name: str) -> dict[str, list[str]]:
-    """Return what is gathered and what is added up in a step, beside gradients and metrics, and what was logged."""
-    seen: dict[str, set[str]] = {"gathered": set(), "summed": set(), "logged": set()}
+def gathered(mesh: str, name: str, layouts: str = "auto") -> dict[str, list[str]]:
+    """Return what is gathered, added up and scattered in a step, beside gradients and metrics, and what was logged."""
+    seen: dict[str, set[str]] = {"gathered": set(), "summed": set(), "scattered": set(), "logged": set()}
     listening = logging.Handler()
     listening.emit = lambda record: seen["logged"].add(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("tfdist").addHandler(listening)
-    own = Axes.all_gather, Axes.all_reduce
+    own = Axes.all_gather, Axes.all_reduce, Axes.reduce_scatter
 
     def all_gather(self: Axes, tensor: Any, axis: str, dim: int, label: str) -> Any:
         seen["gathered"].add(label)
         return own[0](self, tensor, axis, dim, label)
 
+    def reduce_scatter(self: Axes, tensor: Any, axis: str, dim: int, label: str) -> Any:
+        seen["scattered"].add(label)
+        return own[2](self, tensor, axis, dim, label)
+
     def all_reduce(self: Axes, tensors: Any, axes: Any, label: str) -> Any:
         seen["summed"].add(label)
         return own[1](self, tensors, axes, label)
 
-    with strategy.__wrapped__(mesh).scope():  # a new one: each says a proposal once
+    with strategy.__wrapped__(mesh, layouts=layouts).scope():  # a new one: each says a proposal once
         model, x = made(name)
     model.fit(x, Y, batch_size=ROWS, verbose=0)  # Keras looks at shapes in a trace of its own, which is not run
     Axes.all_gather, Axes.all_reduce = all_gather, all_reduce  # type: ignore[method-assign]
+    Axes.reduce_scatter = reduce_scatter  # type: ignore[method-assign]
     try:
         model.fit(tf.data.Dataset.from_tensors((x[:7], Y[:7])), verbose=0)  # a batch of another layout is traced anew
     finally:
-        Axes.all_gather, Axes.all_reduce = own  # type: ignore[method-assign]
+        Axes.all_gather, Axes.all_reduce, Axes.reduce_scatter = own  # type: ignore[method-assign]
         logging.getLogger("tfdist").removeHandler(listening)
     return {kind: sorted(labels) for kind, labels in seen.items()}
 
@@ -415,6 +359,13 @@ def _no_match(mesh: str) -> None:
     model.fit(x, Y, verbose=0)
 
 
+def _no_activation(mesh: str) -> None:
+    over = ModelParallelStrategy(mesh=mesh, layout_map={"lost/output": ("batch", "model")})
+    with over.scope():
+        model, x = made("mlp")
+    model.fit(x, Y, verbose=0)
+
+
 def _no_division(mesh: str) -> None:
     with ModelParallelStrategy(mesh=mesh, layout_map={".*": (None, "model")}).scope():
         keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
@@ -462,6 +413,7 @@ def _nothing(_: Any) -> None:
 
 _REFUSED: dict[str, Callable[[str], None]] = {
     "pattern": _no_match,
+    "activation": _no_activation,
     "division": _no_division,
     "lamb": _optimizer(keras.optimizers.Lamb),
     "own data": _own_data,

@@ -4,7 +4,8 @@ Private names, read in Keras 3.15.1 (`keras/src/ops/function.py`, `node.py`, `ke
 `sequential.py`): `_nodes_by_depth` has the calls of operations of which a graph is made; `_keras_history` of a symbolic
 tensor, the call that returns it; `_functional`, the graph of a Sequential model; `Function._inputs` and
 `_outputs_struct`; `_standardize_inputs` (what a graph does to its input), `operation_fn` (hands an operation what holds
-in a call of the model), `Node.arguments` and its `fill_in`; `CallContext`, in which layers find whether they train.
+in a call of the model), `Node.arguments` and its `fill_in`; the classes of operations in `keras/src/ops/numpy.py`;
+`CallContext`, in which layers find whether they train.
 """
 
 import collections
@@ -18,8 +19,10 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.layers.layer import CallContext
 from keras.src.models.functional import Functional, operation_fn
+from keras.src.ops import numpy as operations
 
 __all__ = [
+    "ARITHMETIC",
     "Call",
     "Functional",
     "call_of_model",
@@ -32,6 +35,13 @@ __all__ = [
     "successors",
     "with_mask",
 ]
+
+
+#: what `+`, `-`, `*` and `/` between symbolic tensors are
+ARITHMETIC = (
+    *(operations.Add, operations.Subtract, operations.Multiply, operations.Divide, operations.TrueDivide),
+    *(keras.layers.Add, keras.layers.Subtract, keras.layers.Multiply, keras.layers.Average),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +72,16 @@ class Call:
             values: what its tensors stand for, by their identity.
             training: whether the model trains.
         """
-        arguments, named = self.arguments(values)
+        return self.run(*self.arguments(values), training=training)
+
+    def run(self, arguments: tuple[Any, ...], named: dict[str, Any], *, training: bool | None) -> list[Any]:
+        """Return what the operation returns, flat.
+
+        Args:
+            arguments: what it is called with.
+            named: the same, with names.
+            training: whether the model trains; None asks the call of the model.
+        """
         return list(keras.tree.flatten(operation_fn(self.operation, training=training)(*arguments, **named)))
 
     def infer(self, values: Mapping[int, Any]) -> list[Any]:

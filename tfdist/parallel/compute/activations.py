@@ -2,10 +2,13 @@
 
 An activation is alike on all members of an axis, or each has its part of it, or a summand. The gradient of one that is
 alike is alike too. So what each member makes of an activation that is alike goes back to it as a summand (`entering`),
-a sum of summands hands each what comes back (`summed`), and gathering and cutting are each other's gradients.
+a sum of summands hands each what comes back (`summed`), and gathering and cutting are each other's gradients. Where
+activations lie in parts, summands are added up to a part (`scattered`), and parts are gathered for members of which
+each makes something else (`collected`): these two are each other's gradients, and move as many bytes as the first pair.
 
-Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019
-(their f is `entering`, their g `summed`).
+Sources: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+2019 (their f is `entering`, their g `summed`); V. Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models", 2022 (their g is `collected`, their g with a bar `scattered`).
 """
 
 from dataclasses import dataclass
@@ -61,6 +64,26 @@ class Along:
             return self.axes.all_reduce([tensor], [self.axis], self.label)[0], self.entering
 
         return total(tensor)
+
+    def scattered(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
+        """Return this member's part along a dim of the sum of what the members have."""
+
+        @tf.custom_gradient
+        def part(tensor: tf.Tensor) -> Any:
+            found = self.axes.reduce_scatter(tensor, self.axis, dim, self.label)
+            return found, lambda upstream: self.collected(upstream, dim)
+
+        return part(tensor)
+
+    def collected(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
+        """Return the members' parts, one behind the other along a dim, of which each makes something else."""
+
+        @tf.custom_gradient
+        def whole(tensor: tf.Tensor) -> Any:
+            found = self.axes.all_gather(tensor, self.axis, dim, self.label)
+            return found, lambda upstream: self.scattered(upstream, dim)
+
+        return whole(tensor)
 
     def gathered(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
         """Return the members' parts, one behind the other along a dim, alike on all of them."""

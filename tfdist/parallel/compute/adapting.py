@@ -7,19 +7,24 @@ import keras
 
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import layers as keras_layers
-from tfdist.parallel.compute import attention, chains
+from tfdist.parallel.compute import attention, sequences
 from tfdist.parallel.compute.layers import CALLS
 
 _CALLS: dict[Any, Any] = {
     **CALLS,
     **dict.fromkeys(keras_layers.ATTENTIONS, attention.call),
-    keras.Sequential: chains.call,
-    graphs.Functional: chains.call,
 }
 
 
-def adapt(layers: list[keras.layers.Layer]) -> None:
-    """Let layers of a model, and itself, compute where their weights lie; those that were adapted stay so."""
+def adapt(layers: list[keras.layers.Layer], placing: sequences.Placing) -> None:
+    """Let layers of a model, and itself, compute where their weights lie; those that were adapted stay so.
+
+    Args:
+        layers: the model, and all in it.
+        placing: of its activations.
+    """
     for layer in layers:
         for kind, call in _CALLS.items():
             keras_layers.override_call(layer, kind, functools.partial(call, layer))
+        for kind in (keras.Sequential, graphs.Functional):
+            keras_layers.override_call(layer, kind, functools.partial(sequences.call, layer, placing))

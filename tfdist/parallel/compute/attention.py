@@ -32,17 +32,26 @@ def call(
 ) -> Any:
     """Compute as Keras' attention does; with this process's heads alone, if all its weights are cut by heads."""
     key = value if key is None else key
-    mask = options.get("attention_mask")
-    is_for_all_heads = mask is None or len(mask.shape) <= len(query.shape)
-    along = None if return_attention_scores or masks or not is_for_all_heads else _by_heads(layer)
+    options["return_attention_scores"] = return_attention_scores
+    along = along_of(layer, query, value, key, *masks, **options)
     if along is None or not all(isinstance(one, tf.Tensor) for one in (query, value, key)):
-        options["return_attention_scores"] = return_attention_scores
         return keras_layers.own_call(type(layer), layer, query, value, key, *masks, **options)
     different = {id(one): one for one in (query, value, key)}
-    entered = {name: keras_layers.with_mask_of(along.entering(one), one) for name, one in different.items()}
+    if kept.is_entered(layer):
+        entered = different
+    else:
+        entered = {name: keras_layers.with_mask_of(along.entering(one), one) for name, one in different.items()}
     query, value, key = (entered[id(one)] for one in (query, value, key))
     with kept.keeping(_kept(layer, along)):
         return keras_layers.own_call(type(layer), layer, query, value, key, **options)
+
+
+def along_of(layer: Any, query: Any, *others: Any, return_attention_scores: bool = False, **options: Any) -> Any:
+    """Return the axis along which an attention computes by heads when it is called so, or None where it does not."""
+    mask = options.get("attention_mask")
+    is_for_all_heads = mask is None or len(mask.shape) <= len(query.shape)
+    is_plain = len(others) < 3 and is_for_all_heads and not return_attention_scores
+    return _by_heads(layer) if is_plain else None
 
 
 def _by_heads(layer: Any) -> Along | None:

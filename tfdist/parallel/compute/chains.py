@@ -1,11 +1,10 @@
-"""Models whose graph is known: activations between a layer by columns and the next one by rows stay in parts."""
+"""Graphs of models: activations between a layer by columns and the next one by rows that stay in parts."""
 
 from typing import Any
 
 import keras
 
 from tfdist.compat.keras import graphs
-from tfdist.compat.keras import layers as keras_layers
 from tfdist.parallel.compute import kept
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.compute.layers import Way, way_of
@@ -19,12 +18,6 @@ _ELEMENTWISE = (
     *(keras.activations.exponential,),
 )
 _ELEMENTWISE_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU, keras.layers.Identity)
-
-
-def call(model: Any, *inputs: Any, **options: Any) -> Any:
-    """Compute as a Sequential or functional model does, with activations in parts between its layers."""
-    with kept.keeping(found(model)):
-        return keras_layers.own_call(type(model), model, *inputs, **options)
 
 
 def found(model: Any) -> kept.Kept:
@@ -42,7 +35,7 @@ def found(model: Any) -> kept.Kept:
         if way is None or not way.by_columns or not is_elementwise(one.activation):
             continue
         passed, last = [], one
-        while id(last) in follows and _may_pass(follows[id(last)][1]):
+        while id(last) in follows and may_pass(follows[id(last)][1]):
             last = follows[id(last)][1]
             passed.append(last)
         _, taker = follows.get(id(last), (None, None))
@@ -65,7 +58,8 @@ def _fits(columns: Way, rows: Way) -> bool:
     return not rows.by_columns and columns.along.axis == rows.along.axis and columns.dim == rows.dim and same_rank
 
 
-def _may_pass(layer: Any) -> bool:
+def may_pass(layer: Any) -> bool:
+    """Return whether each element of what a layer returns is of one element of what it takes."""
     if type(layer) is keras.layers.Dropout:
         return layer.noise_shape is None
     if type(layer) is keras.layers.Activation:

@@ -23,7 +23,8 @@ class Kept:
     Attributes:
         giving: leave their result in parts.
         taking: are given a part.
-        entered: are given what `Along.entering` has returned.
+        entered: are given what `Along.entering` or `Along.collected` has returned.
+        scattering: add up their summands to parts of the sequence.
         last: have results of a model, which may be gathered when they are taken.
         between: dropout layers that are given a part, each with the axis, and the dim, counted from the last one.
     """
@@ -31,6 +32,7 @@ class Kept:
     giving: tuple[Any, ...] = ()
     taking: tuple[Any, ...] = ()
     entered: tuple[Any, ...] = ()
+    scattering: tuple[Any, ...] = ()
     last: tuple[Any, ...] = ()
     between: tuple[tuple[Any, Along, int], ...] = ()
 
@@ -72,6 +74,11 @@ def takes_part(layer: Any) -> bool:
 def is_entered(layer: Any) -> bool:
     """Return whether what a layer is given has entered already."""
     return any(other is layer for one in _kept.get() for other in one.entered)
+
+
+def is_scattering(layer: Any) -> bool:
+    """Return whether a layer adds up its summands to parts of the sequence."""
+    return any(other is layer for one in _kept.get() for other in one.scattering)
 
 
 def place_between(layer: Any) -> tuple[Along, int] | None:

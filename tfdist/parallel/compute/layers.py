@@ -9,7 +9,8 @@ x an activation, W_i a part and y the result:
     a table by its rows             y = summed(rows that this member has, zeros in the place of others)
     a table by its columns          y = gathered(what is looked up in W_i)
 
-Between columns and rows the activation stays in parts where `kept` says so: neither is it gathered nor cut.
+Between columns and rows the activation stays in parts where `kept` says so: neither is it gathered nor cut. Summands
+become parts of the sequence where it says so.
 
 Whatever else there is (weights cut along two axes, a class of the user's, adapters and quantized weights, the stateless
 steps in which Keras gives weights other values) gathers the weight, as any layer does.
@@ -30,6 +31,9 @@ from tfdist.parallel.compute import kept
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.compute.vocabulary import Logits
 from tfdist.parallel.sharding import Sharding
+
+#: the dim of an activation that is its sequence
+SEQUENCE = 1
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,14 @@ def way_of(layer: Any) -> Way | None:
     return Way(along, labels.index(weights[dim]) - len(labels), len(labels), by_columns=by_columns)
 
 
+def rows_of(layer: Any) -> Along | None:
+    """Return the axis along which an embedding's table is cut by its rows, or None where it is not."""
+    if not isinstance(layer, keras.layers.Embedding) or not _is_adapted(layer):
+        return None
+    found = _cut_once(keras_layers.table_of(layer))
+    return found[1] if found is not None and found[2] == 0 else None
+
+
 def _is_adapted(layer: Any) -> bool:
     call = vars(layer).get("call")
     return isinstance(call, functools.partial) and call.func in CALLS.values()
@@ -93,7 +105,11 @@ def _computed(layer: Any, way: Way, inputs: tf.Tensor, multiply: Callable[[tf.Te
         part = multiply(inputs if kept.is_entered(layer) else way.along.entering(inputs))
         return _finished_parts(layer, part, way.along, part.shape.rank + way.dim)
     mine = inputs if kept.takes_part(layer) else way.along.cut(inputs, inputs.shape.rank + way.dim)
-    return _finished(layer, way.along.summed(multiply(mine)))
+    if not kept.is_scattering(layer):
+        return _finished(layer, way.along.summed(multiply(mine)))
+    part = way.along.scattered(multiply(mine), SEQUENCE)
+    bias = None if layer.bias is None else tf.cast(keras.ops.convert_to_tensor(layer.bias), part.dtype)
+    return _finished(layer, part, None if bias is None else way.along.entering(bias))
 
 
 def _finished(layer: Any, outputs: tf.Tensor, bias: Any = None) -> tf.Tensor:
@@ -194,7 +210,8 @@ def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
         begin, end = sharding.bounds[0]
         is_mine = (ids >= begin) & (ids < end)
         rows = tf.gather(table, tf.where(is_mine, ids - begin, tf.zeros_like(ids)))
-        found_rows = along.summed(tf.where(is_mine[..., tf.newaxis], rows, tf.zeros_like(rows)))
+        summands = tf.where(is_mine[..., tf.newaxis], rows, tf.zeros_like(rows))
+        found_rows = along.scattered(summands, SEQUENCE) if kept.is_scattering(layer) else along.summed(summands)
     return keras.ops.cast(found_rows, layer.compute_dtype)
 
 

@@ -58,7 +58,7 @@ def one_target_differs(ctx: Context) -> Outcome:
 @feature(min_workers=2, reference=_disagreement)
 def sizes_differ(ctx: Context) -> Outcome:
     """Arrays of different length: an error, not a worker that waits for ever."""
-    return _refusal(ctx, *regression(PARTIAL - 16 * ctx.worker))
+    return _refusal(ctx, *regression(PARTIAL - 16 * min(ctx.worker, 1)))
 
 
 @feature(min_workers=2, reference=_disagreement)
