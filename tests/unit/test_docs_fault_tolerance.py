@@ -43,9 +43,10 @@ def test_every_event_and_its_keys() -> None:
     for path in (ROOT / "tfdist" / "launch").rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             is_write = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "write"
-            if is_write and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str):
+            event = call.args[0] if is_write and call.args else None
+            if isinstance(event, ast.Constant) and isinstance(event.value, str):
                 keys = {one.arg for one in call.keywords if one.arg is not None}
-                found.setdefault(call.args[0].value, set()).update(keys - {"start", "clock"})
+                found.setdefault(event.value, set()).update(keys - {"start", "clock"})
     assert len(found) >= 6
     described = rows(RUNNING, "event")
     *_, last = RUNNING.split("A job with parameter servers has `started`")

@@ -15,7 +15,9 @@ from typing import Any
 
 from tfdist.launch.output.screen import Output, prefixes_of, screen
 
-_PACE_SECONDS = 0.02  # between two states of the living line: faster than that no front end can, and nobody sees
+# Between two states of the living line, and between two pieces of lines: faster than that no front end can, and nobody
+# sees. A kernel drops messages when a thousand wait for a front end that is slower than it.
+_PACE_SECONDS = 0.02
 
 
 class CellOutput:
@@ -52,12 +54,15 @@ class CellOutput:
         self._write = write
         self._show = show
         self._shown, self._when = "", 0.0
+        self._wrote = 0.0
         self._lock = threading.Lock()
         self._context = contextvars.copy_context()  # what a kernel knows by it: which cell is the one
 
     def lines(self, stream: int, worker: int, lines: list[bytes]) -> None:
         """Write complete lines of a worker."""
-        if lines:
+        if lines:  # what is written in the meantime waits in its pipe, and comes in one piece
+            time.sleep(max(0.0, self._wrote + _PACE_SECONDS - time.monotonic()))
+            self._wrote = time.monotonic()
             prefix = self._prefixes.get(worker, b"")
             self._call(self._write, stream, b"".join(prefix + line + b"\n" for line in lines).decode(errors="replace"))
 

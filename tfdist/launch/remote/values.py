@@ -79,7 +79,7 @@ def config_to_json(config: LaunchConfig) -> dict[str, Any]:
 
 def config_from_json(values: Mapping[str, Any]) -> LaunchConfig:
     """Return the request."""
-    return LaunchConfig(**{**values, "arguments": tuple(values["arguments"])})
+    return LaunchConfig(**{**values, **{name: tuple(values[name]) for name in ("arguments", "exporters")}})
 
 
 def spec_to_json(spec: WorkerSpec) -> dict[str, Any]:

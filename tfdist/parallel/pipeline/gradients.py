@@ -13,17 +13,28 @@ class Accumulated:
 
     Dense gradients are added as they come. Rows of a lookup stay apart, in the order of the micro-batches, as one
     device has them of the whole batch; those that do not come from examples (positions) are added place by place.
+
+    Args:
+        common: whether each piece of each lookup is alike for all examples, as micro-batches of several examples have
+            shown in earlier steps. One example does not tell what is repeated for each, and replicas have to agree.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, common: dict[tuple[int, int], bool] | None = None) -> None:
+        self._common = {} if common is None else common
         self._dense: tf.Tensor | None = None
         self._rows: dict[int, list[tuple[tf.IndexedSlices, list[tuple[tf.Tensor, bool]]]]] = {}
 
     def add(self, gradient: Any, microbatch: int, examples: int) -> None:
         """Add the gradient of a micro-batch of so many examples; None adds nothing."""
         if isinstance(gradient, tf.IndexedSlices):
-            parts = sparse_rows.parts(gradient.indices, examples=examples)
-            self._rows.setdefault(microbatch, []).append((gradient, parts))
+            own = self._rows.setdefault(microbatch, [])
+            parts = []
+            for number, (part, is_common) in enumerate(sparse_rows.parts(gradient.indices, examples=examples)):
+                piece = len(own), number
+                if examples > 1:
+                    self._common[piece] = is_common
+                parts.append((part, self._common.get(piece, is_common)))
+            own.append((gradient, parts))
         elif gradient is not None:
             self._dense = gradient if self._dense is None else self._dense + gradient
 

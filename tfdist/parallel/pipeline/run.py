@@ -73,6 +73,7 @@ class Run:
         unseeded: Keras' generator for random numbers without a seed.
         recompute: whether a backward pass computes its forward pass again, and only what was received is kept.
         updates: where weights are updated after each backward pass; else gradients are added up.
+        common: what is known of the rows of each weight's gradient, by identity, see `Accumulated`; it is added to.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Run:
         unseeded: Any,
         recompute: bool = False,
         updates: Updates | None = None,
+        common: dict[int, dict[tuple[int, int], bool]] | None = None,
     ) -> None:
         self._model = model
+        self._common = {} if common is None else common
         self._division = division
         self._stage = stage
         self._stages = stages
@@ -224,7 +227,9 @@ class Run:
                 self._updates.apply(of_weights, weights)
             of_weights = [None] * len(weights)
         for weight, gradient in zip(weights, of_weights, strict=True):
-            self.found.gradients.setdefault(id(weight), Accumulated()).add(gradient, work.microbatch, microbatch.rows)
+            if id(weight) not in self.found.gradients:
+                self.found.gradients[id(weight)] = Accumulated(self._common.setdefault(id(weight), {}))
+            self.found.gradients[id(weight)].add(gradient, work.microbatch, microbatch.rows)
         return [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients if one is not None]
 
     def _computed(self, work: Work, given: Given, *, with_tape: bool, with_loss: bool) -> Passed:

@@ -102,6 +102,7 @@ class StageStep:
         self._unseeded = unseeded
         self._loss_reduction = loss_reduction
         self._known: counts.Sums = []
+        self._common: dict[int, dict[tuple[int, int], bool]] = {}
 
     def train(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, update the weights once, and return the logs."""
@@ -184,6 +185,7 @@ class StageStep:
             unseeded=self._unseeded,
             recompute=self._pipe.recompute and training,
             updates=updates,
+            common=self._common,
         )
 
     def _forwards(self, count: int) -> list[Work]:
@@ -347,7 +349,7 @@ class StageStep:
             for place, total in zip(shared, sums, strict=True):
                 if gradients[place].shape == total.shape:
                     gradients[place] = total
-        return [one if there else None for one, there in zip(gradients, told.has_gradient, strict=True)]
+        return _made_in_order([one if there else None for one, there in zip(gradients, told.has_gradient, strict=True)])
 
     def _apply_states(self, found: Found) -> None:
         """Give variables that layers have changed their values: the mean over replicas of means over micro-batches.
@@ -414,6 +416,21 @@ class StageStep:
                 value = self._pipe.between.broadcast(value, key=key, root=self._pipe.stages - 1)
             outputs.append(value)
         return outputs
+
+
+def _made_in_order(gradients: list[Any]) -> list[Any]:
+    """Return gradients that are made from the last to the first.
+
+    Buckets are filled in the order in which gradients are made, and have to be the same on all replicas. Those may have
+    other numbers of micro-batches, over which gradients are added up in other orders.
+    """
+    made: list[Any] = []
+    for one in reversed(gradients):
+        if isinstance(one, tf.IndexedSlices):  # what its indices are, their operations tell
+            made.append(tf.IndexedSlices(tf.identity(one.values), one.indices, one.dense_shape))
+        else:
+            made.append(None if one is None else tf.identity(one))
+    return made[::-1]
 
 
 def _rows_of(outputs: dict[int, list[tf.Tensor]]) -> list[tf.Tensor]:
