@@ -122,9 +122,9 @@ def test_weights_are_updated_after_each_micro_batch_by_delayed_gradients(
     assert max(first["far"], second["far"]) < 1e-5
     backward = first["backward"]  # which weight the canary had in each pass
     assert first["forward"] == backward or (recompute and sorted(first["forward"]) == sorted(backward * 2))
-    assert len(backward) == 24
+    assert len(backward) == 22  # four, four and three of each epoch
     if schedule == "pipedream":  # the first two micro-batches of each of six batches have the same version
-        assert len(set(backward)) == 18
+        assert len(set(backward)) == 16
     assert not second["forward"]  # the canary lies on the first stage
 
 
