@@ -83,7 +83,11 @@ class Ticket:
         for address in found:
             split_address(RENDEZVOUS, address)
         name = environ.get(HOST_NAME) or socket.gethostname()
-        seconds = float(environ.get(JOIN_SECONDS_VARIABLE) or JOIN_SECONDS)
+        given = environ.get(JOIN_SECONDS_VARIABLE) or JOIN_SECONDS
+        try:
+            seconds = float(given)
+        except ValueError as error:
+            raise ConfigError(f"{JOIN_SECONDS_VARIABLE} is {given!r}; set it to a number of seconds.") from error
         return cls(addresses=found, name=name, key=key, wait_seconds=seconds)
 
     def environment(self) -> dict[str, str]:
@@ -243,16 +247,16 @@ def _met(connection: socket.socket, key: bytes) -> Joined:
         OSError: it is gone, or does not answer.
         ValueError: it has not the key.
     """
-    _prepare(connection)
-    theirs = _read(connection, len(_MAGIC) + _NONCE)
+    until = _prepare(connection)
+    theirs = _read(connection, len(_MAGIC) + _NONCE, until)
     if theirs[: len(_MAGIC)] != _MAGIC:
         raise ValueError("it is no host agent")
     ours = secrets.token_bytes(_NONCE)
     told = (theirs[len(_MAGIC) :], ours)
     connection.sendall(ours + _proof(key, b"launcher", *told))
-    length = _read(connection, _LENGTH.size)
-    name = _read(connection, _LENGTH.unpack(length)[0])
-    if not hmac.compare_digest(_read(connection, _PROOF), _proof(key, b"host", *told, name)):
+    length = _read(connection, _LENGTH.size, until)
+    name = _read(connection, _LENGTH.unpack(length)[0], until)
+    if not hmac.compare_digest(_read(connection, _PROOF, until), _proof(key, b"host", *told, name)):
         raise ValueError("it has another key")
     connection.settimeout(None)
     return Joined(name=name.decode(), connection=connection, wire=_wire(connection, key, told, name, first="launcher"))
@@ -290,12 +294,12 @@ def _joined(address: str, ticket: Ticket) -> tuple[socket.socket, Wire]:
     host, port = split_address(RENDEZVOUS, address)
     connection = socket.create_connection((host, port), timeout=_GREETING_SECONDS)
     try:
-        _prepare(connection)
+        until = _prepare(connection)
         ours = secrets.token_bytes(_NONCE)
         connection.sendall(_MAGIC + ours)
-        theirs = _read(connection, _NONCE)
+        theirs = _read(connection, _NONCE, until)
         told = (ours, theirs)
-        if not hmac.compare_digest(_read(connection, _PROOF), _proof(ticket.key, b"launcher", *told)):
+        if not hmac.compare_digest(_read(connection, _PROOF, until), _proof(ticket.key, b"launcher", *told)):
             raise ValueError("who listens there has another key")
         name = ticket.name.encode()
         connection.sendall(_LENGTH.pack(len(name)) + name + _proof(ticket.key, b"host", *told, name))
@@ -306,15 +310,21 @@ def _joined(address: str, ticket: Ticket) -> tuple[socket.socket, Wire]:
     return connection, _wire(connection, ticket.key, told, name, first="host")
 
 
-def _prepare(connection: socket.socket) -> None:
+def _prepare(connection: socket.socket) -> float:
+    """Return until when the other side has to have proved itself."""
     connection.settimeout(_GREETING_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return time.monotonic() + _GREETING_SECONDS
 
 
-def _read(connection: socket.socket, count: int) -> bytes:
+def _read(connection: socket.socket, count: int, until: float) -> bytes:
     data = b""
     while len(data) < count:
+        left = until - time.monotonic()
+        if left <= 0:  # who sends byte after byte takes no longer than who sends none
+            raise TimeoutError("it has not proved itself in time")
+        connection.settimeout(left)
         more = connection.recv(count - len(data))
         if not more:
             raise ConnectionResetError("it has closed the connection")
