@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,6 +138,9 @@ def test_of_two_that_say_they_are_one_the_later_counts(rendezvous: Rendezvous) -
     first, _ = join(ticket(rendezvous))
     with first:
         first.settimeout(SECONDS)
+        deadline = time.monotonic() + SECONDS
+        while "a" not in rendezvous._waiting:  # a host is told before the launcher has noted it
+            assert time.monotonic() < deadline
         second, wire = join(ticket(rendezvous))
         with second:
             assert first.recv(1) == b""
