@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.test_monitor_verdict import simulated
+from tests.simulated_steps import simulated
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.exporters import outlet as outlets
 from tfdist.exporters import registry

@@ -2,7 +2,10 @@
 
 import http.client
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from tests.unit.test_monitor_verdict import simulated
+from tests.simulated_steps import simulated
 from tfdist import resources
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
@@ -27,6 +30,7 @@ from tfdist.watch import observing, terminal
 from tfdist.watch.history import POINTS
 from tfdist.watch.server import Page
 from tfdist.watch.snapshot import LABELS, sentence
+from tfdist.watch.usage import Process, Usage
 
 JOB = "3f9ac1d2aa"
 
@@ -71,8 +75,30 @@ def test_a_look(job: Path) -> None:
     assert found.workers[1].parts["backward"] > found.workers[0].parts["backward"] + 0.008
     assert found.workers[0].loss == 0.5
     assert found.workers[0].memory is not None
+    assert found.workers[0].resources["threads"] >= 1
     assert [one["event"] for one in found.events] == ["started", "failed", "alert"]
     assert json.loads(json.dumps(found.as_json()))["workers"][1]["worker"] == 1
+
+
+def test_what_a_process_uses() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
+        one = Process(child.pid)
+        looks = [one.look() for _ in range(2)]
+        child.kill()
+        child.wait()
+    assert one.look() == Usage()
+    for found in looks:
+        assert found.memory is not None
+        assert found.memory > 1 << 20
+        assert found.others["threads"] == 1
+        assert min(found.others.values()) >= 0
+    mine = Process(os.getpid())
+    before = mine.look()
+    until = time.process_time() + 0.05
+    while time.process_time() < until:
+        pass
+    assert before.cpu is not None
+    assert (mine.look().cpu or 0) > 0  # since the look before
 
 
 def test_the_job_is_found_by_the_beginning_of_its_id(job: Path, tmp_path: Path) -> None:

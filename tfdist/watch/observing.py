@@ -24,6 +24,7 @@ from tfdist.monitor.verdict.judge import judge
 from tfdist.monitor.verdict.text import lines
 from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
 from tfdist.watch.snapshot import Snapshot, WorkerView
+from tfdist.watch.usage import Process, Usage
 
 #: steps of which a look shows the mean
 RECENT = 100
@@ -48,7 +49,7 @@ class Observer:
     def __init__(self, job: str = "", *, folders: Sequence[Path] | None = None) -> None:
         self.job, self._folder = found(job, folders)
         self.timeline: Timeline | None = None
-        self._processes: dict[int, psutil.Process] = {}
+        self._processes: dict[int, Process] = {}
         self._before: dict[int, tuple[float, int]] = {}
 
     def look(self) -> Snapshot | None:
@@ -77,7 +78,7 @@ class Observer:
 
     def _view(self, worker: int, said: WorkerStatus, recent: Timeline | None) -> WorkerView:
         parts, hidden, loss, rate = recorded(recent, worker)
-        memory, cpu = self._resources(said.pid)
+        usage = self._usage(said.pid)
         return WorkerView(
             worker=worker,
             pid=said.pid,
@@ -87,10 +88,11 @@ class Observer:
             loss=loss,
             parts=parts,
             hidden=hidden,
-            memory=memory,
-            cpu=cpu,
+            memory=usage.memory,
+            cpu=usage.cpu,
             saved=said.saved,
             resumed=said.resumed or 0,
+            resources=usage.others,
         )
 
     def _rate(self, worker: int, said: WorkerStatus) -> float | None:
@@ -100,22 +102,15 @@ class Observer:
             return (said.ended - before[1]) / max(now - before[0], 1e-9)
         return 1.0 / said.step_seconds if said.step_seconds else None
 
-    def _resources(self, pid: int) -> tuple[int | None, float | None]:
-        """Return memory in bytes, and how many processors are busy: since the last look, or since the process began."""
+    def _usage(self, pid: int) -> Usage:
         if not pid:
-            return None, None
-        try:
-            known = self._processes.get(pid)
-            if known is None:
-                process = self._processes[pid] = psutil.Process(pid)
-                process.cpu_percent()
-                times = process.cpu_times()
-                cpu = (times.user + times.system) / max(time.time() - process.create_time(), 1e-9)
-            else:
-                process, cpu = known, known.cpu_percent() / 100
-            return int(process.memory_info().rss), float(cpu)
-        except psutil.Error:
-            return None, None
+            return Usage()
+        if pid not in self._processes:
+            try:
+                self._processes[pid] = Process(pid)
+            except psutil.Error:  # it has ended
+                return Usage()
+        return self._processes[pid].look()
 
 
 def recorded(recent: Timeline | None, worker: int) -> tuple[dict[str, float], float, float | None, float | None]:
