@@ -81,7 +81,10 @@ def test_a_look(job: Path) -> None:
 
 
 def test_what_a_process_uses() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
+    waits = "import sys; print('runs', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"runs\n"  # before that it may have no memory of its own
         one = Process(child.pid)
         looks = [one.look() for _ in range(2)]
         child.kill()

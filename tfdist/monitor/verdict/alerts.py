@@ -153,7 +153,7 @@ def grows(worker: int, memory: Iterable[tuple[float, int]]) -> list[Alert]:
 
     Example:
         >>> grows(1, [(10.0 * look, (500 + 5 * look) << 20) for look in range(40)])[0].text
-        'worker 1 takes more and more memory: 524 MB, and 681 MB 390 s later'
+        'worker 1 takes more and more memory: 524 MB, and 729 MB 390 s later'
         >>> grows(1, [(10.0 * look, 500 << 20) for look in range(40)])
         []
     """
