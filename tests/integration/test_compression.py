@@ -381,21 +381,44 @@ def test_a_link_is_measured_again_when_that_is_a_hundredth_of_the_time() -> None
     assert [is_due(since, 0.1) for since in (0.0, 9.9, 10.0)] == [False, False, True]
 
 
+class Choosing:
+    """A plan that chooses on a network whose links are set here; `measured_at` has the seconds of its measurements."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.link, self.now, self.measured_at = SLOW, 0.0, []
+        monkeypatch.setattr(measuring, "agreed_link", self._measured)
+        monkeypatch.setattr(measuring, "agreed_costs", lambda collective, codecs: [Cost()] * len(codecs))
+        self._plan = Plan(Auto())
+        self._memory = Memory(self._plan.options)
+        self._memory.make(LARGE, len(LARGE), self._plan.counters(len(LARGE)))
+        self._workers = SimpleNamespace(
+            count=2, is_chief=False, collective=None, gather=np.array, waiting=lambda what: contextlib.nullcontext()
+        )
+
+    def _measured(self, collective: object) -> Link:
+        self.measured_at.append(self.now)
+        return self.link
+
+    def epoch(self, now: float, link: Link = SLOW) -> bool:
+        """Begin an epoch after so many seconds of training; return whether another codec is chosen."""
+        self.now, self.link = now, link
+        return self._plan.renew(self._workers, self._memory, LARGE, trained_seconds=now)
+
+
 def test_only_training_counts_until_a_link_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured_at, now = [], 0.0
-
-    def agreed_link(collective: object) -> Link:
-        measured_at.append(now)
-        return SLOW
-
-    monkeypatch.setattr(measuring, "agreed_link", agreed_link)
-    monkeypatch.setattr(measuring, "agreed_costs", lambda collective, codecs: [Cost()] * len(codecs))
-    plan = Plan(Auto())
-    memory = Memory(plan.options)
-    memory.make(LARGE, len(LARGE), plan.counters(len(LARGE)))
-    workers = SimpleNamespace(
-        count=2, is_chief=False, collective=None, gather=np.array, waiting=lambda what: contextlib.nullcontext()
-    )
+    choosing = Choosing(monkeypatch)
     for now in (0.0, 0.0, 1e-9, 9e9, 9e9):
-        plan.renew(workers, memory, LARGE, trained_seconds=now)
-    assert measured_at == [0.0, 9e9]
+        choosing.epoch(now)
+    assert choosing.measured_at == [0.0, 9e9]
+
+
+def test_another_link_is_believed_when_it_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    choosing, fast = Choosing(monkeypatch), Link(1e-4, 1e-12)  # on which no codec pays
+    assert choosing.epoch(0.0)  # the first choice
+    assert not choosing.epoch(9e9, fast)
+    assert not choosing.epoch(9e9)  # it was the moment
+    assert not choosing.epoch(9e9)
+    assert not choosing.epoch(9e10, fast)
+    assert choosing.epoch(9e10, fast)
+    assert not choosing.epoch(9e10, fast)
+    assert choosing.measured_at == [0.0, 9e9, 9e9, 9e10, 9e10]

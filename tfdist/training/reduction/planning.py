@@ -42,6 +42,7 @@ class Plan:
         self._choice: dict[int, int] = {}
         self._is_told = False
         self._measured: tuple[float, float] | None = None  # after how many seconds of training, and how many it took
+        self._doubted: Link | None = None  # unlike that of the choice, when it was measured last
 
     def of(self, place: int) -> Codec | None:
         """Return the codec of a gradient now, or None where it travels as it is."""
@@ -57,7 +58,9 @@ class Plan:
     def renew(self, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec], trained_seconds: float) -> bool:
         """Choose again if the network is another one than that of the last choice; all workers call it.
 
-        It is measured at the first call, and then as often as that takes a hundredth of the time at most.
+        It is measured at the first call, and then as often as that takes a hundredth of the time at most. One that is
+        another is measured again at the next call, and believed if it is still that other one: processors that are busy
+        for a moment look like a slow network, and another choice is a step to be traced.
 
         Args:
             workers: see `Workers`.
@@ -74,14 +77,22 @@ class Plan:
                 began = time.monotonic()
                 link = measuring.agreed_link(workers.collective)
                 self._measured = trained_seconds, time.monotonic() - began
-                if not link.is_like(Link(*_numbers(memory.others[_LINK]))):
+                if self._is_another(link, Link(*_numbers(memory.others[_LINK]))):
                     self._choose(link, workers, memory, specs)
         before, saved = self._choice, _numbers(memory.others[_CHOICE])
         self._choice = {place: int(saved[place]) for place in specs}
         return self._choice != {place: before.get(place, 0) for place in specs}
 
+    def _is_another(self, link: Link, chosen_for: Link) -> bool:
+        if link.is_like(chosen_for):
+            self._doubted = None
+            return False
+        is_certain = chosen_for.seconds_per_byte == 0 or (self._doubted is not None and link.is_like(self._doubted))
+        self._doubted = None if is_certain else link
+        return is_certain
+
     def _is_due(self, trained_seconds: float) -> bool:
-        if self._measured is None:
+        if self._measured is None or self._doubted is not None:
             return True
         then, taken = self._measured
         return choice.is_due(trained_seconds - then, taken)
