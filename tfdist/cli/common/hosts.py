@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import click
 
@@ -15,10 +16,21 @@ from tfdist.cli.common.command import arguments_of
 from tfdist.cluster import job_key
 from tfdist.errors import MissingDependencyError
 from tfdist.launch import LaunchConfig, require_script
+from tfdist.launch.plan.demand import Demand
 from tfdist.launch.plan.hosts import Remote, parse_hosts, parse_shell, places
 from tfdist.launch.plan.roles import tasks
 from tfdist.launch.remote import mpi, sbatch
 from tfdist.launch.remote.engines import ENGINES, table
+from tfdist.launch.remote.ray import cluster
+
+# how the options are called by which Ray is asked
+DEMANDS = {
+    "address": "--ray-address",
+    "cpus": "--cpus-per-worker",
+    "gpus": "--gpus-per-worker",
+    "memory": "--memory-per-worker",
+    "wait_seconds": "--wait-seconds",
+}
 
 
 def show_engines(context: click.Context, _option: click.Parameter, value: bool) -> None:
@@ -37,6 +49,7 @@ def remote_of(
     passed: tuple[str, ...] = (),
     rendezvous: str | None = None,
     key_file: str | None = None,
+    demand: Mapping[str, Any] = MappingProxyType({}),
 ) -> Remote | None:
     """Return how other hosts are reached; None for this one, and for a job that is yet to be submitted to Slurm.
 
@@ -48,10 +61,15 @@ def remote_of(
         passed: variables that go along.
         rendezvous: where hosts join.
         key_file: with the key by which they do.
+        demand: what is asked of an engine that chooses the hosts, as `Demand` has it; None for what was not given.
     Raises:
         UsageError: no hosts are known, or what is given does not fit together.
         ConfigError: the file cannot be.
     """
+    given = {name: value for name, value in demand.items() if value is not None}
+    if given and engine != "ray":
+        options = ", ".join(DEMANDS[name] for name in given)
+        raise click.UsageError(f"{options}: for --engine ray, which chooses the nodes by it. Leave it out.")
     if engine is None and hosts is None:
         return None
     if engine == "local":
@@ -59,13 +77,26 @@ def remote_of(
             raise click.UsageError(f"--engine local runs on this machine, and --hosts {hosts} names others.")
         return None
     chosen = ENGINES[engine or "ssh"]
+    if chosen.allots is not None:
+        if hosts is not None:
+            raise click.UsageError(
+                f"--hosts {hosts} is given with --engine {chosen.name}, which chooses the nodes itself."
+            )
+        return Remote(
+            hosts=(),
+            engine=chosen.name,
+            python=python or None,
+            passed=passed,
+            rendezvous=rendezvous or "",
+            demand=Demand(**given),
+        )
     found = chosen.hosts(os.environ) if hosts is None else parse_hosts(hosts)
     if not found and chosen.name == "slurm":
         return None
     if not found:
         raise click.UsageError(f"--engine {chosen.name}: no hosts are known. {chosen.without}")
     if chosen.bring is None and rendezvous is not None:
-        raise click.UsageError(f"--rendezvous {rendezvous} is for --engine mpi and --engine agent, where hosts join.")
+        raise click.UsageError(f"--rendezvous {rendezvous} is for --engine mpi, agent and ray, where hosts join.")
     command = commands.get(chosen.name)
     return Remote(
         hosts=found,
@@ -99,7 +130,7 @@ def worker_count(workers: int | None, remote: Remote | None, servers: int) -> in
     """
     if workers is not None:
         return workers
-    return 1 if remote is None else max(1, remote.slots - (servers + 1 if servers else 0))
+    return 1 if remote is None or not remote.hosts else max(1, remote.slots - (servers + 1 if servers else 0))
 
 
 def require_places(config: LaunchConfig) -> None:
@@ -108,7 +139,7 @@ def require_places(config: LaunchConfig) -> None:
     Raises:
         ConfigError: they do not.
     """
-    if config.remote is not None:
+    if config.remote is not None and config.remote.demand is None:
         places(config.remote.hosts, _most(config))
 
 
@@ -116,10 +147,13 @@ def _most(config: LaunchConfig) -> int:
     return len(tasks(replace(config, workers=config.range[1])))
 
 
-def commands_of_hosts(remote: Remote | None) -> Iterator[str]:
+def commands_of_hosts(config: LaunchConfig) -> Iterator[str]:
     """Yield, for each host, the command by which it is reached."""
+    remote = config.remote
     if remote is None:
         return
+    if remote.demand is not None:
+        yield cluster.shown(remote, len(tasks(config)))
     command = ENGINES[remote.engine].command
     if remote.engine == "mpi":
         yield f"# on each host, where ports and folders are chosen\n{mpi.shown(remote, os.environ)}"

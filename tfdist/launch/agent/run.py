@@ -75,6 +75,8 @@ def planned(config: LaunchConfig, *, job_id: str, directory: Path, agent_pid: in
     count = len(tasks(config))
     if config.remote is None:
         addresses = free_addresses(count)
+    elif config.remote.demand is not None:  # which nodes they are is not known before
+        addresses = [(f"node-of-{index}", 10_000) for index in range(count)]
     else:  # hosts choose their ports when they are reached
         addresses = [(host.address, 10_000 + port) for port, host in enumerate(places(config.remote.hosts, count))]
     return plan(

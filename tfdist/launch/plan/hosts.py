@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tfdist.errors import ConfigError
+from tfdist.launch.plan.demand import Demand
 from tfdist.validation import integer, parse_integer, shown, text
 
 MAX_SLOTS = 1024
@@ -116,13 +117,14 @@ class Remote:
     """Where else than in processes of this host a job runs.
 
     Attributes:
-        hosts: the machines, in the order in which they are filled.
+        hosts: the machines, in the order in which they are filled; none where the engine chooses them.
         engine: what brings our process to each of them: an entry of `remote.engines`.
         shell: the command that runs another on a host: `ssh`, or with options of the user's.
         python: the interpreter there; by default the path that it has here.
         passed: names of variables that the processes get from here, besides those that frameworks read.
         rendezvous: where hosts join, as "host:port", if they do; empty: the launcher chooses.
         key: with which they join, in hexadecimal digits; empty: the launcher draws one. It is shown nowhere.
+        demand: what is asked of an engine that chooses the hosts; None for any other.
 
     Example:
         >>> Remote(hosts=parse_hosts("a:2,b")).slots
@@ -136,6 +138,7 @@ class Remote:
     passed: tuple[str, ...] = ()
     rendezvous: str = ""
     key: str = field(default="", repr=False)
+    demand: Demand | None = None
 
     @property
     def slots(self) -> int:

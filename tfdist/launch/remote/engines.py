@@ -1,7 +1,8 @@
-"""What brings the host agent to a host: ssh, Slurm's srun in an allocation, mpirun, or somebody else. One entry each.
+"""What brings the host agent to a host: ssh, Slurm's srun in an allocation, mpirun, Ray, or somebody. One entry each.
 
 An engine says which hosts there are, and either by which command one of them is reached, over whose streams all goes;
-or what starts the agents of all hosts at once, which then join over TCP. All that follows is the same.
+or what starts the agents of all hosts at once, which then join over TCP; or it chooses the hosts as well. All that
+follows is the same.
 """
 
 import shutil
@@ -14,6 +15,7 @@ from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.launch.plan.hosts import Host, Remote
 from tfdist.launch.remote import mpi, ssh
 from tfdist.launch.remote.connecting.joining import Ticket
+from tfdist.launch.remote.ray import cluster
 
 Command = Callable[[Remote, Host, Mapping[str, str]], tuple[str, ...]]
 
@@ -33,6 +35,33 @@ class Brought(Protocol):
 
 # (how hosts are reached, the hosts, with what each joins, environment of the launcher) -> what has started their agents
 Bring = Callable[[Remote, Sequence[Host], Sequence[Ticket], Mapping[str, str]], Brought]
+
+
+class Allots(Protocol):
+    """Chooses the hosts of a job, and starts their agents."""
+
+    def allot(
+        self, count: int, *, interrupted: Callable[[], bool]
+    ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
+        """Return hosts with places for so many processes, and the variables of each; what it returned before is gone.
+
+        Args:
+            count: how many.
+            interrupted: whether to wait no longer.
+        Raises:
+            TfdistError: there are none, what was asked for, and what there is.
+        """
+
+    def bring(self, hosts: Sequence[Host], tickets: Sequence[Ticket]) -> Brought:
+        """Start the agents of hosts that were allotted.
+
+        Args:
+            hosts: which.
+            tickets: with what each joins.
+        """
+
+    def close(self) -> None:
+        """Give all back."""
 
 
 class Nobody:
@@ -96,6 +125,7 @@ class Engine:
         install: what to do when it is not there.
         command: returns its whole command line, for a host; None where agents join.
         bring: starts the agents of all hosts, which join; None where a command reaches them.
+        allots: connects to what chooses the hosts, and then starts their agents; None where the hosts are known.
         all_again: whether, when one host is lost, all are started anew.
         hosts: those that the environment tells.
         without: what to do when neither `--hosts` nor the environment names hosts.
@@ -110,6 +140,7 @@ class Engine:
     install: str
     command: Command | None = None
     bring: Bring | None = None
+    allots: Callable[..., Allots] | None = None
     all_again: bool = False
     hosts: Callable[[Mapping[str, str]], tuple[Host, ...]]
     without: str
@@ -118,11 +149,13 @@ class Engine:
     join_seconds: float = 120.0
 
     def require(self, shell: tuple[str, ...]) -> None:
-        """Check that its program is there.
+        """Check that its program, or package, is there.
 
         Raises:
             MissingDependencyError: it is not.
         """
+        if self.allots is not None:
+            cluster.require()
         if self.program and shutil.which(shell[0]) is None:
             raise MissingDependencyError(f"--engine {self.name} needs {shell[0]}, which is not found. {self.install}")
 
@@ -171,6 +204,17 @@ ENGINES = {
             ends_at_sigterm=True,
             join_seconds=600.0,  # somebody starts them by hand
         ),
+        Engine(
+            name="ray",
+            program="",
+            install="",
+            allots=cluster.Cluster,
+            all_again=True,
+            hosts=lambda environ: (),
+            without="",
+            removed=("RAY_", "OMP_NUM_THREADS"),  # the second is Ray's for its own processes
+            ends_at_sigterm=True,
+        ),
     )
 }
 
@@ -181,6 +225,7 @@ _CAN = {
     "slurm": ("yes", "within the allocation", "no", "--signal=B:TERM@SECONDS"),
     "mpi": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
     "agent": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
+    "ray": ("yes", "as nodes have room", "no", "SIGTERM to a worker"),
 }
 
 

@@ -33,7 +33,13 @@ from tfdist.launch.plan.config import require_script
 from tfdist.launch.plan.plan import progress_file
 from tfdist.launch.process import guardian
 from tfdist.launch.process.resources import Guard, guarded
-from tfdist.launch.remote.connecting.joining import JOIN_SECONDS_VARIABLE, Ticket, join, key_of_workers
+from tfdist.launch.remote.connecting.joining import (
+    ENDS_WITH_INPUT,
+    JOIN_SECONDS_VARIABLE,
+    Ticket,
+    join,
+    key_of_workers,
+)
 from tfdist.launch.remote.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
 from tfdist.launch.remote.values import KEY_IS_DERIVED, config_from_json, spec_from_json
 from tfdist.monitor.status import SETTLE_SECONDS, StatusTable
@@ -51,9 +57,12 @@ _CHUNK = 1 << 15
 
 def main() -> None:
     """Serve the agent at the other end of the standard streams until it is gone."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's processes block SIGINT, and workers would inherit that
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # the agent says what is to end; ignored, they would be by workers too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if os.environ.pop(ENDS_WITH_INPUT, None):
+        threading.Thread(target=_end_with, args=(os.dup(0),), daemon=True).start()
     try:
         ticket = Ticket.from_environment(os.environ)
         if ticket is None:
@@ -75,6 +84,13 @@ def main() -> None:
     if ticket is not None:
         connection.close()
     os._exit(code)  # threads that wait for output of nobody's do not matter
+
+
+def _end_with(descriptor: int) -> None:
+    """End this process as SIGTERM does when nobody can write there any more."""
+    while os.read(descriptor, _CHUNK):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def serve(wire: Wire, key: bytes | None = None) -> int:

@@ -22,18 +22,49 @@ class Meeting:
         key: with which they join.
         environ: of the agent.
         say: tells the user.
+        name: of the job, where others may see it.
     """
 
     def __init__(
-        self, engine: Engine, remote: Remote, *, key: str, environ: Mapping[str, str], say: Callable[[str], None]
+        self,
+        engine: Engine,
+        remote: Remote,
+        *,
+        key: str,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+        name: str = "",
     ) -> None:
         self._engine = engine
         self._remote = remote
         self._key = key
         self._environ = environ
         self._say = say
+        self._hosts = remote.hosts
+        self._allots = (
+            None if engine.allots is None else engine.allots(remote, environ, name=name, say=say, lose=self._lose)
+        )
         self._rendezvous: Rendezvous | None = None
         self._brought: Brought | None = None
+        self._joined: dict[str, ByTcp] = {}  # by address
+
+    def allot(
+        self, count: int, *, interrupted: Callable[[], bool]
+    ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
+        """Return hosts that the engine has chosen for so many processes, and the variables of each of these.
+
+        Args:
+            count: how many.
+            interrupted: whether to wait no longer.
+        Raises:
+            TfdistError: there is no room, what was asked for, and what there is.
+        """
+        assert self._allots is not None
+        if self._rendezvous is not None:  # its hosts are no longer the job's
+            self._rendezvous.close()
+            self._rendezvous = None
+        self._hosts, variables = self._allots.allot(count, interrupted=interrupted)
+        return self._hosts, variables
 
     def begin(self, hosts: Sequence[Host]) -> None:
         """Have these hosts join, where they do; what was started for hosts before has to be done with.
@@ -43,19 +74,23 @@ class Meeting:
         Raises:
             TfdistError: they cannot be asked to.
         """
-        if self._engine.bring is None:
+        if self._engine.command is not None:
             return
         if self._rendezvous is None:
-            names = [host.name for host in self._remote.hosts]
+            names = [host.name for host in self._hosts]
             self._rendezvous = Rendezvous(bytes.fromhex(self._key), names, self._addresses())
-            if not self._engine.program:
+            if self._engine.bring is not None and not self._engine.program:
                 at = ",".join(self._rendezvous.addresses)
                 self._say(f"waiting for {', '.join(host.name for host in hosts)}: tfdist agent {at} --name HOST")
         if self._brought is not None:
             self._brought.close()
         key, addresses = bytes.fromhex(self._key), self._rendezvous.addresses
         tickets = [Ticket(addresses=addresses, name=host.name, key=key) for host in hosts]
-        self._brought = self._engine.bring(self._remote, hosts, tickets, self._environ)
+        if self._allots is not None:
+            self._brought = self._allots.bring(hosts, tickets)
+        else:
+            assert self._engine.bring is not None
+            self._brought = self._engine.bring(self._remote, hosts, tickets, self._environ)
 
     def connection(self, host: Host, *, interrupted: Callable[[], bool]) -> Connection:
         """Return a connection to a host.
@@ -77,7 +112,9 @@ class Meeting:
         if joined is None and not interrupted():
             joined = rendezvous.take(host.name, timeout_seconds=_LAST_SECONDS, give_up=interrupted)
         if joined is not None:
-            return ByTcp(joined, brought.said)
+            connection = ByTcp(joined, brought.said)
+            self._joined[host.address] = connection
+            return connection
         if interrupted():
             raise TfdistError(f"the wait for host {host.name} was interrupted.")
         if brought.ended():
@@ -92,16 +129,22 @@ class Meeting:
         """End what was started, and wait for nobody any more."""
         if self._brought is not None:
             self._brought.close()
+        if self._allots is not None:
+            self._allots.close()
         if self._rendezvous is not None:
             self._rendezvous.close()
+
+    def _lose(self, address: str) -> None:
+        if address in self._joined:
+            self._joined[address].cut()
 
     def _addresses(self) -> list[tuple[str, int]]:
         given = self._remote.rendezvous
         if given:
             return [split_address("--rendezvous", given) if ":" in given else (given, 0)]
-        found = own_addresses([host.address for host in self._remote.hosts])
+        found = own_addresses([host.address for host in self._hosts])
         if not found:
-            names = ", ".join(host.name for host in self._remote.hosts)
+            names = ", ".join(host.name for host in self._hosts)
             raise TfdistError(
                 f"no address of {socket.gethostname()} is known by which {names} reach it. Name one: "
                 "--rendezvous ADDRESS:PORT"

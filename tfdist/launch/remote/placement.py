@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ class RemotePlacement:
         self._environ = os.environ if environ is None else environ
         self._links: dict[str, HostLink] = {}
         self._reached = 0  # how often hosts were: what an agent there has left ends under another name
-        self._meeting = Meeting(self._engine, remote, key=key, environ=self._environ, say=say)
+        self._hosts = remote.hosts
+        self._variables: tuple[Mapping[str, str], ...] = ()  # of each process, where the engine says so
+        self._meeting = Meeting(self._engine, remote, key=key, environ=self._environ, say=say, name=f"tfdist-{job_id}")
         self._versions: Mapping[str, str] | None = None
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
@@ -69,7 +72,9 @@ class RemotePlacement:
             ConfigError: the hosts have fewer places, or ports.
             TfdistError: a host cannot be reached.
         """
-        wanted = places(self._remote.hosts, count)
+        if self._engine.allots is not None:
+            self._allot(count)
+        wanted = places(self._hosts, count)
         hosts = list(dict.fromkeys(wanted))
         self._reach(hosts)
         found: list[tuple[str, int]] = []
@@ -92,7 +97,8 @@ class RemotePlacement:
         Raises:
             TfdistError: it cannot be started.
         """
-        return self._link(spec.host).start(spec)
+        more = self._variables[spec.index] if self._variables else {}
+        return self._link(spec.host).start(replace(spec, environment={**spec.environment, **more}))
 
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
         """End what the ended processes left running; return how many there were. A lost host ends it by itself."""
@@ -137,7 +143,7 @@ class RemotePlacement:
 
     def close(self) -> None:
         """End all connections, and with them all that still runs there."""
-        _at_once([link.close for link in self._links.values()])
+        self._end_links()
         self._meeting.close()
 
     def _link(self, host: str) -> HostLink:
@@ -146,13 +152,23 @@ class RemotePlacement:
                 return link
         raise ConfigError(f"host {host!r} is none of the job's: {', '.join(self._links)}.")
 
+    def _allot(self, count: int) -> None:
+        """Have the engine choose hosts, unless those that it has chosen before are there and are as many."""
+        if len(self._variables) == count and not any(link.is_lost for link in self._links.values()):
+            return
+        self._end_links()
+        self._hosts, self._variables = self._meeting.allot(count, interrupted=self._interrupted)
+
+    def _end_links(self) -> None:
+        _at_once([link.close for link in self._links.values()])
+        self._links.clear()
+
     def _reach(self, hosts: Sequence[Host]) -> None:
         """Connect to the hosts to which there is no connection, all at once."""
         missing = [host for host in hosts if host.name not in self._links or self._links[host.name].is_lost]
         if missing and self._engine.all_again:  # all end with one
             missing = list(hosts)
-            _at_once([link.close for link in self._links.values()])
-            self._links.clear()
+            self._end_links()
         errors: list[str] = []
 
         def reach(host: Host) -> None:
@@ -183,7 +199,7 @@ class RemotePlacement:
             "ends_at_sigterm": self._engine.ends_at_sigterm,
             "removed": self._engine.removed,
             "job": self._job_id,
-            "guard": f"{self._job_id}-{self._remote.hosts.index(host)}-{self._reached}",
+            "guard": f"{self._job_id}-{self._hosts.index(host)}-{self._reached}",
             "environment": passed_on(self._environ, self._remote.passed),
             "config": config_to_json(self._config),
         }
@@ -194,7 +210,7 @@ class RemotePlacement:
         first, versions = hosts[0] if hosts else None, None
         for host, report in reports.items():
             assert report is not None
-            if report.is_loopback and len(self._remote.hosts) > 1 and not host.address.startswith("127."):
+            if report.is_loopback and len(self._hosts) > 1 and not host.address.startswith("127."):
                 raise ConfigError(
                     f"{host.address} is, on host {host.name}, an address by which no other host can reach it. Name "
                     f"one: --hosts {host.name}=ADDRESS:{host.slots}"

@@ -31,6 +31,7 @@ from tfdist.launch.remote.connecting.wire import Seal, Wire
 RENDEZVOUS = "TFDIST_RENDEZVOUS"  # "host:port", with commas between them where the launcher has several networks
 HOST_NAME = "TFDIST_HOST_NAME"  # what the host is called in the job
 JOIN_SECONDS_VARIABLE = "TFDIST_JOIN_SECONDS"  # how long the host tries
+ENDS_WITH_INPUT = "TFDIST_ENDS_WITH_INPUT"  # set where the host ends with its standard input, too
 JOIN_SECONDS = 60.0
 
 _MAGIC = b"tfdist join 1\n\0\0"

@@ -1,0 +1,134 @@
+"""Train on a real cluster of Ray with three nodes on this machine, and look that it comes to what one host comes to.
+
+python -m tests.soak.ray
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.ray_nodes import ROOT, ray_nodes
+
+RESUMABLE = ROOT / "tests" / "integration" / "cases" / "resumable.py"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1"}
+SECONDS = 500.0
+
+# kills the raylet of worker 1 at its third step, unless that is the head's, whose end is the cluster's: then worker 0's
+KILLING = """
+import os, runpy, sys
+import psutil
+from tfdist.monitor.process import step_clock
+
+me = int(os.environ["TFDIST_WORKER_INDEX"])
+hosts = [address.split(":")[0] for address in os.environ["TFDIST_WORKERS"].split(",")]
+victim = 1 if hosts[1].startswith("127.0.0.") else 0
+if os.environ["TFDIST_RESTARTS"] == "0" and me == victim:
+    import keras
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                [raylet] = [one for one in psutil.Process().parents() if one.name() == "raylet"]
+                raylet.kill()
+                raylet.wait()
+
+    fit = keras.Model.fit
+    keras.Model.fit = lambda self, *args, callbacks=(), **options: fit(
+        self, *args, callbacks=[*callbacks, Kill()], **options
+    )
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Trial:
+    """Runs jobs, and keeps what came of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+
+    def trained(self, *options: object, before: tuple[object, ...] = (), **variables: str) -> tuple[str, list[Any]]:
+        """Train; return all that must be equal to the bit, and the events."""
+        self.count += 1
+        result, events = self.folder / f"result{self.count}", self.folder / f"events{self.count}"
+        script = (*before, RESUMABLE, result, self.folder / f"backup{self.count}", "tfdist", "1")
+        words = ("--event-file", events, "--hang-seconds", 60, *options, *script)
+        done = subprocess.run(
+            [sys.executable, "-m", "tfdist", "run", *map(str, words)],
+            env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **variables},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, (done.returncode, done.stderr[-4000:])
+        return result.read_text(), [json.loads(line) for line in events.read_text().splitlines()]
+
+
+def equal_to_the_bit(trial: Trial, where: tuple[object, ...]) -> None:
+    """A job on two nodes has the weights of one on one host, also when a worker is killed."""
+    kill = json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 3}])
+    for strategy, collectives in (("multi-worker", "native"), ("sharded-data-parallel", "native")):
+        options = ("--strategy", strategy, "--collectives", collectives, "-n", 2)
+        local, _ = trial.trained(*options)
+        remote, _ = trial.trained(*options, *where)
+        assert remote == local
+        restarted = (*options, *where, "--max-restarts", 1, "--pass-env", "OWN_BACKUPS")
+        killed, events = trial.trained(*restarted, TFDIST_FAULTS=kill, OWN_BACKUPS="1")
+        assert killed == local
+        told(f"{strategy} {collectives}: one host, two nodes, and two with a worker killed: equal to the bit", events)
+
+
+def a_raylet_killed(trial: Trial, where: tuple[object, ...]) -> None:
+    """A job whose node is killed at its third step goes on at another one, to the weights of one on one host."""
+    script = trial.folder / "killing.py"
+    script.write_text(KILLING)
+    options = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
+    local, _ = trial.trained(*options)
+    remote, events = trial.trained(*options, *where, "--max-restarts", 1, before=(script,))
+    assert remote == local
+    [failed] = [one for one in events if one["event"] == "failed"]
+    told(f"multi-worker native, a raylet killed ({failed['text']}): equal to the bit", events)
+
+
+def parameter_servers(trial: Trial, where: tuple[object, ...]) -> None:
+    """A chief, workers and a server on three nodes."""
+    options = ("--strategy", "parameter-server", "-n", 2, "--parameter-servers", 1)
+    variables = {"TFDIST_MAX_STALENESS": "0"}
+    local, _ = trial.trained(*options, **variables)
+    remote, _ = trial.trained(*options, *where, "--cpus-per-worker", 1, **variables)
+    assert remote == local
+    told("parameter-server: one host and nodes of Ray: equal to the bit", [])
+
+
+def told(text: str, events: list[Any]) -> None:
+    for one in events:
+        if one["event"] == "stepping" and "seconds" in one:
+            text += f"; steps again after {one['seconds']:.1f} s from step {one['resumed']}, {one['lost']} repeated"
+    print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trials", nargs="*", default=["equal_to_the_bit", "parameter_servers", "a_raylet_killed"])
+    options = parser.parse_args()
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, ray_nodes(2, 2, 2) as address:
+        trial = Trial(Path(folder))
+        where = ("--engine", "ray", "--ray-address", address, "--cpus-per-worker", 2)
+        for name in options.trials:
+            globals()[name](trial, where)
+    print(f"{time.monotonic() - begun:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()
