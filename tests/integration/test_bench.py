@@ -13,7 +13,7 @@ from tfdist.cli.main import main
 from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
-ENGINES = ["tensorflow", "multi-worker", "horovod", "ring", "native", "open-mpi", "tcp", "memcpy"]
+ENGINES = ["tensorflow", "multi-worker", "horovod", "ring", "native", "open-mpi", "tcp", "bare", "memcpy"]
 
 
 def bench(forking: Forks, *arguments: str) -> str:
@@ -47,6 +47,17 @@ def test_all_reduce_measures_every_engine_and_finds_every_sum_right(forking: For
         assert len(seconds[result["engine"]]) == 2
         expected = sorted(message.bus_bandwidth(result["bytes"], each, 2) for each in seconds[result["engine"]])
         assert expected[0] <= result["bus_bandwidth"]["median"] <= expected[1]
+
+
+def test_the_bare_loop_adds_up_right_among_three_workers_and_in_any_length(forking: Forks) -> None:
+    sizes = ("--min-bytes", "4", "--max-bytes", "1M", "--factor", "511")  # 1, 511 and 261121 numbers
+    out = bench(
+        forking,
+        *("all-reduce", "--engine", "bare", "--workers", "3", *sizes, "--gradients", "none", "--rounds", "1"),
+        *("--json", "-"),
+    )
+    results = json.loads(out)["results"]
+    assert [(result["bytes"], result["wrong"]) for result in results] == [(4, 0), (2044, 0), (1044484, 0)]
 
 
 def test_a_step_on_the_ring_is_measured_beside_both_peers(forking: Forks, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import struct
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from tfdist.measurement.pictures import require_matplotlib
 HINT = "Horovod is not installed. Install it: tfdist build horovod"
 SECONDS = {"tensorflow": 0.8, "multi-worker": 0.4, "horovod": 0.2, "ring": 0.1}
 OTHERS = {"native": 0.08, "open-mpi": 0.09}
-LIMITS = {"tcp": 0.05, "memcpy": 0.01}
+LIMITS = {"tcp": 0.05, "bare": 0.02, "memcpy": 0.01}
 
 
 class Workers:
@@ -158,6 +159,23 @@ def test_open_mpi_is_one_worker_that_asks_as_many_ranks(monkeypatch: pytest.Monk
     assert "open-mpi" not in all_reduce.engines(linked=True)
     with pytest.raises(ConfigError, match="Leave open-mpi out, or the link"):
         setup(engines=("open-mpi",), link=Link(rate="1gbit"))
+
+
+def test_the_bare_loops_processes_share_memory_that_ends_with_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch, workers: Workers
+) -> None:
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(lanes, "Lane", lambda name, **how: started.append({"name": name, **how}) or workers)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    (row,) = all_reduce.run(setup(engines=("bare",), workers=3, rounds=1)).rows
+    ((name, path),) = started[0].pop("environment").items()
+    assert started == [{"name": "bare", "workers": 3, "network": None}]
+    assert (name, path.rpartition("/")[0]) == ("TFDIST_BENCH_MEMORY", f"/proc/{os.getpid()}/fd")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert list(row.seconds) == ["bare"]
+    assert "bare" not in all_reduce.engines(linked=True)
+    with pytest.raises(ConfigError, match="Leave bare out, or the link"):
+        setup(engines=("bare",), link=Link(rate="1gbit"))
 
 
 def test_without_open_mpi_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class Library:
         flags: for the compiler, beside those that all have.
         takes: how long it takes to compile, in words, on two idle processors.
         shares: headers of other folders that it includes.
+        uses_tensorflow: whether it is linked to TensorFlow's library, which the process must have loaded then.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Library:
     flags: tuple[str, ...]
     takes: str
     shares: tuple[str, ...] = ()
+    uses_tensorflow: bool = True
 
     def sources(self, pattern: str) -> list[Path]:
         """Return the files of its folder that a pattern fits."""
@@ -76,6 +78,8 @@ CODECS = Library(
     shares=("handles.h", "collectives/helpers.h", "collectives/standard_floats.h"),
 )
 LIBRARIES = (RECORDS, COLLECTIVES, CODECS)
+#: of a benchmark alone, so it is none of those that are compiled beforehand
+BARE = Library(name="bare", folder="bare", flags=("-O3",), takes="some seconds", uses_tensorflow=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +227,10 @@ def link_command(
     Example:
         >>> link_command(RECORDS, ["g++"], Target.example(), [Path("a.o")], Path("a.so"))[-2:]
         ['-L/env/lib/python3.11/site-packages/tensorflow', '-l:libtensorflow_framework.so.2']
+        >>> link_command(BARE, ["g++"], Target.example(), [Path("a.o")], Path("a.so"))[-3:]
+        ['a.o', '-o', 'a.so']
     """
-    library = [f"-L{target.include.parent}", "-l:libtensorflow_framework.so.2"]
+    library = [f"-L{target.include.parent}", "-l:libtensorflow_framework.so.2"] if of.uses_tensorflow else []
     return [*compiler, *_FLAGS, *of.flags, *_LINKING, *map(str, objects), "-o", str(output), *library]
 
 

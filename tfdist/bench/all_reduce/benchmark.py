@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfdist.bench.all_reduce import message
+from tfdist.bench.all_reduce import bare, message
 from tfdist.bench.all_reduce.open_mpi import RANKS_VARIABLE
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.links import Link, Network, network
@@ -21,15 +21,17 @@ __all__ = ["ENGINES", "LIMITS", "PEERS", "Report", "Row", "Setup", "engines", "r
 
 # Each has worker processes of its own: two multi-worker strategies cannot share a process, and the ring starts Horovod
 # with settings that are good for it and not for others.
-ENGINES = ("tensorflow", "multi-worker", "horovod", "ring", "native", "open-mpi", "tcp", "memcpy")
-LIMITS = ("tcp", "memcpy")
-_OPEN_MPI = "open-mpi"
+ENGINES = ("tensorflow", "multi-worker", "horovod", "ring", "native", "open-mpi", "tcp", "bare", "memcpy")
+LIMITS = ("tcp", "bare", "memcpy")
+_OPEN_MPI, _BARE = "open-mpi", "bare"
+_ONE_HOST = (_OPEN_MPI, _BARE)  # not between hosts, and so not behind links
 PEERS = ("tensorflow", "horovod", _OPEN_MPI)
 _MOST_WARM_UP_CALLS = 5
 _WORKER = "tfdist.bench.all_reduce.engines"
 _MODULES = {
     **dict.fromkeys(LIMITS, "tfdist.bench.all_reduce.limits"),
     _OPEN_MPI: "tfdist.bench.all_reduce.open_mpi",
+    _BARE: "tfdist.bench.all_reduce.bare",
 }
 
 
@@ -37,10 +39,10 @@ def engines(*, linked: bool) -> tuple[str, ...]:
     """Return all that can be measured between workers of one host, or between workers behind links.
 
     Example:
-        >>> set(engines(linked=False)) - set(engines(linked=True))
-        {'open-mpi'}
+        >>> sorted(set(engines(linked=False)) - set(engines(linked=True)))
+        ['bare', 'open-mpi']
     """
-    return tuple(engine for engine in ENGINES if not (linked and engine == _OPEN_MPI))
+    return tuple(engine for engine in ENGINES if not (linked and engine in _ONE_HOST))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +74,11 @@ class Setup:
         unknown = [engine for engine in self.engines if engine not in ENGINES]
         if unknown or not self.engines:
             raise ConfigError(f"engines is {list(self.engines)}; name some of {', '.join(ENGINES)}.")
-        if _OPEN_MPI in self.engines and self.link is not None:
+        here = [engine for engine in self.engines if engine in _ONE_HOST]
+        if here and self.link is not None:
             raise ConfigError(
-                f"engines is {list(self.engines)}, and the workers are behind links; mpirun's ranks are all on this "
-                "host. Leave open-mpi out, or the link."
+                f"engines is {list(self.engines)}, and the workers are behind links; processes of {' and '.join(here)} "
+                f"are all on this host. Leave {' and '.join(here)} out, or the link."
             )
         if self.algorithms and self.link is None:
             raise ConfigError(
@@ -189,7 +192,7 @@ def run(
     about = machine.describe()
     with contextlib.ExitStack() as stack:
         joined = stack.enter_context(network(setup.link, setup.workers)) if setup.link else None
-        lane_of = {engine: stack.enter_context(_lane(engine, setup.workers, joined)) for engine in setup.lanes()}
+        lane_of = {engine: stack.enter_context(_lane(engine, setup.workers, joined, stack)) for engine in setup.lanes()}
         left_out = _start(lane_of, leave_out)
         rows = []
         for name, elements in _messages(setup, lane_of) if lane_of else ():
@@ -199,11 +202,13 @@ def run(
     return Report(setup=setup, rows=rows, left_out=left_out, machine=about)
 
 
-def _lane(engine: str, workers: int, joined: Network | None) -> lanes.Lane:
+def _lane(engine: str, workers: int, joined: Network | None, stack: contextlib.ExitStack) -> lanes.Lane:
     if engine == _OPEN_MPI:  # one worker asks as many ranks
         return lanes.Lane(engine, workers=1, environment={RANKS_VARIABLE: str(workers)})
     name, _, algorithm = engine.partition(":")
     environment = {ALGORITHM_VARIABLE: algorithm} if algorithm else {}
+    if engine == _BARE:
+        environment = {bare.MEMORY_VARIABLE: stack.enter_context(bare.memory())}
     return lanes.Lane(name, workers=workers, environment=environment, network=joined)
 
 

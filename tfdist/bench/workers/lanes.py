@@ -23,7 +23,7 @@ __all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Lane", "turn"]
 LONGEST_SECONDS = 1800.0
 
 #: lanes whose processes are not told of a strategy of tfdist's
-NOT_STRATEGIES = ("tensorflow", "horovod", "native", "chief", "open-mpi", "tcp", "memcpy")
+NOT_STRATEGIES = ("tensorflow", "horovod", "native", "chief", "open-mpi", "tcp", "bare", "memcpy")
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 

@@ -32,7 +32,7 @@ from tfdist.native.engine import ALGORITHMS
     "engines",
     type=click.Choice(list(all_reduce_bench.ENGINES)),
     multiple=True,
-    help="Only this one; repeatable. Default: all that are installed.",
+    help="Only this; repeatable. Default: all.",
 )
 @click.option(
     "--algorithm",
@@ -86,6 +86,7 @@ def command(
     native         tfdist's own collectives: shared memory, and TCP behind links
     open-mpi       peer: MPI_Allreduce of each tensor, in place; not behind links
     tcp, memcpy    the limits: its bytes through the line, plainly; one copy of the tensor in memory
+    bare           a limit: a bare loop that sums through shared memory; not behind links
 
     A time is from the last worker's tensors, written anew, to the last sums; algbw the bytes over it, busbw algbw x
     2 (n - 1) / n; #wrong: elements that are not the exact sum; "vs": the peer's time over the engine's.

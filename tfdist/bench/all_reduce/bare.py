@@ -1,0 +1,100 @@
+"""What two processes reach that do nothing but add up an array through memory that they share: `native/bare/sum.cc`.
+
+The loop makes the passes over memory that a sum cannot do without, with no framework, no threads and nobody who may be
+late, so it is nearer to what an all-reduce can reach than a copy is. It is compiled when it is first measured.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist import cluster as clusters
+from tfdist.bench.all_reduce.tensors import values
+from tfdist.errors import DeadlineError
+from tfdist.native import library, target
+
+__all__ = ["MEMORY_VARIABLE", "measure", "memory", "prepare", "start"]
+
+#: where the workers open the memory that they share
+MEMORY_VARIABLE = "TFDIST_BENCH_MEMORY"
+
+
+@dataclass
+class _Sums:
+    """The loop, and the memory of its slots."""
+
+    library: ctypes.CDLL
+    memory: mmap.mmap
+    member: int
+    members: int
+
+    def of(self, array: np.ndarray) -> None:
+        """Add up an array over all workers, in place."""
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        done = self.library.tfdist_bare_sum(base, self.member, self.members, array.ctypes.data, array.size)
+        if not done:
+            raise DeadlineError("another worker did not come to a sum within 60 s. See its output.")
+
+
+_started: list[_Sums] = []
+_arrays: list[np.ndarray] = []
+
+
+@contextlib.contextmanager
+def memory() -> Iterator[str]:
+    """Yield where workers of this host open memory that is theirs alone; it ends with the last of them."""
+    file = os.memfd_create("tfdist-bench")
+    try:
+        os.fchmod(file, 0o600)
+        yield f"/proc/{os.getpid()}/fd/{file}"
+    finally:
+        os.close(file)
+
+
+def start(engine: str) -> None:
+    """Compile the loop where it is not kept, and open the memory.
+
+    Raises:
+        MissingDependencyError: there is no compiler.
+    """
+    del engine
+    workers = clusters.from_environment()
+    built = library.build(library.BARE, target.observe(), os.environ)
+    loop, size = ctypes.CDLL(str(built.path)), ctypes.c_size_t
+    loop.tfdist_bare_bytes.restype, loop.tfdist_bare_bytes.argtypes = size, [size]
+    loop.tfdist_bare_sum.restype = ctypes.c_bool
+    loop.tfdist_bare_sum.argtypes = [ctypes.c_void_p, size, size, ctypes.c_void_p, size]
+    length = loop.tfdist_bare_bytes(workers.num_workers)
+    with open(os.environ[MEMORY_VARIABLE], "r+b") as file:
+        os.ftruncate(file.fileno(), length)  # every worker does, to the same length
+        shared = mmap.mmap(file.fileno(), length)
+    _started[:] = [_Sums(loop, shared, workers.worker_index, workers.num_workers)]
+
+
+def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
+    """Make one array of all elements, add it up until that is warm, and return how many sums are wrong."""
+    del engine
+    sums, count = _started[-1], sum(elements)
+    for _ in range(warm_up):
+        _arrays[:] = [values(count, tensor=0, worker=sums.member)]
+        sums.of(_arrays[0])
+    expected = sum(values(count, tensor=0, worker=worker) for worker in range(sums.members))
+    return int(np.count_nonzero(_arrays[0] != expected))
+
+
+def measure(engine: str, calls: int) -> list[tuple[float, float]]:
+    """Return when each call began and ended, in seconds since 1970, after one call that is not counted."""
+    del engine
+    times = []
+    for call in range(calls + 1):
+        _arrays[0].fill(call)
+        began = time.time()
+        _started[-1].of(_arrays[0])
+        times.append((began, time.time()))
+    return times[1:]
