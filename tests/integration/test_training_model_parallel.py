@@ -282,6 +282,16 @@ def test_a_distribution_of_keras_is_followed_or_refused(two: WorkerPool) -> None
         assert "of 704 bytes" in found["table"]
 
 
+def test_no_process_ever_holds_a_whole_table(two: WorkerPool) -> None:
+    answers = call(two, "memory_of_a_table", mesh="batch=1,model=2", rows=1 << 18, width=64)
+    for found in answers:
+        if found is None:
+            pytest.skip("TensorFlow does not count the memory of this kind of processor")
+        assert found["part"] <= found["made"] < 1.5 * found["part"]
+        assert found["part"] <= found["trained"] < 1.5 * found["part"]
+        assert found["value"] == answers[0]["on one device"]
+
+
 def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> None:
     for found in call(two, "saved", mesh="batch=1,model=2", folder=str(tmp_path)):
         assert found["far"] == {"one device": 0.0, "mesh": 0.0, "weights": 0.0}

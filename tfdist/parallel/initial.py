@@ -70,14 +70,15 @@ class InitialParts:
     def _alike(self, initializer: Any, path: str) -> Any:
         """Return an initializer that makes the first process's values on all, or None where nobody can say.
 
-        Of Keras' own a seed decides, or nothing.
+        Of Keras' own a seed decides, or nothing. Where the user gave none, Keras has drawn one when the initializer
+        was made, of which the configuration says nothing.
         """
         if not keras_variables.is_own_initializer(initializer):
             return None
         config = initializer.get_config()
-        seed = config.get("seed")
         if "seed" not in config:
             return initializer
+        seed = getattr(initializer, "seed", None)
         if not isinstance(seed, int):
             return None
         first = int(self._from_first(tf.constant([seed], tf.int64), f"the seed of {path}")[0])

@@ -140,11 +140,17 @@ class Sharding:
         (begin, end), inner = self.bounds[0], self.bounds[1:]
         rows = max(1, _BLOCK_ELEMENTS // max(row, 1))
         cut = (slice(None), *(slice(*edges) for edges in inner))
-        blocks = [
-            tf.reshape(stretch(first * row, min(first + rows, end) * row), [-1, *self.shape[1:]])[cut]
-            for first in range(begin, end, rows)
-        ]
-        return blocks[0] if len(blocks) == 1 else tf.concat(blocks, axis=0)
+        part = None
+        for first in range(begin, end, rows):
+            last = min(first + rows, end)
+            block = tf.reshape(stretch(first * row, last * row), [-1, *self.shape[1:]])[cut]
+            if last - first == end - begin:
+                return block
+            if part is None:
+                part = tf.raw_ops.Empty(shape=self.local_shape, dtype=block.dtype)
+            # in place: to join the blocks would take the part twice
+            part = tf.raw_ops.InplaceUpdate(x=part, i=tf.range(first - begin, last - begin), v=block)
+        return part
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
         """Return the sums of what members with different parts have, such as of their squares.

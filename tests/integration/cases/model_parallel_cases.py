@@ -9,6 +9,7 @@ import shutil
 import zlib
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -28,6 +29,7 @@ from tfdist import errors
 from tfdist.bench.model_parallel import dtensor, networks
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.mesh import Mesh
+from tfdist.parallel import sharding
 from tfdist.parallel.axes import Axes
 from tfdist.strategies import ModelParallelStrategy
 
@@ -450,3 +452,30 @@ def blocks_in_dtensor(width: int, steps: int, rate: float) -> tuple[list[float],
 def examples_for_blocks(width: int) -> list[np.ndarray]:
     draw = np.random.default_rng(5)
     return [draw.normal(size=(6, width)).astype(np.float32) for _ in range(2)]
+
+
+def memory_of_a_table(mesh: str, rows: int, width: int) -> dict[str, Any] | None:
+    """Bytes that tensors take at their peak, beside the part; None where TensorFlow does not count them."""
+    keras.utils.set_random_seed(RANK)  # of which each process draws another seed for its initializer
+    found = strategy(mesh, layouts="table rows")
+    x = np.random.RandomState(1).randint(0, rows, size=(8, 4)).astype("int32")
+    try:
+        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    except ValueError:
+        return None
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    with found.scope(), mock.patch.object(sharding, "_BLOCK_ELEMENTS", rows * width // 64):
+        table = keras.layers.Embedding(rows, width)
+        model = keras.Sequential([keras.Input((4,), dtype="int32"), table, keras.layers.Flatten()])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    made = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+    first = model.get_weights()[0]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    model.fit(x, np.zeros((8, 4 * width), "float32"), batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return {
+        "made": made,
+        "trained": tf.config.experimental.get_memory_info("CPU:0")["peak"] - before,
+        "part": 4 * rows * width // found.mesh.size,
+        "value": zlib.crc32(first.tobytes()),
+        "on one device": zlib.crc32(np.asarray(table.embeddings_initializer((rows, width))).tobytes()),
+    }

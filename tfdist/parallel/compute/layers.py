@@ -202,14 +202,13 @@ def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
         return keras_layers.own_call(keras.layers.Embedding, layer, inputs)
     sharding, along, dim = found
     ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
-    table = sharded.part_of(weight).read_value()
     ids = tf.where(ids < 0, ids + sharding.shape[0], ids)  # Keras counts them from the end
     if dim == 1:
-        found_rows = along.gathered(tf.gather(table, ids), ids.shape.rank)
+        found_rows = along.gathered(sharded.rows_of_part(weight, ids), ids.shape.rank)
     else:
         begin, end = sharding.bounds[0]
         is_mine = (ids >= begin) & (ids < end)
-        rows = tf.gather(table, tf.where(is_mine, ids - begin, tf.zeros_like(ids)))
+        rows = sharded.rows_of_part(weight, tf.where(is_mine, ids - begin, tf.zeros_like(ids)))
         summands = tf.where(is_mine[..., tf.newaxis], rows, tf.zeros_like(rows))
         found_rows = along.scattered(summands, SEQUENCE) if kept.is_scattering(layer) else along.summed(summands)
     return keras.ops.cast(found_rows, layer.compute_dtype)

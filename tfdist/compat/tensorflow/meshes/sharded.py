@@ -221,6 +221,20 @@ def part_of(variable: Any) -> Any:
     return keras_variables.value_of(variable).shard
 
 
+def rows_of_part(variable: Any, indices: tf.Tensor) -> tf.Tensor:
+    """Return rows of the part that the replica computes with which runs here, and read no more than those.
+
+    To read a part copies all of it, once an update has changed single rows in place.
+
+    Args:
+        variable: a Keras variable that is cut.
+        indices: of rows of the part.
+    """
+    value = keras_variables.value_of(variable)
+    replica = 0 if len(value.shardings) == 1 else tf_strategies.local_replica(value._distribute_strategy)
+    return tf.gather(tf_strategies.copies(value.shard)[replica or 0], indices)
+
+
 def parts_of(variable: Any) -> list[tuple[Any, Any]]:
     """Return how each part of a Keras variable that is cut lies of those in this process, and the part's variable."""
     return list(zip(shardings_of(variable), tf_strategies.copies(part_of(variable)), strict=True))
