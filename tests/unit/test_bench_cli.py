@@ -56,6 +56,8 @@ def test_help_of_parameter_server_names_the_modes_and_what_is_not_measured() -> 
         (["sharded", "--workers", "1"], "--workers"),
         (["model-parallel", "--width", "15", "--heads", "5"], "heads is 5"),
         (["model-parallel", "--width", "6"], "width is 6 for 4 heads"),
+        (["pipeline", "--blocks", "3"], "blocks is 3; two stages share them"),
+        (["pipeline", "--batch-size", "12"], "batch_size is 12 for 8 micro-batches"),
     ],
 )
 def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:

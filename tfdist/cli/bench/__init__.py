@@ -14,6 +14,8 @@ COMMANDS = {
     "parameter-server": "Parameter servers: a slow worker, and a large table.",
     "sharded": "Sharded data parallelism: memory, bytes and step time.",
     "model-parallel": "A transformer over two processes, beside one and DTensor.",
+    "pipeline": "A transformer in two stages, beside one process.",
+    "plan": "What plans predict of steps, beside steps of fit.",
 }
 
 

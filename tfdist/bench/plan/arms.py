@@ -1,0 +1,109 @@
+"""What the worker processes of this benchmark run: a model as a plan has it, its profile, the line between them.
+
+Each process computes on one processor, which is the device of the profile.
+"""
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist.strategies
+from tfdist import cluster as clusters
+from tfdist.bench.plan.models import made
+from tfdist.parallel.partition.measuring import profile
+
+_TIMES = 9
+_trained: dict[tuple[str, str], Any] = {}
+
+
+class _Ends(keras.callbacks.Callback):
+    """When each step has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the time."""
+        self.seconds.append(time.perf_counter())
+
+
+def bind() -> None:
+    """Let what this thread starts run on one processor, another one for each worker."""
+    worker = clusters.from_environment().worker_index
+    if hasattr(os, "sched_setaffinity"):
+        every = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {every[worker % len(every)]})
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def measured_profile(name: str, divisors: Sequence[int]) -> str:
+    """Return the profile of a model, as JSON.
+
+    Args:
+        name: of the model.
+        divisors: into how many parts plans cut a batch.
+    """
+    keras.utils.clear_session()  # names of layers are those of the plans
+    model, x, y = made(name)
+
+    def in_fit(batch: Any, steps: int) -> float:
+        return _step_seconds(model, tuple(one for one in batch if one is not None), steps)
+
+    return profile(
+        model, (x, y), batch_sizes=[len(x) // one for one in divisors], in_fit=in_fit, clock=time.perf_counter
+    ).to_json()
+
+
+def line(sizes: Sequence[int]) -> list[float]:
+    """Return the seconds of an all_reduce of so many bytes, for each size."""
+    collective, found = tfdist.strategies.from_environment().workers.collective, []
+    for size in sizes:
+        ones, times = tf.ones([size // 4]), []
+        for _ in range(_TIMES):
+            began = time.perf_counter()
+            collective.all_reduce([ones], key="line")[0].numpy()
+            times.append(time.perf_counter() - began)
+        found.append(statistics.median(times[1:]))
+    return found
+
+
+def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: int) -> None:
+    """Train a model one step, as a plan has it.
+
+    Args:
+        name: of the model.
+        plan: its name.
+        stages: the names of the layers that begin stages; None: whole, by the strategy of this process if it has one.
+        microbatches: of stages.
+    """
+    keras.utils.clear_session()
+    strategy: Any = contextlib.nullcontext()
+    if stages is not None:
+        strategy = tfdist.strategies.PipelineStrategy(stages=tuple(stages), microbatches=microbatches).scope()
+    elif clusters.from_environment().num_workers > 1:
+        strategy = tfdist.strategies.from_environment().scope()
+    with strategy:
+        model, x, y = made(name)
+    _trained[name, plan] = model, (x, y)
+    _step_seconds(model, (x, y), 1)
+
+
+def measure(name: str, plan: str, steps: int) -> float:
+    """Return the seconds of a step, of so many."""
+    model, batch = _trained[name, plan]
+    return _step_seconds(model, batch, steps)
+
+
+def _step_seconds(model: keras.Model, batch: Sequence[np.ndarray], steps: int) -> float:
+    ends = _Ends()
+    batches = tf.data.Dataset.from_tensors(tuple(batch)).repeat()
+    model.fit(batches, steps_per_epoch=steps + 1, callbacks=[ends], verbose=0)
+    return (ends.seconds[-1] - ends.seconds[0]) / steps

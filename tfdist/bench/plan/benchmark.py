@@ -1,0 +1,196 @@
+"""Predicted steps beside measured ones: each model on one device, data parallel on two, and in two stages.
+
+A model is profiled in one process; of that, and of the line between two, follow how long a step takes by each plan, and
+which plan is chosen. Then the plans' steps are measured, in turns. Every process has one processor.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from tfdist import validation
+from tfdist.bench.workers import lanes
+from tfdist.measurement import machine
+from tfdist.measurement.ratio import Quartiles, ratio
+from tfdist.parallel.partition.devices import DeviceKind
+from tfdist.parallel.partition.link import Link
+from tfdist.parallel.partition.profile import Profile
+from tfdist.parallel.partition.search import best_stages
+from tfdist.parallel.partition.stages import Setting, Stage
+from tfdist.parallel.partition.step_time import predict
+
+__all__ = ["MODELS", "PLANS", "Report", "Row", "Setup", "predicted", "run"]
+
+MODELS = ("dense", "convolutions", "residual", "transformer")
+PLANS = ("one device", "data 2", "pipeline 2")
+_ALONE, _DATA, _PIPELINE = PLANS
+_SIZES = (4 << 10, 4 << 20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is measured.
+
+    Attributes:
+        models: of `MODELS`.
+        microbatches: of the pipeline.
+        steps: per measurement.
+        rounds: measurements of each plan.
+    """
+
+    models: Sequence[str] = MODELS
+    microbatches: int = 4
+    steps: int = 8
+    rounds: int = 5
+
+    def __post_init__(self) -> None:
+        for name in self.models:
+            validation.one_of("a model", name, MODELS)
+        for name in ("microbatches", "steps", "rounds"):
+            validation.integer(name, getattr(self, name), minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A plan for a model.
+
+    Attributes:
+        predicted: seconds of a step.
+        measured: the same, one per round; the slowest process's.
+        stages: the names of the layers that begin stages 2 to K; None: whole.
+    """
+
+    predicted: float
+    measured: Sequence[float]
+    stages: tuple[str, ...] | None
+
+    @property
+    def ratio(self) -> Quartiles:
+        """The predicted step over the measured one."""
+        return ratio([self.predicted] * len(self.measured), self.measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What came of it.
+
+    Attributes:
+        setup: what was measured.
+        link: between two processes.
+        rows: model -> plan -> what was predicted and measured.
+        machine: processor, cores, versions, time and load.
+    """
+
+    setup: Setup
+    link: Link
+    rows: Mapping[str, Mapping[str, Row]]
+    machine: Mapping[str, str]
+
+    def chosen(self, model: str) -> str:
+        """Return the plan of the shortest predicted step."""
+        return min(self.rows[model], key=lambda plan: self.rows[model][plan].predicted)
+
+    def regret(self, model: str) -> Quartiles:
+        """Return the step of the plan that is chosen over that of the plan that was measured to be best."""
+        rows = self.rows[model]
+        best = min(rows, key=lambda plan: median(rows[plan].measured))
+        return ratio(rows[self.chosen(model)].measured, rows[best].measured)
+
+    def to_json(self) -> str:
+        """Return the report as JSON, with what is chosen and what that costs."""
+        derived = {
+            "chosen": {model: self.chosen(model) for model in self.rows},
+            "regret": {model: asdict(self.regret(model)) for model in self.rows},
+            "predicted_over_measured": {
+                model: {plan: asdict(row.ratio) for plan, row in rows.items()} for model, rows in self.rows.items()
+            },
+        }
+        return json.dumps({**asdict(self), **derived}, indent=2)
+
+
+def predicted(profile: Profile, link: Link, microbatches: int) -> dict[str, tuple[float, tuple[str, ...] | None]]:
+    """Return for each plan the seconds of a step, and the layers that begin stages; None: whole.
+
+    Args:
+        profile: of the model.
+        link: between two processes.
+        microbatches: of the pipeline.
+    """
+    one, two = (DeviceKind(count=count) for count in (1, 2))
+    whole = Stage(begin=0, end=len(profile.layers))
+    single = Setting(profile=profile, link=link, kinds=(one,), replicas=1)
+    double = Setting(profile=profile, link=link, kinds=(two,), replicas=2)
+    found: dict[str, tuple[float, tuple[str, ...] | None]] = {
+        _ALONE: (predict(single, [whole]).seconds, None),
+        _DATA: (predict(double, [dataclasses.replace(whole, devices=2)]).seconds, None),
+    }
+    staged = Setting(profile=profile, link=link, kinds=(two,), replicas=1, microbatches=microbatches)
+    stages = best_stages(staged)
+    if stages is not None and len(stages) > 1:
+        names = tuple(profile.layers[stage.begin].name for stage in stages[1:])
+        found[_PIPELINE] = predict(staged, stages).seconds, names
+    return found
+
+
+def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda what, number: None) -> Report:
+    """Profile, predict and measure, and return the report.
+
+    Args:
+        setup: what to measure.
+        on_round: told of each model, plan and round before it is measured; 0: profiling and warming up.
+    Raises:
+        TfdistError: a process failed; the message has its traceback.
+
+    Example:
+        >>> run(Setup(models=["dense"])).regret("dense")                 # doctest: +SKIP
+    """
+    about, rows = machine.describe(), dict[str, dict[str, Row]]()
+    with contextlib.ExitStack() as stack:
+        found = {
+            plan: stack.enter_context(lanes.Lane(name, workers=workers))
+            for plan, name, workers in (
+                (_ALONE, "tensorflow", 1),
+                (_DATA, "multi-worker", 2),
+                (_PIPELINE, "pipeline", 2),
+            )
+        }
+
+        def call(plan: str, function: str, **arguments: Any) -> list[Any]:
+            with lanes.turn(found[plan], found.values()) as lane:
+                return list(lane.call(f"tfdist.bench.plan.arms:{function}", **arguments))
+
+        for plan in found:
+            on_round(plan, 0)
+            call(plan, "bind")
+        few, many = (max(pair) for pair in zip(*call(_DATA, "line", sizes=_SIZES), strict=True))
+        link = Link.of_all_reduces((_SIZES[0], few), (_SIZES[1], many))
+        for model in setup.models:
+            on_round(model, 0)
+            rows[model] = _rows(setup, model, link, call, on_round)
+    about["load average at the end"] = machine.describe()["load average"]
+    return Report(setup=setup, link=link, rows=rows, machine=about)
+
+
+def _rows(
+    setup: Setup,
+    model: str,
+    link: Link,
+    call: Callable[..., list[Any]],
+    on_round: Callable[[str, int], None],
+) -> dict[str, Row]:
+    microbatches = setup.microbatches
+    (text,) = call(_ALONE, "measured_profile", name=model, divisors=[2, microbatches])
+    plans = predicted(Profile.from_json(text), link, microbatches)
+    for plan, (_, stages) in plans.items():
+        call(plan, "prepare", name=model, plan=plan, stages=stages, microbatches=microbatches)
+    seconds: dict[str, list[float]] = {plan: [] for plan in plans}
+    order = list(plans)
+    for number in range(setup.rounds):
+        for plan in order[number % len(order) :] + order[: number % len(order)]:
+            on_round(f"{model}, {plan}", number + 1)
+            seconds[plan].append(max(call(plan, "measure", name=model, plan=plan, steps=setup.steps)))
+    return {plan: Row(predicted=one, measured=seconds[plan], stages=stages) for plan, (one, stages) in plans.items()}
