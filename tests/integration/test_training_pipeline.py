@@ -19,11 +19,11 @@ CASES = Path(__file__).parent / "cases"
 Equal = Callable[..., None]
 
 
-def start(forking: Forks, workers: int) -> WorkerPool:
+def start(forking: Forks, workers: int, **variables: str) -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy="pipeline", ports=free, replicas_per_worker=1)
-        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+        return [environment | {"PYTHONPATH": python_path(CASES), **variables} for environment in made]
 
     pool = WorkerPool(environments, start=forking.worker)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
@@ -64,6 +64,12 @@ def four(forking: Forks) -> Iterator[WorkerPool]:
         yield workers
 
 
+@pytest.fixture(scope="module")
+def alone(forking: Forks) -> Iterator[WorkerPool]:
+    with start(forking, 1, LOGICAL_CPUS="2") as workers:
+        yield workers
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -76,6 +82,8 @@ def four(forking: Forks) -> Iterator[WorkerPool]:
         ("words", {}),
         ("whole batches", {"microbatches": 1}),
         ("masked", {"microbatches": 3}),
+        ("statistics", {"schedule": "interleaved", "chunks": 2, "recompute": True}),
+        ("named", {}),
     ],
 )
 def test_two_stages_have_the_numbers_of_one_device(
@@ -89,11 +97,40 @@ def test_two_stages_have_the_numbers_of_one_device(
         assert name in ("branches", "words") or not (one and other)
 
 
+def test_stages_on_devices_of_a_process_have_the_numbers_of_one_device(alone: WorkerPool, tmp_path: Path) -> None:
+    options = {"schedule": "interleaved", "chunks": 2, "recompute": True, "references": str(tmp_path)}
+    (found,) = call(alone, "distances", mesh="data=1,pipeline=2", name="words", **options)
+    assert found["far"] == {}
+    assert {*found["devices"]} == {"0", "1"}  # a weight, and what an optimizer keeps of it, lies on its stage
+    assert found["devices of slots"] == ["0", "1"]
+
+
+def test_a_training_goes_on_with_stages_on_devices_of_a_process(alone: WorkerPool, tmp_path: Path) -> None:
+    meshes = ["data=1,pipeline=2", None, "data=1,pipeline=2"]
+    (found,) = call(alone, "resumed", folder=str(tmp_path), meshes=meshes)
+    assert found["steps"] == 9
+    assert found["far"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("replicas", "Start a process at each place: tfdist run -n 4 --mesh data=2,pipeline=2"),
+        ("devices", "has 3 stages, and there is one process (tfdist run) with 2 devices"),
+        ("other devices", "replicas_per_worker is 1, and the pipeline has 2 stages"),
+        ("one optimizer", "the stages on devices of one process have one optimizer"),
+    ],
+)
+def test_what_devices_of_a_process_cannot_be_is_refused(alone: WorkerPool, kind: str, says: str) -> None:
+    (told,) = call(alone, "refused", kind=kind, mesh="data=1,pipeline=2")
+    assert says in told
+
+
 def test_replicas_alone_have_the_numbers_of_one_device(two: WorkerPool, equal: Equal) -> None:
     equal(two, "data=2,pipeline=1", "words", microbatches=2)
 
 
-@pytest.mark.parametrize("name", ["mlp-scaling", "words", "masked"])
+@pytest.mark.parametrize("name", ["mlp-scaling", "words", "masked", "statistics"])
 def test_replicas_of_two_stages_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal, name: str) -> None:
     equal(four, "data=2,pipeline=2", name)
 
@@ -166,11 +203,11 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
     ("kind", "says"),
     [
         ("subclassed", "UnsupportedError: the model 'subclassed' (Subclassed) computes by a call of its own"),
+        ("between blocks", "does not compute these one after the other: where its blocks have "),
         ("own step", "has a train_step of its own"),
         ("eager", "UnsupportedError: run_eagerly is True"),
         ("jit", "UnsupportedError: jit_compile is True"),
         ("one number", "returns one number, which may be a mean or a sum over examples"),
-        ("batch statistics", "adds up over the whole batch in the middle of a step"),
         ("name", "ConfigError: stages names 'secund', which the model"),
         ("names", "they must come in the order of the model, behind its first layer"),
         ("order", "ConfigError: the schedule 'mine' of 2 stages and 8 micro-batches cannot be run"),
@@ -180,6 +217,7 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
         ("engine", "UnsupportedError: collectives is 'tensorflow'"),
         ("mesh", "ConfigError: stages says 3 stages, and the mesh data=1,pipeline=2 has 2"),
         ("axis", "UnsupportedError: the mesh is batch=1,model=2; a pipeline has the axes data and pipeline"),
+        ("model axis", "or cut weights without stages: --strategy model-parallel --mesh data=1,model=2"),
     ],
 )
 def test_what_cannot_be_is_refused(two: WorkerPool, kind: str, says: str) -> None:

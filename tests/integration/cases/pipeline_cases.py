@@ -16,9 +16,11 @@ from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.parallel import schedules
 from tfdist.parallel.schedules import Schedule
-from tfdist.strategies import PipelineStrategy
+from tfdist.strategies import PipelineStrategy, use_logical_cpus
 
-RANK = int(os.environ["TFDIST_WORKER_INDEX"])
+if "LOGICAL_CPUS" in os.environ:
+    use_logical_cpus(int(os.environ["LOGICAL_CPUS"]))
+RANK = int(os.environ.get("TFDIST_WORKER_INDEX", 0))
 ROWS, BATCH = 27, 12  # three batches, the last of 3: of two replicas one has a micro-batch more
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(ROWS, 6)).astype("float32")
@@ -103,6 +105,38 @@ def whole_batches() -> keras.Model:
     )
 
 
+def statistics() -> keras.Model:
+    """Statistics of the batch on both stages, one of them inside of a layer."""
+    layers = keras.layers
+    inner = keras.Sequential(
+        [layers.Dense(8, use_bias=False), layers.BatchNormalization(momentum=0.5, synchronized=True)]
+    )
+    normalized = layers.BatchNormalization(momentum=0.5, synchronized=True)
+    return keras.Sequential([keras.Input((6,)), inner, layers.Dense(8, "tanh"), normalized, layers.Dense(2)])
+
+
+class Named(keras.Model):
+    """Computes by a call of its own, and names the layers that it calls."""
+
+    def __init__(self, between: float = 1.0) -> None:
+        super().__init__()
+        self.first = keras.layers.Dense(8, "tanh")
+        self.inner = [keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dropout(0.0)]) for _ in range(2)]
+        self.last = keras.layers.Dense(2)
+        self.between = between
+
+    def pipeline_blocks(self) -> list[Any]:
+        return [keras.Input((6,)), self.first, *self.inner, self.last]
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        x = self.first(x)
+        for block in self.inner:
+            x = block(x, training=training)
+        if self.between != 1 and not training:  # which is no block
+            x = self.between * x
+        return self.last(x)
+
+
 def short() -> keras.Model:
     """Fewer calls than stages, of which the last ones have the loss alone, or nothing."""
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)])
@@ -134,6 +168,8 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Any, str]] = {
     "branches": (branches, [X, Z], "adam"),
     "words": (words, IDS, "adam"),
     "whole batches": (whole_batches, SERIES, "adam"),
+    "statistics": (statistics, X, "adam"),
+    "named": (Named, X, "adam"),
     "short": (short, X, "adam"),
     "masked": (masked, IDS * (RANDOM.uniform(size=IDS.shape) < 0.6), "adam"),
 }
@@ -143,7 +179,7 @@ def made(name: str) -> tuple[keras.Model, Any, Any]:
     make, x, optimizer = MODELS[name]
     keras.utils.set_random_seed(7)
     model = make()
-    several = len(model.outputs) > 1
+    several = len(getattr(model, "outputs", [])) > 1
     if name == "masked":
         losses = [keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), "mae"]
         model.compile(OPTIMIZERS[optimizer](), losses, weighted_metrics=[["mae"], ["mae"]])
@@ -183,7 +219,10 @@ def distances(mesh: str, name: str, references: str, **options: Any) -> dict[str
         assert found.keys() == wanted.keys()
         far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
     shards = [getattr(variable._value, "shard", variable) for variable in model.weights]
+    slots = [getattr(variable._value, "shard", variable._value) for variable in model.optimizer.variables]
     return {
+        "devices": [shard.device[-1] for shard in shards],
+        "devices of slots": sorted({slot.device[-1] for slot in slots if slot.shape.rank}),
         "digest": zlib.crc32(b"".join(value.tobytes() for value in found.values())),
         "held": [int(np.prod(shard.shape)) for shard in shards],
         "far": {key: distance for key, distance in far.items() if not distance < 1e-5},
@@ -348,8 +387,8 @@ def _fit(make: Callable[[], keras.Model], **options: Any) -> Callable[[str], Non
     return fit
 
 
-def _pipeline(**options: Any) -> Callable[[str], None]:
-    def start(mesh: str) -> None:
+def _pipeline(**options: Any) -> Callable[[str | None], None]:
+    def start(mesh: str | None) -> None:
         PipelineStrategy(**{"mesh": mesh, **options})
 
     return start
@@ -402,15 +441,11 @@ def _masked_by_values() -> keras.Model:
 
 _REFUSED: dict[str, Callable[[str], None]] = {
     "subclassed": _fit(Subclassed),
+    "between blocks": _fit(lambda: Named(between=2.0)),
     "own step": _fit(lambda: OwnStep([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])),
     "eager": _fit(_small, run_eagerly=True),
     "jit": _fit(_small, jit_compile=True),
     "one number": _fit(_small, loss=lambda y, p: tf.reduce_mean((y - p) ** 2)),
-    "batch statistics": _fit(
-        lambda: keras.Sequential(
-            [keras.Input((6,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(2)]
-        )
-    ),
     "name": _cut(["secund"]),
     "names": _cut(["first"]),
     "order": _pipeline(schedule=_mine),
@@ -420,4 +455,9 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "engine": _pipeline(collectives="tensorflow"),
     "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),
     "axis": lambda _: _pipeline()("batch=1,model=2"),
+    "model axis": lambda _: _pipeline()("data=1,model=2,pipeline=2"),
+    "replicas": lambda _: _pipeline()("data=2,pipeline=2"),
+    "devices": lambda _: _pipeline(stages=3)(None),
+    "other devices": lambda _: _pipeline(stages=2, replicas_per_worker=1)(None),
+    "one optimizer": _pipeline(schedule="pipedream"),
 }

@@ -345,8 +345,8 @@ def is_built(model: keras.Model) -> bool:
     return all(layer.built for layer in model._flatten_layers()) and all(p is None or p.built for p in parts)
 
 
-def layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Return the model and every layer in it, at any depth."""
+def layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Return a model or a layer, and every layer in it, at any depth."""
     return list(model._flatten_layers())
 
 

@@ -9,7 +9,9 @@ import keras
 
 from tfdist import validation
 from tfdist.compat.keras import graphs
+from tfdist.compat.keras.model import layers as layers_in
 from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.parallel.pipeline import blocks
 
 #: to send an element takes about as long as so many multiplications and additions
 _SENT = 40.0
@@ -38,7 +40,7 @@ class Edge:
 
 
 class Division:
-    """A Sequential or functional model, cut into parts.
+    """A Sequential or functional model, or one that names its blocks, cut into parts.
 
     Args:
         model: the model.
@@ -46,7 +48,7 @@ class Division:
         stages: see `Stages`.
     Raises:
         ConfigError: a layer that is named is not there, or they are not in this order, or too few.
-        UnsupportedError: it is neither a Sequential nor a functional model.
+        UnsupportedError: it is none of these.
 
     Attributes:
         graph: Keras' graph of the model.
@@ -72,6 +74,17 @@ class Division:
         """Return the layers that a part calls, each once."""
         found = {id(call.operation): call.operation for call in self.calls_of(part)}
         return [one for one in found.values() if isinstance(one, keras.layers.Layer)]
+
+    def whole_batch_layer(self) -> str | None:
+        """Return the name of a layer that trains with statistics of the whole batch, or None where none does.
+
+        Its first result needs the last example, so a stage that has it holds what it makes of all of them, as it would
+        by GPipe; cut into micro-batches, the batch would wait for itself there.
+        """
+        for layer in (one for part in range(self.parts) for own in self.layers_of(part) for one in layers_in(own)):
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
+                return str(layer.name)
+        return None
 
     @functools.cached_property
     def edges(self) -> list[Edge]:
@@ -120,15 +133,19 @@ def graph_of(model: keras.Model) -> graphs.Functional:
     """Return the graph of a model.
 
     Raises:
+        ConfigError: what it names are no blocks.
         UnsupportedError: it has none that is known.
     """
     graph = graphs.graph_of(model)
     is_own = graph is not None and type(model).call is not graphs.Functional.call and graph is model
+    if blocks.has_named(model) and (graph is None or is_own):
+        return blocks.graph_of(model)
     if graph is None or is_own:
         raise UnsupportedError(
             f"the model {model.name!r} ({type(model).__name__}) computes by a call of its own, in which nobody can see "
-            "where it may be cut. Under a pipeline a model is a keras.Sequential with an Input, or a functional model "
-            "(keras.Model(inputs, outputs)); blocks of your own are layers of it."
+            "where it may be cut. Let it name its blocks, by a method pipeline_blocks(self) that returns "
+            "[keras.Input((64,)), self.first, *self.others] (its input, and the layers that its call calls one after "
+            "the other), or make it a keras.Sequential with an Input, or a functional model."
         )
     return graph
 

@@ -6,6 +6,8 @@ for each micro-batch (`passes`); a batch that is one micro-batch is computed in 
 layers may add up over replicas.
 """
 
+import collections
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -74,6 +76,7 @@ class Run:
         recompute: whether a backward pass computes its forward pass again, and only what was received is kept.
         updates: where weights are updated after each backward pass; else gradients are added up.
         common: what is known of the rows of each weight's gradient, by identity, see `Accumulated`; it is added to.
+        devices: where all parts are in this process: the devices on which they lie, in turns.
     """
 
     def __init__(
@@ -90,10 +93,12 @@ class Run:
         recompute: bool = False,
         updates: Updates | None = None,
         common: dict[int, dict[tuple[int, int], bool]] | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         self._model = model
         self._common = {} if common is None else common
         self._division = division
+        self._devices = devices
         self._stage = stage
         self._stages = stages
         self._links = links
@@ -126,12 +131,15 @@ class Run:
         return self.found
 
     def _in_order(self, order: Sequence[Work], do: Callable[[Work], list[Any]]) -> None:
-        ends: list[list[Any]] = [[], []]
+        ends_of: dict[str | None, list[list[Any]]] = collections.defaultdict(lambda: [[], []])
         for work in order:
-            with tf.control_dependencies(ends[-2]):
-                self._receive(work)
-            with tf.control_dependencies(ends[-1]):
-                ends.append([tf.group(*do(work))])
+            device = self._devices[self._part(work) % len(self._devices)] if self._devices else None
+            ends = ends_of[device]
+            with contextlib.nullcontext() if device is None else tf.device(device):
+                with tf.control_dependencies(ends[-2]):
+                    self._receive(work)
+                with tf.control_dependencies(ends[-1]):
+                    ends.append([tf.group(*do(work))])
 
     def _part(self, work: Work) -> int:
         return work.chunk * self._stages + self._stage

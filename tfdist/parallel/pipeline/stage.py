@@ -1,7 +1,7 @@
 """A stage: its steps of training, testing and predicting, in the place of Keras' own."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from tfdist.parallel.pipeline.links import Links
 from tfdist.parallel.pipeline.microbatch import MicroBatch, MicroStep
 from tfdist.parallel.pipeline.run import Found
 from tfdist.parallel.schedules.table import Schedule, Work
+from tfdist.parallel.schedules.timeline import in_one_order
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.reduction import replica_sums
 from tfdist.training.replica import metrics, replica_step, results, step
@@ -43,6 +44,7 @@ class Pipe:
         schedule: makes the schedule of so many micro-batches.
         microbatches: into how many a batch is cut at most.
         recompute: see `run.Run`.
+        devices: where this process is alone and has all stages: the device of each; `stages` is 1 then.
     """
 
     workers: Workers
@@ -56,11 +58,16 @@ class Pipe:
     schedule: Callable[[int], Schedule]
     microbatches: int
     recompute: bool
+    devices: tuple[str, ...] = ()
 
     @property
     def is_last(self) -> bool:
         """Whether the last part of the model is here."""
         return self.stage == self.stages - 1
+
+    def order(self, schedule: Schedule) -> Sequence[Work]:
+        """Return the order of the passes in this process."""
+        return in_one_order(schedule) if self.devices else schedule.orders[self.stage]
 
     def sums(self, tensors: list[tf.Tensor], what: str) -> list[tf.Tensor]:
         """Return the sums over the stages of this replica."""
@@ -106,11 +113,14 @@ class StageStep:
 
     def train(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, update the weights once, and return the logs."""
-        schedule = self._pipe.schedule(min(self._pipe.microbatches, max(self._rows(global_rows), 1)))
-        microbatches = self._microbatches(data, global_rows, each_alone=schedule.updates_each)
+        most = self._pipe.microbatches
+        schedule = self._pipe.schedule(min(most, max(self._rows(global_rows), 1)))
+        if not schedule.updates_each and self._division.whole_batch_layer() is not None:
+            schedule, most = self._pipe.schedule(1), 1
+        microbatches = self._microbatches(data, global_rows, most=most, each_alone=schedule.updates_each)
         with self._outer(data, global_rows) as current:
             totals = self._totals(current)
-        order = schedule.orders[self._pipe.stage]
+        order = self._pipe.order(schedule)
         updates = self._updates(schedule)
 
         def passes() -> Found:
@@ -186,6 +196,7 @@ class StageStep:
             recompute=self._pipe.recompute and training,
             updates=updates,
             common=self._common,
+            devices=self._pipe.devices,
         )
 
     def _forwards(self, count: int) -> list[Work]:
@@ -204,12 +215,15 @@ class StageStep:
             rows=tf.constant(self._rows(global_rows)), global_rows=tf.constant(global_rows), weighs_loss=True
         )
 
-    def _microbatches(self, data: Any, global_rows: int, *, each_alone: bool = False) -> list[MicroBatch]:
+    def _microbatches(
+        self, data: Any, global_rows: int, *, most: int | None = None, each_alone: bool = False
+    ) -> list[MicroBatch]:
         """Return this replica's batch in parts; where it has no example, it computes with a copy of one.
 
         Args:
             data: the batch.
             global_rows: examples of all replicas.
+            most: how many parts there are at most; None: as many as the strategy says.
             each_alone: whether each part is a batch of its own.
         """
         replica_step.adapt(self._model, self._unseeded)
@@ -217,7 +231,7 @@ class StageStep:
             keras_metrics.ignore_weights(metric)
         rows = self._rows(global_rows)
         there = max(rows, 1)
-        count = min(self._pipe.microbatches, there)
+        count = min(self._pipe.microbatches if most is None else most, there)
         bounds = [there * number // count for number in range(count + 1)]
         specs: dict[int, Any] = {}
         made = []
@@ -349,7 +363,8 @@ class StageStep:
             for place, total in zip(shared, sums, strict=True):
                 if gradients[place].shape == total.shape:
                     gradients[place] = total
-        return _made_in_order([one if there else None for one, there in zip(gradients, told.has_gradient, strict=True)])
+        known = [one if there else None for one, there in zip(gradients, told.has_gradient, strict=True)]
+        return _made_in_order(known) if self._pipe.replicas > 1 else known
 
     def _apply_states(self, found: Found) -> None:
         """Give variables that layers have changed their values: the mean over replicas of means over micro-batches.

@@ -32,6 +32,8 @@ class StageSharding:
         self.label = path
         #: the stages that have it, in rising order; None until the model is cut
         self.holders: tuple[int, ...] | None = None
+        #: of this process, where it lies; None: where all that the process has lies
+        self.device: str | None = None
         self._along = along
         self._is_first_replica = is_first_replica
 

@@ -110,6 +110,20 @@ def timeline(
     return Timeline(schedule, tuple(sorted(slots, key=lambda slot: (slot.begin, slot.stage))))
 
 
+def in_one_order(schedule: Schedule) -> list[Work]:
+    """Return the work of all stages in one order, in which all that a work needs comes before it.
+
+    It is that of one stage with all parts of the model: the chunk of a work is its part.
+
+    Example:
+        >>> from tfdist.parallel.schedules.orders import named
+        >>> " ".join(map(str, in_one_order(named("gpipe", stages=2, microbatches=1))))
+        'F0 F0.1 B0.1 B0'
+    """
+    slots = timeline(schedule).slots
+    return [slot.work._replace(chunk=schedule.part(slot.stage, slot.work)) for slot in slots]
+
+
 def bubble(schedule: Schedule) -> float:
     """Return the part of the time in which stages have nothing to do, where each part takes equally long.
 

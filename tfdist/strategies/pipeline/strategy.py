@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
@@ -26,29 +24,31 @@ from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel import groups, schedules
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.initial import InitialParts
+from tfdist.parallel.pipeline import blocks
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.stage import Pipe, StageStep
 from tfdist.parallel.pipeline.weights import PIPELINE, StageSharding
 from tfdist.parallel.schedules import Schedule
-from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
-from tfdist.strategies.registry import MESH_VARIABLE
+from tfdist.strategies import mesh_jobs, threads
+from tfdist.strategies.pipeline import placing
 from tfdist.training.multi_worker import agreement
 from tfdist.training.strategy import KerasTraining
 
 __all__ = ["PipelineStrategy"]
 
-DATA = "data"
 _log = logging.getLogger("tfdist")
 
 
 class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
-    """A model cut into stages over processes; plain Keras `compile` and `fit`, the numbers of one device.
+    """A model cut into stages over processes, or over the devices of one; the numbers of one device.
 
-    Every process runs the same script with the same data, and builds the same Sequential or functional model. A stage
-    holds the weights of its layers, and the optimizer's variables of these, and no others. A batch is cut into
-    micro-batches; what a stage makes of one it sends to the stages that take it, also over several stages. Gradients
-    are added up over micro-batches, and reduced over the processes of a stage; then every stage updates its weights
-    once. So weights, losses and metrics are those of one device, whatever the schedule, but for those without a flush.
+    Plain Keras `compile` and `fit`. Every process runs the same script with the same data, and builds the same
+    Sequential or functional model, or one that names its blocks. A stage holds the weights of its layers, and the
+    optimizer's variables of these, and no others. A batch is cut into micro-batches; what a stage makes of one it sends
+    to the stages that take it, also over several stages. Gradients are added up over micro-batches, and reduced over
+    the processes of a stage; then every stage updates its weights once. So weights, losses and metrics are those of one
+    device, whatever the schedule, but for those without a flush. A single process has all stages, each on a device of
+    its own.
 
     Args:
         cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
@@ -66,7 +66,8 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             stages.
         recompute: whether a backward pass computes its forward pass again, with the same random numbers, so that a
             stage keeps no more of a micro-batch than it was sent.
-        replicas_per_worker: 1; a process is one device.
+        replicas_per_worker: where one process has all stages, the number of its devices, each of which has one; else
+            1. None: as many as there are stages.
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
         collectives: "native" or "auto": the native engine.
         bucket_bytes: see `MultiWorkerMirroredStrategy`.
@@ -106,42 +107,47 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         loss_reduction: str = "detect",
     ) -> None:
         cluster = clusters.from_environment() if cluster is None else cluster
-        self._mesh = _mesh(mesh, stages, chunks, cluster)
+        places = 1 if cluster.num_workers > 1 else replicas_per_worker or threads.devices_to_come()
+        self._mesh = placing.mesh_of(mesh, stages, chunks, cluster, places)
+        devices = placing.devices_of(self._mesh, cluster, replicas_per_worker)
         self._chunks = validation.integer("chunks", chunks, minimum=1)
         self._microbatches = validation.integer("microbatches", microbatches, minimum=1)
         self._stages = "auto" if isinstance(stages, int) else stages
         self._schedule = _made_by(schedule, self._mesh.size_of(PIPELINE), self._chunks)
-        self._schedule(self._microbatches)
-        self._told_of_statistics = False
-        if replicas_per_worker not in (None, 1):
-            raise ConfigError(
-                f"replicas_per_worker is {replicas_per_worker}; in a pipeline a process is one device. Leave it out, "
-                "and start as many processes as the mesh has places."
+        found = self._schedule(self._microbatches)
+        if devices and found.updates_each:
+            raise UnsupportedError(
+                f"the schedule {found.name!r} updates weights after each micro-batch, on each stage by itself, and the "
+                "stages on devices of one process have one optimizer, which counts its updates. Start a process for "
+                f"each stage (tfdist run -n {found.stages}), or choose '1f1b'."
             )
+        self._told_of_statistics = False
         engine = validation.one_of("collectives", collectives or "auto", ("auto", "native", "tensorflow", "horovod"))
         if engine not in ("auto", "native"):
             raise UnsupportedError(
                 f"collectives is {engine!r}; stages send to each other in any order, which the native engine alone "
                 "carries. Leave collectives out, or choose 'native'."
             )
-        self._job = MultiWorkerMirroredStrategy(
+        self._job = mesh_jobs.join(
             cluster,
-            replicas_per_worker=1,
+            None,
+            1,
+            "native" if cluster.num_workers > 1 else "auto",
             timeout_seconds=timeout_seconds,
-            collectives="native" if cluster.num_workers > 1 else "auto",
             bucket_bytes=bucket_bytes,
             loss_reduction=loss_reduction,
         )
         self.loss_reduction = loss_reduction
-        self._workers, chosen = self._job.workers, self._job.extended.bucket_bytes
+        self._workers, chosen = self._job.workers, self._job.bucket_bytes
         tf_strategies.claim_collective_keys(self, within_worker=True)
         everybody = TracedCollective(self._workers.collective, bucket_bytes=chosen)
-        between = groups.along(self._workers.collective, self._mesh, [PIPELINE])
-        others = groups.along(self._workers.collective, self._mesh, self._mesh.others(PIPELINE))
+        processes = Mesh(((PIPELINE, 1),)) if devices else self._mesh
+        between = groups.along(self._workers.collective, processes, [PIPELINE])
+        others = groups.along(self._workers.collective, processes, processes.others(PIPELINE))
         along = TracedCollective(between, bucket_bytes=chosen)
         # stages reduce other gradients, so what the processes of a stage reduce has keys of its own
         replicas = TracedCollective(others, bucket_bytes=chosen, replica=1)
-        self._axes = Axes(self._mesh, self._workers.index, {PIPELINE: along}, self._workers.waiting)
+        self._axes = Axes(processes, self._workers.index, {PIPELINE: along}, self._workers.waiting)
         self._pipe = Pipe(
             workers=self._workers,
             everybody=everybody,
@@ -154,6 +160,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             schedule=self._schedule,
             microbatches=self._microbatches,
             recompute=recompute,
+            devices=devices,
         )
         extended = PipelineReplicas(
             self,
@@ -163,7 +170,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             everybody=everybody,
             late=self._axes.late,
             parts_of_initial=InitialParts(everybody, self._workers.waiting),
-            devices=tf_strategies.local_devices(("GPU",))[:1] or tf_strategies.local_devices(("CPU",))[:1],
+            devices=self._job.devices,
             collective=replicas,
             waiting=self._workers.waiting,
             traced=agreement.Signatures(self._workers).require_alike,
@@ -177,13 +184,13 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def stage(self) -> int:
-        """The number of this process's stage, from 0."""
+        """The number of this process's stage, from 0; of a process that has all of them, 0."""
         return self._pipe.stage
 
     @property
     def cuts_weights(self) -> bool:
-        """Whether weights may lie on other processes."""
-        return self._pipe.stages > 1
+        """Whether weights may lie on other processes, or on other devices of this one."""
+        return self._mesh.size_of(PIPELINE) > 1
 
     @property
     def _position(self) -> tuple[int, int]:
@@ -194,7 +201,8 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         """Return how a model is cut, which is decided once; see `Division.stages`."""
         own = vars(model)  # which ends with the model, as its graph does
         if own.get("_tfdist_division", (None, None))[0] is not self:
-            division = Division(model, self._pipe.stages * self._chunks, self._stages)
+            with self.scope():  # blocks that a model names may get their weights
+                division = Division(model, self._mesh.size_of(PIPELINE) * self._chunks, self._stages)
             own["_tfdist_division"] = (self, division)
             if self._workers.is_chief and division.stages:
                 _log.warning("tfdist: the parts of %s begin with %s", model.name, ", ".join(division.stages))
@@ -211,7 +219,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
 
     def before_build(self, model: Any) -> None:
         """Give each weight of a model to the stages that compute with it, before its slots are made."""
-        if graphs.graph_of(model) is not None:  # then its layers have been called
+        if graphs.graph_of(model) is not None or blocks.has_named(model):  # then its layers have been called
             self._settle(model)
 
     def ready(self, model: Any) -> None:
@@ -221,7 +229,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             UnsupportedError: it cannot.
         """
         self._require_possible(model)
-        if graphs.graph_of(model) is not None:  # then its layers have been called
+        if graphs.graph_of(model) is not None or blocks.has_named(model):  # then its layers have been called
             self._settle(model)
 
     def own_step(self, model: Any, kind: str, unseeded: Any) -> Callable[[Any, int], Any]:
@@ -241,16 +249,18 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
 
     def _settle(self, model: Any) -> None:
         """Give each weight to its stages, in the order of the model, and then let all be made in one order."""
-        if self._pipe.stages == 1:
+        if self._mesh.size_of(PIPELINE) == 1:
             return
-        holders = self.division_of(model).holders(self._pipe.stages)
+        holders = self.division_of(model).holders(self._mesh.size_of(PIPELINE))
         weights = list(model.weights)
         paths = agreement.relative_paths([weight.path for weight in weights])
         for weight, path in zip(weights, paths, strict=True):
             sharding = sharded.sharding_of(weight)
             if sharding is not None and sharding.holders is None:
                 sharding.label = path
-                sharding.holders = holders.get(id(weight), (0,))
+                held = holders.get(id(weight), (0,))
+                sharding.holders = (0,) if self._pipe.devices else held
+                sharding.device = self._pipe.devices[held[0]] if self._pipe.devices else None
         self.extended.settle()
         for weight in weights:  # an optimizer that was built before knows the variable by what it was
             former = getattr(keras_variables.value_of(weight), "former", None)
@@ -272,20 +282,33 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
                 f"{what} is True; the stages of a pipeline send to each other in the middle of a graph of TensorFlow. "
                 f"Pass {what}=False to model.compile()."
             )
-        self.division_of(model)
-        if self._microbatches > 1 and not self._told_of_statistics:
-            found = [one for one in keras_model.layers(model) if isinstance(one, keras.layers.BatchNormalization)]
-            if found and self._workers.is_chief:
-                self._told_of_statistics = True
-                _log.warning(
-                    "The layer %r normalises with the statistics of a micro-batch, and no longer with those of the "
-                    "batch. Pass microbatches=1, or use LayerNormalization or GroupNormalization.",
-                    found[0].name,
-                )
+        self._tell_of_statistics(model, self.division_of(model))
+
+    def _tell_of_statistics(self, model: Any, division: Division) -> None:
+        """Say once what micro-batches are to a BatchNormalization."""
+        found = [one for one in keras_model.layers(model) if isinstance(one, keras.layers.BatchNormalization)]
+        if not found or self._microbatches == 1 or self._told_of_statistics:
+            return
+        self._told_of_statistics = True
+        whole = None if self._schedule(self._microbatches).updates_each else division.whole_batch_layer()
+        if self._workers.is_chief and whole is not None:
+            _log.warning(
+                "The layer %r normalises with the statistics of the whole batch (synchronized=True), so the model %r "
+                "trains with one micro-batch, and its stages compute one after the other. LayerNormalization and "
+                "GroupNormalization leave micro-batches as they are.",
+                whole,
+                model.name,
+            )
+        elif self._workers.is_chief:
+            _log.warning(
+                "The layer %r normalises with the statistics of a micro-batch, and no longer with those of the batch. "
+                "Pass synchronized=True to it, or use LayerNormalization or GroupNormalization.",
+                found[0].name,
+            )
 
     def _staged(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> StageSharding | None:
         del dtype
-        if self._pipe.stages == 1:
+        if self._mesh.size_of(PIPELINE) == 1:
             return None
         return StageSharding(
             self._axes,
@@ -294,43 +317,6 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             shape=shape,
             path=path,
         )
-
-
-def _mesh(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster") -> Mesh:
-    named = os.environ.get(MESH_VARIABLE)
-    count = None
-    if isinstance(stages, bool) or (isinstance(stages, int) and stages < 1):
-        raise ConfigError(f"stages is {stages}; it must be a number from 1 on, 'auto', or names of layers.")
-    if isinstance(stages, int):
-        count = stages
-    elif not isinstance(stages, str) and not callable(stages):
-        count, left = divmod(len(stages) + 1, chunks)
-        if left:
-            raise ConfigError(
-                f"stages names {len(stages)} layers, so the model has {len(stages) + 1} parts, and each stage has "
-                f"{chunks} (chunks). Name a layer for each part but the first."
-            )
-    if given is not None or named:
-        mesh = meshes.of(given) if given is not None else Mesh.parse(str(named), name=MESH_VARIABLE)
-        unknown = set(mesh.names) - {DATA, PIPELINE}
-        if PIPELINE not in mesh.names or unknown:
-            raise UnsupportedError(
-                f"the mesh is {mesh}; a pipeline has the axes {DATA} and {PIPELINE}. Write one as data=2,pipeline=2."
-            )
-    else:
-        size = cluster.num_workers if count is None else count
-        if cluster.num_workers % size:
-            raise ConfigError(
-                f"stages is {size}, and there are {cluster.num_workers} processes ({cluster.source}); each stage has "
-                f"as many. Start a multiple of {size}."
-            )
-        mesh = Mesh(((DATA, cluster.num_workers // size), (PIPELINE, size)))
-    mesh.require_size(cluster.num_workers, 1, cluster.source)
-    if count is not None and mesh.size_of(PIPELINE) != count:
-        raise ConfigError(
-            f"stages says {count} stages, and the mesh {mesh} has {mesh.size_of(PIPELINE)}. Leave one of the two out."
-        )
-    return mesh
 
 
 def _made_by(schedule: str | Callable[..., Schedule], stages: int, chunks: int) -> Callable[[int], Schedule]:

@@ -29,6 +29,17 @@ class Staged(Sharding, Protocol):
     def is_held(self) -> bool:
         """Whether this process has it."""
 
+    @property
+    def device(self) -> str | None:
+        """The device on which it lies; None: that of the replica."""
+
+
+class _OnDevice:
+    """Stands for a variable beside which another one is made, of which TensorFlow asks its devices."""
+
+    def __init__(self, device: str) -> None:
+        self._devices = (device,)
+
 
 class StagedVariable(ShardedVariable):
     """A `ShardedVariable` that is made when its stage is known, or somebody asks for its value.
@@ -76,11 +87,13 @@ class StagedVariable(ShardedVariable):
 
     def settle(self) -> None:
         """Keep the value where this process has the weight, and let go of it elsewhere; the stage is known now."""
-        if self._made is not None and not self._is_settled and not self.sharding.is_held:
+        is_elsewhere = not self.sharding.is_held or self.sharding.device is not None
+        if self._made is not None and not self._is_settled and is_elsewhere:
             # nobody else makes it now, so nothing may travel for it
-            self.former = self._made
             with tf.init_scope():
-                self._made = self._make(initial_value=_Part(lambda: [tf.zeros([0], self._dtype)], 0, {}))
+                kept = self._made.read_value() if self.sharding.is_held else tf.zeros([0], self._dtype)
+                self.former = self._made
+                self._made = self._make(initial_value=_Part(lambda: [kept], 0, {}))
         assert self.shard is not None
         self._is_settled = True
 
@@ -147,7 +160,7 @@ class PipelineReplicas(ModelParallelReplicas):
         known = keras_variables.being_made()
         parts = functools.partial(self.parts_of_initial, kwargs["initial_value"], known and known[1], dtype, [sharding])
         value = _Part(parts, 0, {})
-        make = functools.partial(self._make, next_creator, {**kwargs, "initial_value": value, "shape": None})
+        make = functools.partial(self._make, next_creator, {**kwargs, "initial_value": value, "shape": None}, sharding)
         made = StagedVariable(make, sharding, self._container_strategy(), kwargs, dtype)
         if sharding.is_settled:
             made.settle()
@@ -155,10 +168,12 @@ class PipelineReplicas(ModelParallelReplicas):
             self._variables.append(weakref.ref(made))
         return made
 
-    def _make(self, next_creator: Any, kwargs: dict[str, Any], **others: Any) -> Any:
+    def _make(self, next_creator: Any, kwargs: dict[str, Any], sharding: Staged, **others: Any) -> Any:
         kwargs = {**kwargs, **others}
         reference = kwargs.get("colocate_with")
-        if isinstance(reference, StagedVariable):
+        if sharding.device is not None:
+            kwargs["colocate_with"] = _OnDevice(sharding.device)
+        elif isinstance(reference, StagedVariable):
             kwargs["colocate_with"] = reference.shard
         strategy = self._container_strategy()
         inside = tf.distribute.get_strategy() is strategy  # also in a replica, which can enter no scope
