@@ -38,6 +38,14 @@ MODULES = (
     "tfdist.optimizers",
     "tfdist.launch.agent.run",
     "tfdist.cli.run",
+    # what processes import later otherwise, each for itself
+    "tfdist.cli.chaos",
+    "tfdist.cli.main",
+    "tfdist.compression.registry",
+    "tfdist.data.sources.memory.arrays",
+    "tfdist.data.writing.external",
+    "tfdist.optimizers.distributed",
+    "tfdist.strategies.pipeline",
 )
 
 
