@@ -105,6 +105,7 @@ hypothesis.settings.load_profile("any machine")
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = uuid.uuid4().hex
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [light.STARTING, os.environ.get("PYTHONPATH")]))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process would compile what all import
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
