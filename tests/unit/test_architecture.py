@@ -48,6 +48,7 @@ LAYERS = {
     "doctor": 6,
     # What only the command line imports: none of these is part of another.
     "testing": 7,
+    "engines": 7,
     "bench": 7,
     "verify": 7,
     "tune": 7,
@@ -72,6 +73,7 @@ LOADS_NO_TENSORFLOW = (
         "launch",
         "watch",
         "exporters",
+        "engines",
         "cli",
         "build",
         "doctor",

@@ -28,7 +28,13 @@ INTERNAL = {
     "watch",
 }
 PUBLIC = sorted({path.parent.name for path in (ROOT / "tfdist").glob("*/__init__.py")} - INTERNAL)
-MODULES = {"tfdist.errors", "tfdist.reproducibility", "tfdist.cluster.ports", "tfdist.testing.pool"}
+MODULES = {
+    "tfdist.engines.ray",
+    "tfdist.errors",
+    "tfdist.reproducibility",
+    "tfdist.cluster.ports",
+    "tfdist.testing.pool",
+}
 # Keras calls these, with arguments that Keras' documentation describes
 OF_KERAS = re.compile(r"on_\w+|set_model|[sg]et_state|build|update_step|apply|scale_loss|get_config|from_config")
 EXAMPLE = re.compile(r"^\s*>>> ", re.MULTILINE)

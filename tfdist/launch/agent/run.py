@@ -45,6 +45,7 @@ from tfdist.launch.placement.base import Factory, Placement
 from tfdist.launch.placement.local import LocalPlacement, free_addresses, streams_of_one
 from tfdist.launch.placement.worker_factory import WorkerFactory
 from tfdist.launch.plan.config import LaunchConfig, require_script
+from tfdist.launch.plan.demand import NoRoomError
 from tfdist.launch.plan.hosts import places
 from tfdist.launch.plan.plan import event_copy, plan
 from tfdist.launch.plan.roles import tasks
@@ -291,6 +292,12 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
         try:
             with _present(job, before) as (channel, group):
                 ended = _start(job, channel, group, before)
+        except NoRoomError as error:
+            if not job.config.range[0] <= error.room < before.size:
+                raise
+            job.say(f"{error}\nThe job goes on with {error.room} workers")
+            before = replace(before, size=error.room)
+            continue
         except TfdistError:
             received = unseen_signal(job.events, keep=True)
             if received is None:

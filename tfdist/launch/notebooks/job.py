@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -91,6 +92,13 @@ def notebook(
     with _folder() as folder, _deadline(timeout_seconds, events) as is_late:
         code, result = folder / "code", folder / "result"
         config = _config(strategy, workers, env, options, (str(code), str(result)))
+        if config.remote is not None:
+            if config.remote.demand is None:
+                raise ConfigError(
+                    "remote has hosts; a function goes to this machine, or to the nodes of Ray "
+                    "(tfdist.engines.ray.Trainer). For hosts write a script: tfdist run --hosts"
+                )
+            config = replace(config, remote=replace(config.remote, call=(str(code), str(result))))
         send_function(code, function, arguments)
         out = output(names_of(config))
 

@@ -5,11 +5,13 @@
 Both are files of the job, which `notebook_sending` describes.
 """
 
+import os
 import sys
 from pathlib import Path
 
 from tfdist import cluster
 from tfdist.launch.notebooks.sending import name_of, receive_function, send_result
+from tfdist.launch.remote.values import FOLDER
 
 
 def main(code: str, result: str) -> None:
@@ -19,6 +21,9 @@ def main(code: str, result: str) -> None:
         code: path of what to call.
         result: path where the chief leaves what it has returned.
     """
+    folder = os.environ.get(FOLDER)
+    if folder is not None:  # on another host
+        code, result = (os.path.join(folder, os.path.basename(path)) for path in (code, result))
     function, arguments = receive_function(Path(code))
     returned = function(*arguments)
     if cluster.from_environment().is_chief:

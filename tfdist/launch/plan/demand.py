@@ -12,6 +12,18 @@ from tfdist.validation import integer, number, shown
 PACKINGS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # as Ray's placement groups have them
 
 
+class NoRoomError(ConfigError):
+    """The nodes have not what is asked for.
+
+    Attributes:
+        room: for how many processes they have.
+    """
+
+    def __init__(self, message: str, room: int) -> None:
+        super().__init__(message)
+        self.room = room
+
+
 @dataclass(frozen=True, kw_only=True)
 class Demand:
     """What each process needs, and where it is asked for.

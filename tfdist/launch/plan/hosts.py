@@ -125,6 +125,8 @@ class Remote:
         rendezvous: where hosts join, as "host:port", if they do; empty: the launcher chooses.
         key: with which they join, in hexadecimal digits; empty: the launcher draws one. It is shown nowhere.
         demand: what is asked of an engine that chooses the hosts; None for any other.
+        call: paths here of a file that goes along to each host of such an engine, and of one that comes back from that
+            which has it at the end; None for a script, which has neither.
 
     Example:
         >>> Remote(hosts=parse_hosts("a:2,b")).slots
@@ -139,6 +141,7 @@ class Remote:
     rendezvous: str = ""
     key: str = field(default="", repr=False)
     demand: Demand | None = None
+    call: tuple[str, str] | None = None
 
     @property
     def slots(self) -> int:

@@ -9,6 +9,7 @@ from tfdist.cluster.values import TaskId
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.spec import WorkerSpec
 
+FOLDER = "TFDIST_CALL_FOLDER"  # where a worker finds the function that it calls, if not where it was told
 KEY_IS_DERIVED = "derived"  # in place of the workers' key, for a host that has the key from which it follows
 
 # variables that belong to one host, or to the process that reads them
@@ -20,6 +21,7 @@ _OF_A_HOST = (
     "TFDIST_JOB_KEY",
     "TFDIST_JOB_ID",
     "TFDIST_CACHE_DIR",
+    FOLDER,
 )
 _PREFIXES = ("TF_", "TFDIST_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "PYTHON")
 

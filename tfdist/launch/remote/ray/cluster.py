@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import DeadlineError, MissingDependencyError, TfdistError
-from tfdist.launch.plan.demand import Demand
+from tfdist.launch.plan.demand import Demand, NoRoomError
 from tfdist.launch.plan.hosts import Host, Remote
 from tfdist.launch.remote.connecting.connection import Tail
 from tfdist.launch.remote.connecting.joining import ENDS_WITH_INPUT, Ticket
@@ -93,8 +93,8 @@ class Cluster:
             count: how many.
             interrupted: whether to wait no longer.
         Raises:
-            ConfigError: the cluster will never have room.
-            TfdistError: it has none in time, or is not there.
+            NoRoomError: the cluster will never have room, or has none in time.
+            TfdistError: it is not there.
         """
         demand = _demand(self._remote)
         if self._driver is None or self._driver.is_gone:
@@ -118,12 +118,15 @@ class Cluster:
         more = {ENDS_WITH_INPUT: "1", **({"PYTHONPATH": path} if path else {})}
         agents = {host.address: {**ticket.environment(), **more} for host, ticket in zip(hosts, tickets, strict=True)}
         python = self._remote.python or ""
-        self._driver.ask({"do": "serve", "agents": agents, "python": python, "arguments": ["-m", MODULE]})
+        asked = {"agents": agents, "python": python, "arguments": ["-m", MODULE], "call": self._remote.call}
+        self._driver.serve({"do": "serve", **asked})
         return self._driver
 
     def close(self) -> None:
         """Give all back that Ray has allotted."""
         if self._driver is not None:
+            if self._remote.call is not None:
+                self._driver.wait_for_agents(_END_SECONDS)
             self._driver.end()
             self._driver = None
 
@@ -172,6 +175,7 @@ class _Driver:
         self._changed = threading.Condition()
         self._answers: dict[str, Any] = {}
         self._ended: dict[str, str] = {}
+        self._agents: frozenset[str] = frozenset()  # addresses
         self._gone = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -188,6 +192,17 @@ class _Driver:
         except WireError:  # the thread that reads finds out
             return
 
+    def serve(self, request: dict[str, Any]) -> None:
+        with self._changed:
+            self._agents = frozenset(request["agents"])
+            self._ended.clear()
+        self.ask(request)
+
+    def wait_for_agents(self, seconds: float) -> None:
+        """Wait until all agents have ended, and what they leave is here."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._gone or self._agents <= self._ended.keys(), seconds)
+
     def answer(self, name: str, *, interrupted: Callable[[], bool], seconds: float | None = None) -> Any:
         deadline = None if seconds is None else time.monotonic() + seconds
         with self._changed:
@@ -202,7 +217,8 @@ class _Driver:
         if name in answers:
             return answers[name]
         if "error" in answers:
-            raise TfdistError(answers["error"])
+            there_is = answers.get("room")
+            raise TfdistError(answers["error"]) if there_is is None else NoRoomError(answers["error"], there_is)
         if self._gone:
             raise TfdistError(f"the driver of Ray has ended.{self._errors.quoted()}")
         raise TfdistError("the wait for Ray was interrupted.")

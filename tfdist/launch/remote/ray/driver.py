@@ -14,13 +14,15 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.values import split_address
-from tfdist.errors import ConfigError, DeadlineError, TfdistError
-from tfdist.launch.plan.demand import in_words, room, too_few
+from tfdist.errors import TfdistError
+from tfdist.launch.plan.demand import NoRoomError, in_words, room, too_few
 from tfdist.launch.remote.connecting.wire import Wire, WireError
 from tfdist.launch.remote.ray import place
+from tfdist.launch.remote.values import FOLDER
 
 WAIT_SECONDS = 600.0  # for what other jobs have taken, if nothing else is said
 
@@ -61,7 +63,7 @@ def main() -> None:
             try:
                 driver.do(request)
             except TfdistError as error:
-                wire.send({"error": str(error)})
+                wire.send({"error": str(error), "room": getattr(error, "room", None)})
             except Exception as error:  # noqa: BLE001 - who waits for the answer is told, whatever it is
                 wire.send({"error": f"Ray: {error}"})
         driver.close()
@@ -82,6 +84,7 @@ class Driver:
         self._group: Any = None
         self._actors: list[Any] = []
         self._where: list[dict[str, Any]] = []
+        self._round = 0  # how often places were asked for; what was before is nobody's
 
     def do(self, request: dict[str, Any]) -> None:
         """Do what is asked for.
@@ -93,12 +96,13 @@ class Driver:
             connect(request["address"])
             self._wire.send({"connected": True})
         elif request["do"] == "allot":
+            self._round += 1
             self._release()
             self._where = self._allotted(request["count"], request["resources"], request)
             self._wire.send({"allotted": self._where})
         else:
             assert request["do"] == "serve"
-            self._serve(request["agents"], request["python"], request["arguments"])
+            self._serve(request["agents"], request["python"], request["arguments"], request["call"])
 
     def close(self) -> None:
         """Give all back."""
@@ -124,8 +128,9 @@ class Driver:
         most = WAIT_SECONDS if request["wait_seconds"] is None else request["wait_seconds"]
         while not self._gone.is_set():
             nodes = {node["NodeManagerAddress"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-            if request["wait_seconds"] is None and room(bundle, list(nodes.values())) < count:
-                raise ConfigError(too_few(count, bundle, nodes))
+            there_is = room(bundle, list(nodes.values()))
+            if request["wait_seconds"] is None and there_is < count:
+                raise NoRoomError(too_few(count, bundle, nodes), there_is)
             if self._group is None:
                 self._group = placement_group([bundle] * count, strategy=request["packing"], name=request["name"])
             if self._group.wait(_LOOK_SECONDS):
@@ -134,8 +139,8 @@ class Driver:
                 self._release()
             waited, free = time.monotonic() - begun, in_words(ray.available_resources())
             if waited > most:
-                raise DeadlineError(
-                    f"after {most:g} s there is no room yet, free is {free}. {too_few(count, bundle, nodes)}"
+                raise NoRoomError(
+                    f"after {most:g} s there is no room yet, free is {free}. {too_few(count, bundle, nodes)}", there_is
                 )
             text = f"waiting for room in Ray's cluster: {count} x ({in_words(bundle)}); free: {free}"
             if waited > silent_until and text != told:
@@ -161,16 +166,26 @@ class Driver:
         ]
         return ray.get([one.where.remote() for one in self._actors], timeout=_ACTOR_SECONDS)
 
-    def _serve(self, agents: Mapping[str, Mapping[str, str]], python: str, arguments: list[str]) -> None:
+    def _serve(
+        self,
+        agents: Mapping[str, Mapping[str, str]],
+        python: str,
+        arguments: list[str],
+        call: tuple[str, str] | None,
+    ) -> None:
         """Run the agent of each host in the first actor there; say when one has ended."""
+        along = None
+        if call is not None:
+            code, result = map(Path, call)
+            along = (code.name, code.read_bytes(), result.name, FOLDER)
         addresses = [where["address"] for where in self._where]
         held = {}
         for address, variables in agents.items():
             serving = self._actors[addresses.index(address)]
-            held[serving.serve.remote(python, arguments, variables)] = address
-        threading.Thread(target=self._watch, args=(held,), daemon=True).start()
+            held[serving.serve.remote(python, arguments, variables, along)] = address
+        threading.Thread(target=self._watch, args=(held, self._round, call), daemon=True).start()
 
-    def _watch(self, held: dict[Any, str]) -> None:
+    def _watch(self, held: dict[Any, str], number: int, call: tuple[str, str] | None) -> None:
         import ray
 
         while held and not self._gone.is_set():
@@ -178,10 +193,14 @@ class Driver:
             for one in ended:
                 address, lost = held.pop(one), False
                 try:
-                    code, lines = ray.get(one)
+                    code, lines, back = ray.get(one)
+                    if call is not None and back is not None:
+                        Path(call[1]).write_bytes(back)
                     said = "\n".join([f"the agent of host {address} has ended with {code}", *lines])
                 except ray.exceptions.RayError as error:
                     said, lost = f"Ray has lost the actor on {address}: {str(error).strip().splitlines()[0]}", True
+                if number != self._round:
+                    return
                 with contextlib.suppress(WireError):
                     self._wire.send({"ended": address, "said": said, "lost": lost})
 
