@@ -96,3 +96,12 @@ def test_subpackages_load_when_they_are_used() -> None:
     assert "'cluster'" in done.stdout
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         tfdist.nothing  # noqa: B018
+
+
+def test_several_replicas_in_a_process_are_refused_before_anything_starts_where_it_may_have_one() -> None:
+    asked = ["--strategy", "sharded-data-parallel", "-n", "2", "--replicas-per-worker", "2"]
+    result = CliRunner().invoke(cli.main, ["run", *asked, __file__])
+    assert result.exit_code != 0
+    said = " ".join((result.output + str(result.exception)).split())
+    assert "--replicas-per-worker) is 2, but under the strategy 'sharded-data-parallel' each process has one" in said
+    assert "`tfdist run --strategy sharded-data-parallel -n 4 SCRIPT`" in said

@@ -53,6 +53,7 @@ class Entry:
         collectives: what may carry its tensors, the first by default; nothing where there is no choice.
         is_replicated: whether replicas step together and each has all weights and slots, so that a loop by hand needs
             nothing of the strategy but sums.
+        may_have_several: whether a process may have several replicas.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Entry:
     needs: tuple[str, str] | None = None
     collectives: tuple[str, ...] = ()
     is_replicated: bool = True
+    may_have_several: bool = True
 
     @property
     def is_installed(self) -> bool:
@@ -94,6 +96,7 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 summary="data parallelism in which workers share the optimizer's slots among them (ZeRO)",
                 collectives=COLLECTIVES,
                 is_replicated=False,
+                may_have_several=False,
             ),
             Entry(
                 name="ring",

@@ -90,6 +90,10 @@ class Report:
         workers, layers = self.setup.workers, self.setup.layers
         return formulas.memory_bytes(self.parameters, workers, ARMS[arm][1], layers=layers)
 
+    def under_way_bytes(self, arm: str) -> float:
+        """Return what is whole for a moment beside it."""
+        return formulas.under_way_bytes(self.parameters, ARMS[arm][1], layers=self.setup.layers)
+
     def expected_sent_bytes(self, arm: str) -> float:
         """Return what each process sends in a step by the formula."""
         workers, layers = self.setup.workers, self.setup.layers
@@ -100,6 +104,7 @@ class Report:
         derived = {
             "time_over_plain": {arm: asdict(self.time(arm)) for arm in self.seconds},
             "expected_bytes": {arm: self.expected_bytes(arm) for arm in self.seconds},
+            "under_way_bytes": {arm: self.under_way_bytes(arm) for arm in self.seconds},
             "expected_sent_bytes": {arm: self.expected_sent_bytes(arm) for arm in self.seconds},
         }
         return json.dumps({**asdict(self), **derived}, indent=2)

@@ -1,6 +1,6 @@
 """What sharded data parallelism takes, of N weights in float32 on p workers, in layers of one size. No TensorFlow."""
 
-__all__ = ["memory_bytes", "sent_bytes"]
+__all__ = ["memory_bytes", "sent_bytes", "under_way_bytes"]
 
 
 def memory_bytes(parameters: int, workers: int, stage: int | None, *, layers: int) -> float:
@@ -21,6 +21,25 @@ def memory_bytes(parameters: int, workers: int, stage: int | None, *, layers: in
     if stage == 3:
         return 4.0 * parameters * (4 / workers + 2 / max(layers, 2))
     return 4.0 * parameters * (1 + 3 / (1 if stage is None else workers))
+
+
+def under_way_bytes(parameters: int, stage: int | None, *, layers: int) -> float:
+    """Return the bytes of what is whole for a moment, on top of `memory_bytes`, however many layers there are.
+
+    While slots and parts of all gradients are there, two layers are under way: in the update new weights, of which one
+    travels and the next one is made; under stage 3 gradients at the end of the backward pass. Nothing waits under plain
+    data parallelism, where all gradients are whole.
+
+    Args:
+        parameters: of all layers.
+        stage: of sharding, or None.
+        layers: number of them, each as large as a bucket or larger.
+
+    Example:
+        >>> [under_way_bytes(100, stage, layers=10) for stage in (None, 1, 2, 3)]
+        [0.0, 80.0, 80.0, 80.0]
+    """
+    return 0.0 if stage is None else 4.0 * parameters * 2 / max(layers, 2)
 
 
 def sent_bytes(parameters: int, workers: int, stage: int | None, *, layers: int) -> float:

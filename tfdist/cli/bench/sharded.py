@@ -51,9 +51,10 @@ def command(
 
     A wide perceptron with Adam and a global norm, under multi-worker and under the stages of sharded-data-parallel, in
     turns. Memory is the largest of a process above that of one with a narrow network, over the formula 4 N (1 + 3 / p)
-    bytes of N weights and p workers; plain: 16 N; stage 3: 16 N / p, and two layers. Bytes are over those of an
-    all_reduce, 8 N (p - 1) / p; stage 3: half as many again, less those of two layers. Times are ratios to plain data
-    parallelism: below 1 sharding is faster.
+    bytes of N weights and p workers; plain: 16 N; stage 3: 16 N / p, and two layers. Below it stands what it is
+    over the formula and two layers more, which are whole while they travel, however many layers there are. Bytes are
+    over those of an all_reduce, 8 N (p - 1) / p; stage 3: half as many again, less those of two layers. Times are
+    ratios to plain data parallelism: below 1 sharding is faster.
     """
     setup = benchmark.Setup(
         workers=workers,
@@ -82,6 +83,8 @@ def _print(report: benchmark.Report) -> None:
     memory = {arm: max(report.peak_bytes[arm]) for arm in arms}
     table.add_row("memory, MB", *(f"{memory[arm] / mega:.1f}" for arm in arms))
     table.add_row("  over the formula", *(f"{memory[arm] / report.expected_bytes(arm):.3f}" for arm in arms))
+    whole = {arm: report.expected_bytes(arm) + report.under_way_bytes(arm) for arm in arms}
+    table.add_row("  and what is under way", *(f"{memory[arm] / whole[arm]:.3f}" for arm in arms))
     if report.sent_bytes:
         sent = {arm: max(report.sent_bytes[arm]) for arm in arms}
         table.add_row("sent in a step, MB", *(f"{sent[arm] / mega:.1f}" for arm in arms))

@@ -51,10 +51,10 @@ def server_count(strategy: str | None, *, parameter_servers: int | None = None) 
 
 
 def check_strategy(config: LaunchConfig) -> None:
-    """Check that the strategy is registered and runs in that many processes.
+    """Check that the strategy is registered and runs in that many processes, of as many replicas.
 
     Raises:
-        ConfigError: no strategy has that name, or it needs one process and more are asked for.
+        ConfigError: no strategy has that name, or it needs one process, or one replica in each, and more are asked for.
 
     Example:
         >>> check_strategy(LaunchConfig(target="train.py", strategy="multi-worker", workers=2))
@@ -69,6 +69,13 @@ def check_strategy(config: LaunchConfig) -> None:
             f"{option} is {most}, but the strategy {entry.name!r} runs in one process: its replicas are the "
             f"devices of that process. For {most} replicas: `tfdist run --strategy {entry.name} "
             f"--replicas-per-worker {most} SCRIPT`, in Python workers=1 and replicas_per_worker={most}."
+        )
+    replicas = config.replicas_per_worker or 1
+    if replicas > 1 and not entry.may_have_several:
+        raise ConfigError(
+            f"replicas_per_worker (--replicas-per-worker) is {replicas}, but under the strategy {entry.name!r} each "
+            f"process has one replica. For {config.workers * replicas} replicas: `tfdist run --strategy {entry.name} "
+            f"-n {config.workers * replicas} SCRIPT`, in Python workers={config.workers * replicas}."
         )
 
 
