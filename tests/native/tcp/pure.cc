@@ -1,4 +1,4 @@
-// Digests, plans, the choice of an algorithm.
+// Digests, plans, the choice of an algorithm, what members tell each other.
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../../../tfdist/native/collectives/agreement.h"
 #include "../../../tfdist/native/collectives/cost.h"
 #include "members.h"
 
@@ -123,9 +124,24 @@ void check_choice() {
   require(choose(256 << 10, 64, {5e-3, 1.25e9}) == Algorithm::kTwoShot, "latency counts where lines are long");
 }
 
+void check_agreement() {
+  const Doing sum{signature(What::kAllReduce, DType::kFloat32, Op::kSum, 0), 400};
+  const Doing other{signature(What::kAllReduce, DType::kFloat32, Op::kMax, 0), 400};
+  Agreement agreement(0);
+  require(!agreement.hear(1, 7, sum, true), "nothing is said of what is not known");
+  const Agreement::Entry* entry = agreement.begin(7, sum, {0, 1, 2});
+  require(!agreement.hear(1, 7, sum, true) && entry->there == std::vector<int>{1}, "it is there");
+  require(!agreement.hear(1, 7, sum, false) && entry->there == std::vector<int>{1}, "it was there");
+  require(!agreement.hear(2, 7, other, false) && !entry->difference.empty(), "an answer shows a difference too");
+  agreement.end(7);
+  require(agreement.hear(1, 7, sum, true) == sum, "who waits is told that it is done");
+  require(!agreement.hear(1, 7, sum, false), "an answer is not answered");
+}
+
 }  // namespace
 
 void check_pure() {
+  check_agreement();
   check_digests();
   check_trees();
   check_plans();

@@ -50,8 +50,9 @@ class Agreement {
     running_.erase(found);
   }
 
-  // Another member waits in an operation. Returns what it has to be told: that this one has done it, or something else.
-  std::optional<Doing> hear(int rank, std::uint64_t id, const Doing& doing) {
+  // Another member waits in an operation, or answers that it has done it. Returns what one that waits has to be told: that
+  // this one has done it, or something else. Two that have both done it would answer each other for ever.
+  std::optional<Doing> hear(int rank, std::uint64_t id, const Doing& doing, bool waits) {
     const auto found = running_.find(id);
     if (found != running_.end()) {
       Entry& entry = found->second;
@@ -62,7 +63,7 @@ class Agreement {
       }
       return std::nullopt;  // it is told, if this one has to wait too
     }
-    for (std::size_t i = 0; i < std::min<std::size_t>(ended_, done_.size()); ++i) {
+    for (std::size_t i = 0; waits && i < std::min<std::size_t>(ended_, done_.size()); ++i) {
       if (done_[i].first == id) return done_[i].second;
     }
     return std::nullopt;

@@ -291,7 +291,7 @@ bool Channel::start(const Frame& frame) {
     case Kind::kPong:
       return true;
     case Kind::kDoing:
-      said_.push_back({frame.operation, {frame.total, frame.bytes}});
+      said_.push_back({frame.operation, {frame.total, frame.bytes}, frame.step == 1});
       return true;
     case Kind::kCredit:
       credit_ += frame.bytes;

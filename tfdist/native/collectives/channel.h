@@ -69,8 +69,11 @@ class Channel {
   struct Said {
     std::uint64_t operation;
     Doing doing;
+    bool waits;  // and so wants an answer; an answer wants none
   };
-  void say(const Said& doing) { control(Kind::kDoing, {doing.operation, 0}, doing.doing.signature, doing.doing.size); }
+  void say(const Said& one) {
+    control(Kind::kDoing, {one.operation, one.waits ? 1u : 0u}, one.doing.signature, one.doing.size);
+  }
   std::vector<Said> said() { return std::exchange(said_, {}); }
 
   // Asks whether the other is there, unless an answer is outstanding.

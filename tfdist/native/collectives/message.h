@@ -66,7 +66,7 @@ enum class Kind : std::uint32_t {
   kPing,       // are you there?
   kPong,       // yes
   kLeave,      // the member ends; what follows says why, if it is not the usual end
-  kDoing,      // the member waits in an operation, or has done it: `total` and `bytes` are its signature and size
+  kDoing,      // the member waits in an operation (step 1), or has done it (0): `total` and `bytes` are its signature and size
 };
 
 // A message may come in several frames, in order, between which there may be frames of others.

@@ -150,7 +150,7 @@ void Transport::tell() {
   for (const auto& [id, entry] : agreement_.waiting(kBetweenPings)) {
     for (const int member : entry->ranks) {
       if (member == rank() || !channels_[member]->is_open()) continue;
-      channels_[member]->say({id, entry->doing});
+      channels_[member]->say({id, entry->doing, true});
       flush(member);
     }
   }
@@ -158,8 +158,8 @@ void Transport::tell() {
 
 void Transport::hear(int member) {
   for (const Channel::Said& said : channels_[member]->said()) {
-    if (const auto answer = agreement_.hear(member, said.operation, said.doing)) {
-      channels_[member]->say({said.operation, *answer});
+    if (const auto answer = agreement_.hear(member, said.operation, said.doing, said.waits)) {
+      channels_[member]->say({said.operation, *answer, false});
     }
   }
 }
