@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from tfdist.bench.sharded.memory import GIVING_BACK
 from tfdist.bench.workers import lanes
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
@@ -154,7 +153,4 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
 
 
 def _lane(arm: str) -> lanes.Lane:
-    alone = arm == ALONE
-    return lanes.Lane(
-        "tensorflow" if alone else "pipeline", workers=1 if alone else _STAGES, environment=dict(GIVING_BACK)
-    )
+    return lanes.Lane("tensorflow", workers=1) if arm == ALONE else lanes.Lane("pipeline", workers=_STAGES)

@@ -159,7 +159,7 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda what, num
             )
         }
 
-        def call(plan: str, function: str, **arguments: Any) -> list[Any]:
+        def call(plan: str, function: str, /, **arguments: Any) -> list[Any]:
             with lanes.turn(found[plan], found.values()) as lane:
                 return list(lane.call(f"tfdist.bench.plan.arms:{function}", **arguments))
 
