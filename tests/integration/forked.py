@@ -102,6 +102,13 @@ def let_all_be_imported() -> None:
     sys.path[:] = [folder for folder in sys.path if folder not in python_path().split(os.pathsep)]
 
 
+def leave_graphs_as_traced() -> None:
+    """Let TensorFlow not optimize the graphs of this process and of its forks; no operation is run for it."""
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
 def run_tfdist(arguments: list[str]) -> None:
     """Run `tfdist` with these arguments; all workers that it starts are forked from a fork of this process."""
     from tfdist.cli import chaos
@@ -142,9 +149,7 @@ def work_for_a_pool() -> None:
     let_all_be_imported()  # unless its environment says otherwise
     # what a strategy is compared with has graphs as they were traced: so it is seen that to optimize changes no number
     if not (os.environ.pop(OPTIMIZED, "") and "TFDIST_STRATEGY" in os.environ):
-        import tensorflow as tf
-
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        leave_graphs_as_traced()
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     sys.argv = ["worker", str(requests), str(replies)]
     if os.environ.get("TFDIST_STRATEGY", "parameter-server") != "parameter-server":
@@ -169,6 +174,8 @@ def with_tasks_in_forks(run: Callable[[], None]) -> None:
 def enter(folder: str, seconds: str, command: list[str]) -> None:
     os.chdir(folder)
     signal.alarm(int(seconds))
+    if command[0] != "pool worker" and not os.environ.pop(OPTIMIZED, ""):
+        leave_graphs_as_traced()
     if command[0] == "tfdist":
         run_tfdist(command[1:])
     elif command[0] == "pool worker":

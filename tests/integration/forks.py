@@ -25,10 +25,10 @@ ROOT = Path(__file__).parents[2]
 ENTRY = str(Path(__file__).with_name("forked.py"))
 DEADLINE_SECONDS = 800  # after which a fork is killed, for a machine that does other things
 READY_SECONDS = 600
-# In the environment of a pool's workers: TensorFlow optimizes graphs, as it does in jobs and for users. In other pools
-# graphs run as they were traced: to optimize them takes an eighth of a training of a few steps, and changes numbers in
-# their last bits alone. The matrix trains rows of every kind under every strategy with it. To leave oneDNN out too
-# would save a fifteenth, but convolutions cost twice as much without it, and TensorFlow does not count memory.
+# In the environment of a fork: TensorFlow optimizes graphs, as it does for users. In others they run as they were
+# traced: to optimize them takes an eighth of a training of a few steps, and changes numbers in their last bits alone.
+# The matrix trains rows of every kind under every strategy with it, and the recipes run with it. To leave oneDNN out
+# too would save a fifteenth, but convolutions cost twice as much without it, and TensorFlow does not count memory.
 OPTIMIZED = "TESTS_OPTIMIZE_GRAPHS"
 MODULES = (
     *forking.MODULES,

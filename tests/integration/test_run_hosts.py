@@ -23,7 +23,7 @@ from tests.integration.agents import (
     wait_until,
 )
 from tests.integration.conftest import QUIET, THREADS
-from tests.integration.forks import Forks
+from tests.integration.forks import OPTIMIZED, Forks
 from tests.integration.steppers import STEPPER, done, fault, happened, job, wait_for_event
 from tests.integration.test_run_recovers import resumable, run
 from tests.integration.test_run_resize import FOREVER, resize, sizes
@@ -131,12 +131,13 @@ def test_a_training_on_two_hosts_heals_from_a_kill_and_equals_that_on_one_host(
     hosts: list[str], forking: Forks, tmp_path: Path
 ) -> None:
     strategy = ["--strategy", "multi-worker", "--collectives", "native", "-n", "2"]
-    run(forking, tmp_path, *strategy, *resumable(tmp_path, "one host"))
+    optimized = {OPTIMIZED: "1"}  # as on the other host, where nothing is a fork of the tests
+    run(forking, tmp_path, *strategy, *resumable(tmp_path, "one host"), **optimized)
     kill = [{"kind": "kill", "worker": 1, "at": "step", "step": 3}]
     options = [*strategy, "--hosts", "a=127.0.0.1,b=127.0.0.2", *hosts[2:], "--max-restarts", "1"]
     passed = {"OWN_BACKUPS": "1"}  # disks are not shared: who does not see the backup is handed it
     options += [option for name in (*QUIET, *THREADS, *passed) for option in ("--pass-env", name)]
-    run(forking, tmp_path, *options, *resumable(tmp_path, "two hosts"), faults=kill, **passed)
+    run(forking, tmp_path, *options, *resumable(tmp_path, "two hosts"), faults=kill, **passed, **optimized)
     assert (tmp_path / "two hosts.json").read_text() == (tmp_path / "one host.json").read_text()
 
 
