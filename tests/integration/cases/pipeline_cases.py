@@ -218,7 +218,7 @@ def distances(mesh: str, name: str, references: str, **options: Any) -> dict[str
         wanted = on_one_device(name, references)
         assert found.keys() == wanted.keys()
         far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
-    shards = [getattr(variable._value, "shard", variable) for variable in model.weights]
+    shards = [getattr(variable._value, "shard", variable._value) for variable in model.weights]
     slots = [getattr(variable._value, "shard", variable._value) for variable in model.optimizer.variables]
     return {
         "devices": [shard.device[-1] for shard in shards],
