@@ -15,6 +15,7 @@ import tfdist.strategies
 from tfdist import cluster as clusters
 from tfdist.bench.model_parallel import networks
 from tfdist.bench.workers.clock import Clock
+from tfdist.bench.workers.processor import bind
 from tfdist.collectives.traced import TracedCollective
 
 _RATE = 1e-2
@@ -32,7 +33,7 @@ def prepare(network: str, mesh: str | None, steps: int, **shape: int) -> None:
         **shape: of the network, see `benchmark.Setup`.
     """
     cluster = clusters.from_environment()
-    _bind(cluster.worker_index)
+    bind()
     _prepared["train"] = _dtensor(cluster, shape) if network == "dtensor" else _keras(network, mesh, shape)
     measure(steps)
 
@@ -59,14 +60,6 @@ def sum_seconds(count: int, times: int) -> float:
         sums(x).numpy()
     clock.on_epoch_end(0)
     return clock.seconds / times / _SUMS
-
-
-def _bind(worker: int) -> None:
-    """Let what this thread starts run on one processor, another one for each worker."""
-    if hasattr(os, "sched_setaffinity"):
-        every = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {every[worker % len(every)]})
-    tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 def _keras(name: str, mesh: str | None, shape: dict[str, int]) -> Callable[[int], float]:

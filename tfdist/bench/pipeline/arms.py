@@ -3,7 +3,6 @@
 Each process computes on one processor, so that one process has half of what two have.
 """
 
-import os
 import resource
 from typing import Any
 
@@ -11,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import cluster as clusters
 from tfdist.bench.model_parallel import networks
 from tfdist.bench.workers.clock import Clock
+from tfdist.bench.workers.processor import bind
 from tfdist.strategies import PipelineStrategy
 
 _RATE = 1e-2
@@ -29,7 +28,7 @@ def prepare(schedule: str | None, microbatches: int, steps: int, **shape: int) -
         steps: to train.
         **shape: of the transformer and its batch, see `benchmark.Setup`.
     """
-    _bind(clusters.from_environment().worker_index)
+    bind()
     _prepared["before"] = _peak_bytes()
     strategy: Any = tf.distribute.get_strategy()
     if schedule is not None:
@@ -61,11 +60,3 @@ def grown_bytes() -> int:
 
 def _peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _bind(worker: int) -> None:
-    """Let what this thread starts run on one processor, another one for each worker."""
-    if hasattr(os, "sched_setaffinity"):
-        every = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {every[worker % len(every)]})
-    tf.config.threading.set_intra_op_parallelism_threads(1)

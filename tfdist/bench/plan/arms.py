@@ -4,7 +4,6 @@ Each process computes on one processor, which is the device of the profile.
 """
 
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -33,15 +32,6 @@ class _Ends(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note the time."""
         self.seconds.append(time.perf_counter())
-
-
-def bind() -> None:
-    """Let what this thread starts run on one processor, another one for each worker."""
-    worker = clusters.from_environment().worker_index
-    if hasattr(os, "sched_setaffinity"):
-        every = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {every[worker % len(every)]})
-    tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 def measured_profile(name: str, divisors: Sequence[int]) -> str:

@@ -165,7 +165,8 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda what, num
 
         for plan in found:
             on_round(plan, 0)
-            call(plan, "bind")
+            with lanes.turn(found[plan], found.values()) as lane:
+                lane.call("tfdist.bench.workers.processor:bind")
         few, many = (max(pair) for pair in zip(*call(_DATA, "line", sizes=_SIZES), strict=True))
         link = Link.of_all_reduces((_SIZES[0], few), (_SIZES[1], many))
         for model in setup.models:
