@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.agents import DEADLINE_SECONDS, agent, another_host, environment, finished, own_lines, wait_until
+from tfdist.launch.remote.engines import ENGINES
 
 pytestmark = pytest.mark.quick
 
@@ -44,6 +45,9 @@ def test_a_job_is_submitted_followed_and_its_exit_code_kept(slurm: dict[str, Any
     path = script(
         """
         print(os.environ["TFDIST_WORKERS"].count("127.0.0.2"), "SLURM_PROCID" in os.environ, sys.argv[1:], flush=True)
+        if not ME:
+            tell("printed")
+        wait_told("printed")  # before a failure ends the job
         sys.exit(7 if ME else 0)
         """
     )
@@ -85,7 +89,4 @@ def test_what_cannot_be_submitted(slurm: dict[str, Any], script: Any, shared: Pa
 
 def test_the_table_of_engines(slurm: dict[str, Any], shared: Path) -> None:
     code, out, _ = finished("--engines", **slurm)
-    assert (code, [line.split()[0] for line in out.splitlines()]) == (
-        0,
-        ["engine", "local", "ssh", "slurm", "mpi", "agent"],
-    )
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["engine", "local", *ENGINES])
