@@ -1,6 +1,7 @@
 """Ray on this machine: a cluster of several nodes, each with a raylet and an address of its own, while a block runs.
 
-The cluster lives in another process than the one that asks, as it does for users.
+Each node says that it has a GPU, which only Ray believes. The cluster lives in another process than the one that asks,
+as it does for users.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ def ray_nodes(*cpus: int) -> Iterator[str]:
 def main() -> None:
     from ray.cluster_utils import Cluster
 
-    few = {"include_dashboard": False, "include_log_monitor": False, "wait": False}
+    few = {"num_gpus": 1, "include_dashboard": False, "include_log_monitor": False, "wait": False}
     head, *others = (int(word) for word in sys.argv[1:])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": head, "no_monitor": True, **few})
     try:

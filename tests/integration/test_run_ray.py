@@ -17,7 +17,7 @@ from tests.integration.steppers import STEPPER, done, happened, job
 from tests.integration.test_run_resize import sizes
 from tests.ray_nodes import ray_nodes
 from tfdist.engines.ray import FailureConfig, RunConfig, ScalingConfig, Trainer
-from tfdist.errors import ConfigTypeError, TfdistError
+from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.quick
@@ -41,12 +41,13 @@ def test_a_function_is_called_on_nodes_and_its_result_comes_back(
 
         if os.environ["TFDIST_RESTARTS"] == "0" and from_environment().worker_index == 1:
             raise ValueError("once")
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"  # the node's only one
         return {"workers": from_environment().num_workers, "folder": os.environ["TFDIST_CALL_FOLDER"], **config}
 
     trainer = Trainer(
         train_fn=train,
         train_loop_config={"rate": 0.5},
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=2, use_gpu=True),
         run_config=RunConfig(name="ü", storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=1)),
         strategy=None,
     )
@@ -59,6 +60,9 @@ def test_a_function_is_called_on_nodes_and_its_result_comes_back(
     assert events.count("failed") == 1
     with pytest.raises(ConfigTypeError, match="must be a ScalingConfig"):
         Trainer(train_fn=train, scaling_config={"num_workers": 2}).fit()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match=r"storage_path is .*file"):
+        Trainer(train_fn=train, run_config=RunConfig(storage_path=str(tmp_path / "file"))).fit()
     many = ScalingConfig(num_workers=3)
     with pytest.raises(TfdistError, match=r"3 processes of CPU 1 each are asked for.*have room for 2 .*--wait-seconds"):
         Trainer(train_fn=train, train_loop_config={}, scaling_config=many, strategy=None).fit()
@@ -77,6 +81,7 @@ def kill(tick):
         time.sleep(1000)
 
 print([name for name in os.environ if name.startswith("RAY_")], os.environ.get("OMP_NUM_THREADS"))
+print("sees", os.environ["CUDA_VISIBLE_DEVICES"])
 print(signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
 train(20, before=kill)
 tell("end", f"{os.getpid()} {os.getppid()} " + os.environ["TFDIST_JOB_KEY"])
@@ -96,7 +101,7 @@ time.sleep(1000)
     [failure] = [one for one in happened(shared) if one["event"] == "failed"]
     assert "HostLostError: the connection to host 127.0.0.2 has ended" in failure["text"]
     assert sizes(shared) == [2, 1]
-    assert {line.partition("] ")[2] for line in out.decode().splitlines()} == {"[] None", "set()"}
+    assert {line.partition("] ")[2] for line in out.decode().splitlines()} == {"[] None", "sees ", "set()"}
     wait_until(lambda: not any(alive(int(one)) for one in (pid, host_agent)), "a process is left")
 
 

@@ -154,11 +154,17 @@ class Trainer:
         folder = None if not getattr(run, "storage_path", None) else Path(run.storage_path, run.name or "tfdist")
         options: dict[str, Any] = {"max_restarts": getattr(failures, "max_failures", 0), **self.options}
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"storage_path is {shown(run.storage_path)}, where no folder {folder.name} can be made "
+                    f"({error.strerror}). Name a folder that is writable."
+                ) from error
             options.setdefault("event_file", str(folder / "events.jsonl"))
         metrics = notebook(
             self.train_fn,
-            *(() if self.train_loop_config is None else (dict(self.train_loop_config),)),
+            *(() if self.train_loop_config is None else (self.train_loop_config,)),
             strategy=self.strategy,
             workers=self.scaling_config.num_workers,
             remote=Remote(hosts=(), engine="ray", demand=demand),

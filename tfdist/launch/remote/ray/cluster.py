@@ -146,10 +146,8 @@ def grouped(where: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], tuple
     for one in where:
         places.setdefault(one["address"], []).append(one)
     hosts = tuple(Host(name=address, address=address, slots=len(here)) for address, here in places.items())
-    variables = tuple(
-        {"CUDA_VISIBLE_DEVICES": ",".join(one["devices"])} if one["devices"] else {}
-        for here in places.values()
-        for one in here
+    variables = tuple(  # without a GPU of its own a process sees none: they may be another job's
+        {"CUDA_VISIBLE_DEVICES": ",".join(one["devices"])} for here in places.values() for one in here
     )
     return hosts, variables
 

@@ -227,7 +227,8 @@ def connect(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
-        raise TfdistError(f"Ray's cluster at {address} cannot be joined ({error}). {_CURE}") from error
+        cure = "Install the cluster's versions here." if "mismatch" in str(error) else _CURE
+        raise TfdistError(f"Ray's cluster at {address} cannot be joined ({error}). {cure}") from error
 
 
 if __name__ == "__main__":
