@@ -84,3 +84,9 @@ def test_operations_in_orders_that_differ_between_members(check: Callable[..., s
 def test_a_member_that_is_killed_or_stopped_is_named_by_all_others(check: Callable[..., str]) -> None:
     """On one host and on two; every fourth is stopped. tests/soak/collectives_killed.py does it some hundred times."""
     check("kill", "8")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_of_another_user_has_no_part_in_a_job(check: Callable[..., str]) -> None:
+    """Neither of its memory nor over TCP, by no key, a wrong one, garbage or silence; the job comes together beside it."""
+    check("user")

@@ -37,7 +37,8 @@ void kill_one(int members, int hosts, int victim, int signal, unsigned delay) {
         if (error.find(kBroken) != 0 || error.find(name) == std::string::npos) complain(error);
         if (seconds_since(begin) > kLimitSeconds) complain("it took longer than 40 s");
       },
-      [&](const std::vector<pid_t>& all) {
+      [&](const Job& job) {
+        const std::vector<pid_t>& all = job.processes;
         usleep(static_cast<useconds_t>(delay));
         kill(all[victim], signal);
         for (int other = 0; signal == SIGSTOP && other < members; ++other) {

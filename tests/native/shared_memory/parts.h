@@ -14,6 +14,7 @@ void hosts(int rounds);
 void processes(int rounds);
 void waits(int);
 void kills(int times);
+void another_user(int rounds);
 void restart(int times);
 void speed(int members);
 

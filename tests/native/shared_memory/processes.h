@@ -22,17 +22,25 @@ struct Start {
   std::unique_ptr<Transport> transport;  // where there are two hosts
 };
 
+// A job whose members have the memory; they may still be on their way to each other over TCP.
+struct Job {
+  std::vector<pid_t> processes;
+  std::vector<std::shared_ptr<Segment>> memory;  // of each host, whose file this process has
+  Membership membership;                         // of whoever it is
+};
+
 using Member = std::function<void(Start)>;
-using Meanwhile = std::function<void(const std::vector<pid_t>&)>;
+using Meanwhile = std::function<void(const Job&)>;
 
 // Runs a function in processes that are members, on so many hosts in turns, and returns what they exited with; a negative
 // signal if by one.
-inline std::vector<int> in_processes(int members, int hosts, const Member& member, const Meanwhile& meanwhile = nullptr) {
+inline std::vector<int> in_processes(int members, int hosts, const Member& member, const Meanwhile& meanwhile = nullptr,
+                                     double join_seconds = 10) {
   const std::uint64_t nonce[2] = {0x1234, static_cast<std::uint64_t>(getpid())};
   std::string error;
   Membership membership;
   membership.key = "0123456789abcdef";
-  membership.join_seconds = 10;
+  membership.join_seconds = join_seconds;
   Engine::Members who;
   std::vector<Descriptor> listeners;
   for (int rank = 0; rank < members; ++rank) {
@@ -78,7 +86,7 @@ inline std::vector<int> in_processes(int members, int hosts, const Member& membe
   }
   listeners.clear();
   for (const auto& memory : made) wait_for_all(*memory);
-  if (meanwhile) meanwhile(processes);
+  if (meanwhile) meanwhile({processes, made, membership});
   std::vector<int> codes;
   for (const pid_t process : processes) {
     int status = 0;
