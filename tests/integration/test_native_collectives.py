@@ -88,5 +88,5 @@ def test_a_member_that_is_killed_or_stopped_is_named_by_all_others(check: Callab
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_process_of_another_user_has_no_part_in_a_job(check: Callable[..., str]) -> None:
-    """Neither of its memory nor over TCP, by no key, a wrong one, garbage or silence; the job comes together beside it."""
+    """Neither of its memory nor over TCP, by whatever key, garbage or silence; the job comes together beside it."""
     check("user")
