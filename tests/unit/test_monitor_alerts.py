@@ -8,7 +8,8 @@ import pytest
 from tests.simulated_steps import USUAL, simulated
 from tfdist.monitor.recording.rows import Column
 from tfdist.monitor.verdict.alarm import AGAIN_SECONDS, Alarm, Looks
-from tfdist.monitor.verdict.alerts import LOOKS, SLOW_STEPS, Alert, Kind, alerts, grows
+from tfdist.monitor.verdict.alerts import LOOKS, Alert, Kind, alerts, grows
+from tfdist.monitor.verdict.stragglers import SLOW_STEPS
 from tfdist.monitor.verdict.timeline import Timeline, timeline
 
 MEGABYTE = 1 << 20

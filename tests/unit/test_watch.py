@@ -260,7 +260,8 @@ def test_a_port_that_is_taken(page: Page, job: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "event", ["started", "stepping", "failed", "halted", "verdict", "ended", "replaced", "alert", "parameters"]
+    "event",
+    ["started", "stepping", "failed", "halted", "verdict", "ended", "replaced", "alert", "straggler", "parameters"],
 )
 def test_every_event_has_a_sentence(event: str) -> None:
     assert sentence({"event": event})

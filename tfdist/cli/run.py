@@ -52,7 +52,13 @@ _MESHED = ("model-parallel", "pipeline")
             "is_module",
             "hosts",
         ),
-        "When workers fail or hang": ("max_restarts", "standby", "hang_seconds", "stall_seconds", "grace_seconds"),
+        "When workers fail, hang or are slow": (
+            "max_restarts",
+            "standby",
+            "evict_stragglers",
+            "hang_seconds",
+            "grace_seconds",
+        ),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
         "What is shown": ("monitor", "exporters", "trace", "dry_run", "all_logs", "event_file"),
     },
@@ -121,15 +127,8 @@ _MESHED = ("model-parallel", "pipeline")
     metavar="S",
     help="A step hangs after it and 5 usual ones.",
 )
-@click.option(
-    "--stall-seconds",
-    type=float,
-    default=1800.0,
-    show_default=True,
-    metavar="S",
-    help="Anything else hangs after it.",
-)
 @click.option("--standby", is_flag=True, help="Keep a second set of workers ready to take over.")
+@click.option("--evict-stragglers", is_flag=True, help="Replace a worker that stays slow, or go on without it.")
 @click.option(
     "--event-file",
     type=click.Path(dir_okay=False),
@@ -155,6 +154,8 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
 @click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2, by ssh; --engine slurm: there.")
 # what few need is in the page
+@click.option("--stall-seconds", type=float, default=1800.0, metavar="S", hidden=True)
+@click.option("--evict-seconds", type=float, default=30.0, metavar="S", hidden=True)
 @click.option("--engine", type=click.Choice(["local", *ENGINES]), metavar="NAME", hidden=True)
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
 @click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
@@ -189,6 +190,8 @@ def command(
     hang_seconds: float,
     stall_seconds: float,
     standby: bool,
+    evict_stragglers: bool,
+    evict_seconds: float,
     event_file: str | None,
     all_logs: bool,
     monitor: bool,
@@ -266,9 +269,11 @@ def command(
         hang_seconds=hang_seconds,
         stall_seconds=stall_seconds,
         standby=standby,
+        evict_stragglers=evict_stragglers,
+        evict_seconds=evict_seconds,
         event_file=event_file,
         all_logs=all_logs,
-        monitor=monitor or trace is not None or bool(exporters),
+        monitor=monitor or trace is not None or bool(exporters) or evict_stragglers,
         exporters=exporters,
         trace=trace,
         remote=remote,

@@ -103,6 +103,8 @@ def sentence(event: Mapping[str, Any]) -> str:
         return f"stacks were taken: {event.get('text', '')}"
     if kind == "alert":
         return f"alert: {event.get('text', event.get('alert'))}"
+    if kind == "straggler":
+        return str(event.get("text", "a worker stays slow"))
     if kind == "ended":
         return f"ended with code {event.get('exit_code')} after {event.get('restarts')} restarts"
     if kind == "started":

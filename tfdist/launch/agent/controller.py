@@ -12,10 +12,12 @@ from tfdist.launch.agent.status_channel import StatusChannel
 from tfdist.launch.agent.worker_group import LOOK_SECONDS, WorkerGroup, recorded
 from tfdist.launch.plan.plan import tasks_file
 from tfdist.launch.supervision import hangs
+from tfdist.launch.supervision.evicting import Means, may_evict
 from tfdist.launch.supervision.hangs import Hang, Hung, Patience, Seen
 from tfdist.launch.supervision.state import (
     Action,
     Event,
+    Evict,
     GoOn,
     Looked,
     Phase,
@@ -79,6 +81,9 @@ class Controller:
             return Hung(hang=hang)
         if not self._rules.in_step:
             return Tick()  # nobody else waits in the steps of a chief
+        evict = self._straggler(state, seen)
+        if evict is not None:
+            return evict
         said = [one.status for one in seen]
         over = state.halt is not None and all(status.activity is Activity.ENDED for status in said)
         return Looked(
@@ -87,6 +92,19 @@ class Controller:
             leaving=frozenset(one.worker for one in seen if one.status.leaves),
             ended_for=time.monotonic() - max(progress.changed for progress in said) if over and said else 0.0,
         )
+
+    def _straggler(self, state: State, seen: list[Seen]) -> Evict | None:
+        """Return that a worker is to be evicted, where that is asked for and could be done now."""
+        config, monitoring, standby = self._job.config, self._job.monitoring, self._job.standby
+        if not config.evict_stragglers or monitoring is None or not may_evict(state) or standby.is_starting:
+            return None
+        means = Means(
+            workers=state.size,
+            min_workers=self._rules.min_workers,
+            has_standby=standby.is_ready,
+            keeps_state=all(one.status.done is not None for one in seen),
+        )
+        return monitoring.straggler(config.evict_seconds, means)
 
     def seen(self, running: Iterable[int] | None = None) -> list[Seen]:
         """Return those that report, as they are now; all of them, or only those that run."""

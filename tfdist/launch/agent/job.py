@@ -72,7 +72,8 @@ class Job:
         if self.config.parameter_servers:
             return self.config
         least, most = self.config.range  # of which the defaults follow from the number of workers
-        return replace(self.config, workers=workers, min_workers=least, max_workers=most)
+        # whether workers may be evicted was judged by the original one as well, and need not hold of what is left
+        return replace(self.config, workers=workers, min_workers=least, max_workers=most, evict_stragglers=False)
 
     def rules(self, workers: int) -> Rules:
         """Return what does not change while a start with so many workers runs."""

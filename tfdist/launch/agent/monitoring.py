@@ -1,4 +1,4 @@
-"""What `tfdist run --monitor` tells: by what the job is bound, and what is wrong, from what its workers have recorded.
+"""What `tfdist run --monitor` tells: by what the job is bound, what is wrong, and who is to be evicted.
 
 NumPy is loaded once there is something to tell: `tfdist run` starts without it.
 """
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 from tfdist.launch.agent.events import EventFile
 from tfdist.launch.plan.plan import progress_file, steps_folder
 from tfdist.launch.process.beside import Exporting
+from tfdist.launch.supervision.evicting import Evictions, Means, Measure, is_due, told, what_to_do
+from tfdist.launch.supervision.state import Evict
 
 if TYPE_CHECKING:
     from tfdist.monitor.verdict.alarm import Alarm
+    from tfdist.monitor.verdict.stragglers import Slow, Staying
 
 #: between two looks for alerts
 ALERT_SECONDS = 2.0
@@ -39,6 +42,10 @@ class Monitoring:
         self._alarm: Alarm | None = None
         self._due = 0.0
         self._exporting: Exporting | None = None
+        self._staying: Staying | None = None
+        self._slow: list[Slow] = []
+        self._kept: set[int] = set()
+        self._evictions = Evictions()
 
     def export(self, job: str, exporters: Sequence[str]) -> None:
         """Hand the job to exporters until `close`."""
@@ -54,6 +61,7 @@ class Monitoring:
         self._start = start
         if self._alarm is not None:
             self._alarm.begins()
+        self._staying, self._slow, self._kept = None, [], set()
 
     def look(self) -> None:
         """Tell the verdict if somebody has asked for it, and what has become wrong; called some times a second."""
@@ -70,13 +78,51 @@ class Monitoring:
             return
         from tfdist.monitor.verdict.alarm import Alarm, sizes
         from tfdist.monitor.verdict.gathering import recent
+        from tfdist.monitor.verdict.stragglers import Staying, slow_workers
 
         if self._alarm is None:
             self._alarm = Alarm()
-        memory = sizes(progress_file(self._memory, self._start))
-        for alert in self._alarm.look(recent(folder), memory, time.monotonic()):
+        memory, found = sizes(progress_file(self._memory, self._start)), recent(folder)
+        for alert in self._alarm.look(found, memory, time.monotonic()):
             self._say(f"alert: {alert.text}")
             self._file.write("alert", start=self._start, alert=str(alert.kind), worker=alert.worker, text=alert.text)
+        if self._staying is None:
+            self._staying = Staying()
+        if found is not None and len(found.steps):
+            self._slow = self._staying.look(slow_workers(found), known_from=int(found.steps[0]))
+
+    def straggler(self, patience_seconds: float, means: Means) -> Evict | None:
+        """Return that a worker is to be evicted, if one has been slow for so long; one that stays is told once.
+
+        Args:
+            patience_seconds: before the first eviction of the job; it doubles with each.
+            means: what there is to be done with.
+        """
+        for slow in self._slow:
+            if slow.worker in self._kept or not is_due(slow, self._evictions, patience_seconds=patience_seconds):
+                continue
+            decided = what_to_do(slow, self._evictions, means)
+            text = told(slow, decided)
+            self._file.write(
+                "straggler",
+                start=self._start,
+                worker=slow.worker,
+                part=slow.part.label,
+                seconds=round(slow.seconds, 9),
+                median_seconds=round(slow.others, 9),
+                steps=slow.steps,
+                waited=round(slow.waited, 4),
+                measure=str(decided.measure),
+                text=text,
+            )
+            if decided.measure is Measure.KEPT:
+                self._kept.add(slow.worker)
+                self._say(text)
+                continue
+            self._evictions = self._evictions.after(slow.worker, decided.measure)
+            self._slow = []
+            return Evict(worker=slow.worker, is_replaced=decided.measure is Measure.REPLACED, text=text)
+        return None
 
     def write_trace(self, path: str) -> None:
         """Write the steps of the present start as a chrome trace; what cannot be written is told."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from tfdist.launch.agent.events import EventFile
 from tfdist.launch.supervision.failure import Failure, how_it_ended, in_short
 from tfdist.launch.supervision.hangs import Hang, Seen
+from tfdist.launch.supervision.state import Purpose
 from tfdist.monitor.halt import StepState
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import WorkerStatus
@@ -103,6 +104,7 @@ class RestartReporter:
         start: how often the workers have been started again.
         failures: how often because of a failure.
         sizes: how often because of another number of workers.
+        evicted: how often because a worker stayed slow.
         replaced: how often a worker of a chief was, while the others went on.
         lost: how many steps were repeated.
         recoveries: seconds from each failure until all have stepped again.
@@ -115,6 +117,7 @@ class RestartReporter:
     start: int = 0
     failures: int = 0
     sizes: int = 0
+    evicted: int = 0
     replaced: int = 0
     lost: int = 0
     recoveries: list[float] = field(default_factory=list)
@@ -163,7 +166,9 @@ class RestartReporter:
 
     def halted(self, purpose: str, workers: int, asked: float) -> None:
         """They have stopped, as they were asked to at this clock time, and so many go on."""
-        self.sizes += workers > 0
+        is_eviction = purpose == Purpose.EVICT.value
+        self.sizes += workers > 0 and not is_eviction
+        self.evicted += workers > 0 and is_eviction
         self.file.write("halted", start=self.start, purpose=purpose, workers=workers)
         self._since, self._after_failure = asked, False
 
@@ -214,6 +219,8 @@ class RestartReporter:
         parts = [f"ended with code {exit_code} after {self.failures} of {self.max_restarts} restarts"]
         if self.sizes:
             parts[0] += f" and {self.sizes} change{'s' if self.sizes > 1 else ''} of the number of workers"
+        if self.evicted:
+            parts.append(f"{self.evicted} slow worker{'s' if self.evicted > 1 else ''} evicted")
         if self.replaced:
             parts.append(f"{self.replaced} worker{'s' if self.replaced > 1 else ''} replaced while the others went on")
         if self._restored:

@@ -19,6 +19,7 @@ from tfdist.launch.placement.worker_factory import WorkerFactory
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.launch.process.resources import Guard
 from tfdist.launch.supervision.state import Event
+from tfdist.monitor.phases import Activity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,19 @@ class Standby:
         elif not self._tried and self._factory.waiting >= workers:
             self._tried = True
             self._start(*plan())
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether there will be a reserve, and is not yet."""
+        return self._reserve is not None and not self._events.kept and not self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a reserve, and all of it waits to take over."""
+        if self._reserve is None or self._events.kept:
+            return False
+        channel, count = self._reserve.channel, len(self._reserve.specs)
+        return all(channel.read(worker).activity is Activity.RESERVE for worker in range(count))
 
     def take(self, workers: int) -> Reserve | None:
         """Return the reserve, if it has so many workers and all live; it is the caller's from now on."""

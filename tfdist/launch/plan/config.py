@@ -31,6 +31,8 @@ class LaunchConfig:
         hang_seconds: what a step may take at least before the workers count as hanging.
         stall_seconds: what may take any other thing that they say they do.
         standby: whether a second set of workers runs the script up to its first step, and takes over after a failure.
+        evict_stragglers: whether a worker that stays slow is replaced by a standby, or left out; with ``monitor``.
+        evict_seconds: for how long it must have been slow; for each eviction twice as long as for the one before.
         event_file: where events are written as JSON lines, or None.
         monitor: whether workers record what their steps are made of, and the agent says what the job is bound by.
         trace: where the last steps of all workers are written at the end, as a chrome trace, or None; with ``monitor``.
@@ -64,6 +66,8 @@ class LaunchConfig:
     hang_seconds: float = 2.0
     stall_seconds: float = 1800.0
     standby: bool = False
+    evict_stragglers: bool = False
+    evict_seconds: float = 30.0
     event_file: str | None = None
     monitor: bool = False
     trace: str | None = None
@@ -109,12 +113,36 @@ class LaunchConfig:
                 "monitor (--monitor) is given with hosts (--hosts); what workers record of their steps is read on one "
                 "host only. Leave --monitor out."
             )
+        self._require_eviction()
         require_variables("environment", self.environment)
         if self.parameter_servers and (self.min_workers is not None or self.max_workers is not None):
             raise ConfigError(
                 f"min_workers (--min-workers) is {self.min_workers} and max_workers (--max-workers) "
                 f"{self.max_workers} with parameter servers; the number of their workers cannot be changed. Leave "
                 "both out."
+            )
+
+    def _require_eviction(self) -> None:
+        boolean("evict_stragglers", self.evict_stragglers)
+        number("evict_seconds (--evict-seconds)", self.evict_seconds, above=0, maximum=86_400)
+        if not self.evict_stragglers:
+            return
+        if self.parameter_servers:
+            raise ConfigError(
+                f"evict_stragglers (--evict-stragglers) is given with {self.parameter_servers} parameter servers; "
+                "their workers do not wait for each other, and a slow one keeps nobody waiting. Leave it out."
+            )
+        if not self.monitor:
+            raise ConfigError(
+                "evict_stragglers (--evict-stragglers) is given without monitor (--monitor); who is slow is read from "
+                "what --monitor records. Give both."
+            )
+        if not self.standby and self.range[0] >= self.workers:
+            raise ConfigError(
+                f"evict_stragglers (--evict-stragglers) is given with {self.workers} workers (-n), min_workers "
+                f"(--min-workers) {self.range[0]} and no standby (--standby); a slow worker can be replaced by a "
+                "standby, or the job goes on with fewer workers. Give --standby and --max-restarts, or --min-workers "
+                "below -n."
             )
 
     @property

@@ -2,6 +2,7 @@
 
     another number is asked for     all stop before the same step and save; so many go on
     a worker is asked to leave      likewise; the job goes on without it
+    a worker stays slow             likewise; the job goes on without it, or with another one in its place
     a signal                        likewise, and the job ends
 
 How the step is agreed upon is in `monitor.halt`.
@@ -72,13 +73,21 @@ def looked(state: State, event: Looked, now: float, rules: Rules) -> Next:
     if state.phase is Phase.RUNNING and state.deadline is None and state.steps:
         if state.leaving:
             names = f"worker{'s' if len(state.leaving) > 1 else ''} {', '.join(map(str, sorted(state.leaving)))}"
-            return _begun(state, Purpose.LEAVE, f"{names} got a signal to end", now)
+            return begun(state, Purpose.LEAVE, f"{names} got a signal to end", now)
         if state.wanted != state.size:
-            return _begun(state, Purpose.RESIZE, f"{shown(state.wanted)} wanted", now)
+            return begun(state, Purpose.RESIZE, f"{shown(state.wanted)} wanted", now)
     return state, ()
 
 
-def _begun(state: State, purpose: Purpose, why: str, now: float) -> Next:
+def begun(state: State, purpose: Purpose, why: str, now: float) -> Next:
+    """Ask all workers to stop before the same step.
+
+    Args:
+        state: in which they step.
+        purpose: what follows.
+        why: what the user is told.
+        now: the agent's clock, in seconds.
+    """
     said = Say(text=f"{why}; all stop after this step and save")
     return replace(state, halt=Halt(purpose=purpose, asked=now)), (Stop(), said)
 
@@ -99,6 +108,8 @@ def _halting(state: State, halt: Halt, event: Looked, now: float, rules: Rules) 
     if halt.purpose is Purpose.RESIZE:
         state = replace(state, halt=None, wanted=state.size)
         return state, (GoOn(), Say(text=f"{waited}; the number of workers stays"))
+    if halt.purpose is Purpose.EVICT:
+        return replace(state, halt=None, leaving=event.leaving), (GoOn(), Say(text=f"{waited}; all workers stay"))
     state, actions = fail_together(state, now, rules)
     return state, (*actions, Say(text=f"{waited}; they are killed"))
 

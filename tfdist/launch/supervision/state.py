@@ -45,6 +45,7 @@ class Purpose(Enum):
 
     RESIZE = "resize"
     LEAVE = "leave"
+    EVICT = "evict"
     END = "end"
 
 
@@ -186,6 +187,21 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evict:
+    """Event: a worker stays slow, and the job is to go on without it.
+
+    Attributes:
+        worker: which.
+        is_replaced: whether as many go on, another process in its place.
+        text: what the user is told.
+    """
+
+    worker: int
+    is_replaced: bool
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Send:
     """Action: send the signal to these processes; SIGKILL goes to all processes of their groups."""
 
@@ -224,7 +240,7 @@ class StopAfter:
     step: int
 
 
-Event = Exited | Recorded | Received | Tick | Looked | Hung | Asked
+Event = Exited | Recorded | Received | Tick | Looked | Hung | Asked | Evict
 Action = Send | Start | Say | Stop | GoOn | StopAfter
 
 
@@ -251,7 +267,7 @@ class State:
         steps: whether the workers report steps now, so that they can be asked to stop before one.
         halt: the request to stop, if there is one.
         halted: workers that have stopped as asked, and have saved.
-        leaving: workers that were asked to leave.
+        leaving: workers that were asked to leave, or are evicted.
     """
 
     running: frozenset[int]

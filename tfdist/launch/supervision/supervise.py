@@ -18,12 +18,14 @@ from dataclasses import replace
 
 from tfdist.launch.plan.roles import Consequence, RestartPolicy, Scope, Success, consequence
 from tfdist.launch.supervision.ending import fail_together, give_up, kill_aloud, may_restart, stop
+from tfdist.launch.supervision.evicting import evicted
 from tfdist.launch.supervision.failure import how_it_ended, is_end_by
 from tfdist.launch.supervision.halting import asked, end_after_this_step, looked
 from tfdist.launch.supervision.hangs import Hang, Hung
 from tfdist.launch.supervision.state import (
     Asked,
     Event,
+    Evict,
     Exited,
     Looked,
     Next,
@@ -71,6 +73,8 @@ def decide(state: State, event: Event, *, now: float, rules: Rules) -> Next:
         return _received(state, event.number, now, rules) if step is None else asked(state, state.wanted + step, rules)
     if isinstance(event, Asked):
         return asked(state, event.workers, rules)
+    if isinstance(event, Evict):
+        return evicted(state, event, now)
     if isinstance(event, Hung):
         return _hung(state, event.hang, now, rules)
     if isinstance(event, Looked):

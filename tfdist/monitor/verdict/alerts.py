@@ -11,17 +11,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from tfdist.monitor.verdict.timeline import OWN, Part, Timeline
+from tfdist.monitor.verdict.stragglers import slow_workers
+from tfdist.monitor.verdict.timeline import Part, Timeline
 
 #: steps one after the other whose loss is not finite
 NOT_FINITE_STEPS = 3
 #: steps of which a loss is the median, and how often such medians rise one after the other: where another training
 #: begins, with another loss, two may do so
 LOSS_STEPS, RISES = 50, 3
-#: steps in which a worker is slow, one after the other, by so many robust deviations of the others
-SLOW_STEPS, DEVIATIONS = 20, 3.5
-#: and so that the others wait for this part of their steps
-WAITED = 0.05
 #: steps of which half of the time is waiting for input, in the median
 INPUT_STEPS, STARVED = 50, 0.5
 #: looks at a process's memory, and seconds between the first and the last of them
@@ -29,8 +26,8 @@ LOOKS, GROWING_SECONDS = 32, 300.0
 #: by how much memory grows at least: bytes, and a part of what it was
 GROWN_BYTES, GROWN = 64 << 20, 0.1
 
-# of normal numbers, the standard deviation over the median distance from the median: of all, of the smaller half
-_ROBUST, _ROBUST_HALF = 1.4826, 2.5
+# of normal numbers, the standard deviation over the median distance from the median
+_ROBUST = 1.4826
 
 
 class Kind(StrEnum):
@@ -109,28 +106,7 @@ def diverges(found: Timeline) -> list[Alert]:
 
 def slow(found: Timeline, after: int = -1) -> list[Alert]:
     """Return the workers for which the others have waited in many steps one after the other."""
-    if len(found.ranks) < 2:
-        return []
-    own = found.parts[:, :, OWN].sum(axis=2)
-    raised = []
-    for place, rank in enumerate(found.ranks):
-        others = np.delete(own, place, axis=1)
-        ahead = own[:, place] - np.median(others, axis=1)
-        noise = max(_calm_deviation(others[:, other]) for other in range(others.shape[1]))
-        run = _last_run(ahead > DEVIATIONS * noise, SLOW_STEPS)
-        if run is None or found.steps[run.stop - 1] <= after:
-            continue
-        waited = np.delete(found.of(Part.WAIT), place, axis=1)[run].mean()
-        if waited < WAITED * found.step[run].mean():
-            continue
-        parts = found.parts[run]
-        more = parts[:, place] - np.median(np.delete(parts, place, axis=1), axis=1)
-        part = max(OWN, key=lambda one: float(np.median(more[:, one])))
-        by = 1e3 * float(np.median(ahead[run]))
-        count = run.stop - run.start
-        text = f"worker {rank} was slower than the others by {by:.3g} ms in {count} steps: {part.label}"
-        raised.append(Alert(Kind.SLOW_WORKER, rank, text))
-    return raised
+    return [Alert(Kind.SLOW_WORKER, one.worker, one.text) for one in slow_workers(found) if one.last > after]
 
 
 def starved(found: Timeline) -> list[Alert]:
@@ -175,16 +151,3 @@ def _of(rank: int | None) -> str:
 
 def _deviation(values: np.ndarray) -> float:
     return float(_ROBUST * np.median(np.abs(values - np.median(values))))
-
-
-def _calm_deviation(values: np.ndarray) -> float:
-    """Return the deviation by the smaller half of the values: whoever was slow for a while is not noisy by it."""
-    calm = np.sort(values)[: len(values) // 2 + 1]
-    return float(_ROBUST_HALF * np.median(np.abs(calm - np.median(calm))))
-
-
-def _last_run(holds: np.ndarray, length: int) -> slice | None:
-    """Return the last run of so many steps or more in which something holds."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], holds, [False]]).astype(np.int8)))
-    runs = [slice(int(begin), int(end)) for begin, end in edges.reshape(-1, 2) if end - begin >= length]
-    return runs[-1] if runs else None

@@ -1,0 +1,39 @@
+"""`tfdist run --evict-stragglers`: a worker that is slow by a script of faults is replaced once, and then left out."""
+
+from tests.integration.agents import DEADLINE_SECONDS
+from tests.integration.forks import Forks
+from tests.integration.steppers import done, fault, happened, job, wait_for_event
+from tests.integration.test_run_resize import FOREVER
+from tfdist.launch.supervision.evicting import Measure
+
+# the others wait for a worker between the step's work and its end, which the clock is told
+MEETS = FOREVER.replace("        meet(peers)\n", "        with clock.during(Phase.AGREE):\n            meet(peers)\n")
+SCRIPT = "from tfdist.monitor.phases import Phase\n" + MEETS.replace(
+    "class Enough", "reporter.stand_by()\nclass Enough"
+)
+SLOW_SECONDS = 0.05
+
+
+def test_a_slow_worker_is_replaced_once_and_then_left_out(forking: Forks, script, shared) -> None:  # type: ignore[no-untyped-def]
+    slow = [fault("slow", 1, 3, restart, seconds=SLOW_SECONDS) for restart in (0, 1)]
+    options = ["-n", 3, "--min-workers", 2, "--max-restarts", 1, "--hang-seconds", 100]
+    options += ["--standby", "--evict-stragglers", "--evict-seconds", 0.5]
+    with job(*options, script(SCRIPT), shared=shared, faults=slow, forking=forking) as process:
+        wait_for_event(shared, "stepping", start=2)
+        (shared / "enough").write_text("x")
+        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, errors
+    assert done(shared) == list(range(len(done(shared)))), "no step is lost or repeated"
+    told = [one for one in happened(shared) if one["event"] == "straggler"]
+    assert [(one["worker"], one["measure"]) for one in told] == [(1, Measure.REPLACED), (1, Measure.LEFT_OUT)]
+    for one in told:
+        assert one["seconds"] - one["median_seconds"] > 0.8 * SLOW_SECONDS
+        assert one["part"] == "python"
+        assert one["waited"] > 1 / 3
+    stepping = [(one["start"], one["workers"]) for one in happened(shared) if one["event"] == "stepping"]
+    assert stepping == [(0, 3), (1, 3), (2, 2)]
+    halted = [(one["purpose"], one["workers"]) for one in happened(shared) if one["event"] == "halted"]
+    assert halted == [("evict", 3), ("evict", 2)]
+    assert not [one for one in happened(shared) if one["event"] == "failed"]
+    assert b"after 0 of 1 restarts; 2 slow workers evicted" in errors
+    assert b"a standby takes its place; all stop after this step and save" in errors

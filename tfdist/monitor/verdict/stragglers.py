@@ -1,0 +1,151 @@
+"""Workers that are slow by themselves, in steps one after the other: pure functions of the steps of all.
+
+How long a worker's steps take says nothing, since all wait for each other: what counts is the time that is its own. It
+is compared with the median of the others', in robust deviations of theirs. Loads no
+TensorFlow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tfdist.monitor.verdict.timeline import OWN, Part, Timeline
+
+#: steps in which a worker is slow, one after the other, by so many robust deviations of the others
+SLOW_STEPS, DEVIATIONS = 20, 3.5
+#: and so that the others wait for this part of their steps
+WAITED = 0.05
+
+# of normal numbers, the standard deviation over the median distance from the median of the smaller half
+_ROBUST_HALF = 2.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """A worker that was slow in steps one after the other.
+
+    Attributes:
+        worker: its number.
+        part: what it took longer for.
+        steps: in how many.
+        first: the number of the first of these steps, and
+        last: of the last one.
+        seconds: what it took of a step by itself, the median.
+        others: the same of the median of the other workers.
+        waited: of a step, the part for which all others waited for it: what would be won without it.
+        began: the end of the first of these steps on the monotonic clock, in seconds, and
+        ended: of the last one.
+        goes_on: whether it was still slow in the last step that is known.
+    """
+
+    worker: int
+    part: Part
+    steps: int
+    first: int
+    last: int
+    seconds: float
+    others: float
+    waited: float
+    began: float
+    ended: float
+    goes_on: bool
+
+    @property
+    def text(self) -> str:
+        """The same in a sentence."""
+        by = 1e3 * (self.seconds - self.others)
+        return (
+            f"worker {self.worker} was slower than the others by {by:.3g} ms in {self.steps} steps: {self.part.label}"
+        )
+
+
+def slow_workers(found: Timeline) -> list[Slow]:
+    """Return the workers for which the others have waited in many steps one after the other.
+
+    Args:
+        found: the last steps of all workers.
+
+    Example:
+        >>> from tfdist.monitor.verdict.timeline import timeline
+        >>> slow_workers(timeline({}))
+        []
+    """
+    if len(found.ranks) < 2 or not len(found.steps):
+        return []
+    own = found.parts[:, :, OWN].sum(axis=2)
+    slow = []
+    for place, rank in enumerate(found.ranks):
+        others = np.delete(own, place, axis=1)
+        usual = np.median(others, axis=1)
+        noise = max(_calm_deviation(others[:, other]) for other in range(others.shape[1]))
+        run = _last_run(own[:, place] - usual > DEVIATIONS * noise, SLOW_STEPS)
+        if run is None:
+            continue
+        step = found.step[run].mean()
+        waits = np.delete(found.of(Part.WAIT), place, axis=1)[run]
+        if waits.mean() < WAITED * step:
+            continue
+        parts = found.parts[run]
+        more = parts[:, place] - np.median(np.delete(parts, place, axis=1), axis=1)
+        slow.append(
+            Slow(
+                worker=rank,
+                part=max(OWN, key=lambda one: float(np.median(more[:, one]))),
+                steps=run.stop - run.start,
+                first=int(found.steps[run.start]),
+                last=int(found.steps[run.stop - 1]),
+                seconds=float(np.median(usual[run]) + np.median((own[:, place] - usual)[run])),
+                others=float(np.median(usual[run])),
+                waited=float(waits.mean(axis=0).min() / step),
+                began=float(found.ends[run.start, place]),
+                ended=float(found.ends[run.stop - 1, place]),
+                goes_on=run.stop == len(found.steps),
+            )
+        )
+    return slow
+
+
+class Staying:
+    """Follows workers that are slow over several looks: of each look only the last steps are known.
+
+    Example:
+        >>> Staying().look([])
+        []
+    """
+
+    def __init__(self) -> None:
+        self._slow: dict[int, Slow] = {}
+
+    def look(self, slow: Sequence[Slow], *, known_from: int = 0) -> list[Slow]:
+        """Return those that are slow now, with all the steps in which they have been since they began to be.
+
+        Args:
+            slow: of the last steps.
+            known_from: the number of the first step that this look has.
+        """
+        found = {}
+        for one in slow:
+            if not one.goes_on:
+                continue
+            before = self._slow.get(one.worker)
+            # what lies between two looks, where steps are many, is taken for what lies before and after
+            if before is not None and (one.first <= before.last + 1 or one.first == known_from):
+                steps = before.steps + (one.last - before.last)
+                one = replace(one, first=before.first, began=before.began, steps=steps)
+            found[one.worker] = one
+        self._slow = found
+        return list(found.values())
+
+
+def _calm_deviation(values: np.ndarray) -> float:
+    """Return the deviation by the smaller half of the values: whoever was slow for a while is not noisy by it."""
+    calm = np.sort(values)[: len(values) // 2 + 1]
+    return float(_ROBUST_HALF * np.median(np.abs(calm - np.median(calm))))
+
+
+def _last_run(holds: np.ndarray, length: int) -> slice | None:
+    """Return the last run of so many steps or more in which something holds."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], holds, [False]]).astype(np.int8)))
+    runs = [slice(int(begin), int(end)) for begin, end in edges.reshape(-1, 2) if end - begin >= length]
+    return runs[-1] if runs else None
