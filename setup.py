@@ -14,6 +14,8 @@ TENSORFLOW = ">=2.16.2,<2.22"
 NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29", "matplotlib>=3.8", "scikit-learn>=1.4"]
 SHARED = ("README.md", "docs/*.md", "docs/images/*.png", "strategies/**/*.md", "strategies/**/*.py", "notebooks/*.*")
 RAY = "ray>=2.50,<3"
+# 37.0.2 asks for python-dateutil 3, which botocore, and so s3fs, refuses: pip would try every version of them
+KUBERNETES = "kubernetes>=31,<37.0.2"
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1.0,<2"]
 
 
@@ -100,6 +102,8 @@ setup(
             "check-jsonschema>=0.31,<1",
             "kubernetes-validate>=1.31,<2",
             RAY,  # a cluster of two nodes on this machine
+            KUBERNETES,
+            "kubeflow-trainer-api>=2.3,<3",  # the classes of its manifests check ours
             *DOCS,  # the site is built
         ],
         # what the tests of Keras import; those of its data adapters that import PyTorch are left out without it
@@ -125,6 +129,8 @@ setup(
         # /metrics of `tfdist watch --web`, exporters, and stacks of processes
         "monitor": ["prometheus_client>=0.20", "tensorboard>=2.16", "py-spy>=0.4"],
         "mlflow": ["mlflow-skinny>=2.14,<4"],
+        # jobs on Kubernetes: its client
+        "kubernetes": [KUBERNETES],
         # CSV and Parquet, HDF5, as sources of data
         "formats": ["pyarrow>=15", "h5py>=3.10"],
         "notebooks": NOTEBOOKS,

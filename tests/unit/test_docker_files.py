@@ -21,7 +21,7 @@ from tfdist.cluster import from_environment
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 BIN = Path(sys.executable).parent
-KUBERNETES = sorted((DOCKER / "kubernetes").glob("*.yaml"))
+KUBERNETES = sorted(set((DOCKER / "kubernetes").glob("*.yaml")) - {DOCKER / "kubernetes" / "kustomization.yaml"})
 SBATCH = DOCKER / "slurm" / "train.sbatch"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text().replace("\\\n", " ")  # one instruction, one line
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
-from tfdist.cli.common import completion
+from tfdist.cli.common import completion, kubernetes
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.files import OutputFile
 from tfdist.cli.common.hosts import (
     batch_script,
     commands_of_hosts,
+    most_processes,
     remote_of,
     require_places,
     show_engines,
@@ -170,6 +171,7 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--gpus-per-worker", type=float, metavar="G", hidden=True)
 @click.option("--memory-per-worker", metavar="SIZE", hidden=True)
 @click.option("--wait-seconds", type=float, metavar="S", hidden=True)
+@kubernetes.options
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -222,6 +224,12 @@ def command(
     SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
     follows its name is its own. More machines: tfdist docs cluster.
     """
+    kubernetes.check_options(context, engine)
+    demand = {
+        "cpus": cpus_per_worker,
+        "gpus": gpus_per_worker,
+        "memory": None if memory_per_worker is None else as_bytes(memory_per_worker),
+    }
     remote = remote_of(
         engine,
         hosts,
@@ -230,28 +238,11 @@ def command(
         passed=pass_env,
         rendezvous=rendezvous,
         key_file=key_file,
-        demand={
-            "address": ray_address if engine == "ray" else None,
-            "cpus": cpus_per_worker,
-            "gpus": gpus_per_worker,
-            "memory": None if memory_per_worker is None else as_bytes(memory_per_worker),
-            "wait_seconds": wait_seconds,
-        },
+        demand={**demand, "address": ray_address if engine == "ray" else None, "wait_seconds": wait_seconds},
     )
     servers = server_count(strategy, parameter_servers=parameter_servers)
     workers = worker_count(workers, remote, servers)
-    if collectives and strategy and collectives not in registry.get(strategy).collectives:
-        takers = [name for name in registry.names() if collectives in registry.get(name).collectives]
-        raise click.UsageError(
-            f"--collectives {collectives} is for --strategy {' and '.join(takers)}, and the strategy is "
-            f"{strategy}, which has collectives of its own. Leave one of the two out."
-        )
-    if strategy in _MESHED and (min_workers or max_workers):
-        raise click.UsageError(f"--strategy {strategy} has as many workers as its mesh has places; leave -n as it is.")
-    if mesh and strategy not in (None, *_MESHED):
-        raise click.UsageError(
-            f"--mesh {mesh} is for --strategy {' and '.join(_MESHED)}, and the strategy is {strategy}."
-        )
+    _check_mesh(strategy, collectives, mesh, is_elastic=bool(min_workers or max_workers))
     if mesh:
         Mesh.parse(mesh, name="--mesh").require_size(workers, replicas_per_worker or 1, f"-n {workers}")
     config = LaunchConfig(
@@ -291,10 +282,24 @@ def command(
     if engine == "slurm" and remote is None:
         text = batch_script(context, config, python=remote_python, options=sbatch_options)
         context.exit(submit(text, dry_run=dry_run))
+    if engine == "kubernetes" and remote is None:
+        request = kubernetes.request_of(
+            context,
+            config,
+            processes=most_processes(config),
+            demand=demand,
+            python=remote_python,
+            passed=pass_env,
+        )
+        context.exit(kubernetes.submit(context, request, dry_run=dry_run))
     require_places(config)
     if not dry_run:
         require_installed(config)
-        context.exit(run(config, verbose=verbose).exit_code)
+
+        def launch() -> int:
+            return run(config, verbose=verbose).exit_code
+
+        context.exit(kubernetes.run_in_pod(launch) if engine == "kubernetes" else launch())
     require_script(config)
     job_id = secrets.token_hex(8)
     directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")
@@ -302,6 +307,26 @@ def command(
         click.echo(line)
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
+
+
+def _check_mesh(strategy: str | None, collectives: str | None, mesh: str | None, *, is_elastic: bool) -> None:
+    """Check that the strategy takes what was asked for beside it.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if collectives and strategy and collectives not in registry.get(strategy).collectives:
+        takers = [name for name in registry.names() if collectives in registry.get(name).collectives]
+        raise click.UsageError(
+            f"--collectives {collectives} is for --strategy {' and '.join(takers)}, and the strategy is "
+            f"{strategy}, which has collectives of its own. Leave one of the two out."
+        )
+    if strategy in _MESHED and is_elastic:
+        raise click.UsageError(f"--strategy {strategy} has as many workers as its mesh has places; leave -n as it is.")
+    if mesh and strategy not in (None, *_MESHED):
+        raise click.UsageError(
+            f"--mesh {mesh} is for --strategy {' and '.join(_MESHED)}, and the strategy is {strategy}."
+        )
 
 
 def described(spec: WorkerSpec) -> str:

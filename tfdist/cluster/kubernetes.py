@@ -5,7 +5,9 @@ Set in the pod template:
                         StatefulSet's replicas
     TFDIST_K8S_SERVICE  name of the headless service (the pod's subdomain)
     TFDIST_PORT         where each worker listens; 2222 by default
-Kubernetes itself sets JOB_COMPLETION_INDEX (indexed Job) and HOSTNAME (name-index in both).
+Kubernetes itself sets JOB_COMPLETION_INDEX (indexed Job) and HOSTNAME (name-index in both). Kubeflow's Trainer v2 has
+no policy for TensorFlow; in that for JAX it says how many pods there are (JAX_NUM_PROCESSES) and which is the first
+(JAX_COORDINATOR_ADDRESS, whose domain is the service). They count where ours are not set.
 """
 
 import re
@@ -14,7 +16,10 @@ from tfdist.cluster.reading import Environ, given, port, required, required_inte
 from tfdist.cluster.values import Cluster
 from tfdist.errors import ConfigError
 
-_DEFAULT_PORT = 2222
+WORKERS, SERVICE = "TFDIST_K8S_WORKERS", "TFDIST_K8S_SERVICE"
+PORT = 2222  # each pod has an address of its own, so all have the same
+
+_JAX_WORKERS, _JAX_FIRST = "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS"
 _WORKERS_HINT = (
     "Set it in the pod template to the number of pods that train together (the Job's completions, the StatefulSet's"
     " replicas); 1 when every pod trains alone."
@@ -34,10 +39,12 @@ def read(environ: Environ) -> Cluster | None:
         ('train-0.train:2222', 'train-1.train:2222')
     """
     completion = given(environ, "JOB_COMPLETION_INDEX")
-    if not completion and not given(environ, "TFDIST_K8S_WORKERS", "TFDIST_K8S_SERVICE"):
+    if not completion and not given(environ, WORKERS, SERVICE):
         return None
+    if completion:
+        environ = _with_those_of_jax(environ)
     why = "JOB_COMPLETION_INDEX is set (an indexed Job)" if completion else "TFDIST_K8S_SERVICE is set"
-    workers = required_integer(environ, "TFDIST_K8S_WORKERS", because=why, hint=_WORKERS_HINT, minimum=1)
+    workers = required_integer(environ, WORKERS, because=why, hint=_WORKERS_HINT, minimum=1)
     kind = "Kubernetes indexed Job" if completion else "Kubernetes StatefulSet"
     if workers == 1:
         return Cluster(source=kind)
@@ -57,8 +64,8 @@ def read(environ: Environ) -> Cluster | None:
             f"HOSTNAME is {environ['HOSTNAME']!r}, which is pod {index}; its index must be from 0 to {workers - 1}."
             f" {_size(workers)} Let the StatefulSet's ordinals start at 0."
         )
-    service = required(environ, "TFDIST_K8S_SERVICE", because="TFDIST_K8S_WORKERS is above 1", hint=_SERVICE_HINT)
-    chosen = port(environ, default=_DEFAULT_PORT)
+    service = required(environ, SERVICE, because="TFDIST_K8S_WORKERS is above 1", hint=_SERVICE_HINT)
+    chosen = port(environ, default=PORT)
     return Cluster(
         num_workers=workers,
         worker_index=index,
@@ -66,6 +73,16 @@ def read(environ: Environ) -> Cluster | None:
         source=kind,
         job_id=name,
     )
+
+
+def _with_those_of_jax(environ: Environ) -> Environ:
+    """Return the variables with ours from those of Trainer's policy for JAX, where ours are not set."""
+    found = dict(environ)
+    if not given(found, WORKERS) and given(found, _JAX_WORKERS):
+        found[WORKERS] = found[_JAX_WORKERS]
+    if not given(found, SERVICE) and given(found, _JAX_FIRST):
+        found[SERVICE] = found[_JAX_FIRST].strip().partition(":")[0].partition(".")[2]
+    return found
 
 
 def _size(workers: int) -> str:

@@ -21,6 +21,7 @@ from tfdist.launch.plan.hosts import Remote, parse_hosts, parse_shell, places
 from tfdist.launch.plan.roles import tasks
 from tfdist.launch.remote import mpi, sbatch
 from tfdist.launch.remote.engines import ENGINES, table
+from tfdist.launch.remote.pod import pod_of
 from tfdist.launch.remote.ray import cluster
 
 # how the options are called by which Ray is asked
@@ -31,6 +32,9 @@ DEMANDS = {
     "memory": "--memory-per-worker",
     "wait_seconds": "--wait-seconds",
 }
+OF_PODS = ("cpus", "gpus", "memory")  # which --engine kubernetes takes, too
+
+_SUBMITS = ("slurm", "kubernetes")  # what runs there is the same command
 
 
 def show_engines(context: click.Context, _option: click.Parameter, value: bool) -> None:
@@ -51,7 +55,7 @@ def remote_of(
     key_file: str | None = None,
     demand: Mapping[str, Any] = MappingProxyType({}),
 ) -> Remote | None:
-    """Return how other hosts are reached; None for this one, and for a job that is yet to be submitted to Slurm.
+    """Return how other hosts are reached; None for this one, and for a job that is yet to be submitted.
 
     Args:
         engine: that was asked for.
@@ -67,9 +71,11 @@ def remote_of(
         ConfigError: the file cannot be.
     """
     given = {name: value for name, value in demand.items() if value is not None}
-    if given and engine != "ray":
-        options = ", ".join(DEMANDS[name] for name in given)
-        raise click.UsageError(f"{options}: for --engine ray, which chooses the nodes by it. Leave it out.")
+    others = [name for name in given if engine != "ray" and not (engine == "kubernetes" and name in OF_PODS)]
+    if others:
+        options = ", ".join(DEMANDS[name] for name in others)
+        also = " or kubernetes" if set(others) <= set(OF_PODS) else ""
+        raise click.UsageError(f"{options}: for --engine ray{also}, which chooses the nodes by it. Leave it out.")
     if engine is None and hosts is None:
         return None
     if engine == "local":
@@ -90,22 +96,25 @@ def remote_of(
             rendezvous=rendezvous or "",
             demand=Demand(**given),
         )
+    if chosen.name == "kubernetes" and hosts is not None:
+        raise click.UsageError(f"--engine kubernetes makes one pod for each process, and --hosts {hosts} names others.")
     found = chosen.hosts(os.environ) if hosts is None else parse_hosts(hosts)
-    if not found and chosen.name == "slurm":
+    if not found and chosen.name in _SUBMITS:
         return None
     if not found:
         raise click.UsageError(f"--engine {chosen.name}: no hosts are known. {chosen.without}")
-    if chosen.bring is None and rendezvous is not None:
+    if chosen.name not in ("mpi", "agent") and rendezvous is not None:
         raise click.UsageError(f"--rendezvous {rendezvous} is for --engine mpi, agent and ray, where hosts join.")
     command = commands.get(chosen.name)
+    pod = pod_of(os.environ) if chosen.name == "kubernetes" else None
     return Remote(
         hosts=found,
         engine=chosen.name,
         shell=parse_shell(command, name=f"--{chosen.name}-command") if command is not None else (chosen.program,),
         python=python or None,
         passed=passed,
-        rendezvous=rendezvous or "",
-        key=_key(key_file) if chosen.name == "agent" else "",
+        rendezvous=pod.rendezvous if pod else rendezvous or "",
+        key=_key(key_file) if chosen.name == "agent" or pod else "",
     )
 
 
@@ -140,10 +149,11 @@ def require_places(config: LaunchConfig) -> None:
         ConfigError: they do not.
     """
     if config.remote is not None and config.remote.demand is None:
-        places(config.remote.hosts, _most(config))
+        places(config.remote.hosts, most_processes(config))
 
 
-def _most(config: LaunchConfig) -> int:
+def most_processes(config: LaunchConfig) -> int:
+    """Return how many processes the job may have at most, chief and parameter servers included."""
     return len(tasks(replace(config, workers=config.range[1])))
 
 
@@ -184,7 +194,7 @@ def batch_script(context: click.Context, config: LaunchConfig, *, python: str | 
     return sbatch.script(
         [*sbatch.without_own_options(given[:first]), *given[first:]],
         name=Path(config.target).stem,
-        processes=_most(config),
+        processes=most_processes(config),
         folder=os.getcwd(),
         python=python or sys.executable,
         options=options,

@@ -15,6 +15,7 @@ from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.launch.plan.hosts import Host, Remote
 from tfdist.launch.remote import mpi, ssh
 from tfdist.launch.remote.connecting.joining import Ticket
+from tfdist.launch.remote.pod import hosts_of_pod
 from tfdist.launch.remote.ray import cluster
 
 Command = Callable[[Remote, Host, Mapping[str, str]], tuple[str, ...]]
@@ -65,7 +66,7 @@ class Allots(Protocol):
 
 
 class Nobody:
-    """Somebody else starts the agents, by `tfdist agent`."""
+    """Somebody else starts the agents."""
 
     def ended(self) -> str:
         """Return nothing: they may still come."""
@@ -131,6 +132,8 @@ class Engine:
         without: what to do when neither `--hosts` nor the environment names hosts.
         removed: variables, by how they begin, that describe its own process and none of ours.
         ends_at_sigterm: whether SIGTERM to an agent on a host is for it; else the engine sends it to every process.
+        passes_sigterm_on: whether it is for the workers there, as a notice that their host is taken away.
+        by_hand: whether somebody has to be told to start the agents.
         join_seconds: how long the launcher waits for a host to join: its engine has to start it, and it may have to
             import what it needs from a slow disk.
     """
@@ -146,6 +149,8 @@ class Engine:
     without: str
     removed: tuple[str, ...] = ()
     ends_at_sigterm: bool = False
+    passes_sigterm_on: bool = False
+    by_hand: bool = False
     join_seconds: float = 120.0
 
     def require(self, shell: tuple[str, ...]) -> None:
@@ -202,7 +207,8 @@ ENGINES = {
             hosts=lambda environ: (),
             without="Name the hosts that will join: --hosts a:2,b:2",
             ends_at_sigterm=True,
-            join_seconds=600.0,  # somebody starts them by hand
+            by_hand=True,
+            join_seconds=600.0,
         ),
         Engine(
             name="ray",
@@ -215,6 +221,17 @@ ENGINES = {
             removed=("RAY_", "OMP_NUM_THREADS"),  # the second is Ray's for its own processes
             ends_at_sigterm=True,
         ),
+        Engine(
+            name="kubernetes",
+            program="",
+            install="",
+            bring=lambda remote, hosts, tickets, environ: Nobody(),  # every pod runs its own agent
+            hosts=hosts_of_pod,
+            without="",
+            removed=("JOB_COMPLETION_INDEX", "TFDIST_K8S_", "JAX_"),
+            passes_sigterm_on=True,
+            join_seconds=3600.0,  # a pod may wait for a node
+        ),
     )
 }
 
@@ -226,6 +243,7 @@ _CAN = {
     "mpi": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
     "agent": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
     "ray": ("yes", "as nodes have room", "no", "SIGTERM to a worker"),
+    "kubernetes": ("yes", "within the pods", "no", "SIGTERM to a pod"),
 }
 
 

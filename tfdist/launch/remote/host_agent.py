@@ -156,7 +156,10 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: 
         }
     )
     key_of_all = "" if key is None else key_of_workers(key, hello["job"])
-    return HostAgent(wire, guard, placement, factory, key=key_of_all)
+    agent = HostAgent(wire, guard, placement, factory, key=key_of_all)
+    if hello["passes_sigterm_on"]:
+        signal.signal(signal.SIGTERM, lambda *_: agent.give_notice())
+    return agent
 
 
 def _version(package: str) -> str:
@@ -207,6 +210,7 @@ class HostAgent:
             "close": self._close,
             "prepare": self._prepare,
             "table": lambda asked: self._tables.tell(asked["number"], asked["what"], asked["step"]),
+            "notice": self._notice,
             "close table": lambda asked: self._tables.close(asked["number"]),
             "beat": lambda asked: None,
         }
@@ -232,6 +236,10 @@ class HostAgent:
             else:
                 self._answer(request, self._does[request["do"]])
         return self._finished
+
+    def give_notice(self) -> None:
+        """Tell the workers here that this host is taken away, in a handler of a signal."""
+        self._requests.put({"do": "notice"})
 
     def end(self) -> None:
         """End every process, and what it has left."""
@@ -329,6 +337,11 @@ class HostAgent:
         with self._lock:  # of one that was closed the number may be another process'
             handles = [self._handles[number] for number in asked["handles"] if number in self._handles]
         return self._placement.end_leftovers(handles, grace_seconds=asked["grace_seconds"])
+
+    def _notice(self, _: dict[str, Any]) -> None:
+        for handle in self._running().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(handle.pid, signal.SIGTERM)  # from outside, as far as the agent is concerned
 
     def _prepare(self, asked: dict[str, Any]) -> None:
         running = list(self._running().values())

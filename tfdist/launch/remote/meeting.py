@@ -79,7 +79,7 @@ class Meeting:
         if self._rendezvous is None:
             names = [host.name for host in self._hosts]
             self._rendezvous = Rendezvous(bytes.fromhex(self._key), names, self._addresses())
-            if self._engine.bring is not None and not self._engine.program:
+            if self._engine.by_hand:
                 at = ",".join(self._rendezvous.addresses)
                 self._say(f"waiting for {', '.join(host.name for host in hosts)}: tfdist agent {at} --name HOST")
         if self._brought is not None:

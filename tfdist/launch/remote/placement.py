@@ -197,6 +197,7 @@ class RemotePlacement:
             "folder": os.getcwd(),
             "address": host.address,
             "ends_at_sigterm": self._engine.ends_at_sigterm,
+            "passes_sigterm_on": self._engine.passes_sigterm_on,
             "removed": self._engine.removed,
             "job": self._job_id,
             "guard": f"{self._job_id}-{self._hosts.index(host)}-{self._reached}",

@@ -17,7 +17,7 @@ from tfdist.launch.remote.ssh import MODULE
 _AGAIN_SECONDS = 1.0
 
 
-def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None]) -> int:
+def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], stay: bool = False) -> int:
     """Serve a job until it has ended; return the exit code.
 
     SIGINT, SIGTERM and SIGHUP end it, and the workers here with it.
@@ -26,6 +26,7 @@ def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None]) ->
         ticket: with what this host joins.
         wait_seconds: how long to try when no launcher is there.
         say: tells the user.
+        stay: whether to join the next job as well, until a signal comes.
     """
     received: list[int] = []
     current: list[subprocess.Popen[bytes]] = []
@@ -48,7 +49,7 @@ def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None]) ->
             if received:  # it came between the two
                 process.terminate()
             code = process.wait()
-            if code != UNFINISHED and not received:
+            if code != UNFINISHED and not (stay and code == 0) and not received:
                 say("the job has ended" if code == 0 else f"the agent of this host has ended with {code}")
                 return code if code >= 0 else 128 - code
             time.sleep(_AGAIN_SECONDS)

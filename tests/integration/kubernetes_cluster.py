@@ -1,0 +1,431 @@
+"""What stands for a cluster of Kubernetes: an API server that speaks what `tfdist run` asks, pods that are processes.
+
+No API server can be had from a registry. This one checks what it gets against the published schema, and does with the
+pods of an indexed Job what the documentation of Kubernetes says: by their policies for success and for failures, their
+grace period, and their names. A pod is a process with process numbers and an address of its own, in one network of all.
+"""
+
+import contextlib
+import copy
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import kubernetes_validate
+import psutil
+import yaml
+
+from tests.integration.test_docker_compose import ETC, ip
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = "/etc/tfdist"
+INDEX = "batch.kubernetes.io/job-completion-index"
+CORE = {"services": "Service", "secrets": "Secret", "configmaps": "ConfigMap"}
+LOOK_SECONDS = 0.02
+KILL_SECONDS = 60
+
+Values = dict[str, Any]
+
+
+@contextlib.contextmanager
+def network(names: list[str]) -> Iterator[str]:
+    """A network namespace in which each of these pods has an address, and its names mean it."""
+    space = f"tfdist-{os.getpid()}-pods"
+    addresses = {name: f"10.79.0.{number}" for number, name in enumerate(names, start=1)}
+    with contextlib.ExitStack() as stack:
+        ip("netns", "add", space)
+        stack.callback(ip, "netns", "delete", space)
+        (ETC / space).mkdir(parents=True)
+        stack.callback(shutil.rmtree, ETC / space)
+        lines = [f"{address} {name}.train {name}" for name, address in addresses.items()]
+        (ETC / space / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+        ip("-n", space, "link", "set", "lo", "up")
+        for address in addresses.values():
+            ip("-n", space, "address", "add", f"{address}/32", "dev", "lo")
+        yield space
+
+
+def why_not() -> str:
+    """Why there can be no pods here; empty when there can."""
+    if shutil.which("ip") is None or shutil.which("unshare") is None:
+        return "ip (iproute2) or unshare (util-linux) is missing"
+    try:
+        with network(["probe"]) as space:
+            words = ["ip", "netns", "exec", space, "unshare", "--pid", "--fork", "--mount-proc", "true"]
+            subprocess.run(words, check=True, capture_output=True, timeout=200)
+            return ""
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"namespaces need root and the capability to make them: {error}"
+
+
+@dataclass
+class Pod:
+    """A pod that is a process."""
+
+    value: Values
+    process: "subprocess.Popen[bytes] | None" = None
+    log: Path | None = None
+    killed_at: float | None = None
+
+    @property
+    def index(self) -> int:
+        return int(self.value["metadata"]["annotations"][INDEX])
+
+    @property
+    def name(self) -> str:
+        return str(self.value["metadata"]["name"])
+
+    def signal(self, number: int) -> None:
+        """Send a signal as the kubelet does: to the first process of the container; SIGKILL to all."""
+        assert self.process is not None
+        if number == signal.SIGKILL:
+            self.process.kill()  # and the kernel kills the rest
+            return
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children():
+                child.send_signal(number)
+
+
+@dataclass
+class FakeCluster:
+    """Objects, pods, and what was asked.
+
+    Attributes:
+        space: the network of the pods; None when they wait for ever, as there is no node for them.
+        folder: for logs and scripts.
+        variables: that pods have in addition.
+        waits: why pods wait, if they do.
+    """
+
+    folder: Path
+    space: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    waits: Values | None = None
+    complaint: str = ""
+    refuses: dict[str, tuple[int, str]] = field(default_factory=dict)
+    objects: dict[tuple[str, str], Values] = field(default_factory=dict)
+    pods: list[Pod] = field(default_factory=list)
+    events: list[Values] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    # Objects
+
+    def create(self, plural: str, made: Values) -> tuple[int, Values]:
+        if plural in self.refuses:
+            return self.refuses[plural][0], {"message": self.refuses[plural][1]}
+        if made["apiVersion"] in ("v1", "batch/v1"):
+            try:
+                kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
+            except kubernetes_validate.ValidationError as error:
+                return 422, {"message": str(error)}
+        with self.lock:
+            name = made["metadata"]["name"]
+            if (plural, name) in self.objects:
+                return 409, {"message": f'{plural} "{name}" already exists'}
+            now = datetime.now(UTC).isoformat()
+            made["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now, "resourceVersion": "1"}
+            self.objects[plural, name] = {**made, "status": {}} if plural not in CORE else made
+            return 201, made
+
+    def patch(self, plural: str, name: str, change: Values) -> tuple[int, Values]:
+        made = self.objects[plural, name]
+        made["spec"] |= change["spec"]
+        if not made["spec"]["suspend"]:
+            threading.Thread(target=self.control, args=(plural, name), daemon=True).start()
+        return 200, made
+
+    def delete(self, plural: str, name: str) -> None:
+        """End the pods of a Job, then the Job, then what it owns."""
+        made = self.objects[plural, name]
+        if "deletionTimestamp" in made["metadata"]:
+            return
+        made["metadata"]["deletionTimestamp"] = datetime.now(UTC).isoformat()
+
+        def run() -> None:
+            self.end_pods()
+            with self.lock:
+                uid = made["metadata"]["uid"]
+                owners = {key: one["metadata"].get("ownerReferences", []) for key, one in self.objects.items()}
+                for key, references in owners.items():
+                    if key == (plural, name) or any(one["uid"] == uid for one in references):
+                        self.objects.pop(key)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    # The Job's controller and the kubelet
+
+    def control(self, plural: str, name: str) -> None:
+        """Keep one pod for each index until the Job has succeeded or failed."""
+        made = self.objects[plural, name]
+        spec, stem = made["spec"], name
+        if plural == "jobsets":
+            (replicated,) = spec["replicatedJobs"]
+            spec, stem = replicated["template"]["spec"], f"{name}-{replicated['name']}-0"
+        failures = 0
+        while not self.over.wait(LOOK_SECONDS) and "deletionTimestamp" not in made["metadata"]:
+            current: dict[int, Pod] = {pod.index: pod for pod in self.pods}
+            for index in range(spec["completions"]):
+                if index not in current and not self.complaint:
+                    self.start(f"{stem}-{index}", index, name, spec["template"])
+            for index, pod in current.items():
+                code = self.observe(pod)
+                if code is None:
+                    continue
+                if code == 0:
+                    if str(index) == spec["successPolicy"]["rules"][0]["succeededIndexes"]:
+                        self.end_pods()
+                        self.conclude(made, "Completed" if plural == "jobsets" else "Complete", "SuccessPolicy")
+                        return
+                    continue
+                action = self.action(spec, code)
+                failures += action == "Count"
+                if action == "FailJob" or failures > spec["backoffLimit"]:
+                    self.end_pods()
+                    self.conclude(made, "Failed", "PodFailurePolicy" if action == "FailJob" else "BackoffLimitExceeded")
+                    return
+                self.tell("DELETED", pod)
+                self.pods.remove(pod)
+
+    def conclude(self, made: Values, condition: str, reason: str) -> None:
+        made["status"]["conditions"] = [{"type": condition, "status": "True", "reason": reason}]
+
+    @staticmethod
+    def action(spec: Values, code: int) -> str:
+        """What the first rule says that fits, of those about exit codes; without one the failure counts."""
+        for rule in spec["podFailurePolicy"]["rules"]:
+            codes = rule.get("onExitCodes")
+            if codes and (code in codes["values"]) == (codes["operator"] == "In"):
+                return str(rule["action"])
+        return "Count"
+
+    def start(self, name: str, index: int, job: str, template: Values) -> None:
+        uid = str(uuid.uuid4())
+        labels = {"batch.kubernetes.io/job-name": job, "jobset.sigs.k8s.io/jobset-name": job}
+        metadata = {"name": name, "uid": uid, "annotations": {INDEX: str(index)}, "labels": labels}
+        pod = Pod({"metadata": metadata, "spec": copy.deepcopy(template["spec"]), "status": {"phase": "Pending"}})
+        (container,) = template["spec"]["containers"]
+        if self.waits is not None:
+            pod.value["status"] = self.waits
+        elif self.space is not None:
+            environ = {one["name"]: self.value_of(one) for one in container["env"]}
+            environ |= {"HOSTNAME": name, "JOB_COMPLETION_INDEX": str(index), **self.variables}
+            kept = {name: os.environ[name] for name in ("PATH", "HOME")}
+            scripts = self.folder / "scripts"
+            for volume in (one for one in template["spec"]["volumes"] if "configMap" in one):
+                scripts.mkdir(exist_ok=True)
+                for file, text in self.objects["configmaps", volume["configMap"]["name"]]["data"].items():
+                    (scripts / file).write_text(text)
+            words = [word.replace(SCRIPTS, str(scripts)) for word in container["args"]]
+            words[0] = {"python": sys.executable}[words[0]]
+            pod.log = self.folder / f"{name} {uid}.log"
+            with pod.log.open("wb") as log:
+                alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+                pod.process = subprocess.Popen(
+                    ["ip", "netns", "exec", self.space, *alone, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**kept, **environ},
+                    cwd=self.folder,
+                    start_new_session=True,
+                )
+            pod.value["spec"]["nodeName"] = f"node-{index}"
+            state = {"running": {"startedAt": datetime.now(UTC).isoformat()}}
+            pod.value["status"] = {"phase": "Running", "containerStatuses": [{"name": "node", "state": state}]}
+        self.pods.append(pod)
+        self.tell("ADDED", pod)
+
+    def value_of(self, variable: Values) -> str:
+        if "value" in variable:
+            return str(variable["value"])
+        reference = variable["valueFrom"]["secretKeyRef"]
+        return str(self.objects["secrets", reference["name"]]["stringData"][reference["key"]])
+
+    def observe(self, pod: Pod) -> int | None:
+        """Return the exit code of a pod that has ended, and tell of it once."""
+        code = None if pod.process is None else pod.process.poll()
+        if code is None:
+            return None
+        code = 128 - code if code < 0 else code
+        status = pod.value["status"]
+        if status["phase"] == "Running":
+            end = {"exitCode": code, "reason": "Error" if code else "Completed"}
+            end["finishedAt"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            status["phase"] = "Failed" if code else "Succeeded"
+            status["containerStatuses"] = [{"name": "node", "state": {"terminated": end}}]
+            self.tell("MODIFIED", pod)
+        return code
+
+    def end_pods(self) -> None:
+        """Ask all pods to end, kill them after their grace period, and wait for them."""
+        running = [pod for pod in self.pods if pod.process is not None and pod.process.poll() is None]
+        for pod in running:
+            pod.signal(signal.SIGTERM)
+        for pod in running:
+            assert pod.process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                pod.process.wait(pod.value["spec"]["terminationGracePeriodSeconds"])
+        self.kill_pods()
+
+    def kill_pods(self) -> None:
+        for pod in self.pods:
+            if pod.process is not None:
+                pod.signal(signal.SIGKILL)
+                pod.process.wait(KILL_SECONDS)
+                self.observe(pod)
+
+    def tell(self, kind: str, pod: Pod) -> None:
+        with self.lock:
+            self.events.append({"type": kind, "object": copy.deepcopy(pod.value)})
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    protocol_version = "HTTP/1.1"
+    cluster: FakeCluster
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def answer(self, code: int, value: Values) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def send(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def handle_request(self) -> None:
+        url = urlsplit(self.path)
+        self.cluster.asked.append(f"{self.command} {self.path}")
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        sent = json.loads(body) if body else {}
+        if url.path == "/version/":
+            return self.answer(200, {"major": "1", "minor": "37", "gitVersion": "v1.37.0"})
+        found = re.fullmatch(r"/apis?/(.*)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(/log)?", url.path)
+        assert found, url.path
+        _, _, plural, name, is_log = found.groups()
+        if is_log:
+            assert query["container"] == "node"  # a pod may have others
+            return self.follow(name)
+        if plural == "pods":
+            return self.of_pods(query)
+        if plural == "events":
+            about = {"involvedObject": {"name": "train"}, "message": self.cluster.complaint}
+            return self.answer(200, {"items": [about] if self.cluster.complaint else []})
+        if self.command == "POST":
+            assert query["fieldValidation"] == "Strict"
+            return self.answer(*self.cluster.create(plural, sent))
+        return self.of_one(plural, name, query, sent)
+
+    def of_one(self, plural: str, name: str, query: dict[str, str], sent: Values) -> None:
+        if (plural, name) not in self.cluster.objects:
+            return self.answer(404, {"message": f'{plural} "{name}" not found'})
+        if self.command == "PATCH":
+            assert self.headers["Content-Type"] == "application/merge-patch+json"
+            return self.answer(*self.cluster.patch(plural, name, sent))
+        if self.command == "DELETE":
+            assert query["propagationPolicy"] == "Foreground"
+            self.cluster.delete(plural, name)
+        return self.answer(200, self.cluster.objects[plural, name])
+
+    do_GET = do_POST = do_PATCH = do_DELETE = handle_request  # noqa: N815 - as the base class calls them
+
+    def of_pods(self, query: dict[str, str]) -> None:
+        assert query["labelSelector"].endswith("-name=train"), query
+        if self.command == "DELETE":
+            self.cluster.kill_pods()
+            return self.answer(200, {})
+        if "watch" not in query:
+            with self.cluster.lock:
+                items, place = [copy.deepcopy(pod.value) for pod in self.cluster.pods], str(len(self.cluster.events))
+            return self.answer(200, {"items": items, "metadata": {"resourceVersion": place}})
+        place = int(query["resourceVersion"])
+        self.stream()
+        while not self.cluster.over.wait(LOOK_SECONDS):
+            while place < len(self.cluster.events):
+                self.send(json.dumps(self.cluster.events[place]).encode() + b"\n")
+                place += 1
+        return None
+
+    def follow(self, name: str) -> None:
+        pod = next((pod for pod in reversed(self.cluster.pods) if pod.name == name), None)
+        if pod is None or pod.log is None or pod.process is None:
+            return self.answer(400, {"message": "container is waiting to start"})
+        self.stream()
+        with pod.log.open("rb") as log:
+            while not self.cluster.over.is_set():
+                has_ended = pod.process.poll() is not None
+                if data := log.read():
+                    self.send(data)
+                elif has_ended:
+                    break
+                else:
+                    time.sleep(LOOK_SECONDS)
+        self.wfile.write(b"0\r\n\r\n")
+        return None
+
+
+@contextlib.contextmanager
+def serving(cluster: FakeCluster) -> Iterator[dict[str, str]]:
+    """Serve a cluster; yields the variables by which the client finds it."""
+
+    class Own(Handler):
+        pass
+
+    Own.cluster = cluster
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: Any) -> None:
+            if not isinstance(sys.exc_info()[1], ConnectionError):
+                super().handle_error(*_)
+
+    with Server(("127.0.0.1", 0), Own) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        at = f"http://127.0.0.1:{server.server_port}"
+        configuration = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "team"}}],
+            "clusters": [{"name": "k", "cluster": {"server": at}}],
+            "users": [{"name": "u", "user": {"token": "a token"}}],
+        }
+        path = cluster.folder / "kubeconfig"
+        path.write_text(yaml.safe_dump(configuration))
+        try:
+            yield {"KUBECONFIG": str(path)}
+        finally:
+            cluster.over.set()
+            cluster.kill_pods()
+            server.shutdown()
+            thread.join()

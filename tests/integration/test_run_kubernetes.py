@@ -1,0 +1,210 @@
+"""`tfdist run --engine kubernetes`, on what stands for a cluster (`kubernetes_cluster`): its pods are processes."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.integration import light
+from tests.integration.agents import (
+    DEADLINE_SECONDS,
+    ROOT,
+    agent,
+    environment,
+    finished,
+    own_lines,
+    told,
+    wait_until,
+)
+from tests.integration.conftest import QUIET, THREADS
+from tests.integration.forks import OPTIMIZED, Forks
+from tests.integration.kubernetes_cluster import FakeCluster, network, serving, why_not
+from tests.integration.steppers import wait_for_event
+from tests.integration.test_run_hosts import ON_HOSTS
+from tests.integration.test_run_recovers import resumable, run
+from tfdist.cli.main import main
+
+NAMES = [name for index in range(2) for name in (f"train-{index}", f"train-node-0-{index}")]
+# as cases/resumable.py, whose second worker waits at its third step until its pod is killed
+KILLING = """
+import os, pathlib, runpy, sys, time
+import keras
+if os.environ["TFDIST_WORKER_INDEX"] == "1" and os.environ["TFDIST_RESTARTS"] == "0":
+    train_step, steps = keras.callbacks.CallbackList.on_train_batch_begin, []
+    def wait(self, batch, logs=None):
+        steps.append(batch)
+        if len(steps) == 3:
+            pathlib.Path(os.environ["SHARED"], "now").touch()
+            time.sleep(1000)
+        return train_step(self, batch, logs)
+    keras.callbacks.CallbackList.on_train_batch_begin = wait
+sys.path.insert(0, "{cases}")
+runpy.run_path("{cases}/resumable.py", run_name="__main__")
+"""
+OPTIONS = ("--engine", "kubernetes", "--image", "tfdist:cpu", "--name", "train")
+
+needs_pods = pytest.mark.skipif("why_not()", reason=why_not())
+
+
+@pytest.fixture
+def cluster(shared: Path, tmp_path: Path) -> FakeCluster:
+    (tmp_path / "pods").mkdir()
+    path = os.pathsep.join([light.STARTING, str(ROOT)])
+    variables = {"PYTHONPATH": path, "SHARED": str(shared), "TMPDIR": str(tmp_path / "tmp")}
+    return FakeCluster(tmp_path / "pods", variables=variables)
+
+
+@pytest.fixture
+def with_pods(cluster: FakeCluster) -> Iterator[FakeCluster]:
+    with network(NAMES) as space:
+        cluster.space = space
+        yield cluster
+
+
+@pytest.mark.quick
+@needs_pods
+def test_lines_the_first_failure_and_its_exit_code(with_pods: FakeCluster, script: Any, shared: Path) -> None:
+    path = script(
+        """
+        print(os.environ["TFDIST_WORKERS"].count(".train:"), sys.argv[1:], os.environ["TOKEN"], flush=True)
+        print("JOB_COMPLETION_INDEX" in os.environ, len(os.environ["TFDIST_JOB_KEY"]), flush=True)
+        tell(f"key {ME}", os.environ["TFDIST_JOB_KEY"])
+        wait_told(f"key {1 - ME}")
+        sys.exit(7) if ME else time.sleep(1000)
+        """
+    )
+    with serving(with_pods) as variables:
+        env = environment(shared, **variables, TOKEN="of mine")
+        options = (*OPTIONS, "-n", 2, "--pass-env", "TOKEN", path, "--image", "a b")
+        code, out, err = finished(*options, shared=shared, env=env)
+    assert (code, "job train is submitted to namespace team" in err) == (7, True), err + out
+    for worker in range(2):
+        assert own_lines(out, worker)[:2] == ["2 ['--image', 'a b'] of mine", "False 64"]
+    assert "worker 1 of 2 failed first" in out, out
+    assert "pod train-0 (of 2) on node node-0 failed first: exit code 7" in err
+    key = with_pods.objects["secrets", "train"]["stringData"]["TFDIST_JOB_KEY"]
+    assert len(key) == 64
+    assert key not in {told(shared, "key 0"), told(shared, "key 1")}  # workers have one that follows from it
+    assert key not in out + err
+    rest = [one for (plural, _), one in with_pods.objects.items() if plural != "jobs"]
+    assert len(rest) == 3
+    assert all(one["metadata"]["ownerReferences"][0]["kind"] == "Job" for one in rest)
+
+
+@pytest.mark.quick
+@needs_pods
+def test_pods_that_are_killed_or_taken_away_are_replaced_and_no_step_is_lost_or_repeated(
+    with_pods: FakeCluster, script: Any, shared: Path
+) -> None:
+    path = script(ON_HOSTS[""])
+    state = shared / "state.json"
+
+    def more_steps() -> int:
+        """Wait until there are some more, by workers that began after what was done last."""
+        before = len(json.loads(state.read_text())) if state.exists() else 0
+        wait_until(lambda: state.exists() and len(json.loads(state.read_text())) > before + 3, "no step is done")
+        return before
+
+    def replaced(index: int, uid: str) -> bool:
+        return any(pod.index == index and pod.value["metadata"]["uid"] != uid for pod in with_pods.pods)
+
+    with serving(with_pods) as variables:
+        options = (*OPTIONS, "-n", 2, "--max-restarts", 3, path)
+        with agent(*options, shared=shared, env=environment(shared, **variables)) as process:
+            for index, number in ((1, signal.SIGKILL), (1, signal.SIGTERM), (0, signal.SIGTERM), (0, signal.SIGKILL)):
+                more_steps()
+                pod = next(pod for pod in with_pods.pods if pod.index == index)
+                pod.signal(number)
+                wait_until(lambda: replaced(index, pod.value["metadata"]["uid"]), f"pod {index} is not replaced")  # noqa: B023
+            more_steps()
+            (shared / "enough").touch()
+            out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, (out, err)
+    steps = json.loads(told(shared, "done 0"))
+    assert steps == list(range(len(steps)))
+
+
+@pytest.mark.quick
+@needs_pods
+def test_ctrl_c_deletes_the_job_whose_workers_save(with_pods: FakeCluster, script: Any, shared: Path) -> None:
+    path = script(ON_HOSTS[""])
+    with serving(with_pods) as variables:
+        options = (*OPTIONS, "--kind", "jobset", "-n", 2, "--event-file", shared / "events", path)
+        with agent(*options, shared=shared, env=environment(shared, **variables)) as process:
+            wait_for_event(shared, "stepping")  # the launcher knows that there is something to stop before
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=DEADLINE_SECONDS)
+        assert (process.returncode, b"SIGINT: the job is deleted" in err) == (130, True), err
+        assert not with_pods.objects
+    assert told(shared, "halted 0 0") == told(shared, "halted 0 1")
+
+
+@needs_pods
+def test_a_training_in_pods_goes_on_where_one_was_killed_and_equals_that_on_one_host(
+    with_pods: FakeCluster, forking: Forks, tmp_path: Path, shared: Path
+) -> None:
+    strategy = ["--strategy", "multi-worker", "--collectives", "native", "-n", "2"]
+    # graphs are optimized as in the pods, where nothing is a fork of the tests
+    run(forking, tmp_path, *strategy, *resumable(tmp_path, "one host"), **{OPTIMIZED: "1"})
+    (tmp_path / "own.py").write_text(KILLING.format(cases=str(ROOT / "tests/integration/cases")))
+    with_pods.variables |= {**QUIET, **THREADS, "PYTHONPATH": light.python_path(ROOT), "OWN_BACKUPS": "1"}
+    _, *arguments = resumable(tmp_path, "pods")
+    options = (*OPTIONS, *strategy, "--hang-seconds", "60", "--max-restarts", "1", tmp_path / "own.py", *arguments)
+    with serving(with_pods) as variables:
+        env = environment(shared, **variables)
+        with agent(*options, shared=shared, env=env) as process:
+            told(shared, "now")
+            pod = next(pod for pod in with_pods.pods if pod.index == 1)
+            pod.signal(signal.SIGKILL)
+            out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, (out, err)
+    assert (tmp_path / "pods.json").read_text() == (tmp_path / "one host.json").read_text()
+
+
+def submitted(*options: object, **variables: str) -> tuple[int, str]:
+    """Submit in this process, which then has imported the client once; return the exit code, and all that is said."""
+    done = CliRunner().invoke(main, ["run", *map(str, (*OPTIONS, *options))], env=variables)
+    return done.exit_code, done.output
+
+
+@pytest.mark.quick
+def test_what_waits_says_why_and_one_that_is_deleted_by_others_ends(
+    cluster: FakeCluster, script: Any, shared: Path
+) -> None:
+    message = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    cluster.waits = {"phase": "Pending", "conditions": [condition]}
+    with serving(cluster) as variables:
+        options = (*OPTIONS, "-n", 2, "--gpus-per-worker", 64, script(""))
+        with agent(*options, shared=shared, env=environment(shared, **variables)) as process:
+            assert process.stderr is not None
+            assert b"is submitted" in process.stderr.readline()
+            said = process.stderr.readline().decode()
+            assert said.endswith(f"of 2 pods wait: {message} Each asks for nvidia.com/gpu 64\n")
+            cluster.delete("jobs", "train")
+            _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 143
+    assert err.endswith(b"tfdist run: the job was deleted by somebody else\n")
+
+
+@pytest.mark.quick
+def test_what_cannot_be_submitted_is_one_error_and_leaves_nothing(
+    cluster: FakeCluster, script: Any, tmp_path: Path
+) -> None:
+    def error(*options: object, **variables: str) -> str:
+        code, said = submitted(*options, script(""), **variables)
+        assert code in (1, 2), said
+        wait_until(lambda: not cluster.objects, "something is left")
+        return said
+
+    with serving(cluster) as variables:
+        cluster.refuses = {"secrets": (403, 'secrets is forbidden: User "u" cannot create'), "jobsets": (404, "no")}
+        assert "you may not: secrets is forbidden" in error(**variables)
+        assert "Install JobSet" in error("--kind", "jobset", **variables)
+    assert "does not answer" in error(**variables)
+    assert "finds no cluster" in error(KUBECONFIG=str(tmp_path / "missing"))

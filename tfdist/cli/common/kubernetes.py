@@ -1,0 +1,206 @@
+"""What `tfdist run --engine kubernetes` makes of its options: a job that is printed or submitted, or a pod's part."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfdist.cli.common.command import arguments_of
+from tfdist.cluster import job_key
+from tfdist.errors import ConfigError
+from tfdist.launch import LaunchConfig, require_script
+from tfdist.launch.kubernetes import following, inside, manifests
+from tfdist.launch.kubernetes.client import load
+from tfdist.launch.kubernetes.cluster import Cluster
+from tfdist.launch.kubernetes.pods import quantities
+from tfdist.launch.kubernetes.request import KINDS, SCRIPT_FOLDER, Request, job_name
+from tfdist.launch.plan.hosts import Host, Remote
+from tfdist.launch.remote.pod import pod_of
+from tfdist.launch.remote.values import passed_on
+
+_KEY = f"{__name__}.asked"
+
+# of the submission alone: what a pod runs has them no more
+_WITH_VALUES = (
+    *("--image", "--namespace", "--kind", "--name", "--topology", "--pod", "--pass-env", "--remote-python"),
+    *("--gpus-per-worker", "--cpus-per-worker", "--memory-per-worker"),
+)
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a job for Kubernetes, which `request_of` reads; what few need is in the page."""
+
+    def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+        context.meta.setdefault(_KEY, {})[option.name] = value
+
+    for name, settings in (
+        ("--image", {"metavar": "IMAGE"}),
+        ("--namespace", {"metavar": "NAME"}),
+        ("--kind", {"type": click.Choice(KINDS)}),
+        ("--name", {"metavar": "NAME"}),
+        ("--topology", {"metavar": "LABEL"}),
+        ("--pod", {"metavar": "FILE", "type": click.Path(exists=True, dir_okay=False)}),
+    ):
+        add = click.option(name, hidden=True, expose_value=False, callback=keep, **settings)
+        command = add(command)
+    return command
+
+
+def check_options(context: click.Context, engine: str | None) -> None:
+    """Check that no option of Kubernetes' was given to another engine.
+
+    Raises:
+        UsageError: one was.
+    """
+    if engine == "kubernetes":
+        return
+    given = [f"--{name}" for name, value in context.meta[_KEY].items() if value is not None]
+    if given:
+        raise click.UsageError(f"{given[0]} is for --engine kubernetes. Name the engine, or leave it out.")
+
+
+def request_of(
+    context: click.Context,
+    config: LaunchConfig,
+    *,
+    processes: int,
+    demand: Mapping[str, Any],
+    python: str | None,
+    passed: Sequence[str],
+) -> Request:
+    """Return the job that is asked for.
+
+    Args:
+        context: of the command.
+        config: the request.
+        processes: how many there are, one for each pod.
+        demand: what each needs: cpus, gpus, memory in bytes; None for what was not asked for.
+        python: the interpreter in the image.
+        passed: names of variables that go along.
+    Raises:
+        UsageError: no image is named.
+        ConfigError: there is no script, or what is asked for cannot be.
+    """
+    asked = context.meta[_KEY]
+    if not asked["image"]:
+        raise click.UsageError("--engine kubernetes needs an image with tfdist: --image registry/tfdist:cpu")
+    missing = [name for name in passed if name not in os.environ]
+    if missing:
+        raise click.UsageError(f"--pass-env names {missing[0]}, which is not set here.")
+    target, script = _script(config)
+    name = asked["name"] or job_name(Path(config.target).stem)
+    hosts = tuple(Host(name=f"{name}-{index}", address=f"{name}-{index}") for index in range(processes))
+    replace(config, remote=Remote(hosts=hosts, engine="kubernetes"))  # what cannot be on other hosts is refused
+    given = arguments_of(context)
+    first = len(given) - len(config.arguments) - 1  # the script, behind which all is its own
+    words = (python or "python", "-m", "tfdist", "run", *_without_own_options(given[:first]), target)
+    return Request(
+        name=name,
+        image=asked["image"],
+        pods=processes,
+        arguments=(*words, *given[first + 1 :]),
+        kind=asked["kind"] or "job",
+        namespace=asked["namespace"] or "default",
+        secret=tuple(sorted(_variables(passed))),
+        script=script,
+        resources=quantities(**demand),
+        grace_seconds=config.grace_seconds,
+        restarts=config.max_restarts,
+        topology=asked["topology"],
+        patch=_patch(asked["pod"]),
+    )
+
+
+def submit(context: click.Context, request: Request, *, dry_run: bool) -> int:
+    """Print what would be submitted, or submit it and follow it to its end; return the exit code.
+
+    Args:
+        context: of the command.
+        request: the job.
+        dry_run: whether it is printed.
+    """
+    if dry_run:
+        print_manifests(request)
+        return 0
+    cluster = Cluster(context.meta[_KEY]["namespace"])
+    request = replace(request, namespace=cluster.namespace)
+    values = {job_key.VARIABLE: job_key.drawn(), **{name: os.environ[name] for name in request.secret}}
+    return following.submit(
+        cluster,
+        request,
+        manifests.objects(request),
+        values,
+        say=lambda said: click.echo(f"tfdist run: {said}", err=True),
+    )
+
+
+def print_manifests(request: Request) -> None:
+    """Print what would be submitted; with a TrainJob also the runtime that it names."""
+    runtime = [manifests.runtime()] if request.kind == "trainjob" else []
+    click.echo(manifests.how_to_make_the_secret(request))
+    click.echo(manifests.as_text([*runtime, *manifests.objects(request)]), nl=False)
+
+
+def run_in_pod(launch: Callable[[], int]) -> int:
+    """Do the part of this pod; return the exit code.
+
+    Args:
+        launch: starts the job.
+    """
+    pod = pod_of(os.environ)
+    assert pod is not None
+    return inside.run_in_pod(pod, launch, say=_say)
+
+
+def _say(text: str) -> None:
+    click.echo(f"tfdist run: {text}", err=True)
+
+
+def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
+    """Return what a pod runs, and the script that goes along: one that is here; a path that is not is the image's."""
+    path = Path(config.target)
+    if config.is_module or (path.is_absolute() and not path.exists()):
+        return config.target, None
+    require_script(config)
+    try:
+        return f"{SCRIPT_FOLDER}/script.py", ("script.py", path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"script is {config.target}, which is no text in UTF-8 ({error}).") from error
+
+
+def _without_own_options(words: Sequence[str]) -> list[str]:
+    left, rest = [], iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name in _WITH_VALUES:
+            if not equals:
+                next(rest)
+        elif word != "--dry-run":
+            left.append(word)
+    return left
+
+
+def _variables(passed: Sequence[str]) -> dict[str, str]:
+    """Return the variables of this process that pods get: those that are named, and those of tfdist for all hosts."""
+    own = {name: value for name, value in os.environ.items() if name.startswith("TFDIST_") or name in passed}
+    kept = passed_on(own, tuple(passed))
+    return {name: value for name, value in kept.items() if not name.startswith("TFDIST_K8S_")}
+
+
+def _patch(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    yaml = load("yaml")
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--pod {path} cannot be read as YAML: {error}") from error
+    if not isinstance(found, dict) or not set(found) <= {"metadata", "spec"}:
+        raise ConfigError(
+            f"--pod {path} must be a part of a pod's template: metadata, and spec with nodeSelector, volumes, "
+            "containers (of the name node) and so on."
+        )
+    return found
