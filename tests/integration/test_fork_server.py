@@ -223,14 +223,15 @@ it = ForkServer.start(os.environ, folder=".", modules=[])
 assert it.wait(200)
 it.prepare(2)
 argv = ["python", {worker!r}, "--parent", str(os.getpid()), "--script", {script!r}]
-print(*it.pids, it.spawn(argv, os.environ, stdin=0, stdout=1, stderr=2), flush=True)
+pids = " ".join(map(str, [*it.pids, it.spawn(argv, os.environ, stdin=0, stdout=1, stderr=2)]))
+os.write(1, f"{{pids}}\\n".encode())
 sys.stdin.readline()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_nobody_outlives_the_agent(tmp_path: Path) -> None:
-    script = saved(tmp_path, "import signal; print('running', flush=True); signal.pause()")
+    script = saved(tmp_path, "import os, signal; os.write(1, b'running\\n'); signal.pause()")
     code = AGENT.format(worker=str(WORKER_FILE), script=str(script))
     with subprocess.Popen(
         [sys.executable, "-c", code],

@@ -37,3 +37,24 @@ def test_what_is_held(released: bool) -> None:
     pump.finish(give_up=lambda: False)
     os.close(reads)
     assert b"".join(screen.shown) == (b"a line" if released else b"")
+
+
+def test_what_comes_after_the_end_of_a_worker_elsewhere_is_shown() -> None:
+    screen = Screen()
+    pump = Pump(screen, lambda: None)  # type: ignore[arg-type]
+    reads, writes = os.pipe()
+    pump.add(reads, stream=1, worker=1, ends_later=True)
+
+    def write_the_rest(asked: list[int]) -> bool:
+        """Write when `finish` waits, and has asked whether it should."""
+        asked.append(1)
+        if len(asked) == 1:
+            with open(writes, "wb") as pipe:
+                pipe.write(b"x" * 3_000_000 + b"\n")
+        return False
+
+    asked: list[int] = []
+    pump.finish(give_up=lambda: write_the_rest(asked))
+    os.close(reads)
+    assert asked
+    assert sum(len(line) for line in screen.shown) == 3_000_000

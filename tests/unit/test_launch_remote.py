@@ -1,5 +1,6 @@
 """Jobs on several hosts, without processes: what `--hosts` means, the connection, clocks, requests to halt."""
 
+import base64
 import json
 import os
 import shlex
@@ -18,6 +19,7 @@ from tfdist.launch.plan.plan import plan
 from tfdist.launch.remote import records, ssh, values
 from tfdist.launch.remote.connecting.connection import ByProgram
 from tfdist.launch.remote.connecting.wire import PREAMBLE, Wire, WireError
+from tfdist.launch.remote.host_agent import Forward
 from tfdist.launch.remote.link import HostLink
 from tfdist.launch.supervision.failure import HOST_LOST, Failure, Record, own_failures
 from tfdist.monitor.halt import StepState
@@ -158,6 +160,17 @@ def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) 
             link.ask("ports", count=1, but=[])
     finally:
         link.close()
+
+
+def test_output_is_passed_on_to_its_end_though_somebody_holds_the_stream() -> None:
+    told: list[str] = []
+    reads, writes = os.pipe()
+    forward = Forward(reads, 1, 2, lambda message: told.append(message["data"]))
+    os.write(writes, b"one")
+    forward.finish()
+    forward.run()
+    os.close(writes)
+    assert told == [base64.b64encode(b"one").decode(), ""]
 
 
 def test_a_lost_host_is_the_cause_whenever_it_is_heard_of() -> None:

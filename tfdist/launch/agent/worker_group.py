@@ -120,7 +120,7 @@ class WorkerGroup:
             announce(self._out, f"{spec.task} is process {handle.pid}")
         for stream, descriptor in handle.outputs.items():
             if self.pump is not None:
-                self.pump.add(descriptor, stream=stream, worker=index)
+                self.pump.add(descriptor, stream=stream, worker=index, ends_later=handle.outputs_end_later)
 
     def _watch(self, handle: Handle) -> None:
         returncode = handle.wait()

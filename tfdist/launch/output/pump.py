@@ -1,5 +1,6 @@
 """Moves what the workers write to the screen, in a thread: a slow reader must not keep the agent from supervising."""
 
+import itertools
 import os
 import selectors
 import threading
@@ -19,6 +20,7 @@ _MOST_KEPT = 1024  # pieces of output that is held
 class _Stream:
     number: int  # 1 standard output, 2 standard error
     worker: int
+    ends_later: bool = False
     lines: LineBuffer = field(default_factory=LineBuffer)
 
 
@@ -44,10 +46,18 @@ class Pump:
         self._thread = threading.Thread(target=self._run, name="pump output", daemon=True)
         self._thread.start()
 
-    def add(self, descriptor: int, *, stream: int, worker: int) -> None:
-        """Read a pipe from now on; ``stream`` is 1 for standard output and 2 for standard error."""
+    def add(self, descriptor: int, *, stream: int, worker: int, ends_later: bool = False) -> None:
+        """Read a pipe from now on.
+
+        Args:
+            descriptor: of the pipe.
+            stream: 1 for standard output, 2 for standard error.
+            worker: whose.
+            ends_later: whether output may come after the end of the worker, and then the end of the pipe for certain.
+        """
         os.set_blocking(descriptor, False)
-        self._selector.register(descriptor, selectors.EVENT_READ, _Stream(number=stream, worker=worker))
+        content = _Stream(number=stream, worker=worker, ends_later=ends_later)
+        self._selector.register(descriptor, selectors.EVENT_READ, content)
         os.write(self._wake_write, b"+")
 
     def release(self) -> None:
@@ -60,7 +70,7 @@ class Pump:
 
         Nothing is written if it is held: these workers have never taken part.
 
-        A process that still holds a pipe open is not waited for; a slow reader of the output is, as by any program,
+        A process that still holds a pipe open is not waited for, unless it ends later; a slow reader of the output is, as by any program,
         until ``give_up`` says that this is enough. A second call does nothing.
         """
         if self._finished:
@@ -89,7 +99,8 @@ class Pump:
                 self._on_closed()
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
-                for _ in range(_MOST_IN_A_PIPE // _CHUNK):
+                os.set_blocking(key.fd, key.data.ends_later)
+                for _ in itertools.count() if key.data.ends_later else range(_MOST_IN_A_PIPE // _CHUNK):
                     if not self._read_once(key):
                         break
                 self._end(key)

@@ -32,6 +32,10 @@ class Handle(Protocol):
         """Descriptors to read standard output (1) and error (2) from; those that are missing are the agent's."""
 
     @property
+    def outputs_end_later(self) -> bool:
+        """Whether what it has written may come after its end, and then the end of each output for certain."""
+
+    @property
     def is_stopped(self) -> bool:
         """Whether the process stands still, because of SIGSTOP or the like; False where this cannot be told."""
 

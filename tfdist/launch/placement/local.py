@@ -88,6 +88,8 @@ class LocalProcess:
         guard: of the job, which is told of it.
     """
 
+    outputs_end_later = False  # it is in the pipes, which a child that lives on may hold open
+
     def __init__(self, spec: WorkerSpec, child: Child, outputs: Mapping[int, int], guard: Guard) -> None:
         self.spec = spec
         self.pid = child.pid

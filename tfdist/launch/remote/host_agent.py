@@ -13,6 +13,7 @@ import base64
 import contextlib
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -53,6 +54,7 @@ _TELL_SECONDS = 0.02
 _TELL_WHILE_HALTING_SECONDS = 0.002
 _CLOSE_SECONDS = 5.0
 _CHUNK = 1 << 15
+_POLL_MILLISECONDS = 500
 
 
 def main() -> None:
@@ -193,7 +195,7 @@ class HostAgent:
         self._finished = False  # the agent has said so
         self._heard = time.monotonic()
         self._handles: dict[int, Handle] = {}
-        self._outputs: dict[tuple[int, int], _Forward] = {}
+        self._outputs: dict[tuple[int, int], Forward] = {}
         self._recorded: set[int] = set()
         self._lock = threading.Lock()
         self._tables = _Tables()
@@ -290,8 +292,9 @@ class HostAgent:
         with self._lock:
             self._handles[number] = handle
         for stream, descriptor in handle.outputs.items():
-            forward = _Forward(os.dup(descriptor), number, stream, self._send)
-            self._outputs[number, stream] = forward
+            forward = Forward(os.dup(descriptor), number, stream, self._send)
+            with self._lock:
+                self._outputs[number, stream] = forward
             threading.Thread(target=forward.run, daemon=True).start()
         threading.Thread(target=self._watch, args=(number, handle), daemon=True).start()
         return handle.pid
@@ -327,16 +330,21 @@ class HostAgent:
         with self._lock:
             handle = self._handles.pop(asked["handle"])
             self._recorded.discard(asked["handle"])
-        for stream in handle.outputs:
-            self._outputs.pop((asked["handle"], stream)).give(1 << 62)  # who still writes waits for nobody
+            outputs = [self._outputs.pop((asked["handle"], stream)) for stream in handle.outputs]
+        for forward in outputs:
+            forward.give(1 << 62)  # who still writes waits for nobody
         handle.close(_CLOSE_SECONDS)
         if "TFDIST_ERROR_FILE" in handle.spec.environment:
             guardian.remove_listed(f"{handle.spec.environment['TFDIST_ERROR_FILE']}{guardian.LISTING}")
 
     def _leftovers(self, asked: dict[str, Any]) -> int:
         with self._lock:  # of one that was closed the number may be another process'
-            handles = [self._handles[number] for number in asked["handles"] if number in self._handles]
-        return self._placement.end_leftovers(handles, grace_seconds=asked["grace_seconds"])
+            handles = {number: self._handles[number] for number in asked["handles"] if number in self._handles}
+            outputs = [one for (number, _), one in self._outputs.items() if number in handles]
+        count = self._placement.end_leftovers(list(handles.values()), grace_seconds=asked["grace_seconds"])
+        for forward in outputs:
+            forward.finish()
+        return count
 
     def _notice(self, _: dict[str, Any]) -> None:
         for handle in self._running().values():
@@ -419,7 +427,7 @@ class _Tables:
             del self._settled[number]
 
 
-class _Forward:
+class Forward:
     """Passes on what a process writes to a stream, no faster than the agent takes it."""
 
     def __init__(self, descriptor: int, handle: int, stream: int, send: Callable[[dict[str, Any]], None]) -> None:
@@ -429,13 +437,20 @@ class _Forward:
         self._send = send
         self._credit = CREDIT_BYTES
         self._given = threading.Condition()
+        self._finishing = threading.Event()
 
     def give(self, count: int) -> None:
+        """Let so many bytes more be sent."""
         with self._given:
             self._credit += count
             self._given.notify()
 
+    def finish(self) -> None:
+        """Pass on what the processes, which have ended, have written; who still holds the stream is not waited for."""
+        self._finishing.set()
+
     def run(self) -> None:
+        """Pass on until the stream ends."""
         for data in self._read():
             with self._given:
                 self._given.wait_for(lambda: self._credit > 0)
@@ -444,9 +459,17 @@ class _Forward:
         self._send({"output": self._handle, "stream": self._stream, "data": ""})
 
     def _read(self) -> Iterator[bytes]:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
         try:
-            while data := os.read(self._descriptor, _CHUNK):
-                yield data
+            while True:
+                is_last = self._finishing.is_set()
+                if poll.poll(0 if is_last else _POLL_MILLISECONDS):
+                    if not (data := os.read(self._descriptor, _CHUNK)):
+                        return
+                    yield data
+                elif is_last:
+                    return
         except OSError:
             return
         finally:

@@ -32,6 +32,8 @@ class RemoteProcess:
         spec: what was started; its error file is on this host.
     """
 
+    outputs_end_later = True  # it is on its way
+
     def __init__(self, link: Asks, number: int, spec: WorkerSpec) -> None:
         self.spec = spec
         self.pid = 0
