@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfdist.monitor.recording.rows import WIDTH, Column
+from tfdist.monitor.recording.rows import NORM_EVERY, WIDTH, Column
 
 MS = 1_000_000
 # a step of 20 ms
@@ -34,6 +34,8 @@ def simulated(workers=2, steps=200, noise=0.05, seed=0, usual=USUAL, late=None, 
                 *(graph[worker], forward[worker], gradients[worker], reduced[worker], done[worker]),
             )
             row[Column.LOSS] = np.float64(0.5).view(np.int64)
+            if step % NORM_EVERY == 0:
+                row[Column.GRADIENT_NORM] = np.float64(2.0).view(np.int64)
         ends = done
     rows[:, 0, Column.IS_FIRST] = 1
     return dict(enumerate(rows))

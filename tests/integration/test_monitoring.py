@@ -10,6 +10,7 @@ import pytest
 from tests.integration.agents import DEADLINE_SECONDS, told, wait_until
 from tests.integration.forks import Forks
 from tests.integration.steppers import happened, job
+from tfdist.monitor.recording.rows import NORM_EVERY
 from tfdist.monitor.verdict.gathering import read_folder
 from tfdist.monitor.verdict.judge import Bound, judge
 from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
@@ -42,6 +43,11 @@ def test_who_is_late_is_named_with_the_cause(options: list[str], shared: Path, f
     assert found.is_divided
     np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=0.01)
     assert np.isfinite(found.loss).all()
+    norms = found.gradient_norm
+    measured = ~np.isnan(norms)
+    np.testing.assert_array_equal(np.diff(np.flatnonzero(measured[:, 0])), NORM_EVERY)
+    np.testing.assert_array_equal(norms[:, 0], norms[:, 1], "the gradient of the global batch is one")
+    assert (norms[measured] > 0).all()
     starts = int(found.steps[0]) - int(found.steps[0]) % STEPS
     for number, (where, worker, _) in enumerate(PLAN):
         epoch = (found.steps - starts) // STEPS == number

@@ -1,16 +1,17 @@
 """Alerts on simulated jobs: each is raised for what it is about, once, and none of them for noise."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.simulated_steps import USUAL, simulated
-from tfdist.monitor.recording.rows import Column
+from tfdist.monitor.recording.rows import LEAST_NORM, Column
 from tfdist.monitor.verdict.alarm import AGAIN_SECONDS, Alarm, Looks
 from tfdist.monitor.verdict.alerts import LOOKS, Alert, Kind, alerts, grows
 from tfdist.monitor.verdict.stragglers import SLOW_STEPS
-from tfdist.monitor.verdict.timeline import Timeline, timeline
+from tfdist.monitor.verdict.timeline import OF_STEPS, Timeline, timeline
 
 MEGABYTE = 1 << 20
 
@@ -59,11 +60,8 @@ def test_slow_is_by_deviations_and_for_steps_one_after_the_other() -> None:
     for run, raised in ((SLOW_STEPS + 1, True), (SLOW_STEPS - 1, False)):
         whole = timeline(usual)
         slow = timeline(rows)
-        mixed = {
-            name: np.concatenate([getattr(slow, name)[:run], getattr(whole, name)[run:]])
-            for name in ("steps", "parts", "step", "hidden", "ends", "loss")
-        }
-        found = Timeline(ranks=whole.ranks, is_divided=True, **mixed)
+        mixed = {name: np.concatenate([getattr(slow, name)[:run], getattr(whole, name)[run:]]) for name in OF_STEPS}
+        found = Timeline(ranks=whole.ranks, traced=-1, is_divided=True, **mixed)
         assert bool(alerts(found)) == raised
         assert not alerts(found, after=run)  # it was over when it was looked at last
 
@@ -98,6 +96,48 @@ def test_a_loss_that_rises_and_rises() -> None:
 def test_steps_that_wait_for_input() -> None:
     assert kinds(alerts(of(usual={**USUAL, "input": 30.0}))) == [(Kind.INPUT_STARVATION, None)]
     assert not alerts(of(usual={**USUAL, "input": 10.0}))
+
+
+def with_norms(*norms: float, workers: int = 2, every: int = 10) -> Timeline:
+    """Steps of which one of so many has measured the norm of the gradient."""
+    rows = simulated(workers=workers, steps=every * len(norms))
+    for one in rows.values():
+        one[::every, Column.GRADIENT_NORM] = np.array([norm or LEAST_NORM for norm in norms], np.float64).view(np.int64)
+    return timeline(rows)
+
+
+USUAL_NORMS = [1.0, 2.0] * 10
+
+
+@pytest.mark.parametrize(
+    ("norms", "kind"),
+    [
+        ((), None),
+        ((np.nan, np.inf, np.nan), Kind.GRADIENT_NOT_FINITE),
+        ((1.0, np.nan, np.nan), None),
+        ((np.nan, 1.0, np.nan, np.nan), None),
+        ((0.0, 0.0, 0.0), Kind.GRADIENT_VANISHES),
+        ((1e-30, 0.0, 0.0), None),
+        ((20.5, 1e9, 1e30), Kind.GRADIENT_EXPLODES),
+        ((20.5, np.inf, 1e30), Kind.GRADIENT_EXPLODES),
+        ((1e9, 19.0, 1e30), None),
+        ((1e-9, 1e-9, 1e-9), None),  # it converges
+    ],
+)
+def test_norms_of_the_gradient(norms: tuple[float, ...], kind: Kind | None) -> None:
+    found = with_norms(*USUAL_NORMS, *norms)
+    expected = [] if kind is None else [(kind, None)]
+    assert kinds(alerts(found)) == expected
+    found.gradient_norm[:, 0] = 1.0
+    assert kinds(alerts(found)) == ([] if kind is None else [(kind, 1)]), "a part of the gradient is one worker's"
+
+
+def test_norms_of_another_model_are_nothing_to_compare_with() -> None:
+    found = with_norms(*USUAL_NORMS, 1e9, 1e9, 1e9)
+    assert kinds(alerts(found)) == [(Kind.GRADIENT_EXPLODES, None)]
+    assert not alerts(replace(found, traced=10))
+    assert not alerts(with_norms(*USUAL_NORMS[1:], 1e9, 1e9, 1e9)), "too few are known"
+    assert not alerts(with_norms(0.0, 0.0, 0.0)), "it never was another one"
 
 
 def test_memory_that_grows() -> None:

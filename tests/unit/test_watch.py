@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import os
 import re
 import subprocess
@@ -29,7 +30,7 @@ from tfdist.monitor.status import StatusTable
 from tfdist.watch import observing, terminal
 from tfdist.watch.history import POINTS
 from tfdist.watch.server import Page
-from tfdist.watch.snapshot import LABELS, sentence
+from tfdist.watch.snapshot import LABELS, Snapshot, WorkerView, sentence
 from tfdist.watch.usage import Process, Usage
 
 JOB = "3f9ac1d2aa"
@@ -265,6 +266,12 @@ def test_a_port_that_is_taken(page: Page, job: Path) -> None:
 )
 def test_every_event_has_a_sentence(event: str) -> None:
     assert sentence({"event": event})
+
+
+def test_what_is_no_number_is_none_in_json() -> None:
+    one = WorkerView(worker=0, parts={}, loss=math.inf, gradient_norm=math.inf)
+    found = Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=(one,)).as_json()
+    assert json.loads(json.dumps(found, allow_nan=False))["workers"][0]["gradient_norm"] is None
 
 
 def test_parts_are_those_of_the_verdict() -> None:

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
 from tfdist.exporters.base import Point, Update
-from tfdist.monitor.verdict.timeline import Timeline
+from tfdist.monitor.verdict.timeline import OF_STEPS, Timeline
 from tfdist.watch.observing import Observer
 from tfdist.watch.snapshot import Snapshot
 
@@ -114,6 +114,6 @@ class Feed:
 
 def joined(pieces: Sequence[Timeline]) -> Timeline:
     """Return the steps of several timelines of the same workers, in this order."""
-    arrays = [one.name for one in fields(Timeline) if one.name not in ("ranks", "is_divided")]
-    whole = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in arrays}
-    return Timeline(ranks=pieces[0].ranks, is_divided=all(piece.is_divided for piece in pieces), **whole)
+    whole = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in OF_STEPS}
+    is_divided, traced = all(piece.is_divided for piece in pieces), max(piece.traced for piece in pieces)
+    return Timeline(ranks=pieces[0].ranks, traced=traced, is_divided=is_divided, **whole)

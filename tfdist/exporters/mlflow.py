@@ -107,6 +107,9 @@ def of_point(point: Point) -> Iterator[Metric]:
         losses = [float(loss) for loss in steps.loss[:, place] if not math.isnan(loss)]
         if losses:
             values["loss"] = sum(losses) / len(losses)
+        norms = [float(norm) for norm in steps.gradient_norm[:, place] if math.isfinite(norm)]
+        if norms:
+            values["gradient_norm"] = sum(norms) / len(norms)
         for name, value in values.items():
             yield Metric(f"{name}/worker_{worker}", value, int(1e3 * point.time), point.step)
 

@@ -86,6 +86,9 @@ def of_steps(point: Point, place: int) -> list[Any]:
     losses = steps.loss[:, place]
     if not np.isnan(losses).all():
         found.append(_scalar("loss", np.nanmean(losses)))
+    norms = steps.gradient_norm[:, place]
+    if not np.isnan(norms).all():
+        found.append(_scalar("gradient_norm", np.nanmean(norms)))
     return found
 
 

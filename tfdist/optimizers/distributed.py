@@ -20,6 +20,7 @@ from tfdist.compression.codec import Codec
 from tfdist.compression.codecs.casting import Whole
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.optimizers.saved_state import SavedState
+from tfdist.training import loss_scale
 from tfdist.training.reduction import norms, reducer
 from tfdist.training.reduction import replica_sums as sums_over
 from tfdist.training.reduction.compressed import Compression
@@ -300,7 +301,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def _together(self, gradients: list[reducer.Gradient], grads: list[Any], variables: Any) -> list[reducer.Gradient]:
         """Return the gradients of the global batch, or this worker's parts of them."""
         present = training.with_gradients(grads, variables, self)
-        return sharding.reduced(self, gradients, present, self._reducer)
+        # what is remembered is without the scale, and so are gradients then
+        scale = None if self.reducer_variables else loss_scale.variable_of(self)
+        return sharding.reduced(self, gradients, present, self._reducer, scale=scale)
 
     def _unscaled(self, value: tf.Tensor) -> tf.Tensor:
         if self.loss_scale is None:

@@ -64,6 +64,9 @@ class _Metrics:
         yield self._of_workers("tfdist_hidden_communication_seconds", "Of a step, beside the backward pass", "hidden")
         yield self._of_workers("tfdist_steps_per_second", "Steps in a second", "steps_per_second")
         yield self._of_workers("tfdist_loss", "Of this worker's examples in its last step", "loss")
+        yield self._of_workers(
+            "tfdist_gradient_norm", "Of the reduced gradient, measured now and then", "gradient_norm"
+        )
         yield self._of_workers("tfdist_resident_memory_bytes", "Resident memory of the process", "memory")
         yield self._of_workers("tfdist_busy_processors", "Processors that the process keeps busy", "cpu")
         steps = CounterMetricFamily("tfdist_steps", "Steps that have ended since the workers were started", labels=_ONE)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from tfdist.errors import ConfigError
@@ -86,6 +87,7 @@ class Observer:
             step=said.ended,
             steps_per_second=rate or self._rate(worker, said),
             loss=loss,
+            gradient_norm=last_norm(recent, worker),
             parts=parts,
             hidden=hidden,
             memory=usage.memory,
@@ -123,6 +125,15 @@ def recorded(recent: Timeline | None, worker: int) -> tuple[dict[str, float], fl
     rate = 1.0 / float(recent.step[:, place].mean())
     parts = {part.label: float(means[part]) for part in Part}
     return parts, float(recent.hidden[:, place].mean()), None if math.isnan(loss) else loss, rate
+
+
+def last_norm(recent: Timeline | None, worker: int) -> float | None:
+    """Return the last norm of the gradient that a worker has measured in these steps, or None."""
+    if recent is None or worker not in recent.ranks:
+        return None
+    norms = recent.gradient_norm[:, recent.ranks.index(worker)]
+    norms = norms[~np.isnan(norms)]
+    return float(norms[-1]) if len(norms) else None
 
 
 def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:

@@ -1,5 +1,6 @@
 """What is known of a job at one moment: values, and the way to JSON."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ class WorkerView:
         step: how many steps it has ended since it was started.
         steps_per_second: over the time between two looks, or that the last step took; None when none has ended.
         loss: of its own examples in the last step that was recorded; None where that is not known.
+        gradient_norm: the last one that was measured of what this worker has of the gradient; infinite where it was no
+            number, None where that is not known.
         parts: mean seconds of each part of a step, by its label; empty without a record.
         hidden: seconds of communication beside the backward pass.
         memory: resident bytes of the process; None when it is gone.
@@ -36,6 +39,7 @@ class WorkerView:
     step: int = 0
     steps_per_second: float | None = None
     loss: float | None = None
+    gradient_norm: float | None = None
     parts: Mapping[str, float]
     hidden: float = 0.0
     memory: int | None = None
@@ -70,13 +74,15 @@ class Snapshot:
     events: tuple[Mapping[str, Any], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as what JSON can hold.
+        """Return it as what JSON can hold; a loss or a norm that is no finite number is null there.
 
         Example:
             >>> Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=()).as_json()["job"]
             'a1'
         """
         made = asdict(self)
+        for one in made["workers"]:
+            one |= {name: None for name in ("loss", "gradient_norm") if not math.isfinite(one[name] or 0.0)}
         made["events"] = [{**event, "sentence": sentence(event)} for event in self.events]
         return made
 

@@ -13,7 +13,10 @@ import numpy as np
 import tfdist
 from tfdist.callbacks import Monitor
 from tfdist.monitor.process import recorder, step_clock
+from tfdist.monitor.recording import ring
+from tfdist.monitor.recording.rows import NORM_EVERY
 from tfdist.monitor.verdict.alerts import Alert
+from tfdist.monitor.verdict.timeline import timeline
 
 FOLDER, EXPORTERS = Path(sys.argv[1]), sys.argv[2:]
 STEPS, EPOCHS = 16, 2
@@ -61,4 +64,31 @@ def alerts_of_a_loss_that_is_no_number() -> list[tuple[str, int | None]]:
     return told
 
 
-assert alerts_of_a_loss_that_is_no_number() == [("loss_not_finite", None)]
+def recorded_norms(scaled: bool) -> np.ndarray:
+    """Train with a rate of 0, so that the gradient stays; return the norms that were recorded."""
+    found = []
+
+    class Reads(keras.callbacks.Callback):
+        def on_train_end(self, logs: object = None) -> None:
+            writes = recorder()
+            assert writes is not None
+            writes.flush()
+            found.append(timeline({0: ring.read(writes.path)}).gradient_norm[:, 0])
+
+    with tfdist.strategies.MirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        sgd = keras.optimizers.SGD(0.0, global_clipnorm=1e-3)  # what is recorded is not clipped yet
+        model.compile(keras.optimizers.LossScaleOptimizer(sgd, 1024.0) if scaled else sgd, "mse")
+    model.fit(
+        x[:4], y[:4], batch_size=4, epochs=2 * NORM_EVERY + 1, verbose=0, callbacks=[Reads(), Monitor(verbose=False)]
+    )
+    return found[0][~np.isnan(found[0])]
+
+
+errors = 2 * (x[:4].sum(axis=1) - y[:4]) / 4
+expected = np.linalg.norm([*(errors @ x[:4]), errors.sum()])
+for scaled in (False, True):
+    norms = recorded_norms(scaled)
+    assert len(norms) == 2, norms  # of 21 steps, without the one that was traced
+    np.testing.assert_allclose(norms, expected, rtol=1e-4)
+assert set(alerts_of_a_loss_that_is_no_number()) == {("loss_not_finite", None), ("gradient_not_finite", None)}

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist.monitor.recording.rows import BUCKETS, STAMPS, Column
+from tfdist.monitor.recording.rows import BUCKETS, LEAST_NORM, NORM_EVERY, STAMPS, Column
 
 #: steps that the ring holds
 ROWS = 1024
@@ -114,6 +114,27 @@ class Stamps:
         self._arrivals.append(arrived)
         self._completions.append(self._stamp(results))
         return results
+
+    def gradient_norm(self, squares: Callable[[], Any]) -> None:
+        """Note the norm of the gradient, in one of so many steps: it is a pass over all of it, for which nothing waits.
+
+        Args:
+            squares: returns the sum of the squares of all elements, a scalar.
+        """
+        import tensorflow as tf
+
+        if not self._is_here() or Column.GRADIENT_NORM in self._values:
+            return
+
+        def measured() -> Any:
+            norm = tf.sqrt(tf.cast(squares(), tf.float64))
+            return tf.where(tf.equal(norm, 0), tf.constant(LEAST_NORM, tf.float64), norm)
+
+        with tf.device("/device:CPU:0"):
+            number = tf.raw_ops.ReadVariableOp(resource=self._ring.count, dtype=tf.int64)
+            self._own.add(number.op.name)
+            is_due = tf.equal(tf.math.floormod(self._ring.independent(number), NORM_EVERY), 0)
+            self._values[Column.GRADIENT_NORM] = tf.cond(is_due, measured, lambda: tf.zeros([], tf.float64))
 
     def end(self) -> None:
         """Note the end of the step, behind all that has effects, and write the row."""

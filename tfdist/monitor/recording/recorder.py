@@ -28,7 +28,8 @@ _CLOCK_SET_NS = 1_000_000
 _CLOCK_NS, _READINGS = 5_000, 10
 
 _FIRST, _EXECUTE = STAMPS[0], int(Column.EXECUTE)
-_TIMES = [column - STAMPS[0] for column in STAMPS if column not in (Column.LOSS, Column.REDUCTIONS)]
+_NUMBERS = [column - STAMPS[0] for column in (Column.LOSS, Column.GRADIENT_NORM)]
+_TIMES = [place for place in range(len(STAMPS)) if place not in (*_NUMBERS, Column.REDUCTIONS - STAMPS[0])]
 
 #: returns how many rows of stamps were written in all, and the ring that holds the last of them
 ReadStamps = Callable[[], tuple[int, Any]]
@@ -185,7 +186,7 @@ def both_clocks() -> tuple[int, int]:
 
 
 def on_monotonic_clock(stamps: np.ndarray, offset: int) -> np.ndarray:
-    """Return rows of stamps as words: times in nanoseconds of the monotonic clock, the loss as its bits.
+    """Return rows of stamps as words: times in nanoseconds of the monotonic clock, the loss and the norm as their bits.
 
     Args:
         stamps: as the graph writes them, seconds of the wall clock, shape (n, len(STAMPS)), float64.
@@ -194,7 +195,7 @@ def on_monotonic_clock(stamps: np.ndarray, offset: int) -> np.ndarray:
     words = np.zeros(stamps.shape, np.int64)
     times = stamps[:, _TIMES]
     words[:, _TIMES] = np.where(times > 0, np.rint(times * 1e9).astype(np.int64) - offset, 0)
-    words[:, Column.LOSS - _FIRST] = np.ascontiguousarray(stamps[:, Column.LOSS - _FIRST]).view(np.int64)
+    words[:, _NUMBERS] = np.ascontiguousarray(stamps[:, _NUMBERS]).view(np.int64)
     words[:, Column.REDUCTIONS - _FIRST] = stamps[:, Column.REDUCTIONS - _FIRST].astype(np.int64)
     return words
 

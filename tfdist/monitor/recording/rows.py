@@ -47,11 +47,14 @@ class Column(IntEnum):
     REDUCTIONS = 24  # how many of the pairs below are there
     ARRIVALS = 25  # when this worker came to each, and
     COMPLETIONS = 25 + BUCKETS  # when its sum was there
+    GRADIENT_NORM = 25 + 2 * BUCKETS  # of what this worker has of the reduced gradient, the bits of a float64
 
 
-WIDTH = 25 + 2 * BUCKETS + 1  # the last one is left free
-#: stamps of a step in the graph, in this order; then the loss, the number of reductions, arrivals and completions
-STAMPS = tuple(range(Column.GRAPH_BEGIN, Column.COMPLETIONS + BUCKETS))
+WIDTH = 25 + 2 * BUCKETS + 1
+#: stamps of a step in the graph, in this order; the loss, the number of reductions, arrivals, completions, the norm
+STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
+#: steps of which the norm of the gradient is measured once; the norm that stands for 0, which is that of no measurement
+NORM_EVERY, LEAST_NORM = 10, 1e-300
 
 #: the column of each phase of the host
 COLUMN_OF = {phase: Column[phase.name] for phase in Phase}

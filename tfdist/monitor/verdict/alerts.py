@@ -19,6 +19,8 @@ NOT_FINITE_STEPS = 3
 #: steps of which a loss is the median, and how often such medians rise one after the other: where another training
 #: begins, with another loss, two may do so
 LOSS_STEPS, RISES = 50, 3
+#: measured norms of the gradient that are looked at, those before them, and by what factor they are larger then
+NORMS, NORMS_BEFORE, EXPLODED = 3, 20, 10.0
 #: steps of which half of the time is waiting for input, in the median
 INPUT_STEPS, STARVED = 50, 0.5
 #: looks at a process's memory, and seconds between the first and the last of them
@@ -37,6 +39,9 @@ class Kind(StrEnum):
     LOSS_DIVERGES = "loss_diverges"
     SLOW_WORKER = "slow_worker"
     INPUT_STARVATION = "input_starvation"
+    GRADIENT_NOT_FINITE = "gradient_not_finite"
+    GRADIENT_EXPLODES = "gradient_explodes"
+    GRADIENT_VANISHES = "gradient_vanishes"
     MEMORY_GROWS = "memory_grows"
 
 
@@ -69,7 +74,7 @@ def alerts(found: Timeline, after: int = -1) -> list[Alert]:
     """
     if not len(found.steps):
         return []
-    return [*not_finite(found), *diverges(found), *slow(found, after), *starved(found)]
+    return [*not_finite(found), *diverges(found), *slow(found, after), *starved(found), *of_gradients(found)]
 
 
 def not_finite(found: Timeline) -> list[Alert]:
@@ -118,6 +123,37 @@ def starved(found: Timeline) -> list[Alert]:
     if share < STARVED:
         return []
     return [Alert(Kind.INPUT_STARVATION, None, f"steps wait for input for {share:.0%} of their time")]
+
+
+def of_gradients(found: Timeline) -> list[Alert]:
+    """Return workers of which the norm of the gradient is not finite, 0, or many times what it was.
+
+    Only steps since the last trace count: before it another model may have been trained.
+    """
+    since = found.only(found.steps > found.traced)
+    told = [_of_gradient(norms[~np.isnan(norms)]) for norms in since.gradient_norm.T]
+    if told and told[0] is not None and all(one is not None and one[0] == told[0][0] for one in told):
+        told = told[:1]
+        return [Alert(kind, None, f"the norm of the gradient {text}") for kind, text in filter(None, told)]
+    return [
+        Alert(one[0], rank, f"the norm of the gradient of worker {rank} {one[1]}")
+        for rank, one in zip(found.ranks, told, strict=True)
+        if one is not None
+    ]
+
+
+def _of_gradient(norms: np.ndarray) -> tuple[Kind, str] | None:
+    before, last = norms[: -NORMS or None][-NORMS_BEFORE:], norms[-NORMS:]
+    if len(last) < NORMS:
+        return None
+    if np.isinf(last).all():
+        return Kind.GRADIENT_NOT_FINITE, f"is not finite, {NORMS} times one after the other"
+    if not last.any() and before.any():
+        return Kind.GRADIENT_VANISHES, f"is 0, {NORMS} times one after the other; it was {np.median(before):.4g}"
+    most = before.max(initial=0.0)
+    if len(before) == NORMS_BEFORE and 0 < EXPLODED * most < last.min():
+        return Kind.GRADIENT_EXPLODES, f"is {np.median(last):.4g}; it was {most:.4g} at most"
+    return None
 
 
 def grows(worker: int, memory: Iterable[tuple[float, int]]) -> list[Alert]:

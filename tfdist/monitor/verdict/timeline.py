@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.monitor.recording.rows import BUCKETS, WIDTH, Column
+from tfdist.monitor.recording.rows import BUCKETS, LEAST_NORM, WIDTH, Column
 
 
 class Part(IntEnum):
@@ -38,6 +38,10 @@ class Part(IntEnum):
 OWN = (Part.INPUT, Part.FORWARD, Part.BACKWARD, Part.COMPUTE, Part.UPDATE, Part.CHECKPOINT, Part.PYTHON)
 
 
+#: attributes that have a row for each step
+OF_STEPS = ("steps", "parts", "step", "hidden", "ends", "loss", "gradient_norm")
+
+
 @dataclass(frozen=True)
 class Timeline:
     """Steps of training that all workers have done, without those that were traced.
@@ -50,6 +54,9 @@ class Timeline:
         hidden: seconds of communication that lay beside the backward pass, shape (steps, workers): no part of the sum.
         ends: of each step on the monotonic clock, seconds, shape (steps, workers).
         loss: of each worker's examples; NaN where it was not seen, shape (steps, workers).
+        gradient_norm: of what each worker has of the reduced gradient, where it was measured; NaN in other steps,
+            and infinite where it was no number, shape (steps, workers).
+        traced: the number of the last step of training in which a function was traced; -1 where none was.
         is_divided: whether stamps in the graph tell forward, backward, communication and update apart.
     """
 
@@ -60,6 +67,8 @@ class Timeline:
     hidden: np.ndarray
     ends: np.ndarray
     loss: np.ndarray
+    gradient_norm: np.ndarray
+    traced: int
     is_divided: bool
 
     def of(self, part: Part) -> np.ndarray:
@@ -72,8 +81,8 @@ class Timeline:
 
     def only(self, chosen: Any) -> "Timeline":
         """Return the steps that an index of NumPy's chooses."""
-        cut = {name: getattr(self, name)[chosen] for name in ("steps", "parts", "step", "hidden", "ends", "loss")}
-        return Timeline(ranks=self.ranks, is_divided=self.is_divided, **cut)
+        cut = {name: getattr(self, name)[chosen] for name in OF_STEPS}
+        return Timeline(ranks=self.ranks, traced=self.traced, is_divided=self.is_divided, **cut)
 
 
 def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
@@ -94,7 +103,12 @@ def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
         chosen = [index[key] for key in order]
         if chosen:
             table[:, place], between[:, place] = kept[chosen], before[chosen]
-    return _divided(ranks, order, table, between)
+    return _divided(ranks, order, table, between, traced=max(map(_last_traced, rows.values()), default=-1))
+
+
+def _last_traced(rows: np.ndarray) -> int:
+    traced = rows[(rows[:, Column.KIND] == 0) & (rows[:, Column.TRACE] > 0), Column.STEP]
+    return int(traced.max(initial=-1))
 
 
 def _trained(rows: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray, np.ndarray]:
@@ -112,7 +126,9 @@ def _trained(rows: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray, np.nd
     return keys, chosen, between[kept]
 
 
-def _divided(ranks: tuple[int, ...], order: list[tuple[int, int]], table: np.ndarray, between: np.ndarray) -> Timeline:
+def _divided(
+    ranks: tuple[int, ...], order: list[tuple[int, int]], table: np.ndarray, between: np.ndarray, *, traced: int
+) -> Timeline:
     def of(column: Column) -> np.ndarray:
         return np.asarray(table[:, :, column])
 
@@ -154,8 +170,15 @@ def _divided(ranks: tuple[int, ...], order: list[tuple[int, int]], table: np.nda
         hidden=_hidden(table, gradients) / 1e9,
         ends=of(Column.END) / 1e9,
         loss=np.where(of(Column.FORWARD) > 0, np.ascontiguousarray(of(Column.LOSS)).view(np.float64), np.nan),
+        gradient_norm=_norms(np.ascontiguousarray(of(Column.GRADIENT_NORM)).view(np.float64)),
+        traced=traced,
         is_divided=bool(len(order)) and bool(has_stamps.all()),
     )
+
+
+def _norms(words: np.ndarray) -> np.ndarray:
+    found = np.where(np.isfinite(words), np.where(words <= LEAST_NORM, 0.0, words), np.inf)
+    return np.asarray(np.where(words == 0, np.nan, found))
 
 
 def _hidden(table: np.ndarray, gradients: np.ndarray) -> np.ndarray:

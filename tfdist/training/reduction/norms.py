@@ -40,16 +40,17 @@ def clipped(
     there = [one for one in grads if one is not None]
     if limit is None or limit <= 0 or not there:
         return grads
-    squares = total(tf.stack([_squares(one) for one in there]))
+    totals = total(tf.stack([squares(one) for one in there]))
     if not clipnorm:
-        norm = tf.sqrt(tf.reduce_sum(squares))
+        norm = tf.sqrt(tf.reduce_sum(totals))
         scale = limit / tf.maximum(norm, limit) + (norm - norm)  # NaN for a norm that is not finite, as in Keras
         return [None if one is None else _scaled(one, scale) for one in grads]
-    scales = iter(tf.unstack(limit / tf.maximum(tf.sqrt(squares), limit), num=len(there)))
+    scales = iter(tf.unstack(limit / tf.maximum(tf.sqrt(totals), limit), num=len(there)))
     return [None if one is None else _scaled(one, next(scales)) for one in grads]
 
 
-def _squares(gradient: Any) -> tf.Tensor:
+def squares(gradient: Any) -> tf.Tensor:
+    """Return the sum of the squares of a gradient's elements, float64; rows of one index are not added up before."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # squares of float16 overflow at 256
     return tf.cast(2.0 * tf.nn.l2_loss(tf.cast(values, wide)), tf.float64)  # which makes no tensor of squares

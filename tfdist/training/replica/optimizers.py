@@ -15,6 +15,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.monitor.recording import graph
+from tfdist.training import loss_scale
 from tfdist.training.reduction import reducer, replica_sums
 from tfdist.training.replica import shards, step
 from tfdist.training.sharding import sharding
@@ -97,7 +98,9 @@ def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
         gradients = reducer.present(grads, variables, optimizer)
         over_replicas = reducer.OverReplicas(reducer.choices_of(optimizer))
         weighted = reducer.weighted(gradients, weight(optimizer, gradients))
-        reduced = sharding.reduced(optimizer, weighted, with_gradients(grads, variables, optimizer), over_replicas)
+        present = with_gradients(grads, variables, optimizer)
+        scale = loss_scale.variable_of(optimizer)
+        reduced = sharding.reduced(optimizer, weighted, present, over_replicas, scale=scale)
         grads = reducer.in_their_places([gradient.value for gradient in reduced], grads)
     type(optimizer).apply(optimizer, grads, variables)
 

@@ -102,7 +102,12 @@ def of(optimizer: Any) -> OptimizerSharding | None:
 
 
 def reduced(
-    optimizer: Any, gradients: list[reducer.Gradient], variables: Sequence[Any], over_replicas: reducer.OverReplicas
+    optimizer: Any,
+    gradients: list[reducer.Gradient],
+    variables: Sequence[Any],
+    over_replicas: reducer.OverReplicas,
+    *,
+    scale: Any = None,
 ) -> list[reducer.Gradient]:
     """Return the gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded.
 
@@ -111,6 +116,8 @@ def reduced(
         gradients: of this worker, weighted.
         variables: of these gradients.
         over_replicas: the way for whole gradients.
+        scale: by which the gradients are multiplied for now, with the loss; None for 1. What is noted of their norm is
+            without it.
     """
     sharding = of(optimizer)
     if sharding is None:
@@ -119,6 +126,10 @@ def reduced(
         parts = parts_of(optimizer, variables)
         arrived = sharding.reduced(gradients, parts, over_replicas, reducer.choices_of(optimizer))
     graph.mark(Column.REDUCED, [one.value for one in arrived])
+    stamps = graph.current()
+    if stamps is not None and arrived:
+        factor = 1.0 if scale is None else tf.cast(tf.convert_to_tensor(scale), tf.float64)
+        stamps.gradient_norm(lambda: tf.add_n([norms.squares(one.value) for one in arrived]) / factor**2)
     return arrived
 
 
