@@ -354,10 +354,11 @@ NATURAL, POWER_SGD = Cost(1e-4, 4e-9), Cost(1e-3, 4e-9)
         (SMALL, FAST, [NATURAL, POWER_SGD], 0),
         (SMALL, SLOW, [NATURAL, POWER_SGD], 0),  # 1.7 ms of wire: less than two fixed costs and another message
         (LARGE, SLOW, [NATURAL, Cost(1.0, 0.0)], 1),  # each tensor by itself costs a second
+        (LARGE, SLOW, [NATURAL, Cost(0.084, 0.0)], 1),  # as good as the best, and comes first
         (LARGE, SLOW, [Cost(0.0, 1e-6), Cost(1.0, 0.0)], 0),
     ],
 )
-def test_what_is_chosen_makes_the_step_shortest_or_is_nothing(
+def test_what_is_chosen_comes_first_of_what_is_as_good_as_the_shortest(
     specs: dict[int, tf.TensorSpec], link: Link, costs: list[Cost], wanted: int
 ) -> None:
     given = measured(link, costs)
@@ -365,9 +366,7 @@ def test_what_is_chosen_makes_the_step_shortest_or_is_nothing(
     assert choice == dict.fromkeys(specs, wanted)
     everything = itertools.product(range(3), repeat=len(specs))
     best = min(predicted(given, specs, dict(zip(specs, one, strict=True))).seconds for one in everything)
-    none = predicted(given, specs, dict.fromkeys(specs, 0)).seconds
-    found = predicted(given, specs, choice).seconds
-    assert found == pytest.approx(best) or (wanted == 0 and best >= 0.8 * none)
+    assert 0.8 * predicted(given, specs, choice).seconds <= best
 
 
 def test_a_choice_is_said_with_bytes_and_times() -> None:

@@ -27,6 +27,9 @@ WITHIN: dict[str, tuple[Accuracy, ...]] = {
 class Auto(Codec):
     """For each gradient the codec with which a step is predicted to be shortest; none where none pays.
 
+    Of codecs whose steps are predicted to differ by less than a fifth, which is what predictions are good for, the
+    first of the candidates is taken, and no compression before all of them.
+
     Before the first step workers measure the latency and the bandwidth between them and what each codec computes, and
     all take what the first one has measured. At the beginnings of later epochs they measure the network again, as often
     as that takes a hundredth of the time at most, and choose again where it has become another one.
@@ -35,7 +38,8 @@ class Auto(Codec):
     Args:
         within: what may become of a mean gradient: "lossless", nothing; "unbiased", rounding to 16 bits or noise whose
             mean is zero; "any", also an error that is remembered and sent later.
-        candidates: codecs; by default float16, natural, 8 bits of QSGD, and PowerSGD of rank 4.
+        candidates: codecs, in the order in which they are preferred; by default float16, natural, 8 bits of QSGD, and
+            PowerSGD of rank 4.
 
     Raises:
         ConfigError: no such class; a candidate has a momentum, which cannot come and go.
