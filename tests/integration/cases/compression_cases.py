@@ -19,14 +19,17 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compression import DGC, QSGD, Auto, Codec, PowerSGD, RandomK, TopK, registry
 from tfdist.optimizers import DistributedOptimizer
 
-BATCH, BATCHES, EPOCHS = 6, 3, 6  # longer than the warm-up of DGC is
 EVERY = int(os.environ.get("EVERY", "6"))  # how many steps lie between two losses of all; all steps among all codecs
+BATCH, BATCHES = 6, 3
+EPOCHS = 10 if EVERY == 1 else 6  # longer than the warm-up of DGC is
 X = np.random.default_rng(0).normal(size=(BATCH * BATCHES, 24)).astype("float32")
 Y = (X @ np.random.default_rng(1).normal(size=(24, 8))).astype("float32")
 STATEFUL: list[Codec] = [
     *(QSGD(bits=8), TopK(density=0.1), DGC(density=0.1, factor_masking=True, warm_up_steps=12, clipnorm=1.0)),
     *(RandomK(density=0.1), PowerSGD(rank=2, start_after=4), registry.codec_of("signsgd")),
 ]
+if EVERY == 1:
+    STATEFUL += map(registry.codec_of, ("onebit", "threshold", "terngrad", "natural", "qsgd-2"))
 
 
 def _replicas(count):
@@ -66,7 +69,7 @@ def _fit(model, callbacks=()):
 
 
 def resumed_at_every_step(folder):
-    """A training that loses all it has in memory at steps from 1 to 17 ends with the bits of one that never does."""
+    """A training that loses all it has in memory at steps from 1 on ends with the bits of one that never does."""
     _split_processor(2)
     strategy = _replicas(2)
     rate = keras.optimizers.schedules.ExponentialDecay(0.05, 5, 0.7)
@@ -81,7 +84,7 @@ def resumed_at_every_step(folder):
         ]
         for variable, value in zip(variables, begun, strict=True):
             variable.assign(value)
-        backup = BackupAndRestore(folder / codec.shown, save_freq=1, asynchronous=False)
+        backup = BackupAndRestore(folder / f"{first} {codec.shown}", save_freq=1, asynchronous=False)
         for step in range(first if EVERY > 1 else 1, BATCHES * EPOCHS, EVERY):
             try:
                 _fit(model, [backup, Interrupt(step // BATCHES, step % BATCHES)])
