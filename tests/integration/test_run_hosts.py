@@ -46,7 +46,8 @@ def test_what_workers_get_and_write(hosts: list[str], script: Any, shared: Path)
         """
         print(*(os.environ.get(f"TFDIST_{name}") for name in ("WORKER_INDEX", "LOCAL_INDEX", "LOCAL_WORKERS")))
         print(os.getcwd(), sys.argv[1], len(os.environ["TFDIST_JOB_KEY"]), flush=True)
-        print(os.environ["MINE"], os.environ.get("ALIEN"), os.environ["TF_MINE"], flush=True)
+        gpus = os.environ["CUDA_VISIBLE_DEVICES"]
+        print(os.environ["MINE"], os.environ.get("ALIEN"), os.environ["TF_MINE"], gpus, flush=True)
         tell(f"addresses {ME}", os.environ["TFDIST_WORKERS"])
         os.write(1, b"x" * 1_000_000 + b"\\n")
         print("ü", file=sys.stderr)
@@ -54,13 +55,15 @@ def test_what_workers_get_and_write(hosts: list[str], script: Any, shared: Path)
         name="folder ü/script.py",
     )
     variables = {"MINE": "1", "ALIEN": "2", "TF_MINE": "3", "TFDIST_HOST_ID": "mine alone"}
+    variables["CUDA_VISIBLE_DEVICES"] = "4,6"
+    hosts += ["--gpus-per-worker", "1"]
     where = {"cwd": path.parent, "env": environment(shared, **variables)}
     code, out, err = finished(*hosts, "--pass-env", "MINE", path.name, "a b", shared=shared, **where)
     assert (code, err.count("ü")) == (0, 4), err
     places = [("0", "0", "2"), ("1", "1", "2"), ("2", "0", "2"), ("3", "1", "2")]
     for worker, place in enumerate(places):
         lines = own_lines(out, worker)
-        assert lines[:3] == [" ".join(place), f"{path.parent} a b 64", "1 None 3"]
+        assert lines[:3] == [" ".join(place), f"{path.parent} a b 64", f"1 None 3 {'46'[int(place[1])]}"]
         assert len(lines[3]) == 1_000_000
     addresses = {told(shared, f"addresses {worker}") for worker in range(4)}
     assert len(addresses) == 1

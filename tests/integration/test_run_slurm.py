@@ -87,6 +87,27 @@ def test_what_cannot_be_submitted(slurm: dict[str, Any], script: Any, shared: Pa
     assert (code, "names others" in err) == (2, True)
 
 
+def test_what_a_worker_needs_is_asked_of_slurm(slurm: dict[str, Any], script: Any) -> None:
+    asked = ("--cpus-per-worker", 4, "--memory-per-worker=10G", "--gpus-per-worker", 1)
+    path = script("", name="train it.py")
+    code, out, err = finished("--engine", "slurm", "-n", 2, *asked, "--dry-run", path, **slurm)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert {"#SBATCH --cpus-per-task=4", "#SBATCH --mem-per-cpu=2560M", "#SBATCH --gpus-per-task=1"} <= set(lines)
+    assert " run --engine slurm -n 2 --gpus-per-worker 1 '" in lines[-1]
+    for said, options in (
+        ("Slurm gives a task whole ones", ("--engine", "slurm", "--cpus-per-worker", 0.5)),
+        ("for --engine slurm, kubernetes and ray", ("--engine", "mpi", "--hosts", "a", "--cpus-per-worker", 1)),
+        ("for --engine slurm, kubernetes and ray", ("--memory-per-worker", "1G")),
+        ("must be an integer", ("--gpus-per-worker", 0.5)),
+    ):
+        code, _, err = finished(*options, script(""), **slurm)
+        assert (code, said in err) == (2, True), err
+    slurm["env"] |= {"SLURM_JOB_NODELIST": "n1"}
+    code, _, err = finished("--engine", "slurm", "--cpus-per-worker", 1, script(""), **slurm)
+    assert (code, "Ask for it there: salloc" in err) == (2, True), err
+
+
 def test_the_table_of_engines(slurm: dict[str, Any], shared: Path) -> None:
     code, out, _ = finished("--engines", **slurm)
     assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["engine", "local", *ENGINES])

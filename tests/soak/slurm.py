@@ -37,12 +37,13 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=1000
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=5
-NodeName=a NodeAddr={a} CPUs=2 State=UNKNOWN
-NodeName=b NodeAddr={b} CPUs=2 State=UNKNOWN
+NodeName=a NodeAddr={a} CPUs=2 RealMemory=8000 State=UNKNOWN
+NodeName=b NodeAddr={b} CPUs=2 RealMemory=8000 State=UNKNOWN
 PartitionName=all Nodes=a,b Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -178,10 +179,33 @@ def what_is_shown_and_what_ends(trial: Trial) -> None:
     print("lines of both nodes are followed, exit code 7 is kept; what a job waits for, and refusals, are said")
 
 
+def what_each_worker_is_given(trial: Trial) -> None:
+    """A node takes as many workers as have CPUs there, with the memory that was asked for, and none counts twice."""
+    script = trial.folder / "given.py"
+    script.write_text(
+        "import os, socket\nprint(socket.gethostname(), *map(os.environ.get, "
+        "('SLURM_JOB_CPUS_PER_NODE', 'SLURM_MEM_PER_CPU', 'SLURM_CPUS_PER_TASK')), flush=True)\n"
+    )
+    for asked, places, memory in (
+        (("-n", 4, "--cpus-per-worker", 1, "--memory-per-worker", "512M"), "aabb", 512),
+        (("-n", 2, "--cpus-per-worker", 2, "--memory-per-worker", "2G"), "ab", 1024),
+    ):
+        out = trial.run("--engine", "slurm", *asked, script)
+        lines = {line for line in out.splitlines() if line.startswith("[worker")}
+        wanted = {f"[worker {worker}] {node} 2(x2) {memory} None" for worker, node in enumerate(places)}
+        assert lines == wanted, out
+    refused = trial.run("--engine", "slurm", "-n", 1, "--memory-per-worker", "64G", script, code=1)
+    assert "sbatch has not taken the job" in refused, refused
+    print("four workers of a CPU and 512 MiB, two of two CPUs and 2 GiB: places and memory; too much is refused")
+
+
+TRIALS = {trial.__name__: trial for trial in (what_is_shown_and_what_ends, what_each_worker_is_given, equal_to_the_bit)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path("/"))
-    parser.add_argument("trials", nargs="*", default=["what_is_shown_and_what_ends", "equal_to_the_bit"])
+    parser.add_argument("trials", nargs="*", default=list(TRIALS))
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -189,7 +213,7 @@ def main() -> None:
         stack.enter_context(with_slurm(found, options.root))
         trial = Trial(found)
         for name in options.trials:
-            globals()[name](trial)
+            TRIALS[name](trial)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import secrets
 import shlex
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -252,6 +253,7 @@ def command(
         workers=workers,
         strategy=strategy,
         replicas_per_worker=replicas_per_worker,
+        gpus_per_worker=None if engine in ("ray", "kubernetes") else _whole(gpus_per_worker),
         grace_seconds=grace_seconds,
         parameter_servers=servers,
         max_restarts=DEFAULT_RESTARTS if servers and max_restarts is None else max_restarts or 0,
@@ -280,7 +282,7 @@ def command(
 
         parse_all(exporters, option="--export")
     if engine == "slurm" and remote is None:
-        text = batch_script(context, config, python=remote_python, options=sbatch_options)
+        text = batch_script(context, config, demand=demand, python=remote_python, options=sbatch_options)
         context.exit(submit(text, dry_run=dry_run))
     if engine == "kubernetes" and remote is None:
         request = kubernetes.request_of(
@@ -307,6 +309,11 @@ def command(
         click.echo(line)
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
+
+
+def _whole(count: float | None) -> Any:
+    """Return a number as an integer, if it is one; if not, whoever wants an integer says so."""
+    return int(count) if count is not None and count.is_integer() else count
 
 
 def _check_mesh(strategy: str | None, collectives: str | None, mesh: str | None, *, is_elastic: bool) -> None:
@@ -342,4 +349,5 @@ def described(spec: WorkerSpec) -> str:
     """
     variables = [f"export {name}={shlex.quote(value)}" for name, value in spec.environment.items()]
     removed = [f"unset {name}" for name in spec.removed]
-    return "\n".join([f"# {spec.task}", *variables, *removed, shlex.join(spec.argv)])
+    devices = [] if spec.gpus is None else [f"# sees of its host's GPUs: {', '.join(map(str, spec.gpus)) or 'none'}"]
+    return "\n".join([f"# {spec.task}", *devices, *variables, *removed, shlex.join(spec.argv)])

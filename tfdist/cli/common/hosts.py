@@ -32,7 +32,7 @@ DEMANDS = {
     "memory": "--memory-per-worker",
     "wait_seconds": "--wait-seconds",
 }
-OF_PODS = ("cpus", "gpus", "memory")  # which --engine kubernetes takes, too
+_OF_A_WORKER = ("cpus", "memory")  # which engines that submit a job hand on
 
 _SUBMITS = ("slurm", "kubernetes")  # what runs there is the same command
 
@@ -71,11 +71,7 @@ def remote_of(
         ConfigError: the file cannot be.
     """
     given = {name: value for name, value in demand.items() if value is not None}
-    others = [name for name in given if engine != "ray" and not (engine == "kubernetes" and name in OF_PODS)]
-    if others:
-        options = ", ".join(DEMANDS[name] for name in others)
-        also = " or kubernetes" if set(others) <= set(OF_PODS) else ""
-        raise click.UsageError(f"{options}: for --engine ray{also}, which chooses the nodes by it. Leave it out.")
+    _check_demand(engine, given)
     if engine is None and hosts is None:
         return None
     if engine == "local":
@@ -101,6 +97,11 @@ def remote_of(
     found = chosen.hosts(os.environ) if hosts is None else parse_hosts(hosts)
     if not found and chosen.name in _SUBMITS:
         return None
+    if chosen.name == "slurm" and (decided := [DEMANDS[name] for name in given if name in _OF_A_WORKER]):
+        raise click.UsageError(
+            f"{', '.join(decided)}: this runs in an allocation of Slurm, where that is decided. Ask for it there: "
+            "salloc --cpus-per-task=4 --mem-per-cpu=2G"
+        )
     if not found:
         raise click.UsageError(f"--engine {chosen.name}: no hosts are known. {chosen.without}")
     if chosen.name not in ("mpi", "agent") and rendezvous is not None:
@@ -116,6 +117,23 @@ def remote_of(
         rendezvous=pod.rendezvous if pod else rendezvous or "",
         key=_key(key_file) if chosen.name == "agent" or pod else "",
     )
+
+
+def _check_demand(engine: str | None, given: Mapping[str, Any]) -> None:
+    """Check that the engine can give a worker what is asked for. GPUs of its host each can.
+
+    Raises:
+        UsageError: it cannot; what to do instead.
+    """
+    for_ray = [DEMANDS[name] for name in given if name not in (*_OF_A_WORKER, "gpus")]
+    if for_ray and engine != "ray":
+        raise click.UsageError(f"{', '.join(for_ray)}: for --engine ray alone. Leave it out.")
+    of_a_worker = [DEMANDS[name] for name in given if name in _OF_A_WORKER]
+    if of_a_worker and engine not in ("ray", *_SUBMITS):
+        raise click.UsageError(
+            f"{', '.join(of_a_worker)}: for --engine slurm, kubernetes and ray, which choose machines by it. Here "
+            "workers run where they are told to, with what is there: place fewer on a host, as --hosts a:2,b:2 says."
+        )
 
 
 def _key(key_file: str | None) -> str:
@@ -177,16 +195,24 @@ def commands_of_hosts(config: LaunchConfig) -> Iterator[str]:
         yield f"# on {host.name}, where ports and folders are chosen\n{shlex.join(words)}"
 
 
-def batch_script(context: click.Context, config: LaunchConfig, *, python: str | None, options: str) -> str:
+def batch_script(
+    context: click.Context,
+    config: LaunchConfig,
+    *,
+    demand: Mapping[str, Any],
+    python: str | None,
+    options: str,
+) -> str:
     """Return the batch script that runs the same command in an allocation of Slurm.
 
     Args:
         context: of the command.
         config: the request.
+        demand: what each worker needs: cpus, gpus, memory in bytes; None for what was not asked for.
         python: the interpreter there.
         options: of sbatch.
     Raises:
-        ConfigError: there is no script.
+        ConfigError: there is no script, or what is asked for cannot be.
     """
     require_script(config)
     given = arguments_of(context)
@@ -197,6 +223,7 @@ def batch_script(context: click.Context, config: LaunchConfig, *, python: str | 
         processes=most_processes(config),
         folder=os.getcwd(),
         python=python or sys.executable,
+        of_each=sbatch.resources(**demand),
         options=options,
     )
 

@@ -70,8 +70,8 @@ class Pump:
 
         Nothing is written if it is held: these workers have never taken part.
 
-        A process that still holds a pipe open is not waited for, unless it ends later; a slow reader of the output is, as by any program,
-        until ``give_up`` says that this is enough. A second call does nothing.
+        A process that still holds a pipe open is not waited for, unless the pipe ends later; a slow reader of what is
+        shown is, as by any program, until ``give_up`` says that this is enough. A second call does nothing.
         """
         if self._finished:
             return

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import TfdistError
 from tfdist.launch.placement.base import Handle, Site
+from tfdist.launch.plan import gpus
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.launch.process import guardian
 from tfdist.launch.process.resources import Guard
@@ -228,7 +229,10 @@ class LocalPlacement:
                 is_terminal = 1 not in spec.piped and os.isatty(stream)
                 outputs[stream], given[stream] = _terminal() if is_terminal else os.pipe()
             streams = {0: 0, 1: 1, 2: 2} | given
-            child = self._starter(spec, spec.environ(self._environ), (streams[0], streams[1], streams[2]))
+            environ = spec.environ(self._environ)
+            if spec.gpus is not None:
+                environ[gpus.VISIBLE] = gpus.visible(spec.gpus, self._environ)
+            child = self._starter(spec, environ, (streams[0], streams[1], streams[2]))
         except (OSError, TfdistError) as error:
             for descriptor in outputs.values():
                 os.close(descriptor)

@@ -40,6 +40,7 @@ class LaunchConfig:
         all_logs: whether to show what TensorFlow writes and is known to tell nobody anything, too.
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
         replicas_per_worker: devices that each worker uses, or None for all that it has.
+        gpus_per_worker: how many GPUs of its host each worker sees, none of them another's; None: each sees all.
         grace_seconds: between the request to end and SIGKILL.
         remote: the hosts on which the processes run, and how they are reached; None for this one.
         environment: variables for all processes, on top of those of this one; what tfdist itself sets comes after them.
@@ -58,6 +59,7 @@ class LaunchConfig:
     workers: int = 1
     strategy: str | None = None
     replicas_per_worker: int | None = None
+    gpus_per_worker: int | None = None
     grace_seconds: float = 10.0
     parameter_servers: int = 0
     max_restarts: int = 0
@@ -84,6 +86,8 @@ class LaunchConfig:
             text("strategy", self.strategy)
         if self.replicas_per_worker is not None:
             integer("replicas_per_worker (--replicas-per-worker)", self.replicas_per_worker, minimum=1)
+        if self.gpus_per_worker is not None:
+            integer("gpus_per_worker (--gpus-per-worker)", self.gpus_per_worker, minimum=0)
         number("grace_seconds (--grace-seconds)", self.grace_seconds, minimum=0, maximum=86_400)
         integer("parameter_servers (--parameter-servers)", self.parameter_servers, minimum=0, maximum=MAX_WORKERS)
         integer("max_restarts (--max-restarts)", self.max_restarts, minimum=0, maximum=MAX_RESTARTS)

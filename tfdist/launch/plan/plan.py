@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.cluster.values import TaskId
+from tfdist.launch.plan import gpus
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.roles import Role, members, roles_of
 from tfdist.launch.plan.spec import WorkerSpec
@@ -80,6 +81,7 @@ def plan(
     for (task, _), (host, port) in zip(everybody, addresses, strict=True):
         cluster.setdefault(task.type, []).append(f"{host}:{port}")
     hosts = tuple(host for host, _ in addresses)
+    tasks = [task for task, _ in everybody]
     result = []
     for index, (task, role) in enumerate(everybody):
         error_file = _error_file(start, task, role)
@@ -102,6 +104,7 @@ def plan(
                 port=addresses[index][1],
                 peers=tuple(dict.fromkeys(hosts)),
                 key=key if role.in_step else "",
+                gpus=_gpus(config, tasks, index, hosts),
             )
         )
     return tuple(result)
@@ -142,6 +145,16 @@ def _place_in_step(addresses: Sequence[str], index: int, hosts: Sequence[str]) -
     here = [one for one, host in enumerate(hosts) if host == hosts[index]]
     values = (",".join(addresses), str(index), str(len(here)), str(here.index(index)))
     return dict(zip(_PLACE, values, strict=True))
+
+
+def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequence[str]) -> tuple[int, ...] | None:
+    """Return which GPUs of its host a process sees: a chief and parameter servers see none of those of the workers."""
+    if config.gpus_per_worker is None:
+        return None
+    if tasks[index].type != "worker":
+        return ()
+    before = [one for one in range(index) if tasks[one].type == "worker" and hosts[one] == hosts[index]]
+    return gpus.of_worker(len(before), config.gpus_per_worker)
 
 
 def _removed(start: _Start, role: Role) -> tuple[str, ...]:

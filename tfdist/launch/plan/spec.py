@@ -29,6 +29,7 @@ class WorkerSpec:
         port: on which it listens there; 0 with an empty host.
         peers: the hosts of all processes of the job, which it reaches without a proxy.
         key: of the job, handed to it in its environment; empty: it gets none. It is shown nowhere.
+        gpus: the places of those that it sees among the GPUs of its host; None: all that there are.
         piped: its streams that go through the agent: standard output (1) and error (2), error alone, or none. Without
             output it has the agent's input, too.
     """
@@ -43,6 +44,7 @@ class WorkerSpec:
     port: int = 0
     peers: tuple[str, ...] = ()
     key: str = field(default="", repr=False)
+    gpus: tuple[int, ...] | None = None
     piped: frozenset[int] = BOTH
 
     @property

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from tfdist.cluster.hostlist import expand, expand_counts
 from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.launch.plan.gpus import VISIBLE
 from tfdist.launch.plan.hosts import Host, Remote
 from tfdist.launch.remote import mpi, ssh
 from tfdist.launch.remote.connecting.joining import Ticket
@@ -88,7 +89,8 @@ def srun(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, .
         'exec /p -m tfdist.launch.remote.host_agent'
     """
     options = ("--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--cpu-bind=none", "--unbuffered")
-    return (*remote.shell, *options, "/bin/sh", "-c", ssh.inner_command(remote, environ))
+    left_out = [word for name in _OF_A_TASK for word in ("-u", name)]  # the step is one task with all of the node's
+    return ("env", *left_out, *remote.shell, *options, "/bin/sh", "-c", ssh.inner_command(remote, environ))
 
 
 def hosts_of_slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
@@ -131,6 +133,7 @@ class Engine:
         hosts: those that the environment tells.
         without: what to do when neither `--hosts` nor the environment names hosts.
         removed: variables, by how they begin, that describe its own process and none of ours.
+        of_each_host: variables that it sets on each host for itself, so that the launcher's go to none.
         ends_at_sigterm: whether SIGTERM to an agent on a host is for it; else the engine sends it to every process.
         passes_sigterm_on: whether it is for the workers there, as a notice that their host is taken away.
         by_hand: whether somebody has to be told to start the agents.
@@ -148,6 +151,7 @@ class Engine:
     hosts: Callable[[Mapping[str, str]], tuple[Host, ...]]
     without: str
     removed: tuple[str, ...] = ()
+    of_each_host: tuple[str, ...] = ()
     ends_at_sigterm: bool = False
     passes_sigterm_on: bool = False
     by_hand: bool = False
@@ -166,6 +170,7 @@ class Engine:
 
 
 _STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP", "SLURM_TASK_PID", "SLURM_GTIDS", "SLURM_SRUN")
+_OF_A_TASK = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
 _PMI = ("PMI_", "PMIX_", "PRTE_")
 
 ENGINES = {
@@ -188,6 +193,7 @@ ENGINES = {
             hosts=hosts_of_slurm,
             without="Submit it: tfdist run --engine slurm does so outside of an allocation.",
             removed=(*_STEP, *_PMI),
+            of_each_host=(VISIBLE,),
         ),
         Engine(
             name="mpi",

@@ -192,6 +192,7 @@ class RemotePlacement:
         self._compare(hosts)
 
     def _hello(self, host: Host) -> dict[str, Any]:
+        own = {name: value for name, value in self._environ.items() if name not in self._engine.of_each_host}
         return {
             "version": __version__,
             "folder": os.getcwd(),
@@ -201,7 +202,7 @@ class RemotePlacement:
             "removed": self._engine.removed,
             "job": self._job_id,
             "guard": f"{self._job_id}-{self._hosts.index(host)}-{self._reached}",
-            "environment": passed_on(self._environ, self._remote.passed),
+            "environment": passed_on(own, self._remote.passed),
             "config": config_to_json(self._config),
         }
 

@@ -5,6 +5,7 @@ vocabulary stays Slurm's: `--sbatch` hands over options as they are.
 """
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -15,15 +16,55 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tfdist.errors import TfdistError
+from tfdist.errors import ConfigError, TfdistError
 
 _FOLLOW_SECONDS = 0.2
 _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
 _ASK_SECONDS = 30.0
 _LOG = "tfdist-%j.log"
+# Slurm has given what they ask for when the job begins; which GPUs a worker has is decided there
+_OF_THE_SUBMISSION = ("--sbatch", "--cpus-per-worker", "--memory-per-worker")
 
 
-def script(arguments: Sequence[str], *, name: str, processes: int, folder: str, python: str, options: str = "") -> str:
+def resources(*, cpus: float | None = None, gpus: float | None = None, memory: int | None = None) -> tuple[str, ...]:
+    """Return what each task needs, as options of sbatch.
+
+    Slurm has no memory of a task: it is asked for by CPU, rounded up to MiB.
+
+    Args:
+        cpus: of each; None for one.
+        gpus: of each; None for none.
+        memory: of each, in bytes; None for what Slurm gives.
+    Raises:
+        ConfigError: parts of CPUs or GPUs.
+
+    Example:
+        >>> resources(cpus=4, gpus=1, memory=10 << 30)
+        ('--cpus-per-task=4', '--mem-per-cpu=2560M', '--gpus-per-task=1')
+    """
+    for option, count in (("--cpus-per-worker", cpus), ("--gpus-per-worker", gpus)):
+        if count is not None and (count < 1 or count != int(count)):
+            raise ConfigError(f"{option} is {count:g}; Slurm gives a task whole ones, at least 1.")
+    found = []
+    if cpus is not None:
+        found.append(f"--cpus-per-task={int(cpus)}")
+    if memory is not None:
+        found.append(f"--mem-per-cpu={math.ceil(memory / (1 << 20) / (cpus or 1))}M")
+    if gpus is not None:
+        found.append(f"--gpus-per-task={int(gpus)}")
+    return tuple(found)
+
+
+def script(
+    arguments: Sequence[str],
+    *,
+    name: str,
+    processes: int,
+    folder: str,
+    python: str,
+    of_each: Sequence[str] = (),
+    options: str = "",
+) -> str:
     """Return the batch script.
 
     Args:
@@ -32,6 +73,7 @@ def script(arguments: Sequence[str], *, name: str, processes: int, folder: str, 
         processes: how many tasks it has.
         folder: in which it runs.
         python: the interpreter.
+        of_each: options of sbatch for what each task needs.
         options: more of sbatch's, which come last and so win.
 
     Example:
@@ -48,6 +90,7 @@ def script(arguments: Sequence[str], *, name: str, processes: int, folder: str, 
     own = (
         f"--job-name={re.sub(r'[^A-Za-z0-9_.-]', '_', name)}",
         f"--ntasks={processes}",
+        *of_each,
         f"--chdir={shlex.quote(folder)}",
         f"--output={_LOG}",
         "--open-mode=append",  # of a job that is requeued nothing is lost
@@ -65,14 +108,16 @@ def without_own_options(options: Sequence[str]) -> list[str]:
     """Return the options of `tfdist run` without those that are for the submission alone.
 
     Example:
-        >>> without_own_options(["--engine", "slurm", "--sbatch", "-N 2", "--dry-run", "-n", "2"])
-        ['--engine', 'slurm', '-n', '2']
+        >>> without_own_options(["--engine", "slurm", "--sbatch", "-N 2", "--dry-run", "--cpus-per-worker=4", "-n2"])
+        ['--engine', 'slurm', '-n2']
     """
     left, words = [], iter(options)
     for word in words:
-        if word == "--sbatch":
-            next(words)
-        elif word != "--dry-run" and not word.startswith("--sbatch="):
+        name, equals, _ = word.partition("=")
+        if name in _OF_THE_SUBMISSION:
+            if not equals:
+                next(words)
+        elif word != "--dry-run":
             left.append(word)
     return left
 

@@ -112,6 +112,7 @@ def spec_from_json(values: Mapping[str, Any]) -> WorkerSpec:
             "argv": tuple(values["argv"]),
             "removed": tuple(values["removed"]),
             "peers": tuple(values["peers"]),
+            "gpus": None if values["gpus"] is None else tuple(values["gpus"]),
             "error_file": Path(values["error_file"]),
             "piped": frozenset(values["piped"]),
         }

@@ -1,0 +1,49 @@
+"""Workers on one host share its GPUs: each sees its own alone, and none is left without a word."""
+
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import ConfigError
+from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.gpus import VISIBLE, visible
+from tfdist.launch.plan.plan import plan
+
+
+def test_workers_of_a_host_share_its_gpus_and_who_computes_nothing_has_none() -> None:
+    config = LaunchConfig(target="t.py", workers=3, parameter_servers=1, gpus_per_worker=2)
+    addresses = [(host, 4001 + number) for number, host in enumerate("aabab")]
+    more = {"job_id": "j", "directory": Path("/d"), "python": "p", "agent_pid": 7}
+    specs = plan(config, addresses=addresses, **more)  # type: ignore[arg-type]
+    found = {str(spec.task): (spec.host, spec.gpus) for spec in specs}
+    assert found == {
+        "chief": ("a", ()),
+        "worker 0": ("a", (0, 1)),
+        "worker 1": ("b", (0, 1)),
+        "worker 2": ("a", (2, 3)),
+        "ps 0": ("b", ()),
+    }
+    assert plan(LaunchConfig(target="t.py"), addresses=addresses[:1], **more)[0].gpus is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "places", "seen"),
+    [("GPU-a,GPU-b", (1,), "GPU-b"), (" 3 , 1", (0, 1), "3,1"), ("0,-1,2", (0,), "0"), ("0", (), ""), ("-1", (), "")],
+)
+def test_those_of_the_host_are_those_that_it_names(given: str, places: tuple[int, ...], seen: str) -> None:
+    assert visible(places, {VISIBLE: given}) == seen
+
+
+@pytest.mark.parametrize("given", ["", "-1", "0,1", "0,-1,2,3"])
+def test_too_few(given: str) -> None:
+    with pytest.raises(ConfigError, match="Run fewer workers on a host"):
+        visible((1, 2), {VISIBLE: given})
+
+
+def test_those_of_the_driver_count_where_none_are_named(tmp_path: Path) -> None:
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    assert visible((1,), {}, driver=str(tmp_path)) == "1"
+    for driver in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ConfigError, match="the driver lists"):
+            visible((2,), {}, driver=str(driver))
