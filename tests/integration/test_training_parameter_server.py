@@ -264,6 +264,13 @@ def test_wrong_use_is_refused_with_the_cure(pool: WorkerPool, wrong: str, says: 
     assert says in said.get(wrong, "nothing"), said.get(wrong)
 
 
+def test_workers_run_programs_of_xla(pool: WorkerPool) -> None:
+    """Which read what lies on servers before they begin; what cannot be in one is refused, and does no harm later."""
+    seen = call(pool, "under_xla", cases="server_xla_cases")
+    assert seen["differ"] < 1e-5
+    assert "XLA cannot compile AsString" in seen["refused"]
+
+
 _said: dict[int, dict[str, str]] = {}
 
 

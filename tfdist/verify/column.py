@@ -55,6 +55,7 @@ class Column:
 _REFUSED_WITHOUT_WHOLES = (
     *("optimizer_schedule_free_adamw", "optimizer_adafactor", "optimizer_lamb", "optimizer_muon", "lars", "lamb"),
     *("optimizer_of_ones_own", "only_chief_writes", "backup_and_restore"),
+    *("jit_compile", "jit_compile_own_step", "positions_under_xla"),  # a program of XLA cannot gather
 )
 #: on a mesh also compressed gradients, and data that differ between processes with the same examples
 _REFUSED_ON_A_MESH = (
@@ -78,8 +79,8 @@ _REFUSED_IN_A_PIPELINE = (
     *("generative_adversarial_network", "gradient_penalty", "gradient_of_a_vector", "sums_in_a_step"),
     *("synchronized_normalization", "gan_with_clipped_weights", "one_optimizer_twice", "scaled_optimizer_twice"),
     *("two_updates_of_one_tape", "weights_after_the_update", "positions_in_a_step_of_ones_own"),
-    *("function_that_sums", "function_that_averages", "run_eagerly", "jit_compile", "jit_compile_own_step"),
-    *("positions_under_xla", "string_passed_through", "reduction_none"),
+    *("function_that_sums", "function_that_averages", "run_eagerly"),
+    *("string_passed_through", "reduction_none"),
     # what adds up over a batch in its middle
     *("sync_batch_norm", "sync_batch_norm_partial", "sync_batch_norm_empty_replica"),
     *("save_and_load", "save_and_load_weights", "load_outside_and_copy"),
@@ -126,7 +127,7 @@ COLUMNS = (
         strategy="sharded-data-parallel",
         workers=2,
         variables=((registry.STAGE_VARIABLE, "3"), (registry.COLLECTIVES_VARIABLE, "native")),
-        may_refuse=(*_REFUSED_WITHOUT_WHOLES, "jit_compile", "jit_compile_own_step", "positions_under_xla"),
+        may_refuse=_REFUSED_WITHOUT_WHOLES,
     ),
     Column(name="ring-2", strategy="ring", workers=2),
     Column(name="ring-3", strategy="ring", workers=3),

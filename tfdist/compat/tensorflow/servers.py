@@ -7,6 +7,7 @@ Private names, read in TensorFlow 2.21.0:
 - `OneDeviceExtended` and its methods: what a strategy's object must have for Keras to train under it.
 - `executor`, `context.context().executor`: an executor of a thread's own. `EagerContext::SyncExecutors`, which every
   call to another task makes, uses those of all threads without holding them.
+- `context.async_wait`: what has failed on other tasks is kept there, and raised by whoever waits for them next.
 - `Graph.device(function)`: places an operation where its inputs are; `tf.device` takes names only.
 - `global_state`'s stack of name scopes in Keras 3.15.1: which object is creating a variable.
 """
@@ -177,6 +178,27 @@ def _wait_for(executors: "queue.SimpleQueue[Any]") -> None:
         _idle.put(left)
 
 
+def forget_failures(seconds: float = 5.0) -> None:
+    """Let nobody be told any more what has failed on other tasks, which has been raised already.
+
+    Args:
+        seconds: how long to wait at most for tasks that give no answer.
+    """
+
+    def forget() -> None:
+        for _ in range(_MOST_FAILURES):
+            try:
+                context.async_wait()
+            except tf.errors.OpError:
+                continue
+            return
+
+    thread = threading.Thread(target=forget, name="tfdist-failures", daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+_MOST_FAILURES = 100  # there may be one of each task
 _threads = threading.local()
 _left: list[queue.SimpleQueue[Any]] = []
 _idle: queue.SimpleQueue[Any] = queue.SimpleQueue()

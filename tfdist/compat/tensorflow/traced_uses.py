@@ -48,8 +48,13 @@ def _uses_of(variables: list[Any]) -> list[tuple[Any, list[tf.Operation]]]:
     """Return the handle of each variable's copy on this replica in the graph being traced, and what takes it."""
     graph = tf.compat.v1.get_default_graph()
     captured = _captured(graph)
-    handles = [captured.get(id(variable.value._get_on_device_or_primary().handle)) for variable in variables]
+    handles = [captured.get(id(_here(variable.value).handle)) for variable in variables]
     return [(handle, [] if handle is None else handle.consumers()) for handle in handles]
+
+
+def _here(variable: Any) -> Any:
+    """Return this replica's copy of a variable, or the variable itself, where it stands for one of a step."""
+    return variable._get_on_device_or_primary() if hasattr(variable, "_get_on_device_or_primary") else variable
 
 
 def _is_read(op: tf.Operation, handle: tf.Tensor) -> bool:

@@ -147,7 +147,6 @@ class _Steps:
     """What Keras calls as `train_function` or `test_function`."""
 
     def __init__(self, chief: Chief, model: keras.Model, user_step: Callable[[Any], Any], *, training: bool) -> None:
-        _refuse_xla(model)
         metrics.require_scope(model, chief.strategy)
         self.training = training
         self._chief = chief
@@ -178,6 +177,9 @@ class _Steps:
             step_clock().begin(Kind.TRAIN if self.training else Kind.TEST)
             self.told = self._call(iterator)
             return self.told
+        except (tf.errors.OpError, UnsupportedError):
+            tf_servers.forget_failures()  # of other parts, which nobody waits for
+            raise
         finally:
             step_clock().end()
             tf_servers.own_executor(fresh=True)
@@ -382,7 +384,6 @@ class _Predictions:
     """What Keras calls as `predict_function`."""
 
     def __init__(self, chief: Chief, model: keras.Model) -> None:
-        _refuse_xla(model)
         self._chief = chief
         self._model = model
         self._unseeded = keras_model.global_seed_generator()
@@ -392,6 +393,9 @@ class _Predictions:
         try:
             step_clock().begin(Kind.PREDICT)
             return self._call(batches)
+        except (tf.errors.OpError, UnsupportedError):
+            tf_servers.forget_failures()
+            raise
         finally:
             step_clock().end()
             tf_servers.own_executor(fresh=True)
@@ -468,12 +472,3 @@ def _result(outcome: Outcome) -> Any:
     if outcome.error is not None:
         raise outcome.error
     return outcome.result
-
-
-def _refuse_xla(model: keras.Model) -> None:
-    """Raise if the model is to be compiled by XLA."""
-    if model.jit_compile:
-        raise UnsupportedError(
-            "jit_compile is True under ParameterServerStrategy; a program of XLA reads variables of its own device, "
-            "and those of this strategy lie on servers. Pass jit_compile=False to model.compile(), or leave it out."
-        )

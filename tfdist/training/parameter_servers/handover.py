@@ -183,11 +183,13 @@ class ToChief:
                 touched.add(counted[id(variable)].name)
                 value = tf.convert_to_tensor(self._scope.present_value(variable))
                 self._note(variable, "add" if variable.aggregation == "sum" else "set", value)
-            elif id(variable) in self._scope.stand_ins:
+            elif id(variable) in self._scope.stand_ins and not self._model.jit_compile:
                 self._note(variable, *self._after_its_updates(variable))
             else:
                 self._note(variable, *self._change_of(variable))
         if not metrics.are_metrics(self._model, logs, keras_model.metrics_result(self._model), touched):
+            if self._current.replaced_results:
+                raise step.not_logged_as_itself(self._current.replaced_results[0])
             self.put_logs = self._asked.put
             for place, value in enumerate(self._asked.take(logs, self._current)):
                 self._note(place, "log", value)

@@ -40,6 +40,18 @@ def held_by_chief(model: keras.Model, unseeded: Any) -> list[Held]:
     return [Held(v, i in counting and v.aggregation == "sum") for i, v in known.items()]
 
 
+def with_those_on_servers(model: keras.Model, values: list[tuple[Any, tf.Tensor]]) -> list[tuple[Any, tf.Tensor]]:
+    """Return pairs of a variable and its value for all of a model, for a program of XLA: it cannot read from servers.
+
+    Args:
+        model: the model.
+        values: pairs that are known; the others' values travel to whoever calls this.
+    """
+    known = {id(variable) for variable, _ in values}
+    others = [variable for variable in model.variables if id(variable) not in known]
+    return [*values, *((one, tf.convert_to_tensor(keras_variables.value_of(one))) for one in others)]
+
+
 @dataclass(frozen=True)
 class Part:
     """What a worker is given besides the data.

@@ -11,8 +11,13 @@ from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.training.layout import Layout
 from tfdist.training.parameter_servers import lookups
-from tfdist.training.parameter_servers.part_function import Part, PartFunction, held_by_chief
-from tfdist.training.replica import replica_step, step
+from tfdist.training.parameter_servers.part_function import (
+    Part,
+    PartFunction,
+    held_by_chief,
+    with_those_on_servers,
+)
+from tfdist.training.replica import compiled, replica_step, step
 
 
 class Prediction:
@@ -37,7 +42,7 @@ class Prediction:
 
     def __call__(self, device: str | None, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
         """Return the model's outputs for a part, as a nest of arrays."""
-        with tf_servers.calls_on(device):
+        with tf_servers.calls_on(device), compiled.named_errors():
             arrays = [tensor.numpy() for tensor in self._function(counts, state, leaves)]
         arrays = [tf.constant(array) for array in arrays]
         return tf.nest.pack_sequence_as(self._structure, arrays, expand_composites=True)
@@ -45,7 +50,8 @@ class Prediction:
     def _predict(self, part: Part, data: Any) -> list[Any]:
         lookups.adapt(self._model)
         current = step.Step(rows=part.rows, global_rows=part.global_rows, index=part.index, all_reduce=list)
-        with stateless_scope.CapturedUpdates(part.values):
+        values = with_those_on_servers(self._model, part.values) if self._model.jit_compile else part.values
+        with stateless_scope.CapturedUpdates(values):
             outputs = replica_step.predict(self._model, self._unseeded, data, current)
         self._structure = tf.nest.map_structure(_skeleton, outputs, expand_composites=False)
         return [tf.identity(leaf) for leaf in tf.nest.flatten(outputs, expand_composites=True)]

@@ -22,10 +22,15 @@ from tfdist.compression import one_way
 from tfdist.errors import UnsupportedError
 from tfdist.training.layout import Layout
 from tfdist.training.parameter_servers import handover, lookups, transport
-from tfdist.training.parameter_servers.part_function import Part, PartFunction, held_by_chief
+from tfdist.training.parameter_servers.part_function import (
+    Part,
+    PartFunction,
+    held_by_chief,
+    with_those_on_servers,
+)
 from tfdist.training.parameter_servers.workplan import Plan, UsesItsUpdatesError
 from tfdist.training.reduction import compressed, reducer
-from tfdist.training.replica import optimizers, replica_step
+from tfdist.training.replica import compiled, optimizers, replica_step
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ class Computation:
         sums: Collection[tuple[str, int]] = (),
     ) -> None:
         self._model = model
-        self._step = replica_step.ReplicaStep(model, user_step, unseeded, training=training)
+        self._step = replica_step.ReplicaStep(
+            model, user_step, unseeded, training=training, is_compiled=model.jit_compile
+        )
         self._plan = plan
         self._alone = alone
         self._sums = sums
@@ -106,7 +113,7 @@ class Computation:
             state: what `state` gave.
             leaves: the part's tensors.
         """
-        with tf_servers.calls_on(device):
+        with tf_servers.calls_on(device), compiled.named_errors():
             packed, *gradients = self._function(counts, state, leaves)
             # Waits until the function has ended, and its gradients are where they belong.
             data = packed.numpy().tobytes()
@@ -117,9 +124,13 @@ class Computation:
     def _on_part(self, part: Part, data: Any) -> list[Any]:
         lookups.adapt(self._model)
         trained = self._model.trainable_variables
-        scope = stateless_scope.CapturedUpdates(part.values, trained)
-        scope.stand_in_for(self._plan.weights, step_variables.create)
-        sink = handover.ToChief(self._model, scope, self._plan, part.values, alone=self._alone)
+        values, stand_in = part.values, list(self._plan.weights)
+        if self._model.jit_compile:  # the program reads and changes variables of its own device
+            values = with_those_on_servers(self._model, part.values)
+            stand_in = [variable for variable, _ in values]
+        scope = stateless_scope.CapturedUpdates(values, trained)
+        scope.stand_in_for(stand_in, step_variables.create)
+        sink = handover.ToChief(self._model, scope, self._plan, values, alone=self._alone)
         shares = {"rows": part.rows, "global_rows": part.global_rows, "index": part.index, "sums": self._sums}
         try:
             with scope:

@@ -86,8 +86,7 @@ def synchronise(model: keras.Model, logs: Any, totals: results.Totals, current: 
     means = sums[len(variables) + len(parts) :]
     found = _metric_logs(model, logs, touched, totals, sums)
     if found is None and current.replaced_results:
-        name = current.replaced_results[0]
-        raise step.cannot_add_up(f"the result of the metric {name!r}, logged under another name,")
+        raise step.not_logged_as_itself(current.replaced_results[0])
     keras_model.note_logs(model, are_metrics=found is not None)
     return structure(means) if found is None else found
 

@@ -162,6 +162,11 @@ def cannot_add_up(what: str) -> UnsupportedError:
     )
 
 
+def not_logged_as_itself(name: str) -> UnsupportedError:
+    """Return the error where XLA compiles a step that logs more of a metric than its result under its name."""
+    return cannot_add_up(f"the result of the metric {name!r}, logged under another name,")
+
+
 def rows_of(data: Any) -> tf.Tensor:
     """Return the number of examples in a batch: the leading dimension of its first tensor that has one."""
     for leaf in tf.nest.flatten(data, expand_composites=False):

@@ -62,7 +62,7 @@ def positions(ctx: Context) -> Outcome:
     return _fit(ctx, lambda words, table, places: table(words) + places(_positions(words)))
 
 
-@feature(may_refuse=True)
+@feature()
 def positions_under_xla(ctx: Context) -> Outcome:
     """jit_compile=True: what hands gradients on shows no longer where their indices come from."""
     return _fit(ctx, lambda words, table, places: table(words) + places(_positions(words)), compiled=True)

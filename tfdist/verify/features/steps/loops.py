@@ -85,16 +85,16 @@ def run_eagerly(ctx: Context) -> Outcome:
     return trained(ctx, model, *regression(EVEN))
 
 
-@feature(may_refuse=True)
+@feature()
 def jit_compile(ctx: Context) -> Outcome:
-    """jit_compile=True: right, or refused."""
+    """jit_compile=True."""
     with ctx.scope():
         model = dense()
         model.compile(sgd(), "mse", jit_compile=True)
     return trained(ctx, model, *regression(EVEN))
 
 
-@feature(may_refuse=True)
+@feature()
 def jit_compile_own_step(ctx: Context) -> Outcome:
     """jit_compile=True with a train_step of one's own, several steps at once and clipping."""
 
