@@ -12,7 +12,11 @@ std::unique_ptr<Operation> Case::far(Engine& engine) {
   char* into = reinterpret_cast<char*>(out.data());
   std::vector<std::size_t> begins;
   for (std::size_t r = 0; r <= ranks.size(); ++r) begins.push_back(count * r / ranks.size() * 4);
-  if (kind == 0) return far_all_reduce(hosts, id, {{from, into, count * 4}}, DType::kFloat32, Op::kSum);
+  if (kind == 0) {
+    const std::size_t half = count / 2 * 4;
+    const std::vector<Piece> pieces = {{from, into, half}, {from + half, into + half, count * 4 - half}};
+    return far_all_reduce(hosts, id, pieces, DType::kFloat32, Op::kSum);
+  }
   if (kind == 1) return far_reduce_scatter(hosts, id, from, into, begins, DType::kFloat32, Op::kSum);
   if (kind == 2) {
     return far_all_gather(hosts, id, from, in.size(), 4,

@@ -67,6 +67,10 @@ void hosts(int rounds) {
       if (!unmeasured.empty()) complain("the connections cannot be measured: " + unmeasured);
       run_cases(engine, members, rounds, 300000);
       const std::vector<int> ranks = groups_of(members)[0];
+      Case large(ranks, engine.rank(), 998, 0, 3000001);  // more than is copied at a time
+      Results sums;
+      engine.submit(large.operation(engine), ranks, sums.next());
+      if (!sums.wait().empty() || large.out != large.wanted) complain("a sum in several ranges");
       std::vector<char> rows(members);
       Results results;
       engine.submit(far_all_gather(engine.hosts(ranks), engine.next_id(999), "r", 1, 1,
@@ -87,6 +91,10 @@ void restart(int times) {
       with_engines(members, 1, Engine::Options(), [&](Engine& engine) {
         const int rank = engine.rank();
         run_cases(engine, members, 1, 5000);
+        Results there;  // the other two may have operations of their own; what becomes of this one is all the same
+        Case barrier({0, 1, 2}, rank, 76, 0, 1);
+        engine.submit(barrier.operation(engine), barrier.ranks, there.next());
+        there.wait();
         Case waits({0, 1, 2}, rank, 77, 0, 100000);
         Results results;
         if (rank != 1) engine.submit(waits.operation(engine), waits.ranks, results.next());

@@ -47,6 +47,48 @@ class Steps final : public Operation {
   std::unique_ptr<Operation> current_;
 };
 
+// Operations side by side. One begins each time it is moved on: where that copies megabytes, connections have their turn
+// before the next one begins.
+class Together final : public Operation {
+ public:
+  explicit Together(std::vector<std::unique_ptr<Operation>> operations) : operations_(std::move(operations)) {}
+
+  std::string waits_for() const override {
+    for (std::size_t i = 0; i < begun_; ++i) {
+      if (operations_[i] != nullptr) return operations_[i]->waits_for();
+    }
+    return "";
+  }
+
+ private:
+  bool move() override {
+    bool moved = begun_ < operations_.size(), running = moved;
+    if (moved) ++begun_;
+    for (std::size_t i = 0; i < begun_; ++i) {
+      std::unique_ptr<Operation>& one = operations_[i];
+      if (one == nullptr) continue;
+      moved |= one->advance();
+      if (one->state() == State::kFailed) {
+        fail(one->error());
+        return true;
+      }
+      if (one->state() == State::kDone) one.reset();
+      running |= one != nullptr;
+    }
+    if (!running) finish();
+    return moved;
+  }
+
+  void stopped() override {
+    for (const auto& one : operations_) {
+      if (one != nullptr) one->fail(error());
+    }
+  }
+
+  std::vector<std::unique_ptr<Operation>> operations_;
+  std::size_t begun_ = 0;
+};
+
 // Fails as soon as it is moved on.
 class Failed final : public Operation {
  public:
@@ -64,6 +106,11 @@ class Failed final : public Operation {
 std::unique_ptr<Operation> declared(const Hosts& hosts, std::uint64_t id, const Doing& doing, std::unique_ptr<Operation> inner) {
   return std::make_unique<Declared>(*hosts.transport, hosts.ranks, id, doing, std::move(inner));
 }
+
+// Several tensors are copied one behind the other before they are sent, and back when they are added up: so many bytes at a
+// time, so that the line does not wait for it.
+constexpr std::size_t kPackedBytes = std::size_t{4} << 20;
+constexpr std::uint64_t kFirstRange = 16;  // the numbers of ranges' operations; those below are of what one is made of
 
 // The number of one of the operations that an operation is made of.
 std::uint64_t part_of(std::uint64_t id, std::uint64_t part) { return id ^ (part * 0x9e3779b97f4a7c15u); }
@@ -164,24 +211,27 @@ std::vector<Steps::Step> in_two_levels(const std::shared_ptr<Reduction>& it, con
   };
 }
 
-}  // namespace
+// The pieces of each range of so many bytes of them all.
+std::vector<std::vector<Piece>> in_ranges(const std::vector<Piece>& pieces, std::size_t bytes) {
+  std::vector<std::vector<Piece>> ranges;
+  std::size_t left = 0;
+  for (const Piece& piece : pieces) {
+    for (std::size_t at = 0; at < piece.bytes;) {
+      if (left == 0) {
+        ranges.emplace_back();
+        left = bytes;
+      }
+      const std::size_t part = std::min(left, piece.bytes - at);
+      ranges.back().push_back({piece.from + at, piece.into + at, part});
+      at += part;
+      left -= part;
+    }
+  }
+  return ranges;
+}
 
-std::unique_ptr<Operation> far_all_reduce(Hosts hosts, std::uint64_t id, std::vector<Piece> pieces, DType dtype, Op op) {
-  const auto groups = by_host(hosts);
-  const std::size_t local = hosts.near.members.size();
-  const bool even = local > 1 && std::all_of(groups.begin(), groups.end(),
-                                             [&](const std::vector<int>& group) { return group.size() == local; });
-  const auto it = std::make_shared<Reduction>();
-  it->wide = even ? accumulator(dtype, op) : dtype;
-  std::size_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  const Doing doing{signature(What::kAllReduce, dtype, op, 0), bytes};
-  it->hosts = std::move(hosts);
-  it->id = number_of(id, doing);
-  it->pieces = std::move(pieces);
-  it->dtype = dtype;
-  it->op = op;
-  it->count = bytes / size_of(dtype);
+std::unique_ptr<Operation> reduction(const std::shared_ptr<Reduction>& it, bool even,
+                                     const std::vector<std::vector<int>>& groups) {
   std::vector<Steps::Step> steps;
   if (even) {
     steps = in_two_levels(it, groups);
@@ -197,7 +247,36 @@ std::unique_ptr<Operation> far_all_reduce(Hosts hosts, std::uint64_t id, std::ve
     it->unpack();
     return nullptr;
   });
-  return declared(it->hosts, id, doing, std::make_unique<Steps>(std::move(steps)));
+  return std::make_unique<Steps>(std::move(steps));
+}
+
+}  // namespace
+
+std::unique_ptr<Operation> far_all_reduce(Hosts hosts, std::uint64_t id, std::vector<Piece> pieces, DType dtype, Op op) {
+  const auto groups = by_host(hosts);
+  const std::size_t local = hosts.near.members.size();
+  const bool even = local > 1 && std::all_of(groups.begin(), groups.end(),
+                                             [&](const std::vector<int>& group) { return group.size() == local; });
+  const DType wide = even ? accumulator(dtype, op) : dtype;
+  std::size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  const Doing doing{signature(What::kAllReduce, dtype, op, 0), bytes};
+  const std::uint64_t number = number_of(id, doing);
+  const bool is_packed = pieces.size() > 1 || wide != dtype;
+  auto ranges = is_packed ? in_ranges(pieces, kPackedBytes) : std::vector<std::vector<Piece>>{std::move(pieces)};
+  std::vector<std::unique_ptr<Operation>> operations;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const auto it = std::make_shared<Reduction>();
+    it->hosts = hosts;
+    it->id = part_of(number, kFirstRange + i);
+    for (const Piece& piece : ranges[i]) it->count += piece.bytes / size_of(dtype);
+    it->pieces = std::move(ranges[i]);
+    it->dtype = dtype;
+    it->wide = wide;
+    it->op = op;
+    operations.push_back(reduction(it, even, groups));
+  }
+  return declared(hosts, id, doing, std::make_unique<Together>(std::move(operations)));
 }
 
 std::unique_ptr<Operation> far_reduce_scatter(Hosts hosts, std::uint64_t id, const char* from, char* into,

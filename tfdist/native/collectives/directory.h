@@ -137,7 +137,7 @@ class Directory {
       if (!held_) return;
       head_.lock.store(0, std::memory_order_seq_cst);
       if (head_.waited.load(std::memory_order_seq_cst) == 0 || head_.waited.exchange(0, std::memory_order_seq_cst) == 0) return;
-      for (std::size_t i = 0; i < segment_.layout().members; ++i) ring(segment_.member(i));
+      for (std::size_t i = 0; i < segment_.layout().members; ++i) tell(segment_.member(i));
     }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;

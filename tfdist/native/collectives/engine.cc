@@ -179,7 +179,7 @@ void Engine::run() {
 // be waited for together: while operations are under way it looks at both, a thousand times a second.
 void Engine::rest(std::uint32_t seen, milliseconds limit) {
   if (transport_ == nullptr || live_.empty()) {
-    sleep(me(), seen, std::chrono::nanoseconds(limit).count());
+    sleep(me(), seen, live_.empty() ? kIdle : kWaiting, std::chrono::nanoseconds(limit).count());
   } else if (me().bell.load(std::memory_order_seq_cst) == seen) {
     pollfd readable{transport_->wait_descriptor(), POLLIN, 0};
     poll(&readable, 1, 1);

@@ -35,7 +35,7 @@ struct alignas(kLine) Member {
   Counter heartbeat;  // rises while its progress thread runs
   Counter left;       // 1 once it takes part no more
   alignas(kLine) Word bell;  // rises when there may be something to do; what its progress thread sleeps on
-  Word sleeping;             // whether it sleeps
+  Word sleeping;             // whether and how it sleeps, see bell.h
 };
 
 // What a member says of its part of an operation when it arrives.

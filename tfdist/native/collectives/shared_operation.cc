@@ -128,7 +128,7 @@ bool SharedOperation::stream() {
 bool SharedOperation::leave() {
   bool gave_area = false;
   if (directory_.leave(ticket_, &gave_area) == Directory::Outcome::kBusy) return false;
-  for (std::size_t i = 0; gave_area && i < segment().layout().members; ++i) ring(segment().member(i));
+  for (std::size_t i = 0; gave_area && i < segment().layout().members; ++i) tell(segment().member(i));
   if (error_.empty()) {
     finish();
   } else {
@@ -139,7 +139,7 @@ bool SharedOperation::leave() {
 
 void SharedOperation::tell_others() {
   for (std::size_t i = 0; i < size(); ++i) {
-    if (i != me()) ring(segment().member(place_.members[i]));
+    if (i != me()) tell(segment().member(place_.members[i]));
   }
 }
 
