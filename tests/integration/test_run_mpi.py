@@ -9,6 +9,8 @@ import psutil
 import pytest
 
 from tests.integration.agents import DEADLINE_SECONDS, agent, alive, finished, own_lines, told, wait_until
+from tests.integration.steppers import done, fault, happened, job
+from tests.integration.test_run_hosts import ON_HOSTS
 
 pytestmark = [
     pytest.mark.quick,
@@ -58,3 +60,14 @@ def test_an_mpirun_that_is_none_is_one_error(script: Any, shared: Path) -> None:
         assert code in (1, 2)
         assert said in err
         assert "it was started" not in err
+
+
+def test_workers_that_are_killed_lose_and_repeat_no_step(options: list[str], script: Any, shared: Path) -> None:
+    faults = [fault("kill", 1, 4), fault("kill", 0, 7, restart=1)]
+    path = script(ON_HOSTS["40"] + "\ntrain(20)\n")
+    with job(*options, "--max-restarts", 2, path, shared=shared, faults=faults) as process:
+        _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, err
+    assert done(shared) == list(range(20))
+    failures = [one for one in happened(shared) if one["event"] == "failed"]
+    assert [(one["cause"], one["worker"], one["tick"]) for one in failures] == [("signal", 1, 4), ("signal", 0, 7)]

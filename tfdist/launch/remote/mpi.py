@@ -20,6 +20,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch.plan.hosts import Host, Remote
 from tfdist.launch.remote.connecting.joining import HOST_NAME, RENDEZVOUS, Ticket
 from tfdist.launch.remote.ssh import MODULE
+from tfdist.launch.remote.values import without_those_of_a_host
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 
@@ -57,13 +58,14 @@ def command(
     Example:
         >>> remote = Remote(hosts=(Host(name="a", address="a"),), shell=("mpirun",), python="/p")
         >>> words = command("MPICH", remote, remote.hosts, {}, as_root=False)
-        >>> print(*words[:7])
-        mpirun -bind-to none -genvlist TFDIST_RENDEZVOUS,TFDIST_JOB_KEY -hosts a:1
-        >>> print(*words[7:])
+        >>> print(*words[:6])
+        mpirun -bind-to none -genvall -hosts a:1
+        >>> print(*words[6:])
         -n 1 env TFDIST_HOST_NAME=a /p -m tfdist.launch.remote.host_agent
     """
     names = [name for name in _HANDED_ON if name != "PYTHONPATH" or environ.get(name)]
-    once: tuple[str, ...] = ("-bind-to", "none", "-genvlist", ",".join(names))
+    # MPICH hands on everything: of variables that are named (-genvlist, -envlist) its 4.0 loses some
+    once: tuple[str, ...] = ("-bind-to", "none", "-genvall")
     once += ("-hosts", ",".join(f"{host.name}:1" for host in hosts))  # filled in this order
     each: tuple[str, ...] = ()
     if kind == OPEN_MPI:
@@ -132,7 +134,7 @@ def start(remote: Remote, hosts: Sequence[Host], tickets: Sequence[Ticket], envi
     words = command(found_kind(remote.shell, environ), remote, hosts, environ, as_root=os.geteuid() == 0)
     secret = tickets[0].environment()
     del secret[HOST_NAME]  # each has its own in its part
-    return MpiRun(words, {**environ, **secret})
+    return MpiRun(words, {**without_those_of_a_host(environ), **secret})
 
 
 class MpiRun:

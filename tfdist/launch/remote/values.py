@@ -61,11 +61,23 @@ def passed_on(environ: Mapping[str, str], more: tuple[str, ...]) -> dict[str, st
         >>> passed_on({"TF_NUM_INTEROP_THREADS": "1", "AWS_SECRET_ACCESS_KEY": "s", "A": "1"}, ("A",))
         {'TF_NUM_INTEROP_THREADS': '1', 'A': '1'}
     """
+    own = without_those_of_a_host(environ)
     return {
-        name: value
-        for name, value in environ.items()
-        if name in more or (name.startswith(_PREFIXES) and name not in _OF_A_HOST)
+        name: value for name, value in environ.items() if name in more or (name.startswith(_PREFIXES) and name in own)
     }
+
+
+def without_those_of_a_host(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without tfdist's own that mean something on this host, or in this process, alone.
+
+    Args:
+        environ: of the agent.
+
+    Example:
+        >>> without_those_of_a_host({"TFDIST_HOST_ID": "a", "TFDIST_STRATEGY": "ring", "A": "1"})
+        {'TFDIST_STRATEGY': 'ring', 'A': '1'}
+    """
+    return {name: value for name, value in environ.items() if name not in _OF_A_HOST}
 
 
 def config_to_json(config: LaunchConfig) -> dict[str, Any]:
