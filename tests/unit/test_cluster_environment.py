@@ -102,8 +102,9 @@ def test_tf_config_workers() -> None:
 def test_a_chief_is_worker_0(task: tuple[str, int], index: int, chief: bool) -> None:
     config = {
         "cluster": {"worker": ["w:1", "w:2"], "chief": ["c:1"]},  # no evaluator, as operators do
-        "task": {"type": task[0], "index": task[1]},
+        "task": {"type": task[0], "index": task[1], "trial": "1"},  # what Vertex AI adds
         "environment": "cloud",
+        "job": "{}",
     }
     cluster = from_environment({"TF_CONFIG": json.dumps(config)})
     assert cluster.task == TaskId(type=task[0], index=task[1])
