@@ -55,6 +55,7 @@ def job(tmp_path: Path) -> Iterator[Path]:
     file = EventFile(str(tmp_path / "events"), JOB, copy=str(event_copy(folder)))
     file.write("started", start=0, workers=2, pids=[1, 2])
     file.write("failed", start=0, worker=1, text="killed by SIGKILL (signal 9)")
+    file.write("model", start=1, flops_per_step=1e9, peak_flops=1e12)
     file.write("alert", start=1, alert="straggler", worker=1, text="worker 1 is slow")
     file.close()
     yield tmp_path
@@ -77,7 +78,7 @@ def test_a_look(job: Path) -> None:
     assert found.workers[0].loss == 0.5
     assert found.workers[0].memory is not None
     assert found.workers[0].resources["threads"] >= 1
-    assert [one["event"] for one in found.events] == ["started", "failed", "alert"]
+    assert [one["event"] for one in found.events] == ["started", "failed", "model", "alert"]
     assert json.loads(json.dumps(found.as_json()))["workers"][1]["worker"] == 1
 
 
@@ -262,7 +263,19 @@ def test_a_port_that_is_taken(page: Page, job: Path) -> None:
 
 @pytest.mark.parametrize(
     "event",
-    ["started", "stepping", "failed", "halted", "verdict", "ended", "replaced", "alert", "straggler", "parameters"],
+    [
+        "started",
+        "stepping",
+        "failed",
+        "halted",
+        "verdict",
+        "ended",
+        "replaced",
+        "alert",
+        "straggler",
+        "model",
+        "parameters",
+    ],
 )
 def test_every_event_has_a_sentence(event: str) -> None:
     assert sentence({"event": event})

@@ -14,12 +14,14 @@ import tfdist
 from tfdist import validation
 from tfdist.callbacks.alerting import Alerting
 from tfdist.callbacks.cell import Cell, in_notebook
+from tfdist.callbacks.flops import PASSES_OF_A_STEP, of_example
 from tfdist.callbacks.recorded import Recorded, recorded
 from tfdist.cluster import from_environment
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.errors import ConfigTypeError, TfdistError
 from tfdist.exporters import registry
 from tfdist.launch.process.beside import Exporting
+from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process import step_clock
 from tfdist.monitor.recording import ring
@@ -54,11 +56,18 @@ class Monitor(keras.callbacks.Callback):
         live: whether the page of the job is shown below the cell of a notebook, and follows; elsewhere it does nothing.
         verbose: whether the verdict is printed at the end, and alerts as they come, where no `tfdist run --monitor`
             prints them.
+        flops: whether the model's floating-point operations are counted, once, in the graph of its forward pass, and
+            told for each second: in a scope of tfdist, for models that are built and have no loop (as recurrent layers
+            have).
+        peak_flops: what one device can do in a second with the dtype of the model, in floating-point operations, as its
+            data sheet says; then the utilization is told too. None: it is not.
         on_alert: called in the first worker with each `Alert` (``kind``, ``worker``, ``text``), in a thread of its own;
             it may set ``monitor.model.stop_training``.
 
     Attributes:
         verdict: in lines, after `fit`; empty before, and where nothing was recorded.
+        model_flops_per_second: of the whole job, after `fit`; None where it is not known.
+        model_flops_utilization: the part of the peak of all devices that this is (MFU); None where it is not known.
 
     Raises:
         ConfigError: an exporter that there is not, or a number out of its range.
@@ -83,6 +92,8 @@ class Monitor(keras.callbacks.Callback):
         trace: "str | os.PathLike[str] | None" = None,
         live: bool = True,
         verbose: bool = True,
+        flops: bool = False,
+        peak_flops: float | None = None,
         on_alert: Callable[[Alert], None] | None = None,
     ) -> None:
         super().__init__()
@@ -94,6 +105,11 @@ class Monitor(keras.callbacks.Callback):
         if on_alert is not None and not callable(on_alert):
             raise ConfigTypeError(f"on_alert is {on_alert!r}; give a function of one alert, or None.")
         self.on_alert = on_alert
+        self.peak_flops = None if peak_flops is None else validation.number("peak_flops", peak_flops, above=0)
+        self.flops = validation.boolean("flops", flops) or peak_flops is not None
+        self.model_flops_per_second: float | None = None
+        self.model_flops_utilization: float | None = None
+        self._work = _Work(None, None)
         self.verdict: tuple[str, ...] = ()
         self._stack = contextlib.ExitStack()
         self._job: Recorded | None = None
@@ -120,6 +136,8 @@ class Monitor(keras.callbacks.Callback):
         stamping.record_with(self._job.recorder)
         if rank != 0:
             return
+        if self.flops:
+            self._count_flops(self._job)
         cell = self._stack.enter_context(Cell()) if self.live and in_notebook() else None
         exporters = [*self.exporters, *([f"html:{cell.path}"] if cell is not None else [])]
         if exporters:
@@ -138,12 +156,29 @@ class Monitor(keras.callbacks.Callback):
         if _rank() == 0:
             found = verdict_of(job.steps)
             self.verdict = () if found is None else lines(found)
+            if found is not None and found.step_seconds and self._work.flops is not None:
+                self.model_flops_per_second = self._work.flops / found.step_seconds
+                if self._work.peak is not None:
+                    self.model_flops_utilization = self.model_flops_per_second / self._work.peak
             if self.trace is not None:
                 self._write_trace(job)
             if self.verbose and self.verdict and not job.is_judged:
                 sys.stdout.write("\n".join([*self.verdict, ""]))
                 sys.stdout.flush()
         self._end()
+
+    def _count_flops(self, job: Recorded) -> None:
+        per_example = of_example(self.model) if self.model.built else None
+        if per_example is None:
+            _logger.warning("The FLOPs of the model %r cannot be counted; training goes on.", self.model.name)
+            return
+
+        def tell(work: _Work) -> None:
+            job.events.write("model", start=job.start, flops_per_step=work.flops, peak_flops=work.peak)
+
+        self._work = _Work(per_example, self.peak_flops, tell)
+        step_clock().attach(self._work)
+        self._stack.callback(step_clock().detach, self._work)
 
     def _tell(self, alert: Alert) -> None:
         job = self._job
@@ -183,6 +218,30 @@ class Monitor(keras.callbacks.Callback):
             **plain,
             **{name: self.params.get(name) for name in ("epochs", "steps")},
         }
+
+
+class _Work(StepObserver):
+    """What a step of the job computes, once it is known how many examples it has."""
+
+    def __init__(
+        self, per_example: float | None, peak: float | None, tell: "Callable[[_Work], None] | None" = None
+    ) -> None:
+        self.flops: float | None = None
+        self.peak: float | None = None
+        self._per_example, self._of_device, self._tell = per_example, peak, tell
+
+    def on_trained(self, step: int, examples: int, replicas: int) -> None:
+        """Take the largest step: the last one of an epoch may have fewer examples."""
+        if self._per_example is None or not examples:
+            return
+        work = PASSES_OF_A_STEP * self._per_example * examples
+        if self.flops is None or work > self.flops:
+            self.flops = work
+            self.peak = (
+                None if self._of_device is None else self._of_device * max(replicas, from_environment().num_workers)
+            )
+            if self._tell is not None:
+                self._tell(self)
 
 
 class _Steps(keras.callbacks.Callback):

@@ -85,6 +85,14 @@ class _Metrics:
         if self._found.bound:
             bound.add_metric([job, self._found.bound], 1)
         yield bound
+        for name, what, known in (
+            ("tfdist_model_flops_per_second", "Of the model, counted once", self._found.model_flops_per_second),
+            ("tfdist_model_flops_utilization", "Of the devices' peak", self._found.model_flops_utilization),
+        ):
+            gauge = GaugeMetricFamily(name, what, labels=("job",))
+            if known is not None:
+                gauge.add_metric([job], known)
+            yield gauge
         yield self._alerts()
         yield from self._resources()
 

@@ -66,15 +66,20 @@ class Observer:
         self.timeline = whole = timeline(rows) if rows else None
         recent = None if whole is None else whole.last(RECENT)
         verdict = None if whole is None else judge(whole)
+        events = tuple(read_events(event_copy(self._folder), self.job))
+        views = tuple(self._view(worker, one, recent) for worker, one in enumerate(said))
+        flops, utilization = of_model(events, start, views[0].steps_per_second if views else None)
         return Snapshot(
             job=self.job,
             start=start,
             time=time.time(),
             is_running=True,
-            workers=tuple(self._view(worker, one, recent) for worker, one in enumerate(said)),
+            workers=views,
+            model_flops_per_second=flops,
+            model_flops_utilization=utilization,
             verdict=() if verdict is None else lines(verdict),
             bound="" if verdict is None else verdict.bound.name.lower(),
-            events=tuple(read_events(event_copy(self._folder), self.job)),
+            events=events,
         )
 
     def _view(self, worker: int, said: WorkerStatus, recent: Timeline | None) -> WorkerView:
@@ -125,6 +130,23 @@ def recorded(recent: Timeline | None, worker: int) -> tuple[dict[str, float], fl
     rate = 1.0 / float(recent.step[:, place].mean())
     parts = {part.label: float(means[part]) for part in Part}
     return parts, float(recent.hidden[:, place].mean()), None if math.isnan(loss) else loss, rate
+
+
+def of_model(
+    events: Sequence[Mapping[str, Any]], start: int, steps_per_second: float | None
+) -> tuple[float | None, float | None]:
+    """Return the FLOP/s of the model that is trained, and the part of the devices' peak that this is; None if unknown.
+
+    Example:
+        >>> of_model([{"event": "model", "start": 0, "flops_per_step": 3e9, "peak_flops": 1e12}], 0, 50.0)
+        (150000000000.0, 0.15)
+    """
+    told = [one for one in events if one.get("event") == "model" and one.get("start") == start]
+    if not told or steps_per_second is None:
+        return None, None
+    flops = float(told[-1]["flops_per_step"]) * steps_per_second
+    peak = told[-1].get("peak_flops")
+    return flops, None if peak is None else flops / float(peak)
 
 
 def last_norm(recent: Timeline | None, worker: int) -> float | None:

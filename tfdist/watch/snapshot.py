@@ -61,6 +61,8 @@ class Snapshot:
         workers: in order.
         verdict: in five lines; empty without a record.
         bound: by what the job is bound, a word; empty without a record.
+        model_flops_per_second: of the whole job; None where nobody has counted.
+        model_flops_utilization: the part of the peak of its devices that this is; None where that is not known.
         events: what has happened to it, the newest last, as the event file has it.
     """
 
@@ -71,6 +73,8 @@ class Snapshot:
     workers: tuple[WorkerView, ...]
     verdict: tuple[str, ...] = ()
     bound: str = ""
+    model_flops_per_second: float | None = None
+    model_flops_utilization: float | None = None
     events: tuple[Mapping[str, Any], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -109,6 +113,8 @@ def sentence(event: Mapping[str, Any]) -> str:
         return f"stacks were taken: {event.get('text', '')}"
     if kind == "alert":
         return f"alert: {event.get('text', event.get('alert'))}"
+    if kind == "model":
+        return f"the model needs {float(event.get('flops_per_step', 0)) / 1e9:.4g} GFLOP for a step"
     if kind == "straggler":
         return str(event.get("text", "a worker stays slow"))
     if kind == "ended":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
 from tfdist.callbacks import Monitor
@@ -18,6 +19,9 @@ from tfdist.monitor.recording.rows import NORM_EVERY
 from tfdist.monitor.verdict.alerts import Alert
 from tfdist.monitor.verdict.timeline import timeline
 
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
 FOLDER, EXPORTERS = Path(sys.argv[1]), sys.argv[2:]
 STEPS, EPOCHS = 16, 2
 random = np.random.default_rng(0)
@@ -47,6 +51,23 @@ def trained(name: str, scope: bool, epochs: int = EPOCHS, **options: object) -> 
 trained("scope", True, every=5, exporters=EXPORTERS, trace=FOLDER / "trace.json")
 trained("again", True, epochs=1)
 trained("plain", False)
+
+
+def flops_of_a_training() -> None:
+    """Train on two replicas, with a smaller last batch."""
+    with tfdist.strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    monitor = Monitor(verbose=False, peak_flops=1e9)
+    model.fit(x[:62], y[:62], batch_size=4, epochs=EPOCHS, verbose=0, callbacks=[monitor])
+    seconds = float(monitor.verdict[2].partition("% of a step: ")[2].partition(" ms")[0]) / 1e3
+    per_step = 3 * 4 * (2 * 4 * 8 + 2 * 8 * 1)
+    assert monitor.model_flops_per_second is not None
+    np.testing.assert_allclose(monitor.model_flops_per_second, per_step / seconds, rtol=0.06)  # it is rounded there
+    assert monitor.model_flops_utilization == monitor.model_flops_per_second / 2e9
+
+
+flops_of_a_training()
 
 
 def alerts_of_a_loss_that_is_no_number() -> list[tuple[str, int | None]]:
