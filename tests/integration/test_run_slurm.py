@@ -97,6 +97,7 @@ def test_what_a_worker_needs_is_asked_of_slurm(slurm: dict[str, Any], script: An
     assert " run --engine slurm -n 2 --gpus-per-worker 1 '" in lines[-1]
     for said, options in (
         ("Slurm gives a task whole ones", ("--engine", "slurm", "--cpus-per-worker", 0.5)),
+        ("Slurm gives a task whole ones", ("--engine", "slurm", "--cpus-per-worker", "inf")),
         ("for --engine slurm, kubernetes and ray", ("--engine", "mpi", "--hosts", "a", "--cpus-per-worker", 1)),
         ("for --engine slurm, kubernetes and ray", ("--memory-per-worker", "1G")),
         ("must be an integer", ("--gpus-per-worker", 0.5)),

@@ -260,6 +260,8 @@ def test_bad_requests_are_one_error(tmp_path: Path) -> None:
         ("such as 4096", (*DRY, "--memory-per-worker", "much", path)),
         ("--cpus-per-worker", (*DRY, "--cpus-per-worker", -1, path)),
         ("whole GPUs", (*DRY, "--gpus-per-worker", 0.5, path)),
+        ("whole GPUs", (*DRY, "--gpus-per-worker", "inf", path)),
+        ("whole GPUs", (*DRY, "--gpus-per-worker", "nan", path)),
         ("one pod for each process", (*DRY, "--hosts", "a", path)),
         ("--pass-env names NOT_SET", (*DRY, "--pass-env", "NOT_SET", path)),
         ("a part of a pod's template", (*DRY, "--pod", tmp_path / "pod.yaml", path)),

@@ -103,7 +103,7 @@ def quantities(*, cpus: float | None = None, gpus: float | None = None, memory: 
         size = sizes.shown(memory)
         found["memory"] = size if size.isdigit() else f"{size}i"
     if gpus is not None:
-        if gpus < 1 or gpus != int(gpus):
+        if gpus < 1 or not float(gpus).is_integer():
             raise ConfigError(f"--gpus-per-worker is {gpus:g}; Kubernetes gives a pod whole GPUs, at least 1.")
         found["nvidia.com/gpu"] = str(int(gpus))
     return found

@@ -43,7 +43,7 @@ def resources(*, cpus: float | None = None, gpus: float | None = None, memory: i
         ('--cpus-per-task=4', '--mem-per-cpu=2560M', '--gpus-per-task=1')
     """
     for option, count in (("--cpus-per-worker", cpus), ("--gpus-per-worker", gpus)):
-        if count is not None and (count < 1 or count != int(count)):
+        if count is not None and (count < 1 or not float(count).is_integer()):
             raise ConfigError(f"{option} is {count:g}; Slurm gives a task whole ones, at least 1.")
     found = []
     if cpus is not None:
