@@ -22,7 +22,7 @@ from tensorflow.python.distribute import distribute_lib, merge_call_interim
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, executor
 
 from tests import private_names
 from tests.private_objects import (
@@ -46,6 +46,7 @@ from tfdist.compat.keras import calls as keras_calls
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.tensorflow import data as tf_data
 
 INSTALLED = versions.judge(tf.__version__, keras.__version__).text
 
@@ -181,11 +182,15 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "initialized.py": {"_context_handle": context.context},
     "tensorflow/data.py": {
         **each("_inputs _variant_tensor _options_attr", lambda: tf.data.Dataset.range(2)),
+        **each(
+            "_element_spec _flat_output_shapes _flat_output_types _iterator_resource",
+            lambda: iter(tf.data.Dataset.range(2)),
+        ),
         "_MapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
         "_ParallelMapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
         "_PrefetchDataset": lambda: importlib.import_module("tensorflow.python.data.ops.prefetch_op"),
         "_OptionsDataset": lambda: importlib.import_module("tensorflow.python.data.ops.dataset_ops"),
-        **each("_cardinality _find _iterated _made _make", OURS),
+        **each("_cardinality _find _iterated _made _make _taken", OURS),
     },
     "tensorflow/meshes/replicas.py": {
         **each("_container_strategy _create_variable _get_variable_creator_initial_value", lambda: MirroredExtended),
@@ -376,6 +381,16 @@ class Looks(keras.callbacks.Callback):
         assert fit is not None, moved("keras/epochs.py", "the frame of fit, seen from a callback")
         self.found |= {"epochs": fit.epochs, "steps": fit.steps, "batch size": fit.batch_size}
         self.found["callbacks"] = self in fit.callbacks.callbacks
+
+
+def test_an_element_is_taken_without_an_executor_that_other_threads_may_find_deleted(monkeypatch: Any) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(executor, "new_executor", lambda *given: made.append(given))
+    elements = tf_data.iterator(tf.data.Dataset.range(3), lambda text: None)
+    assert [int(elements.get_next()), *map(int, elements)] == [0, 1, 2]
+    with pytest.raises(tf.errors.OutOfRangeError):
+        elements.get_next()
+    assert not made, moved("tensorflow/data.py", "IteratorGetNext, which takes an element by itself")
 
 
 def test_a_running_fit_is_found_from_a_callback() -> None:

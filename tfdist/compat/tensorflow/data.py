@@ -2,7 +2,11 @@
 
 Private names, read in TensorFlow 2.21.0: `auto_shard_dataset`, which rewrites a pipeline so that a worker reads its own
 files; `Dataset.shard` cannot reach the files inside a pipeline. `OwnedIterator`, what `iter` of a dataset returns, and
-what a function that is traced takes for an iterator.
+what a function that is traced takes for an iterator. Eagerly it asks for each element in an executor that is made and
+deleted for it, and a call of another thread to another task, which looks at the executors of all threads, may find the
+deleted one: TensorFlow ends the process then ("Mutex corrupt"). So the operation is called without one, which also
+takes a third of the time (`_iterator_resource`, `_flat_output_types`, `_flat_output_shapes`, `_element_spec`,
+`structure`).
 """
 
 import contextlib
@@ -14,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+from tensorflow.python.data.util import structure
 
 
 def shard_by_files(dataset: tf.data.Dataset, workers: int, index: int) -> tf.data.Dataset:
@@ -68,11 +73,24 @@ class _Raising(OwnedIterator):
 
     def __next__(self) -> Any:
         with raising(self._find):
-            return super().__next__()
+            try:
+                return self._taken()
+            except tf.errors.OutOfRangeError:
+                raise StopIteration from None
 
     def get_next(self) -> Any:
         with raising(self._find):
+            return self._taken()
+
+    def _taken(self) -> Any:
+        if not tf.executing_eagerly() or not tf.config.experimental.get_synchronous_execution():
             return super().get_next()
+        tensors = tf.raw_ops.IteratorGetNext(
+            iterator=self._iterator_resource,
+            output_types=self._flat_output_types,
+            output_shapes=self._flat_output_shapes,
+        )
+        return structure.from_compatible_tensor_list(self._element_spec, tensors)
 
 
 def iterator(dataset: tf.data.Dataset, find: Callable[[str], Exception | None]) -> Any:
