@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -401,8 +402,18 @@ def serving(cluster: FakeCluster) -> Iterator[dict[str, str]]:
 
     Own.cluster = cluster
 
+    connections: set[socket.socket] = set()
+
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+
+        def process_request(self, request: Any, address: Any) -> None:
+            connections.add(request)
+            super().process_request(request, address)
+
+        def shutdown_request(self, request: Any) -> None:
+            connections.discard(request)
+            super().shutdown_request(request)
 
         def handle_error(self, *_: Any) -> None:
             if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -429,3 +440,6 @@ def serving(cluster: FakeCluster) -> Iterator[dict[str, str]]:
             cluster.kill_pods()
             server.shutdown()
             thread.join()
+            for connection in list(connections):  # that a client keeps for later requests
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)

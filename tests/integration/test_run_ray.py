@@ -113,7 +113,7 @@ def test_what_cannot_be_is_one_error_before_anything_is_started(cluster: list[st
 
     assert "ray start --head" in error("--engine", "ray", "--ray-address", "127.0.0.1:9")
     assert "which chooses the nodes" in error(*cluster, "--hosts", "a,b")
-    assert "--cpus-per-worker: for --engine ray" in error("--cpus-per-worker", 1)
+    assert "--cpus-per-worker: for --engine slurm, kubernetes and ray" in error("--cpus-per-worker", 1)
 
 
 def test_dry_run_shows_the_placement_group_and_reaches_nobody(script: Any, shared: Path) -> None:
