@@ -34,6 +34,11 @@ def model() -> keras.Model:
 
 
 @functools.cache
+def elements() -> Any:
+    return iter(tf.data.Dataset.range(2))
+
+
+@functools.cache
 def epoch_iterator() -> TFEpochIterator:
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
     return TFEpochIterator(x=data, distribute_strategy=tf.distribute.get_strategy())

@@ -30,6 +30,7 @@ from tests.private_objects import (
     Y,
     attention,
     callback,
+    elements,
     embedding,
     epoch_iterator,
     layer,
@@ -182,10 +183,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "initialized.py": {"_context_handle": context.context},
     "tensorflow/data.py": {
         **each("_inputs _variant_tensor _options_attr", lambda: tf.data.Dataset.range(2)),
-        **each(
-            "_element_spec _flat_output_shapes _flat_output_types _iterator_resource",
-            lambda: iter(tf.data.Dataset.range(2)),
-        ),
+        **each("_element_spec _flat_output_shapes _flat_output_types _iterator_resource", elements),
         "_MapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
         "_ParallelMapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
         "_PrefetchDataset": lambda: importlib.import_module("tensorflow.python.data.ops.prefetch_op"),
@@ -386,10 +384,8 @@ class Looks(keras.callbacks.Callback):
 def test_an_element_is_taken_without_an_executor_that_other_threads_may_find_deleted(monkeypatch: Any) -> None:
     made: list[Any] = []
     monkeypatch.setattr(executor, "new_executor", lambda *given: made.append(given))
-    elements = tf_data.iterator(tf.data.Dataset.range(3), lambda text: None)
-    assert [int(elements.get_next()), *map(int, elements)] == [0, 1, 2]
-    with pytest.raises(tf.errors.OutOfRangeError):
-        elements.get_next()
+    numbers = tf_data.iterator(tf.data.Dataset.range(3), lambda text: None)
+    assert [int(numbers.get_next()), *map(int, numbers)] == [0, 1, 2]
     assert not made, moved("tensorflow/data.py", "IteratorGetNext, which takes an element by itself")
 
 
