@@ -1,7 +1,7 @@
 """A collective as a strategy's step uses it: keys from what was reduced before, buckets, and rows of tables."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -9,9 +9,7 @@ import tensorflow as tf
 from tfdist.collectives import keys, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.buckets import in_buckets
-from tfdist.compat.tensorflow import traced_uses
 from tfdist.monitor.recording import graph
-from tfdist.monitor.stacks import underway
 
 __all__ = ["TracedCollective"]
 
@@ -78,9 +76,7 @@ class TracedCollective:
         for bucket in in_buckets(dense, self.bucket_bytes):
             key = self._key(*[self._described("sum", dense[index], names[index]) for index in bucket])
             tensors = [dense[index] for index in bucket]
-            run = functools.partial(self.collective.all_reduce, tensors, key=key)
-            what = _together([self._described("sum", dense[index], names[index]) for index in bucket])
-            totals = graph.reduction(tensors, functools.partial(self._counted, what, tensors, run))
+            totals = graph.reduction(tensors, functools.partial(self.collective.all_reduce, tensors, key=key))
             for index, total in zip(bucket, totals, strict=True):
                 results[index] = total
         return results
@@ -94,8 +90,8 @@ class TracedCollective:
         """
         if self.size == 1:
             return tensor
-        what = self._described("all_gather", tensor, label, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
-        return self._one(what, tensor, functools.partial(self.collective.all_gather, tensor, key=self._key(what)))
+        shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
+        return self.collective.all_gather(tensor, key=self._key(self._described("all_gather", tensor, label, shape)))
 
     def reduce_scatter(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return this member's part of the sum of the rows, see `Collective.reduce_scatter`.
@@ -106,8 +102,7 @@ class TracedCollective:
         """
         if self.size == 1:
             return tensor
-        what = self._described("reduce_scatter", tensor, label)
-        return self._one(what, tensor, functools.partial(self.collective.reduce_scatter, tensor, key=self._key(what)))
+        return self.collective.reduce_scatter(tensor, key=self._key(self._described("reduce_scatter", tensor, label)))
 
     def all_to_all(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return this member's part of every member's rows, see `Collective.all_to_all`.
@@ -118,8 +113,7 @@ class TracedCollective:
         """
         if self.size == 1:
             return tensor
-        what = self._described("all_to_all", tensor, label)
-        return self._one(what, tensor, functools.partial(self.collective.all_to_all, tensor, key=self._key(what)))
+        return self.collective.all_to_all(tensor, key=self._key(self._described("all_to_all", tensor, label)))
 
     def broadcast(self, tensor: tf.Tensor, label: str = "", *, root: int = 0) -> tf.Tensor:
         """Return one member's value, bit for bit.
@@ -131,18 +125,8 @@ class TracedCollective:
         """
         if self.size == 1:
             return tensor
-        what = self._described("broadcast", tensor, label)
-        run = functools.partial(self.collective.broadcast, tensor, key=self._key(what), root=root)
-        return self._one(what, tensor, run)
-
-    def _one(self, what: str, tensor: tf.Tensor, run: Callable[[], tf.Tensor]) -> tf.Tensor:
-        return self._counted(what, [tensor], lambda: [run()])[0]
-
-    def _counted(self, what: str, tensors: list[tf.Tensor], run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Run a collective, and let this process know that it is under way, where the engine does not tell."""
-        if hasattr(self.collective, "waits_for"):
-            return run()
-        return underway.around(what, tensors, run, traced_uses.independent)
+        key = self._key(self._described("broadcast", tensor, label))
+        return self.collective.broadcast(tensor, key=key, root=root)
 
     def in_common_dtype(self, tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
         """Return the tensor in a dtype that TensorFlow's collectives sum as well as this one, and the way back."""
@@ -178,10 +162,6 @@ class TracedCollective:
         cheaper = rows * (row_bytes + slices.indices.dtype.size) < 2 * height * row_bytes
         values, indices = tf.cond(cheaper, gathered, whole)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-
-def _together(described: Sequence[str]) -> str:
-    return described[0] + (f" and {len(described) - 1} more" if len(described) > 1 else "")
 
 
 def _is_small_table(slices: tf.IndexedSlices) -> bool:

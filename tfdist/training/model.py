@@ -24,7 +24,6 @@ from tfdist.training.epoch import Batch, Epoch, Place
 from tfdist.training.execution import Execution, Kept, Last, Rows
 from tfdist.training.layout import Layout, flat
 from tfdist.training.multi_worker import saving
-from tfdist.training.multi_worker.watchdog import STEP
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import compiled, metrics, optimizers, replica_step, step
 from tfdist.training.sharding import sharding
@@ -307,7 +306,7 @@ class _Replicated:
     def __call__(self, element: Any, *, whole: bool) -> Any:
         """Run one step on a `Batch`, on a whole batch of tensors or arrays, or on per-replica values."""
         step_clock().enter(Phase.PYTHON if self._model.run_eagerly else Phase.EXECUTE)
-        with self.workers.waiting(STEP), compiled.named_errors():
+        with self.workers.waiting("a step"), compiled.named_errors():
             if not isinstance(element, Batch):
                 return self._traced_free(tensors(element), whole)
             return self._of(element.layout)(element.rows, *element.tensors)
@@ -321,7 +320,7 @@ class _Replicated:
 
         Fewer steps than ``count`` have run where the input has ended.
         """
-        with self.workers.waiting(STEP), compiled.named_errors():
+        with self.workers.waiting("a step"), compiled.named_errors():
             execution = self._execution_of(batches.layout)
             step_clock().enter(Phase.EXECUTE)
             return execution.run(batches, count)
@@ -395,7 +394,7 @@ class _OfSize(_Replicated):
     def __call__(self, element: Any, *, whole: bool) -> Any:
         """Run one step on a `Batch`, or on a whole batch of tensors or arrays."""
         step_clock().enter(Phase.EXECUTE)
-        with self.workers.waiting(STEP):
+        with self.workers.waiting("a step"):
             if isinstance(element, Batch):
                 _, data = element.layout.slices(element.tensors)[0]
                 count, key = int(element.rows), element.layout.key

@@ -13,11 +13,8 @@ import tensorflow as tf
 
 from tfdist.collectives.cause import cause_of
 from tfdist.errors import DeadlineError
-from tfdist.monitor.stacks import underway
 from tfdist.monitor.stacks.waits import WaitNote
 
-#: what is watched and may compute as well as wait
-STEP = "a step"
 _LOOK_SECONDS = 1.0
 
 
@@ -71,7 +68,6 @@ class Watchdog:
         try:
             yield
         except tf.errors.OpError as error:
-            underway.forget()
             if self._expired:
                 raise DeadlineError(self._expired) from error
             explained = None if self._explain is None else self._explain(error, what)
@@ -112,11 +108,9 @@ class Watchdog:
     def _long_wait(self) -> str:
         """Return in what this worker has waited for longer than a look lasts, where the engine knows.
 
-        Where it does not, the functions of this process have counted what they came to; what is no step is a wait.
+        Where it does not, a step may wait or compute, and nothing is said of it.
         """
         with self._lock:
-            if self._deadline is None or time.monotonic() - self._since <= _LOOK_SECONDS:
+            if self._waits_for is None or self._deadline is None or time.monotonic() - self._since <= _LOOK_SECONDS:
                 return ""
-            if self._waits_for is not None:
-                return self._waits_for()
-            return self._what if self._what != STEP else underway.waits_in()
+            return self._waits_for()

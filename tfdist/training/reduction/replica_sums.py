@@ -1,6 +1,5 @@
 """Sums over replicas, from inside a replica."""
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,8 +8,6 @@ import tensorflow as tf
 
 from tfdist.collectives.base import with_rows
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.compat.tensorflow import traced_uses
-from tfdist.monitor.stacks import underway
 
 
 def sum_over_replicas(
@@ -44,22 +41,10 @@ def sum_over_replicas(
         options = tf_strategies.ValueOptions(
             [names[index] for index in indices], keep_duplicate_indices=keep_duplicate_indices
         )
-        mine = [tensors[index] for index in indices]
-        run = functools.partial(reduce, tf.distribute.ReduceOp.SUM, mine, options)
-        named = next(filter(None, (names[index] for index in indices)), "")
-        reduced = _counted(f"sum of {len(mine)} {mine[0].dtype.name} tensors {named}".strip(), mine, run)
+        reduced = reduce(tf.distribute.ReduceOp.SUM, [tensors[i] for i in indices], options)
         for index, value in zip(indices, reduced, strict=True):
             sums[index] = value
     return sums
-
-
-def _counted(what: str, tensors: list[Any], run: Callable[[], Any]) -> Any:
-    """Let TensorFlow's workers meet, and this process know that it is under way; other engines see to it themselves."""
-    extended = tf.distribute.get_strategy().extended
-    counts = isinstance(extended, tf_strategies.MultiWorkerReplicas) and not extended.between
-    if not counts or tf_strategies.replica_index() % len(extended.worker_devices):
-        return run()
-    return underway.around(what, tensors, run, traced_uses.independent)
 
 
 def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
@@ -78,7 +63,7 @@ def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         mine = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         flat = tf.concat([tf.reshape(tensors[index], [1, -1]) for index in mine], axis=1)
-        rows = rows_from_replicas(flat, f"{label} {dtype.name}")
+        rows = tf.distribute.get_strategy().extended.all_gather_in_replica(flat, f"{label} {dtype.name}")
         parts = tf.split(rows, [tf.size(tensors[index]) for index in mine], axis=1, num=len(mine))
         for index, part in zip(mine, parts, strict=True):
             gathered[index] = tf.reshape(part, with_rows([replicas], tensors[index][tf.newaxis]))
@@ -94,8 +79,7 @@ def rows_from_replicas(tensor: tf.Tensor, label: str) -> tf.Tensor:
         tensor: numbers or bools, shape (rows, ...).
         label: what it is; no other call in a step has it.
     """
-    gather = tf.distribute.get_strategy().extended.all_gather_in_replica
-    return _counted(f"all_gather {label}", [tensor], lambda: [gather(tensor, label)])[0]
+    return tf.distribute.get_strategy().extended.all_gather_in_replica(tensor, label)
 
 
 def rows_for_this_replica(tensor: tf.Tensor, label: str) -> tf.Tensor:
@@ -107,8 +91,7 @@ def rows_for_this_replica(tensor: tf.Tensor, label: str) -> tf.Tensor:
         tensor: numbers or bools, shape (replicas, ...): row i is for replica i.
         label: what it is; no other call in a step has it.
     """
-    exchange = tf.distribute.get_strategy().extended.all_to_all_in_replica
-    return _counted(f"all_to_all {label}", [tensor], lambda: [exchange(tensor, label)])[0]
+    return tf.distribute.get_strategy().extended.all_to_all_in_replica(tensor, label)
 
 
 def weighted(tensor: Any, share: tf.Tensor) -> Any:
