@@ -20,6 +20,28 @@ def arguments_of(context: click.Context) -> tuple[str, ...]:
     return found
 
 
+def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """Return options for a command that is submitted, without those that its submission has taken, and their values.
+
+    Args:
+        words: the options as they were given.
+        taken: names of options that have a value; ``--dry-run``, which has none, is left out as well.
+
+    Example:
+        >>> without_options(["--engine", "slurm", "--sbatch", "-N 2", "--dry-run", "--sbatch=-p a"], ["--sbatch"])
+        ['--engine', 'slurm']
+    """
+    left, rest = [], iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name in taken:
+            if not equals:
+                next(rest)
+        elif word != "--dry-run":
+            left.append(word)
+    return left
+
+
 class Command(click.Command):
     """A command with a short help.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tfdist.cli.common.command import arguments_of
+from tfdist.cli.common.command import arguments_of, without_options
 from tfdist.cluster import job_key
 from tfdist.errors import MissingDependencyError
 from tfdist.launch import LaunchConfig, require_script
@@ -218,7 +218,7 @@ def batch_script(
     given = arguments_of(context)
     first = len(given) - len(config.arguments) - 1  # the script, behind which all is its own
     return sbatch.script(
-        [*sbatch.without_own_options(given[:first]), *given[first:]],
+        [*without_options(given[:first], sbatch.OF_THE_SUBMISSION), *given[first:]],
         name=Path(config.target).stem,
         processes=most_processes(config),
         folder=os.getcwd(),

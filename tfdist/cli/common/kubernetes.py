@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tfdist.cli.common.command import arguments_of
+from tfdist.cli.common.command import arguments_of, without_options
 from tfdist.cluster import job_key
 from tfdist.errors import ConfigError
 from tfdist.launch import LaunchConfig, require_script
@@ -96,7 +96,7 @@ def request_of(
     replace(config, remote=Remote(hosts=hosts, engine="kubernetes"))  # what cannot be on other hosts is refused
     given = arguments_of(context)
     first = len(given) - len(config.arguments) - 1  # the script, behind which all is its own
-    words = (python or "python", "-m", "tfdist", "run", *_without_own_options(given[:first]), target)
+    words = (python or "python", "-m", "tfdist", "run", *without_options(given[:first], _WITH_VALUES), target)
     return Request(
         name=name,
         image=asked["image"],
@@ -169,18 +169,6 @@ def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
         return f"{SCRIPT_FOLDER}/script.py", ("script.py", path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"script is {config.target}, which is no text in UTF-8 ({error}).") from error
-
-
-def _without_own_options(words: Sequence[str]) -> list[str]:
-    left, rest = [], iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if name in _WITH_VALUES:
-            if not equals:
-                next(rest)
-        elif word != "--dry-run":
-            left.append(word)
-    return left
 
 
 def _variables(passed: Sequence[str]) -> dict[str, str]:

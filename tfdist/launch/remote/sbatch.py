@@ -22,8 +22,9 @@ _FOLLOW_SECONDS = 0.2
 _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
 _ASK_SECONDS = 30.0
 _LOG = "tfdist-%j.log"
-# Slurm has given what they ask for when the job begins; which GPUs a worker has is decided there
-_OF_THE_SUBMISSION = ("--sbatch", "--cpus-per-worker", "--memory-per-worker")
+#: options of `tfdist run` with a value, for the submission alone: Slurm has given what they ask for when the job
+#: begins; which GPUs a worker has is decided there
+OF_THE_SUBMISSION = ("--sbatch", "--cpus-per-worker", "--memory-per-worker")
 
 
 def resources(*, cpus: float | None = None, gpus: float | None = None, memory: int | None = None) -> tuple[str, ...]:
@@ -102,24 +103,6 @@ def script(
 
 def _options(text: str) -> list[str]:
     return [shlex.quote(word) for word in shlex.split(text)]
-
-
-def without_own_options(options: Sequence[str]) -> list[str]:
-    """Return the options of `tfdist run` without those that are for the submission alone.
-
-    Example:
-        >>> without_own_options(["--engine", "slurm", "--sbatch", "-N 2", "--dry-run", "--cpus-per-worker=4", "-n2"])
-        ['--engine', 'slurm', '-n2']
-    """
-    left, words = [], iter(options)
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if name in _OF_THE_SUBMISSION:
-            if not equals:
-                next(words)
-        elif word != "--dry-run":
-            left.append(word)
-    return left
 
 
 def submit(text: str, *, say: Callable[[str], None]) -> int:
