@@ -31,13 +31,17 @@ class Monitoring:
         file: the event file.
         say: tells the user.
         asked: set when somebody asks.
+        evicts: whether slow workers are followed, for `straggler`.
     """
 
-    def __init__(self, memory: Path, file: EventFile, say: Callable[[str], None], asked: Event) -> None:
+    def __init__(
+        self, memory: Path, file: EventFile, say: Callable[[str], None], asked: Event, *, evicts: bool = False
+    ) -> None:
         self._memory = memory
         self._file = file
         self._say = say
         self._asked = asked
+        self._evicts = evicts
         self._start = 0
         self._alarm: Alarm | None = None
         self._due = 0.0
@@ -86,10 +90,11 @@ class Monitoring:
         for alert in self._alarm.look(found, memory, time.monotonic()):
             self._say(f"alert: {alert.text}")
             self._file.write("alert", start=self._start, alert=str(alert.kind), worker=alert.worker, text=alert.text)
+        if not self._evicts or found is None or not len(found.steps):
+            return
         if self._staying is None:
             self._staying = Staying()
-        if found is not None and len(found.steps):
-            self._slow = self._staying.look(slow_workers(found), known_from=int(found.steps[0]))
+        self._slow = self._staying.look(slow_workers(found), known_from=int(found.steps[0]))
 
     def straggler(self, patience_seconds: float, means: Means) -> Evict | None:
         """Return that a worker is to be evicted, if one has been slow for so long; one that stays is told once.

@@ -194,7 +194,9 @@ def _run(
             resizable = config.range[0] < config.range[1]
             asked = Flag() if resizable else stack.enter_context(signal_sets(signal.SIGUSR1))
             announce(out, f"job {guard.job_id}: `tfdist watch {guard.job_id[:8]}` shows what it does")
-            monitoring = Monitoring(guard.memory, file, lambda text: announce(out, text), asked)
+            monitoring = Monitoring(
+                guard.memory, file, lambda text: announce(out, text), asked, evicts=config.evict_stragglers
+            )
             if config.exporters:
                 file.write("parameters", start=0, parameters=parameters_of(config))
                 monitoring.export(guard.job_id, config.exporters)
