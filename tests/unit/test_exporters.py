@@ -15,7 +15,7 @@ from tests.simulated_steps import simulated
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.exporters import outlet as outlets
 from tfdist.exporters import registry
-from tfdist.exporters.base import Update
+from tfdist.exporters.base import Point, Update
 from tfdist.exporters.feed import PATIENCE_SECONDS, Feed
 from tfdist.exporters.outlet import Outlet
 from tfdist.launch.process.beside import Exporting
@@ -228,6 +228,17 @@ def test_the_folder_of_an_exporter_may_not_be_writable(tmp_path: Path) -> None:
     outlet.put(replace(update(0), events=({"event": "ended"},)))
     assert outlet.end(time.monotonic() + 300)
     assert "cannot be written" in said[0]
+
+
+def test_curves_of_a_divided_step_have_points_where_a_part_lasts_no_time() -> None:
+    from tfdist.exporters.tensorboard import of_steps
+
+    usual = {"input": 0.0, "forward": 5.0, "backward": 0.0, "communication": 0.0, "update": 2.0, "python": 1.0}
+    steps = timeline(simulated(1, 5, usual=usual))
+    found = {one.tag: one for one in of_steps(Point(step=4, time=0.0, steps=steps), 0)}
+    assert found["step_seconds_histogram/backward"].histo.num == 5
+    assert found["step_seconds/backward"].simple_value == 0
+    assert "step_seconds/checkpoint" not in found
 
 
 def test_the_death_of_what_exports_is_one_warning(tmp_path: Path) -> None:

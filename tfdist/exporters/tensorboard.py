@@ -25,6 +25,8 @@ from tfdist.watch.snapshot import WorkerView, sentence
 
 DEFAULT = "tensorboard"
 _BINS = 30
+# that every step has: their curves have all points, where a part lasts no time too
+_ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.UPDATE)
 
 
 class TensorBoard:
@@ -73,7 +75,8 @@ def of_steps(point: Point, place: int) -> list[Any]:
     steps, found = point.steps, []
     for part in Part:
         seconds = steps.parts[:, place, part]
-        if steps.parts[:, :, part].any():  # of all workers: so that each has the same curves
+        # of all workers: so that each has the same curves
+        if steps.parts[:, :, part].any() or (steps.is_divided and part in _ALWAYS):
             found += [
                 _scalar(f"step_seconds/{part.label}", seconds.mean()),
                 _histogram(f"step_seconds_histogram/{part.label}", seconds),
