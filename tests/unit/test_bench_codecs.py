@@ -37,13 +37,27 @@ def setup(**changes: Any) -> Setup:
 
 def report() -> Report:
     rows = [
-        Row(name="noop", seconds=[0.1, 0.1, 0.1], sent_bytes=[10, 10, 10]),
-        Row(name="horovod", seconds=[0.8, 1.6, 0.8], sent_bytes=[1030, 1020, 1010], wire_bytes=1000),
-        Row(name="none", seconds=[0.4, 0.8, 0.4], sent_bytes=[1010] * 3, wire_bytes=1000, error=0.0),
+        Row(name="noop", seconds=[0.1, 0.1, 0.1], sent_bytes=[10, 10, 10], payload_bytes=[9, 9, 9]),
+        Row(
+            name="horovod",
+            seconds=[0.8, 1.6, 0.8],
+            sent_bytes=[1030, 1020, 1010],
+            payload_bytes=[1000] * 3,
+            wire_bytes=1000,
+        ),
+        Row(
+            name="none",
+            seconds=[0.4, 0.8, 0.4],
+            sent_bytes=[1010] * 3,
+            payload_bytes=[1000] * 3,
+            wire_bytes=1000,
+            error=0.0,
+        ),
         Row(
             name="powersgd",
             seconds=[0.2, 0.2, 0.2],
-            sent_bytes=[110, 120, 130],
+            sent_bytes=[115, 125, 135],
+            payload_bytes=[110, 120, 130],
             wire_bytes=100,
             computing=[(0.001, 0.002), (0.003, 0.004), (0.005, 0.006)],
             error=0.5,
@@ -115,8 +129,8 @@ def test_what_was_chosen_is_compared_with_the_best_fixed_codec() -> None:
 
 
 def test_the_counter_of_what_was_sent_is_read() -> None:
-    assert interface.sent(COUNTERS, "eth0") == 2500
-    assert interface.sent(COUNTERS, "eth1") is None
+    assert interface.counted(COUNTERS, "eth0") == interface.Sent(bytes=2500, packets=12)
+    assert interface.counted(COUNTERS, "eth1") is None
 
 
 def test_speed_is_the_others_time_over_ones_own_in_the_same_round() -> None:
@@ -126,17 +140,17 @@ def test_speed_is_the_others_time_over_ones_own_in_the_same_round() -> None:
     assert found.speed(powersgd, "none").upper == pytest.approx(3.0)
     assert found.speed(none, "none") is None
     assert found.speed(horovod, "none").median == pytest.approx(0.5)
-    assert (noop.sent, noop.sent_over_formula, noop.encode) == (10, None, None)
-    assert (powersgd.sent, powersgd.sent_over_formula) == (120, pytest.approx(1.2))
+    assert (noop.sent, noop.payload_over_formula, noop.encode) == (10, None, None)
+    assert (powersgd.sent, powersgd.payload_over_formula) == (125, pytest.approx(1.2))
     assert (powersgd.encode, powersgd.decode) == (0.003, 0.004)
 
 
 def test_the_table_has_a_line_for_each_way_with_dashes_where_nothing_is_known() -> None:
     lines = list(table.step_lines(report()))
     cells = {line.split()[0]: line.split() for line in lines[2:6]}
-    assert cells["noop"][1:6] == ["10", "-", "-", "-", "-"]
-    assert cells["powersgd"][1:6] == ["120", "100", "1.200", "3.0", "4.0"]
-    assert cells["powersgd"][6:] == ["200.0", "[200.0-200.0]", "2.00", "[2.00-3.00]", "4.00", "[4.00-6.00]", "0.5"]
+    assert cells["noop"][1:6] == ["10", "9", "-", "-", "-"]
+    assert cells["powersgd"][1:7] == ["125", "120", "100", "1.200", "3.0", "4.0"]
+    assert cells["powersgd"][7:] == ["200.0", "[200.0-200.0]", "2.00", "[2.00-3.00]", "4.00", "[4.00-6.00]", "0.5"]
     assert "behind links of 100mbit" in lines[7]
     assert len({len(line) for line in lines[:1] + lines[2:6]}) == 1
 
@@ -145,7 +159,7 @@ def test_the_report_is_json_with_its_figures() -> None:
     read = json.loads(report().to_json())
     assert read["setup"]["link"] == {"rate": "100mbit", "delay_ms": 0.0}
     assert read["results"][-1]["speed"]["horovod"]["median"] == pytest.approx(4.0)
-    assert read["results"][0]["sent_over_formula"] is None
+    assert read["results"][0]["payload_over_formula"] is None
 
 
 def test_time_to_accuracy_is_that_of_the_first_check_that_reaches_it() -> None:

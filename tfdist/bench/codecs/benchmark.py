@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdist.bench.codecs import arms
 from tfdist.bench.codecs.choice import AUTO, HOROVOD, NONE, NOOP, parsed
+from tfdist.bench.workers.interface import Sent
 from tfdist.bench.workers.links import Link
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
@@ -60,6 +61,7 @@ class Row:
         seconds: per step, one per round; the slowest worker's.
         sent_bytes: per step and worker, one per round, by the counter of the worker's interface, the mean over workers;
             empty without a link.
+        payload_bytes: those without the headers of packets.
         wire_bytes: that a worker sends for the gradients of a step, by the formulas; None where nothing is said.
         computing: seconds until the first messages leave, and from then on, one pair per round; the slowest worker's.
         error: |total - exact| / |exact| of the gradients of one batch; None of what is no codec.
@@ -68,6 +70,7 @@ class Row:
     name: str
     seconds: Sequence[float]
     sent_bytes: Sequence[float] = ()
+    payload_bytes: Sequence[float] = ()
     wire_bytes: float | None = None
     computing: Sequence[tuple[float, float]] = ()
     error: float | None = None
@@ -78,9 +81,14 @@ class Row:
         return quartiles(self.sent_bytes).median if self.sent_bytes else None
 
     @property
-    def sent_over_formula(self) -> float | None:
+    def payload(self) -> float | None:
+        """The median of the bytes that a worker has sent in a step, without the headers of packets."""
+        return quartiles(self.payload_bytes).median if self.payload_bytes else None
+
+    @property
+    def payload_over_formula(self) -> float | None:
         """How many times the bytes of the formula have left."""
-        return self.sent / self.wire_bytes if self.sent is not None and self.wire_bytes else None
+        return self.payload / self.wire_bytes if self.payload is not None and self.wire_bytes else None
 
     @property
     def encode(self) -> float | None:
@@ -129,7 +137,8 @@ class Report:
                 "name": row.name,
                 "seconds": asdict(quartiles(row.seconds)),
                 "sent_bytes": row.sent,
-                "sent_over_formula": row.sent_over_formula,
+                "payload_bytes": row.payload,
+                "payload_over_formula": row.payload_over_formula,
                 "encode": row.encode,
                 "decode": row.decode,
                 "speed": {peer: asdict(q) for peer in (NONE, HOROVOD) if (q := self.speed(row, peer)) is not None},
@@ -173,18 +182,25 @@ def run(setup: Setup, *, on_turn: Callable[[str, int], None] = lambda name, numb
 
 
 def _row(name: str, setup: Setup, rounds: list[list[Any]], study: list[Any] | None, whole: list[Any]) -> Row:
-    """Return a row of the (seconds, bytes) of all workers in each round, and what each has found of the codec."""
+    """Return a row of what all workers have measured in each round, and what each has found of the codec."""
     seconds = [max(seconds for seconds, _ in workers) / setup.steps for workers in rounds]
-    sent = [sum(sent for _, sent in workers) / setup.workers / setup.steps for workers in rounds] if setup.link else []
+    sent = [[Sent(*sent) for _, sent in workers] for workers in rounds] if setup.link else []
+    sent_bytes = [sum(one.bytes for one in workers) / setup.workers / setup.steps for workers in sent]
+    payload_bytes = [sum(one.payload for one in workers) / setup.workers / setup.steps for workers in sent]
     if study is None:
         return Row(
-            name=name, seconds=seconds, sent_bytes=sent, wire_bytes=None if name == NOOP else whole[0]["wire_bytes"]
+            name=name,
+            seconds=seconds,
+            sent_bytes=sent_bytes,
+            payload_bytes=payload_bytes,
+            wire_bytes=None if name == NOOP else whole[0]["wire_bytes"],
         )
     slowest = [max(turn, key=sum) for turn in zip(*(worker["seconds"] for worker in study), strict=True)]
     return Row(
         name=name,
         seconds=seconds,
-        sent_bytes=sent,
+        sent_bytes=sent_bytes,
+        payload_bytes=payload_bytes,
         wire_bytes=study[0]["wire_bytes"],
         computing=[tuple(turn) for turn in slowest],
         error=study[0]["error"],

@@ -10,7 +10,7 @@ from tfdist.measurement.ratio import Quartiles, quartiles
 
 __all__ = ["race_lines", "step_lines"]
 
-_STEPS = "{:<18}  {:>12}  {:>12}  {:>6}  {:>8}  {:>8}  {:>26}  {:>18}  {:>18}  {:>7}"
+_STEPS = "{:<18}  {:>12}  {:>12}  {:>12}  {:>6}  {:>8}  {:>8}  {:>26}  {:>18}  {:>18}  {:>7}"
 _RACE = "{:<18}  {:>24}  {:>19}  {:>8}  {:>18}  {:>18}"
 
 
@@ -18,15 +18,28 @@ def step_lines(report: Report) -> Iterator[str]:
     """Yield the lines of a report on steps."""
     setup = report.setup
     yield _STEPS.format(
-        "codec", "sent", "formula", "sent/", "encode", "decode", "step", f"vs {NONE}", f"vs {HOROVOD}", "error"
+        "codec",
+        "sent",
+        "payload",
+        "formula",
+        "payl./",
+        "encode",
+        "decode",
+        "step",
+        f"vs {NONE}",
+        f"vs {HOROVOD}",
+        "error",
     )
-    yield _STEPS.format("", "(bytes)", "(bytes)", "form.", "(ms)", "(ms)", "(ms)", "(times)", "(times)", "").rstrip()
+    yield _STEPS.format(
+        "", "(bytes)", "(bytes)", "(bytes)", "form.", "(ms)", "(ms)", "(ms)", "(times)", "(times)", ""
+    ).rstrip()
     for row in report.rows:
         yield _STEPS.format(
             row.name,
             _number(row.sent, ",.0f"),
+            _number(row.payload, ",.0f"),
             _number(row.wire_bytes, ",.0f"),
-            _number(row.sent_over_formula, ".3f"),
+            _number(row.payload_over_formula, ".3f"),
             _milliseconds(row.encode),
             _milliseconds(row.decode),
             _three([1e3 * seconds for seconds in row.seconds]),

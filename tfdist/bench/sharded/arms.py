@@ -41,18 +41,20 @@ def prepare(strategy: str, units: int, layers: int, batch_size: int, steps: int,
 def measure(steps: int) -> dict[str, Any]:
     """Return the seconds of so many steps, the bytes that were sent, and the largest memory of the process.
 
-    Without what is shared, through which collectives travel; it is there from the first step on.
+    Bytes without headers of packets; memory without what is shared, through which collectives travel, and which is
+    there from the first step on.
     """
     found, wide = _prepared, _prepared["network"]
     gc.collect()
     if _CLEAR.exists():
         _CLEAR.write_text("5", encoding="ascii")  # the peak begins anew
-    sent = interface.sent_bytes()
+    before = interface.sent()
     seconds = fit(found["strategy"], wide, found["units"], found["batch_size"], steps)
+    sent = interface.since(before)
     slots = [tf_strategies.primary(one.value) for one in wide.optimizer.variables]
     return {
         "seconds": seconds,
-        "sent_bytes": interface.since(sent),
+        "sent_bytes": None if sent is None else sent.payload,
         "peak_bytes": _memory("VmHWM") - _memory("RssShmem"),
         "slots_bytes": sum(one.shape.num_elements() * one.dtype.size for one in slots),
         "parameters": wide.count_params(),

@@ -68,7 +68,7 @@ class Report:
         seconds: arm -> seconds per step, one per round; the slowest worker's.
         peak_bytes: arm -> the largest memory of each process, see `memory.above`.
         slots_bytes: arm -> what each process holds of the optimizer's variables.
-        sent_bytes: arm -> what each process sends in a step; empty where that was not measured.
+        sent_bytes: arm -> what each process sends in a step, headers left out; empty where that was not measured.
         parameters: of the network.
         machine: processor, cores, versions, time and load.
     """

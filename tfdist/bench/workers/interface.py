@@ -1,43 +1,69 @@
 """What this process's network interface has sent, by the kernel's counters."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from tfdist.bench.workers.links import DEVICE
 
-__all__ = ["sent", "sent_bytes", "since"]
+__all__ = ["HEADER_BYTES", "Sent", "counted", "sent", "since"]
+
+#: headers of a packet: Ethernet 14, IPv4 20, TCP 20 with its time stamps 12
+HEADER_BYTES = 66
 
 _COUNTERS = Path("/proc/self/net/dev")  # of the network namespace in which this process is
-_SENT = 8  # the column after those of what was received
+_BYTES, _PACKETS = 8, 9  # the columns after those of what was received
 
 
-def sent_bytes() -> int | None:
-    """Return how many bytes have left by `DEVICE`: of a worker behind a link, all its own; None where there is none."""
+class Sent(NamedTuple):
+    """What has left by an interface.
+
+    Attributes:
+        bytes: headers included.
+        packets: as they came to the interface; where the kernel hands it larger ones, such a one is one.
+
+    Example:
+        >>> Sent(bytes=3132, packets=2).payload
+        3000
+    """
+
+    bytes: int
+    packets: int
+
+    @property
+    def payload(self) -> int:
+        """The bytes without the headers of packets, all of which are those of TCP but for a few."""
+        return self.bytes - HEADER_BYTES * self.packets
+
+
+def sent() -> Sent | None:
+    """Return what has left by `DEVICE`: of a worker behind a link, all its own; None where there is none."""
     try:
         text = _COUNTERS.read_text(encoding="ascii")
     except OSError:
         return None
-    return sent(text, DEVICE)
+    return counted(text, DEVICE)
 
 
-def since(before: int | None) -> int | None:
-    """Return how many bytes have left since the counter stood there; None where there is none."""
-    now = None if before is None else sent_bytes()
-    return None if before is None or now is None else now - before
+def since(before: Sent | None) -> Sent | None:
+    """Return what has left since the counters stood there; None where there is none."""
+    now = None if before is None else sent()
+    return None if before is None or now is None else Sent(now.bytes - before.bytes, now.packets - before.packets)
 
 
-def sent(text: str, device: str) -> int | None:
-    """Return the bytes that a device has sent.
+def counted(text: str, device: str) -> Sent | None:
+    """Return what a device has sent.
 
     Args:
         text: of ``/proc/net/dev``.
         device: its name.
 
     Example:
-        >>> sent("  eth0: 100 1 0 0 0 0 0 0 250 2 0 0 0 0 0 0", "eth0")
-        250
+        >>> counted("  eth0: 100 1 0 0 0 0 0 0 250 2 0 0 0 0 0 0", "eth0")
+        Sent(bytes=250, packets=2)
     """
     for line in text.splitlines():
         name, colon, counters = line.partition(":")
         if colon and name.strip() == device:
-            return int(counters.split()[_SENT])
+            columns = counters.split()
+            return Sent(int(columns[_BYTES]), int(columns[_PACKETS]))
     return None

@@ -1,7 +1,7 @@
 """How a model is trained in a benchmark: `fit`, and the hand-written loops of the peers.
 
-Each function returns a runner: it trains so many steps and returns their seconds, and the bytes that this worker has
-sent meanwhile.
+Each function returns a runner: it trains so many steps and returns their seconds, and what this worker has sent
+meanwhile.
 """
 
 import time
@@ -24,11 +24,11 @@ class Measured(NamedTuple):
 
     Attributes:
         seconds: that the steps took.
-        sent_bytes: that have left this worker by `links.DEVICE`, headers included; None where there is none.
+        sent: what has left this worker by `links.DEVICE`; None where there is none.
     """
 
     seconds: float
-    sent_bytes: int | None
+    sent: interface.Sent | None
 
 
 Runner = Callable[[int], Measured]
@@ -101,7 +101,7 @@ def tensorflow(strategy: tf.distribute.Strategy, model: str, global_batch_size: 
 
 def _timed(step: Callable[[], tf.Tensor]) -> Runner:
     def run(steps: int) -> Measured:
-        sent, began = interface.sent_bytes(), time.perf_counter()
+        sent, began = interface.sent(), time.perf_counter()
         for _ in range(steps):
             loss = step()
         float(loss)  # as `fit` does at the end of an epoch
@@ -113,12 +113,12 @@ def _timed(step: Callable[[], tf.Tensor]) -> Runner:
 class _Meter(Clock):
     """Notes what has been sent in an epoch, too."""
 
-    before: int | None = None
-    sent: int | None = None
+    before: interface.Sent | None = None
+    sent: interface.Sent | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Note the counter."""
-        self.before = interface.sent_bytes()
+        self.before = interface.sent()
         super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

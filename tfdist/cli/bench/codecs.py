@@ -74,7 +74,8 @@ def command(
 
     \b
     sent       bytes that left a worker's interface in a step, headers and metrics included
-    formula    bytes of the gradients by the codec's formula; sent/form.: the one over the other
+    payload    those without the headers of packets
+    formula    bytes of the gradients by the codec's formula; payl./form.: the one over the other
     encode     computing until the first message leaves; decode: from then on
     vs         the other's time over this one's, in the same round; above 1 this one is faster
     error      |total - exact| / |exact| over all gradients of one batch, in a first step
