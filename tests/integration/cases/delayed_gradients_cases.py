@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from pipeline_cases import BATCH, ROWS, X, Y
 
+from tests.integration.cases.resuming import far
 from tfdist.strategies import PipelineStrategy
 
 
@@ -56,7 +57,7 @@ def without_a_flush(mesh: str, schedule: str, recompute: bool) -> dict[str, Any]
     stages = [0 if id(weight) in on_first else 1 for weight in one.weights]
     wanted = _simulated(one, stages, predicts=schedule == "spectrain")
     return {
-        "far": max(_far(ours, one.get_weights()), float(np.max(np.abs(np.subtract(losses, wanted))))),
+        "far": max(far(ours, one.get_weights()), float(np.max(np.abs(np.subtract(losses, wanted))))),
         "forward": [value for kind, value in told if kind == "F"],
         "backward": [value for kind, value in told if kind == "B"],
     }
@@ -101,7 +102,3 @@ def _simulated(model: keras.Model, stages: list[int], *, predicts: bool) -> list
             model.set_weights(versions[-1][0])
         losses.append(total / ROWS)
     return losses
-
-
-def _far(ones: list[np.ndarray], others: list[np.ndarray]) -> float:
-    return max(float(np.max(np.abs(one - other))) for one, other in zip(ones, others, strict=True))

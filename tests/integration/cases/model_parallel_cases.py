@@ -25,6 +25,7 @@ from tests.integration.cases.model_parallel_models import (
     recurrent,
     sequence,
 )
+from tests.integration.cases.resuming import Interrupt, far
 from tfdist import errors
 from tfdist.bench.model_parallel import dtensor, networks
 from tfdist.callbacks import BackupAndRestore
@@ -151,7 +152,7 @@ def uneven(mesh: str) -> float:
             model, x = made("mlp")
         model.fit(x[:35], Y[:35], batch_size=7, epochs=2, shuffle=False, verbose=0)
         both.append(model.get_weights())
-    return _far(*both)
+    return far(*both)
 
 
 def saved(mesh: str, folder: str) -> dict[str, Any]:
@@ -170,25 +171,11 @@ def saved(mesh: str, folder: str) -> dict[str, Any]:
     wanted = model.get_weights()
     slots = [np.asarray(variable) for variable in model.optimizer.variables]
     return {
-        "far": {name: _far(wanted, one.get_weights()) for name, one in both.items()},
-        "slots": _far(slots, [np.asarray(variable) for variable in both["one device"].optimizer.variables]),
+        "far": {name: far(wanted, one.get_weights()) for name, one in both.items()},
+        "slots": far(slots, [np.asarray(variable) for variable in both["one device"].optimizer.variables]),
         "export": _said(lambda: model.export(f"{folder}/exported")),
         "files": sorted(os.listdir(folder)),
     }
-
-
-def _far(ones: list[np.ndarray], others: list[np.ndarray]) -> float:
-    return max(float(np.max(np.abs(one - other))) for one, other in zip(ones, others, strict=True))
-
-
-class _End(keras.callbacks.Callback):
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self.model.optimizer.iterations == self.at:
-            raise KeyboardInterrupt
 
 
 def resumed(folder: str, meshes: list[str | None], *, ends: bool = True) -> dict[str, float]:
@@ -206,11 +193,11 @@ def resumed(folder: str, meshes: list[str | None], *, ends: bool = True) -> dict
         if mesh is None:
             shutil.copytree(folder, mine)
         callbacks = [BackupAndRestore(mine, save_freq=3, asynchronous=False, delete_checkpoint=False)]
-        callbacks += [] if last else [_End(3 + 3 * turn)]
+        callbacks += [] if last else [Interrupt(3 + 3 * turn)]
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(x, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
     ours = [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
-    return {"far": _far(ours, uninterrupted()) if ends else 0.0, "steps": float(model.optimizer.iterations.numpy())}
+    return {"far": far(ours, uninterrupted()) if ends else 0.0, "steps": float(model.optimizer.iterations.numpy())}
 
 
 @functools.cache

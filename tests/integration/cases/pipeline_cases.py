@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.integration.cases.resuming import Interrupt, far
 from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.parallel import schedules
@@ -299,24 +300,10 @@ def saved(mesh: str, folder: str) -> dict[str, Any]:
     rows = {name: one.predict(x, batch_size=BATCH, verbose=0) for name, one in {"": model, **both}.items()}
     wanted = model.get_weights()
     return {
-        "far": {name: _far(wanted, one.get_weights()) for name, one in both.items()},
-        "rows": max(_far(rows[""], rows[name]) for name in both),
+        "far": {name: far(wanted, one.get_weights()) for name, one in both.items()},
+        "rows": max(far(rows[""], rows[name]) for name in both),
         "files": sorted(os.listdir(folder)),
     }
-
-
-def _far(ones: list[np.ndarray], others: list[np.ndarray]) -> float:
-    return max(float(np.max(np.abs(one - other))) for one, other in zip(ones, others, strict=True))
-
-
-class _End(keras.callbacks.Callback):
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self.model.optimizer.iterations == self.at:
-            raise KeyboardInterrupt
 
 
 def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
@@ -329,14 +316,14 @@ def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
         if mesh is None:
             shutil.copytree(folder, mine)
         callbacks = [BackupAndRestore(mine, save_freq=2, asynchronous=False, delete_checkpoint=False)]
-        callbacks += [] if turn == len(meshes) - 1 else [_End(2 + 2 * turn)]
+        callbacks += [] if turn == len(meshes) - 1 else [Interrupt(2 + 2 * turn)]
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
     ours = [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
     one, x, y = made("mlp-adamw")
     one.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
     wanted = [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]
-    return {"far": _far(ours, wanted), "steps": float(model.optimizer.iterations.numpy())}
+    return {"far": far(ours, wanted), "steps": float(model.optimizer.iterations.numpy())}
 
 
 def dropped(mesh: str) -> list[Any]:

@@ -1,0 +1,23 @@
+"""What cases of interrupted trainings share: the interruption, and how far two lists of arrays are from each other."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Interrupts a training before the batch that follows so many updates."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.model.optimizer.iterations == self.after:
+            raise KeyboardInterrupt
+
+
+def far(ones: list[np.ndarray], others: list[np.ndarray]) -> float:
+    """Return the largest difference of two elements."""
+    return max(float(np.max(np.abs(one - other))) for one, other in zip(ones, others, strict=True))
