@@ -36,26 +36,48 @@ def test_a_function_is_called_on_nodes_and_its_result_comes_back(
 
     def train(config: dict[str, Any]) -> dict[str, Any]:
         import os
+        import time
 
         from tfdist.cluster import from_environment
+        from tfdist.engines.ray import get_checkpoint, report
 
-        if os.environ["TFDIST_RESTARTS"] == "0" and from_environment().worker_index == 1:
+        me, again = from_environment().worker_index, os.environ["TFDIST_RESTARTS"] == "1"
+        reported = os.path.join(config["shared"], "reported")
+        if not again and me == 1:
+            while not os.path.exists(reported):
+                time.sleep(0.02)
             raise ValueError("once")
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"  # the node's only one
-        return {"workers": from_environment().num_workers, "folder": os.environ["TFDIST_CALL_FOLDER"], **config}
+        last = get_checkpoint()
+        assert (last is not None) == again
+        os.mkdir("saved")
+        report({"loss": 0.5 if again else 1.0, "worker": me}, None if me else "saved")
+        os.rmdir("saved")
+        if not again:
+            open(reported, "w").close()
+            time.sleep(1000)
+        return {"workers": from_environment().num_workers, "folder": os.environ["TFDIST_CALL_FOLDER"]}
 
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
     trainer = Trainer(
         train_fn=train,
-        train_loop_config={"rate": 0.5},
+        train_loop_config={"shared": str(tmp_path)},
         scaling_config=ScalingConfig(num_workers=2, use_gpu=True),
-        run_config=RunConfig(name="ü", storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=1)),
+        run_config=RunConfig(name="ü", storage_path="..", failure_config=FailureConfig(max_failures=1)),
         strategy=None,
     )
     result = trainer.fit()
-    folder = result.metrics.pop("folder")
-    assert (result.metrics, result.path) == ({"workers": 2, "rate": 0.5}, str(tmp_path / "ü"))
+    folder = result.return_value.pop("folder")
+    assert (result.return_value, result.path) == ({"workers": 2}, "../ü")
+    assert result.metrics == {"loss": 0.5, "worker": 0}
+    assert [(one["loss"], one["checkpoint_dir_name"]) for one in result.history] == [
+        (1.0, "checkpoint_000000"),
+        (0.5, "checkpoint_000001"),
+    ]
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.path).is_dir()
     assert not Path(folder).exists()
-    assert json.loads((tmp_path / "ü" / "result.json").read_text())["rate"] == 0.5
     events = [json.loads(line)["event"] for line in (tmp_path / "ü" / "events.jsonl").read_text().splitlines()]
     assert events.count("failed") == 1
     with pytest.raises(ConfigTypeError, match="must be a ScalingConfig"):

@@ -100,6 +100,65 @@ def a_raylet_killed(trial: Trial, where: tuple[object, ...]) -> None:
     told(f"multi-worker native, a raylet killed ({failed['text']}): equal to the bit", events)
 
 
+def reports(trial: Trial, where: tuple[object, ...]) -> None:
+    """A function reports models whose weights or slots lie in parts, fails, and reports each epoch once."""
+    from tfdist.engines.ray import FailureConfig, Result, RunConfig, ScalingConfig, Trainer
+
+    def train(config: dict[str, Any]) -> list[Any]:
+        from typing import Any  # the body of a class looks for it by name, which cloudpickle does not see
+
+        import keras
+        import numpy as np
+
+        import tfdist
+        from tfdist.engines.ray import ReportCheckpointCallback
+
+        class Fails(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if epoch == 2 and os.environ["TFDIST_RESTARTS"] == "0":
+                    raise InterruptedError
+
+        keras.utils.set_random_seed(1)
+        with tfdist.strategies.from_environment().scope():
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)])
+            model.compile("adam", "mse")
+        x = np.random.default_rng(1).normal(size=(64, 8)).astype("float32")
+        callbacks = [
+            ReportCheckpointCallback(),
+            tfdist.callbacks.BackupAndRestore(config["backup"]),
+            *([Fails()] if config["fails"] else []),
+        ]
+        model.fit(x, x[:, :1], batch_size=16, epochs=4, shuffle=False, callbacks=callbacks, verbose=0)
+        return [weight.tolist() for weight in model.get_weights()]
+
+    import keras
+
+    os.environ["RAY_ADDRESS"] = str(where[3])
+    os.chdir(trial.folder)
+    for strategy, more in (("multi-worker", {}), ("sharded-data-parallel", {"TFDIST_SHARDING_STAGE": "3"})):
+        histories = []
+        for fails in (False, True):
+            name = f"{strategy}-{fails}"
+            result = Trainer(
+                train_fn=train,
+                train_loop_config={"backup": str(trial.folder / f"backup-{name}"), "fails": fails},
+                scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2}),
+                run_config=RunConfig(
+                    name=name, storage_path="runs", failure_config=FailureConfig(max_failures=int(fails))
+                ),
+                strategy=strategy,
+                options={"env": {**QUIET, **more}},
+            ).fit()
+            assert Result.from_path(f"runs/{name}").metrics == result.metrics
+            assert [one["checkpoint_dir_name"][-1] for one in result.history] == list("0123")
+            assert result.checkpoint is not None
+            loaded = keras.saving.load_model(f"{result.checkpoint.path}/model.keras")
+            assert [one.tolist() for one in loaded.get_weights()] == result.return_value
+            histories.append(([one["loss"] for one in result.history], result.return_value))
+        assert histories[0] == histories[1]
+        told(f"{strategy}: four epochs reported once, with checkpoints, also after a failure: equal to the bit", [])
+
+
 def parameter_servers(trial: Trial, where: tuple[object, ...]) -> None:
     """A chief, workers and a server on three nodes."""
     options = ("--strategy", "parameter-server", "-n", 2, "--parameter-servers", 1)
@@ -119,7 +178,8 @@ def told(text: str, events: list[Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trials", nargs="*", default=["equal_to_the_bit", "parameter_servers", "a_raylet_killed"])
+    usual = ["equal_to_the_bit", "parameter_servers", "reports", "a_raylet_killed"]
+    parser.add_argument("trials", nargs="*", default=usual)
     options = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, ray_nodes(2, 2, 2) as address:

@@ -1,0 +1,73 @@
+"""Reports each epoch of a `fit` in a job of Ray."""
+
+import shutil
+from typing import Any
+
+import keras
+
+from tfdist import cluster, validation
+from tfdist.launch.reporting import reports
+from tfdist.launch.reporting.run_folder import SAVING
+
+__all__ = ["ReportCheckpointCallback"]
+
+
+class ReportCheckpointCallback(keras.callbacks.ModelCheckpoint):
+    """Reports the logs of each epoch, and the model as a checkpoint, from a function that `Trainer.fit` calls.
+
+    The counterpart of the callback of this name in `ray.train.tensorflow.keras`. The checkpoint is a folder with
+    ``model.keras``, the whole model as one device would save it, also where weights lie in parts. Give it to `fit` on
+    every worker; what the chief reports counts.
+
+    Guaranteed, with `tfdist.callbacks.BackupAndRestore`: after a failure each epoch is reported once, those that are
+    trained again in the place that they had. Without it training begins anew, and so do reports, behind the others.
+
+    Args:
+        checkpoint_every: of how many epochs the last has a checkpoint; None: no checkpoints.
+        metrics: names in the logs to report; None: all.
+    Raises:
+        ConfigError: as `report`; a metric is not in the logs.
+
+    Example:
+        >>> def train(config):
+        ...     import keras
+        ...     import tfdist
+        ...     with tfdist.strategies.from_environment().scope():
+        ...         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        ...         model.compile("sgd", "mse")
+        ...     x, y = keras.random.normal((64, 4), seed=1), keras.random.normal((64, 1), seed=2)
+        ...     model.fit(x, y, epochs=5, callbacks=[ReportCheckpointCallback(checkpoint_every=5)])
+    """
+
+    def __init__(self, *, checkpoint_every: int | None = 1, metrics: list[str] | None = None) -> None:
+        if checkpoint_every is not None:
+            validation.integer("checkpoint_every", checkpoint_every, minimum=1)
+        self._every, self._metrics = checkpoint_every, metrics
+        self._is_chief = cluster.from_environment().is_chief
+        self._saving = reports.here(checked=self._is_chief).folder / SAVING
+        super().__init__(str(self._saving / "model.keras"))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save, where it is time for that, and report."""
+        logs = logs or {}
+        saves = self._every is not None and (epoch + 1) % self._every == 0
+        if saves:
+            if self._is_chief:
+                shutil.rmtree(self._saving, ignore_errors=True)
+                self._saving.mkdir()
+            super().on_epoch_end(epoch, logs)
+        if self._is_chief:
+            names = list(logs) if self._metrics is None else self._metrics
+            for name in names:
+                validation.one_of("a name in metrics", name, logs)
+            metrics = reports.plain_metrics({name: logs[name] for name in names})
+            reports.write(metrics, self._saving if saves else None, move=True)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return how many reports there are."""
+        return {"reports": reports.place()} if self._is_chief else {"reports": 0}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Let the next report have the place that it had when this state was kept."""
+        if self._is_chief:
+            reports.resume_at(int(state["reports"]))
