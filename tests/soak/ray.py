@@ -4,6 +4,7 @@ python -m tests.soak.ray
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -157,6 +158,51 @@ def reports(trial: Trial, where: tuple[object, ...]) -> None:
             histories.append(([one["loss"] for one in result.history], result.return_value))
         assert histories[0] == histories[1]
         told(f"{strategy}: four epochs reported once, with checkpoints, also after a failure: equal to the bit", [])
+
+
+def data_sets(trial: Trial, where: tuple[object, ...]) -> None:
+    """Blocks that nodes make, each as fast as it happens to be, are written in the order of their numbers. By name."""
+    import ray
+    import ray.data  # needs pandas
+
+    from tfdist import data
+
+    ray.init(address=str(where[3]), log_to_driver=False, logging_level="ERROR")
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order, context.enable_progress_bars = True, False
+
+    def made(blocks: int) -> Any:
+        def make(rows: Any) -> Any:
+            import random
+            import time
+
+            import numpy as np
+
+            time.sleep(0.1 * random.random())
+            numbers = rows["id"]
+            images = numbers[:, None, None] * np.ones((1, 2, 3), "float32")
+            return {"id": numbers, "text": np.array([f"a{one}" for one in numbers]), "image": images}
+
+        return ray.data.range(40_000, override_num_blocks=blocks).map_batches(make, batch_size=500)
+
+    def stop(examples: int, *_: Any) -> None:
+        if examples > 25_000:
+            raise InterruptedError
+
+    for name, blocks in (("few", 3), ("many", 23)):
+        if name == "many":
+            with contextlib.suppress(InterruptedError):
+                data.write(made(blocks), trial.folder / name, shard_bytes=600_000, progress=stop)
+        data.write(made(blocks), trial.folder / name, shard_bytes=600_000)
+    for number, example in enumerate(data.open(trial.folder / "few")):
+        assert (int(example["id"]), example["text"], example["image"].shape) == (number, f"a{number}".encode(), (2, 3))
+        assert (example["image"] == number).all()
+    files = sorted((trial.folder / "few").glob("data-*"))
+    assert len(files) > 8
+    for path in files:
+        assert path.read_bytes() == (trial.folder / "many" / path.name).read_bytes()
+    ray.shutdown()
+    told("ray.data: 3 blocks, and 23 with an interruption: 40,000 examples in order, the same bytes", [])
 
 
 def parameter_servers(trial: Trial, where: tuple[object, ...]) -> None:

@@ -19,6 +19,7 @@ from tfdist.data.format.schema import Schema
 from tfdist.data.sources.memory.stream import is_table
 from tfdist.data.sources.options import Options
 from tfdist.data.sources.protocol import Block, Source
+from tfdist.data.sources.tables.ray_dataset import is_of_ray, open_ray
 from tfdist.errors import ConfigError, ConfigTypeError
 
 __all__ = ["Block", "Options", "Source", "open_source", "paths_of", "splits_of"]
@@ -37,9 +38,9 @@ def open_source(
     Args:
         examples: a mapping of names to arrays, examples first, or (x, y), or (x, y, weight) of arrays; an iterable of
             mappings of names to values, or a function that returns one; a finite `tf.data.Dataset` of single examples;
-            a table that Arrow can read (of pyarrow, pandas, polars and others); a path, a URL, a wildcard or a list of
-            them, to CSV, Parquet, HDF5, NumPy or TFRecord files, or to a folder with one folder of pictures per class;
-            a `Source`.
+            a table that Arrow can read (of pyarrow, pandas, polars and others); a `ray.data.Dataset`; a path, a URL, a
+            wildcard or a list of them, to CSV, Parquet, HDF5, NumPy or TFRecord files, or to a folder with one folder
+            of pictures per class; a `Source`.
         schema: a `Schema`, or a mapping of names to `Feature`. Default: it follows from the examples. Of tables
             and HDF5 files those columns are read that it names.
         label: the name of the feature by which examples are told apart; it must be there.
@@ -73,6 +74,8 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
         raise ConfigError(f"split is {split!r}; it chooses one of a folder's, and examples is no path.")
     if options.delimiter is not None:
         raise ConfigError(f"delimiter is {options.delimiter!r}; it is for CSV files, and examples is no path.")
+    if is_of_ray(examples):
+        return open_ray(examples, schema, options)
     if is_table(examples):
         from tfdist.data.sources.tables.in_memory import open_table
 

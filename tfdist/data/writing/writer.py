@@ -60,8 +60,8 @@ def write(
 
     Args:
         examples: a mapping of names to arrays, (images, labels), an iterable of mappings of names to values, a
-            `tf.data.Dataset`, or the path of CSV, Parquet, HDF5, NumPy or TFRecord files or of a folder with a folder
-            of pictures per class.
+            `tf.data.Dataset` or a `ray.data.Dataset`, or the path of CSV, Parquet, HDF5, NumPy or TFRecord files or of
+            a folder with a folder of pictures per class.
         directory: where to; a path, or a URL that fsspec knows.
         num_shards: how many files. Default: as many as ``shard_bytes`` asks for.
         shard_bytes: about how many bytes each has. Default: 256 MiB.

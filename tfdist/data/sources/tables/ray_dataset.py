@@ -1,0 +1,161 @@
+"""A `ray.data.Dataset`: blocks of Arrow in the order of the data set, read from its beginning.
+
+Ray has blocks in the order in which tasks end, unless it is told to keep that of the data. Then an example has no
+number that means anything, and an interrupted run could not go on, so such a data set is refused.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.data.format.schema import Schema
+from tfdist.data.sources.blocks import cut, examples_per_block
+from tfdist.data.sources.options import NONE, Options
+from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.tables import table
+from tfdist.errors import ConfigError, ConfigTypeError
+
+_WHERE = "the ray.data.Dataset"
+_TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
+
+
+def is_of_ray(value: Any) -> bool:
+    """Return whether a value is made by `ray.data`, which is not loaded for it.
+
+    Example:
+        >>> is_of_ray([1])
+        False
+    """
+    return type(value).__module__.partition(".")[0] == "ray" and hasattr(value, "iter_batches")
+
+
+def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE) -> "RayDataset":
+    """Return a `ray.data.Dataset` as a source; it is executed as far as its first block.
+
+    Args:
+        dataset: made with ``preserve_order``, or materialized.
+        schema: the columns to read, and what they must be; else all of them.
+        options: what stands for null.
+
+    Raises:
+        ConfigTypeError: it is a part of a data set, as ``streaming_split`` makes.
+        ConfigError: its order is open; it has no rows; a column is missing, or of a type that cannot be stored.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    if not hasattr(dataset, "context") or not hasattr(dataset, "materialize"):
+        raise ConfigTypeError(
+            f"examples is a {type(dataset).__module__}.{type(dataset).__name__}; which examples such a part of a "
+            "ray.data.Dataset has depends on the number of workers and on their speed. Write the Dataset itself, once, "
+            "before the job; every worker reads what was written, and takes its own part of it."
+        )
+    is_materialized = type(dataset).__name__ == "MaterializedDataset"
+    if not is_materialized and not dataset.context.execution_options.preserve_order:
+        raise ConfigError(
+            f"{_WHERE} has no order: it gives blocks as tasks end. Before it is made, set "
+            "ray.data.DataContext.get_current().execution_options.preserve_order = True; or, where the memory of the "
+            "cluster has room for it, pass dataset.materialize()."
+        )
+    if dataset.context.max_errored_blocks:
+        raise ConfigError(
+            f"{_WHERE} may leave out examples: its max_errored_blocks is {dataset.context.max_errored_blocks}. Set "
+            "ray.data.DataContext.get_current().max_errored_blocks = 0 before it is made."
+        )
+    reading = _tables(dataset, schema)
+    first = next(reading, None)
+    if first is None:
+        raise ConfigError(f"{_WHERE} has no rows; at least one is needed.")
+    found = table.columns_of(first.schema, schema, _WHERE, options)
+    count = int(dataset.count()) if is_materialized else None
+    columns = None if schema is not None else frozenset(first.column_names)
+    return RayDataset(dataset, found, count, chain([first], reading), columns)
+
+
+class RayDataset:
+    """The rows of a `ray.data.Dataset`, a `Source` that is read from its beginning.
+
+    Args:
+        dataset: it.
+        found: its columns.
+        count: how many rows there are; None if nobody knows.
+        begun: the first reading.
+        columns: all that its blocks may have; None: what else they have is not asked for.
+    """
+
+    seekable = False
+    identifies = False
+    sizes: NDArray[np.int64] | None = None
+
+    def __init__(
+        self,
+        dataset: Any,
+        found: table.Columns,
+        count: int | None,
+        begun: Iterator[Any],
+        columns: frozenset[str] | None = None,
+    ) -> None:
+        self._dataset, self._found, self.schema, self.count = dataset, found, found.schema, count
+        self._columns = columns
+        self._begun: Iterator[Any] | None = begun
+        self.identity: dict[str, Any] = {"kind": "ray", "count": count, **found.identity}
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the rows from ``start`` to ``stop``; those before are computed and dropped."""
+        reading, self._begun = self._begun or _tables(self._dataset, self.schema), None
+        yield from cut(self._read(reading), start, stop)
+
+    def _read(self, reading: Iterator[Any]) -> Iterator[Block]:
+        at = 0
+        for rows in reading:
+            missing = [name for name in self._found.read if name not in rows.column_names]
+            if missing:
+                raise ConfigError(f"Example {at} of {_WHERE} has no column {missing[0]!r}, which those before have.")
+            more = set() if self._columns is None else set(rows.column_names) - self._columns
+            if more:
+                raise ConfigError(
+                    f"Example {at} of {_WHERE} has the column {min(more)!r}, which those before have not. Give all of "
+                    "them the same columns, or pass a schema."
+                )
+            step = examples_per_block(rows.nbytes // rows.num_rows)
+            for batch in rows.select(self._found.read).to_batches(max_chunksize=step):
+                if batch.num_rows:
+                    yield self._found.block(batch, at)
+                    at += batch.num_rows
+
+
+def _tables(dataset: Any, wanted: Schema | None) -> Iterator[Any]:
+    """Yield the blocks that have rows, tensors as lists of fixed sizes."""
+    for rows in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+        if rows.num_rows:
+            yield _without_tensors(rows, wanted)
+
+
+def _without_tensors(rows: Any, wanted: Schema | None) -> Any:
+    for place, field in enumerate(rows.schema):
+        kind = getattr(field.type, "extension_name", "")
+        if kind in _TENSORS:
+            rows = rows.set_column(place, field.name, _lists(rows.column(place), tuple(field.type.shape)))
+        elif kind.startswith("ray.data.") and (wanted is None or field.name in wanted):
+            raise ConfigError(
+                f"column {field.name!r} of {_WHERE} is {validation.shown(field.type)}: objects of Python, or arrays of "
+                "several shapes. Make arrays of one shape, lists or bytes of it first: dataset.map_batches(...)."
+            )
+    return rows
+
+
+def _lists(column: Any, shape: tuple[int, ...]) -> Any:
+    """Return a column of tensors as one of lists in lists, whose sizes are the shape."""
+    arrow = table.arrow()
+    if column.null_count:
+        raise ConfigError(f"a tensor of {_WHERE} is null; leave its row out first: dataset.filter(...).")
+    parts = [
+        chunk.to_numpy_ndarray() if hasattr(chunk, "to_numpy_ndarray") else chunk.to_numpy(zero_copy_only=False)
+        for chunk in column.chunks  # Arrow's own tensors, and Ray's
+    ]
+    found = arrow.array(np.concatenate(parts).reshape(-1))
+    for size in reversed(shape):
+        found = arrow.FixedSizeListArray.from_arrays(found, size)
+    return found
