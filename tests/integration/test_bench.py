@@ -78,6 +78,21 @@ def test_a_step_on_the_ring_is_measured_beside_both_peers(forking: Forks, tmp_pa
         assert f"speed of fit, against the {peer}" in out
 
 
+def test_what_recording_adds_is_measured_part_by_part(forking: Forks, tmp_path: Path) -> None:
+    out = bench(
+        forking,
+        *("monitor", "--model", "small", "--batch-size", "8", "--warm-up-steps", "1", "--steps", "2", "--rounds", "2"),
+        *("--json", str(tmp_path / "report.json")),
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert list(report["seconds"]) == ["nothing", "observers", "stamps", "everything"]
+    for arm, seconds in report["seconds"].items():
+        assert min(seconds) > 0
+        assert arm in out
+    assert report["flushing"]["nothing"] == [0.0, 0.0]
+    assert min(report["flushing"]["everything"]) > 0  # an epoch has ended in each turn
+
+
 def test_codecs_are_measured_beside_none_and_the_peer(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,

@@ -16,6 +16,7 @@ COMMANDS = {
     "model-parallel": "A transformer over two processes, beside one and DTensor.",
     "pipeline": "A transformer in two stages, beside one process.",
     "plan": "What plans predict of steps, beside steps of fit.",
+    "monitor": "What recording steps adds to them, part by part.",
 }
 
 

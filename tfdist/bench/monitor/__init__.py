@@ -1,0 +1,1 @@
+"""What recording adds to a step, and what that is made of."""

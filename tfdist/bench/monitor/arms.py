@@ -1,0 +1,92 @@
+"""What the worker processes of this benchmark run: the same model in `fit`, recorded in parts, or not at all.
+
+A graph keeps the stamps that it was traced with, so an arm with others has a model of its own; those without stamps
+share one. The recorder itself comes and goes between turns.
+"""
+
+import atexit
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from tfdist.bench.workers import loops, strategies
+from tfdist.monitor.process import step_clock
+from tfdist.monitor.recording.graph import Stamps
+from tfdist.monitor.recording.recorder import Recorder
+from tfdist.training import stamping
+
+__all__ = ["measure", "prepare"]
+
+
+class _Timed(Recorder):
+    """Knows how long it was writing."""
+
+    flushing = 0.0
+
+    def flush(self) -> None:
+        """Write the steps that have ended."""
+        began = time.perf_counter()
+        super().flush()
+        self.flushing += time.perf_counter() - began
+
+
+# by arm; a worker process keeps what it has built
+_prepared: dict[str, loops.Runner] = {}
+_recorders: dict[str, _Timed] = {}
+
+
+def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: int) -> None:
+    """Build the model of an arm and run it for so many steps, which trace and warm it."""
+    if arm != "nothing":
+        _recorders[arm] = _Timed(Path(_folder(), arm))
+    if arm == "observers":
+        _prepared[arm] = _prepared["nothing"]
+    else:
+        _prepared[arm] = loops.fit(strategies.of_tfdist(strategy), model, global_batch_size)
+    without_norm = mock.patch.object(Stamps, "gradient_norm", return_value=None)
+    with without_norm if arm == "stamps" else contextlib.nullcontext(), _recorded(arm):
+        _prepared[arm](steps)
+    if arm in ("stamps", "everything"):
+        stamping.record_with(_recorders[arm])  # a ring of stamps hands them to the recorder that was there first
+
+
+def measure(arm: str, steps: int) -> dict[str, float]:
+    """Return the seconds that this worker needs for so many steps: of time, of its processors, and of writing rows.
+
+    Those of processors are of all threads, and of the whole call of `fit`.
+    """
+    with _recorded(arm):
+        flushed = _flushing(arm)
+        began = time.process_time()
+        seconds = _prepared[arm](steps).seconds
+        return {
+            "seconds": seconds,
+            "processor": time.process_time() - began,
+            "flushing": _flushing(arm) - flushed,
+        }
+
+
+def _flushing(arm: str) -> float:
+    return _recorders[arm].flushing if arm in _recorders else 0.0
+
+
+@contextlib.contextmanager
+def _recorded(arm: str) -> Iterator[None]:
+    one, clock = _recorders.get(arm), step_clock()
+    if one is None:
+        yield
+        return
+    clock.attach(one)
+    try:
+        yield
+    finally:
+        clock.detach(one)
+
+
+def _folder() -> str:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return folder.name
