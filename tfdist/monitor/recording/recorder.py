@@ -28,6 +28,9 @@ _CLOCK_SET_NS = 1_000_000
 _CLOCK_NS, _READINGS = 5_000, 10
 
 _FIRST, _EXECUTE = STAMPS[0], int(Column.EXECUTE)
+# what each step writes: enums look members up slowly
+_STEP, _KIND, _BEGIN, _END = (int(one) for one in (Column.STEP, Column.KIND, Column.BEGIN, Column.END))
+_IS_FIRST, _SAVING = int(Column.IS_FIRST), int(Column.SAVING)
 _NUMBERS = [column - STAMPS[0] for column in (Column.LOSS, Column.GRADIENT_NORM)]
 _TIMES = [place for place in range(len(STAMPS)) if place not in (*_NUMBERS, Column.REDUCTIONS - STAMPS[0])]
 
@@ -94,10 +97,10 @@ class Recorder(StepObserver):
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
         """Begin a row."""
-        row = [0] * WIDTH
-        row[Column.STEP], row[Column.KIND], row[Column.BEGIN] = step, KINDS.index(kind), now
-        row[Column.IS_FIRST] = self._is_first or step != self._number + 1
-        row[Column.SAVING], self._saving = self._saving, 0
+        row = [0] * _FIRST
+        row[_STEP], row[_KIND], row[_BEGIN] = step, KINDS.index(kind), now
+        row[_IS_FIRST] = self._is_first or step != self._number + 1
+        row[_SAVING], self._saving = self._saving, 0
         self._open[step], self._number, self._is_first = row, step, False
 
     def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
@@ -111,7 +114,7 @@ class Recorder(StepObserver):
         row = self._open.pop(step, None)
         if row is None:
             return
-        row[Column.END] = now
+        row[_END] = now
         self._steps.append(row)
         if now - self._flushed > FLUSH_SECONDS * 1e9 or len(self._steps) >= MOST_STEPS:
             self.flush()
@@ -139,7 +142,9 @@ class Recorder(StepObserver):
         steps, self._steps = self._steps, []
         if not steps:
             return
-        self._ring.add(joined(np.array(steps, np.int64), self._new_stamps()))
+        rows = np.zeros([len(steps), WIDTH], np.int64)
+        rows[:, :_FIRST] = steps
+        self._ring.add(joined(rows, self._new_stamps()))
 
     def close(self) -> None:
         """Write the steps that have ended, and let go of the ring; the recorder is told nothing more."""
@@ -210,28 +215,35 @@ def joined(steps: np.ndarray, stamps: np.ndarray) -> np.ndarray:
         steps: of the host, in order, shape (n, WIDTH).
         stamps: of the graph, in order, shape (m, len(STAMPS)).
     """
-    rows = []
-    begins = stamps[:, 0]
-    for step in steps:
-        inside = stamps[(begins >= step[Column.BEGIN]) & (begins <= step[Column.END])]
-        if not len(inside):
-            rows.append(step)
-            continue
-        ends = inside[:, Column.GRAPH_END - _FIRST]
-        inside[1:, 0] = np.maximum(inside[1:, 0], ends[:-1])  # the next may begin beside the end of one
-        parts = np.zeros([len(inside), WIDTH], np.int64)
-        parts[:, list(STAMPS)] = inside
-        parts[:, [Column.STEP, Column.KIND]] = step[[Column.STEP, Column.KIND]]
-        parts[:, Column.PART] = range(len(inside))
-        parts[0, : Column.GRAPH_BEGIN] = step[: Column.GRAPH_BEGIN]
-        if len(inside) > 1:
-            parts[1:, Column.BEGIN], parts[:-1, Column.END] = ends[:-1], ends[:-1]
-            parts[-1, Column.END] = step[Column.END]
-            parts[1:, Column.INPUT] = np.maximum(inside[1:, 0] - ends[:-1], 0)
-            parts[:, Column.EXECUTE] = parts[:, Column.END] - parts[:, Column.BEGIN] - parts[:, Column.INPUT]
-            before = sum(int(step[column]) for column in HOST_PHASES if column != _EXECUTE)
-            taking = max(int(inside[0, 0] - step[Column.BEGIN]) - before, 0)  # by the graph itself
-            parts[0, Column.INPUT] += taking
-            parts[0, Column.EXECUTE] -= before - int(step[Column.INPUT]) + taking
-        rows.extend(parts)
-    return np.array(rows, np.int64).reshape(-1, WIDTH)
+    stamps = stamps[np.argsort(stamps[:, 0], kind="stable")]
+    first = np.searchsorted(stamps[:, 0], steps[:, Column.BEGIN], "left")
+    counts = np.searchsorted(stamps[:, 0], steps[:, Column.END], "right") - first
+    lengths = np.maximum(counts, 1)
+    rows = np.repeat(steps, lengths, axis=0)
+    places = np.cumsum(lengths) - lengths  # of each step's first row
+    alone = counts == 1
+    rows[places[alone], _FIRST:] = stamps[first[alone]]
+    for number in np.flatnonzero(counts > 1):
+        place, begin, count = places[number], first[number], counts[number]
+        rows[place : place + count] = _several(steps[number], stamps[begin : begin + count].copy())
+    return rows
+
+
+def _several(step: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Return the rows of several steps of the graph in one of the host's."""
+    ends = inside[:, Column.GRAPH_END - _FIRST]
+    inside[1:, 0] = np.maximum(inside[1:, 0], ends[:-1])  # the next may begin beside the end of one
+    parts = np.zeros([len(inside), WIDTH], np.int64)
+    parts[:, _FIRST:] = inside
+    parts[:, [Column.STEP, Column.KIND]] = step[[Column.STEP, Column.KIND]]
+    parts[:, Column.PART] = range(len(inside))
+    parts[0, : Column.GRAPH_BEGIN] = step[: Column.GRAPH_BEGIN]
+    parts[1:, Column.BEGIN], parts[:-1, Column.END] = ends[:-1], ends[:-1]
+    parts[-1, Column.END] = step[Column.END]
+    parts[1:, Column.INPUT] = np.maximum(inside[1:, 0] - ends[:-1], 0)
+    parts[:, Column.EXECUTE] = parts[:, Column.END] - parts[:, Column.BEGIN] - parts[:, Column.INPUT]
+    before = sum(int(step[column]) for column in HOST_PHASES if column != _EXECUTE)
+    taking = max(int(inside[0, 0] - step[Column.BEGIN]) - before, 0)  # by the graph itself
+    parts[0, Column.INPUT] += taking
+    parts[0, Column.EXECUTE] -= before - int(step[Column.INPUT]) + taking
+    return parts

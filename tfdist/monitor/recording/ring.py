@@ -57,12 +57,11 @@ class Ring:
     def add(self, rows: np.ndarray) -> None:
         """Append rows, shape (n, WIDTH); the oldest ones make room. Their numbers are written here."""
         rows = rows[-ROWS:]
-        first = self._written
-        for number, row in enumerate(rows, first + 1):
-            place = self._rows[(number - 1) % ROWS]
-            place[Column.SEQUENCE] = 0
-            place[1:] = row[1:]
-            place[Column.SEQUENCE] = number
+        numbers = np.arange(self._written + 1, self._written + 1 + len(rows))
+        places = (numbers - 1) % ROWS
+        self._rows[places, Column.SEQUENCE] = 0
+        self._rows[places, 1:] = rows[:, 1:]
+        self._rows[places, Column.SEQUENCE] = numbers
         self._written += len(rows)
         self._words[_WRITTEN] = self._written
 

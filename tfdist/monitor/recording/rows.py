@@ -57,5 +57,5 @@ STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
 NORM_EVERY, LEAST_NORM = 10, 1e-300
 
 #: the column of each phase of the host
-COLUMN_OF = {phase: Column[phase.name] for phase in Phase}
+COLUMN_OF = {phase: int(Column[phase.name]) for phase in Phase}
 HOST_PHASES = tuple(COLUMN_OF.values())
