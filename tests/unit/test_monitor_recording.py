@@ -1,19 +1,22 @@
 """Recording: the ring of a worker's last steps, and how the host's phases and the graph's stamps become rows."""
 
+import gc
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.simulated_steps import Driven
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
 from tfdist.monitor.clock import StepClock
 from tfdist.monitor.phases import Activity, Kind, Phase
 from tfdist.monitor.recording import ring, trace
-from tfdist.monitor.recording.recorder import Recorder, joined, on_monotonic_clock
+from tfdist.monitor.recording.recorder import MOST_STEPS, Recorder, joined, on_monotonic_clock
 from tfdist.monitor.recording.ring import Ring
 from tfdist.monitor.recording.rows import STAMPS, VARIABLE, WIDTH, Column
 
@@ -96,6 +99,50 @@ def test_host_phases_add_up_to_a_row(tmp_path: Path) -> None:
     assert host.tolist() == (found[:, Column.END] - found[:, Column.BEGIN]).tolist()
     assert (found[:, Column.SAVING] >= 7_000_000).all()
     assert (found[:, Column.GRAPH_BEGIN :] == 0).all()
+
+
+def test_agreements_between_two_steps_are_told_from_other_time(tmp_path: Path) -> None:
+    now = Clock()
+    one, clock = recorded(tmp_path, now)
+    for number in range(3):
+        with clock.step(Kind.TRAIN, Phase.EXECUTE):
+            now.now += 1_000_000
+            with clock.during(Phase.AGREE):  # a part of the step
+                now.now += 500_000
+        now.now += 3_000_000
+        for _ in range(number):
+            with clock.during(Phase.AGREE):
+                now.now += 2_000_000
+        with clock.doing(Activity.SAVING):
+            now.now += 7_000_000
+    one.on_epoch_end()
+    found = ring.read(one.path)
+    assert (np.round(found[:, Column.AGREED] / 1e6) == [0, 0, 2]).all()
+    assert (np.round(found[:, Column.SAVING] / 1e6) == [0, 7, 7]).all()
+    assert (np.round(found[:, Column.AGREE] / 1e5) == [5, 5, 5]).all()
+
+
+def test_memory_is_flat_over_many_steps(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+
+    def after(steps: int) -> tuple[int, int, int]:
+        longest = 0
+        for _ in range(steps):
+            driven.step()
+            longest = max(longest, len(driven.recorder._steps) + len(driven.recorder._open))
+        driven.recorder.flush()
+        gc.collect()
+        return longest, sys.getallocatedblocks(), driven.recorder.path.stat().st_size
+
+    longest, blocks, size = after(2 * ring.ROWS)
+    more_longest, more_blocks, more_size = after(100_000)
+    assert (more_longest, more_size) == (longest, size)
+    assert longest < MOST_STEPS
+    assert more_blocks - blocks < 500, "one block in 200 steps would be as many"
+    found = ring.read(driven.recorder.path)
+    assert found[:, Column.SEQUENCE].tolist() == list(range(driven.count + 1 - ring.ROWS, driven.count + 1))
+    assert (found[:, Column.GRAPH_BEGIN] > 0).all()
+    driven.recorder.close()
 
 
 def stamps_at(begins: list[int], offset: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The verdict on simulated jobs: who is late, by what, and that nobody is blamed for noise; and parts that add up."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.simulated_steps import MS, USUAL, simulated
 from tfdist.monitor.recording.rows import WIDTH, Column
 from tfdist.monitor.verdict.judge import FEWEST, Bound, judge
+from tfdist.monitor.verdict.stragglers import slow_workers
 from tfdist.monitor.verdict.text import lines
 from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
 
@@ -67,6 +69,31 @@ def test_two_causes_of_one_worker_are_not_taken_for_one() -> None:
     other = simulated(2, usual=usual, late=(1, "update", 5.0), noise=0.02)
     mixed = {rank: np.concatenate([both[rank][:100], other[rank][100:]]) for rank in both}
     assert judge(timeline(mixed)).part is None
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_slow_processor_is_one_cause(workers: int) -> None:
+    for worker, share, seed in itertools.product(range(workers), (0.25, 0.5), range(5)):
+        late = (worker, "computing", 20 * share)
+        found = timeline(simulated(workers, noise=0.1, seed=seed, late=late))
+        verdict = judge(found)
+        assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, worker, Part.COMPUTE)
+        where, evidence = lines(verdict)[1], lines(verdict)[3]
+        assert f"worker {worker} computes longer" in where
+        # one computes for 17 ms and what is added, the others for 17 ms
+        mine, other = (float(ms) for ms in re.findall(r"([0-9.]+) ms", evidence))
+        assert mine - other == pytest.approx(20 * share, rel=0.25)
+        (slow,) = slow_workers(timeline(simulated(workers, noise=0.02, seed=seed, late=late)))
+        assert (slow.worker, slow.part) == (worker, Part.COMPUTE)
+
+
+@pytest.mark.parametrize("part", ["update", "python", "forward"])
+def test_an_agreement_between_two_steps_is_a_wait_for_the_last_worker(part: str) -> None:
+    found = timeline(simulated(3, noise=0.05, late=(1, part, 8.0), agree=True))
+    np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=1e-9)
+    verdict = judge(found)
+    assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, 1, Part[part.upper()])
+    assert judge(timeline(simulated(3, noise=0.05, agree=True))).rank is None
 
 
 def test_parts_add_up_to_the_step() -> None:

@@ -30,9 +30,11 @@ _CLOCK_NS, _READINGS = 5_000, 10
 _FIRST, _EXECUTE = STAMPS[0], int(Column.EXECUTE)
 # what each step writes: enums look members up slowly
 _STEP, _KIND, _BEGIN, _END = (int(one) for one in (Column.STEP, Column.KIND, Column.BEGIN, Column.END))
-_IS_FIRST, _SAVING = int(Column.IS_FIRST), int(Column.SAVING)
+_IS_FIRST, _SAVING, _AGREED = (int(one) for one in (Column.IS_FIRST, Column.SAVING, Column.AGREED))
 _NUMBERS = [column - STAMPS[0] for column in (Column.LOSS, Column.GRADIENT_NORM)]
 _TIMES = [place for place in range(len(STAMPS)) if place not in (*_NUMBERS, Column.REDUCTIONS - STAMPS[0])]
+
+_AGREE = Phase.AGREE
 
 #: returns how many rows of stamps were written in all, and the ring that holds the last of them
 ReadStamps = Callable[[], tuple[int, Any]]
@@ -71,6 +73,7 @@ class Recorder(StepObserver):
         self._number = -1
         self._is_first = True
         self._saving, self._saving_since = 0, 0
+        self._agreed, self._agreeing_since = 0, 0  # between two steps
         self._flushed = self._clocks()[1]
         atexit.register(self.flush)
 
@@ -101,7 +104,13 @@ class Recorder(StepObserver):
         row[_STEP], row[_KIND], row[_BEGIN] = step, KINDS.index(kind), now
         row[_IS_FIRST] = self._is_first or step != self._number + 1
         row[_SAVING], self._saving = self._saving, 0
+        row[_AGREED], self._agreed, self._agreeing_since = self._agreed, 0, 0
         self._open[step], self._number, self._is_first = row, step, False
+
+    def on_enter(self, step: int, phase: Phase, now: int) -> None:
+        """Note that workers agree on something between two steps; the activity that follows says that they have."""
+        if phase is _AGREE and step not in self._open:
+            self._agreeing_since = now
 
     def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
         """Add up the time in a phase."""
@@ -125,7 +134,10 @@ class Recorder(StepObserver):
         self.flush()
 
     def on_activity(self, activity: Activity, now: int) -> None:
-        """Add up how long checkpoints are written."""
+        """Add up how long checkpoints are written, and how long workers agree on something between two steps."""
+        if self._agreeing_since:
+            self._agreed += now - self._agreeing_since
+            self._agreeing_since = 0
         if activity is Activity.SAVING:
             self._saving_since = now
         elif self._saving_since:

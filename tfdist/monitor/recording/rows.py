@@ -26,31 +26,32 @@ class Column(IntEnum):
     END = 5
     IS_FIRST = 6  # of an epoch, or after a step that is not in the ring: what lies before it is no time of a step
     SAVING = 7  # how long a checkpoint was written before it
+    AGREED = 8  # how long workers agreed on something before it, as on what a callback has set: a wait for the last one
     # how long it was in each of the host's phases
-    CALLBACKS = 8
-    DISPATCH = 9
-    INPUT = 10
-    TRACE = 11
-    PYTHON = 12
-    EXECUTE = 13
-    AGREE = 14
-    WAIT = 15
-    UPDATE = 16
-    UNDIVIDED = 17
+    CALLBACKS = 9
+    DISPATCH = 10
+    INPUT = 11
+    TRACE = 12
+    PYTHON = 13
+    EXECUTE = 14
+    AGREE = 15
+    WAIT = 16
+    UPDATE = 17
+    UNDIVIDED = 18
     # when, in the graph
-    GRAPH_BEGIN = 18
-    FORWARD = 19  # the loss was known
-    GRADIENTS = 20  # the last gradient was there
-    REDUCED = 21  # the last sum was
-    GRAPH_END = 22
-    LOSS = 23  # of this worker's examples, the bits of a float64
-    REDUCTIONS = 24  # how many of the pairs below are there
-    ARRIVALS = 25  # when this worker came to each, and
-    COMPLETIONS = 25 + BUCKETS  # when its sum was there
-    GRADIENT_NORM = 25 + 2 * BUCKETS  # of what this worker has of the reduced gradient, the bits of a float64
+    GRAPH_BEGIN = 19
+    FORWARD = 20  # the loss was known
+    GRADIENTS = 21  # the last gradient was there
+    REDUCED = 22  # the last sum was
+    GRAPH_END = 23
+    LOSS = 24  # of this worker's examples, the bits of a float64
+    REDUCTIONS = 25  # how many of the pairs below are there
+    ARRIVALS = 26  # when this worker came to each, and
+    COMPLETIONS = 26 + BUCKETS  # when its sum was there
+    GRADIENT_NORM = 26 + 2 * BUCKETS  # of what this worker has of the reduced gradient, the bits of a float64
 
 
-WIDTH = 25 + 2 * BUCKETS + 1
+WIDTH = 26 + 2 * BUCKETS + 1
 #: stamps of a step in the graph, in this order; the loss, the number of reductions, arrivals, completions, the norm
 STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
 #: steps of which the norm of the gradient is measured once; the norm that stands for 0, which is that of no measurement

@@ -11,7 +11,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from tfdist.monitor.verdict.timeline import OWN, Part, Timeline
+from tfdist.monitor.verdict.longer import what_is_longer
+from tfdist.monitor.verdict.timeline import Part, Timeline
 
 #: steps that a verdict needs, and the last ones that it looks at
 FEWEST, MOST = 20, 1000
@@ -158,11 +159,9 @@ def _late(found: Timeline, means: np.ndarray) -> _Late | None:
     behind = np.median(waits[:, others], axis=1) - waits[:, place]
     waited = float(behind.mean())
     often = float(np.mean(waits[:, place] <= waits.min(axis=1)))
-    longer = means[place] - np.median(means[others], axis=0)
-    longest = max(OWN, key=lambda part: float(longer[part]))
-    explained = float(longer[longest] / waited) if waited > 0 else 0.0
-    part = longest if explained >= EXPLAINED else None
-    return _Late(place, waited, part, min(explained, 1.0), often)
+    part, longer = what_is_longer(means[place], np.median(means[others], axis=0))
+    explained = longer / waited if waited > 0 else 0.0
+    return _Late(place, waited, part if explained >= EXPLAINED else None, min(explained, 1.0), often)
 
 
 def _lasts(found: Timeline, late: _Late, least: float) -> bool:

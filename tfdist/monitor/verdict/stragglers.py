@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tfdist.monitor.verdict.longer import what_is_longer
 from tfdist.monitor.verdict.timeline import OWN, Part, Timeline
 
 #: steps in which a worker is slow, one after the other, by so many robust deviations of the others
@@ -87,11 +88,12 @@ def slow_workers(found: Timeline) -> list[Slow]:
         if waits.mean() < WAITED * step:
             continue
         parts = found.parts[run]
-        more = parts[:, place] - np.median(np.delete(parts, place, axis=1), axis=1)
+        theirs = np.median(np.delete(parts, place, axis=1), axis=1)
+        more, theirs = np.median(parts[:, place] - theirs, axis=0), np.median(theirs, axis=0)
         slow.append(
             Slow(
                 worker=rank,
-                part=max(OWN, key=lambda one: float(np.median(more[:, one]))),
+                part=what_is_longer(theirs + more, theirs)[0],
                 steps=run.stop - run.start,
                 first=int(found.steps[run.start]),
                 last=int(found.steps[run.stop - 1]),

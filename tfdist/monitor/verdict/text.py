@@ -1,7 +1,7 @@
 """A verdict in five lines: what, where, how much, the evidence, and what to do next."""
 
 from tfdist.monitor.verdict.judge import Bound, Verdict
-from tfdist.monitor.verdict.timeline import Part
+from tfdist.monitor.verdict.timeline import COMPUTING, Part
 
 _WHAT = {
     Part.INPUT: "waits for its input",
@@ -85,8 +85,9 @@ def _won(verdict: Verdict) -> str:
 def _evidence(verdict: Verdict) -> str:
     if verdict.rank is not None and verdict.part is not None:
         place = verdict.ranks.index(verdict.rank)
-        mine = verdict.means[place, verdict.part]
-        others = [verdict.means[i, verdict.part] for i in range(len(verdict.ranks)) if i != place]
+        parts = list(COMPUTING) if verdict.part is Part.COMPUTE and verdict.is_divided else [verdict.part]
+        seconds = verdict.means[:, parts].sum(axis=1)
+        mine, others = seconds[place], [seconds[i] for i in range(len(verdict.ranks)) if i != place]
         other = sorted(others)[len(others) // 2]
         return (
             f"{verdict.part.label} {_ms(mine)} there, {_ms(other)} elsewhere; last in {verdict.often:.0%} of "

@@ -22,7 +22,7 @@ class Part(IntEnum):
     FORWARD = 1  # from the begin of the step's function until the loss is known
     BACKWARD = 2  # until the last gradient of this worker is there
     COMPUTE = 3  # what computes where the graph has no stamps: forward, backward, reduction and update, not divided
-    WAIT = 4  # for the gradients of others, and in agreements between workers
+    WAIT = 4  # for the gradients of others, and in agreements between workers, also between two steps
     COMMUNICATION = 5  # exposed: all gradients are there, and not all sums
     UPDATE = 6  # from the last sum to the end of the step's function
     CHECKPOINT = 7  # is written between two steps
@@ -36,7 +36,8 @@ class Part(IntEnum):
 
 #: parts that a worker takes by itself, as long as others do or longer
 OWN = (Part.INPUT, Part.FORWARD, Part.BACKWARD, Part.COMPUTE, Part.UPDATE, Part.CHECKPOINT, Part.PYTHON)
-
+#: those of them that take longer where a processor is slower
+COMPUTING = (Part.FORWARD, Part.BACKWARD, Part.COMPUTE, Part.UPDATE, Part.PYTHON)
 
 #: attributes that have a row for each step
 OF_STEPS = ("steps", "parts", "step", "hidden", "ends", "loss", "gradient_norm")
@@ -151,17 +152,18 @@ def _divided(
         wait = np.zeros_like(gradients)
     inside = np.where(has_stamps, np.maximum(end, reduced) - begin, 0)
     saving = np.minimum(of(Column.SAVING), between)
+    agreed = np.minimum(of(Column.AGREED), between - saving)
     parts[:, :, Part.INPUT] = of(Column.INPUT)
     parts[:, :, Part.FORWARD] = np.where(has_stamps, forward - begin, 0)
     parts[:, :, Part.BACKWARD] = np.where(has_stamps, gradients - forward, 0)
     parts[:, :, Part.COMPUTE] = np.where(has_stamps, 0, of(Column.EXECUTE)) + of(Column.WAIT) + of(Column.UNDIVIDED)
-    parts[:, :, Part.WAIT] = wait + of(Column.AGREE)
+    parts[:, :, Part.WAIT] = wait + of(Column.AGREE) + agreed
     parts[:, :, Part.COMMUNICATION] = np.where(has_stamps, reduced - gradients - wait, 0)
     parts[:, :, Part.UPDATE] = np.where(has_stamps, np.maximum(end, reduced) - reduced, 0) + of(Column.UPDATE)
     parts[:, :, Part.CHECKPOINT] = saving
     host = of(Column.CALLBACKS) + of(Column.DISPATCH) + of(Column.PYTHON)
     around = np.where(has_stamps, np.maximum(of(Column.EXECUTE) - inside, 0), 0)
-    parts[:, :, Part.PYTHON] = between - saving + host + around
+    parts[:, :, Part.PYTHON] = between - saving - agreed + host + around
     return Timeline(
         ranks=ranks,
         steps=np.array([step for step, _ in order], np.int64),
