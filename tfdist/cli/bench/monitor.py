@@ -45,7 +45,7 @@ def command(json_path: str | None, strategy: str, model: str, **options: int) ->
     nothing       not recorded
     observers     what the host notes of a step, and writes twice a second
     stamps        and the times that the graph takes
-    everything    and the norm of the gradient, in one step of ten: what --monitor does
+    everything    and the norm of the gradient, in one step of twenty: what --monitor does
 
     Each arm is compared with the step of the same round of which nothing was recorded, in time and in processor time,
     of which other programs take nothing. The interval is that of the median, with a probability of 95 %: where it has 0

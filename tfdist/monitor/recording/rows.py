@@ -55,7 +55,7 @@ WIDTH = 26 + 2 * BUCKETS + 1
 #: stamps of a step in the graph, in this order; the loss, the number of reductions, arrivals, completions, the norm
 STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
 #: steps of which the norm of the gradient is measured once; the norm that stands for 0, which is that of no measurement
-NORM_EVERY, LEAST_NORM = 10, 1e-300
+NORM_EVERY, LEAST_NORM = 20, 1e-300
 
 #: the column of each phase of the host
 COLUMN_OF = {phase: int(Column[phase.name]) for phase in Phase}

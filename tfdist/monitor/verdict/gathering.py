@@ -9,8 +9,8 @@ from tfdist.monitor.recording import ring
 from tfdist.monitor.verdict.judge import Verdict, judge
 from tfdist.monitor.verdict.timeline import Timeline, timeline
 
-#: steps of which alerts are raised: enough to know what is usual
-RECENT = 512
+#: steps of which alerts are raised: enough to know what is usual, and for twice as many norms as are looked at
+RECENT = 1024
 
 
 def read_folder(folder: Path) -> dict[int, np.ndarray]:

@@ -5,6 +5,7 @@ follows from when they came: from its own last gradient to that of the last work
 communication that nothing hides; sums count as there when the first worker has them. Loads no TensorFlow.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -38,6 +39,9 @@ class Part(IntEnum):
 OWN = (Part.INPUT, Part.FORWARD, Part.BACKWARD, Part.COMPUTE, Part.UPDATE, Part.CHECKPOINT, Part.PYTHON)
 #: those of them that take longer where a processor is slower
 COMPUTING = (Part.FORWARD, Part.BACKWARD, Part.COMPUTE, Part.UPDATE, Part.PYTHON)
+
+# more than steps in one call have: a key is the number of a step, times this, and the number of its part
+_PARTS = 1 << 24
 
 #: attributes that have a row for each step
 OF_STEPS = ("steps", "parts", "step", "hidden", "ends", "loss", "gradient_norm")
@@ -94,17 +98,17 @@ def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
     """
     ranks = tuple(sorted(rows))
     trained = {rank: _trained(rows[rank]) for rank in ranks}
-    common = set.intersection(*(set(keys) for keys, *_ in trained.values())) if ranks else set()
-    order = sorted(common)
-    table = np.zeros([len(order), len(ranks), WIDTH], np.int64)
-    between = np.zeros([len(order), len(ranks)], np.int64)
+    every = [np.unique(keys) for keys, *_ in trained.values()]
+    common = functools.reduce(np.intersect1d, every) if every else np.zeros(0, np.int64)
+    table = np.zeros([len(common), len(ranks), WIDTH], np.int64)
+    between = np.zeros([len(common), len(ranks)], np.int64)
     for place, rank in enumerate(ranks):
         keys, kept, before = trained[rank]
-        index = {key: number for number, key in enumerate(keys)}
-        chosen = [index[key] for key in order]
-        if chosen:
-            table[:, place], between[:, place] = kept[chosen], before[chosen]
-    return _divided(ranks, order, table, between, traced=max(map(_last_traced, rows.values()), default=-1))
+        last, back = np.unique(keys[::-1], return_index=True)  # of steps that are done again
+        chosen = len(keys) - 1 - back[np.searchsorted(last, common)]
+        table[:, place], between[:, place] = kept[chosen], before[chosen]
+    traced = max(map(_last_traced, rows.values()), default=-1)
+    return _divided(ranks, common // _PARTS, table, between, traced=traced)
 
 
 def _last_traced(rows: np.ndarray) -> int:
@@ -112,7 +116,7 @@ def _last_traced(rows: np.ndarray) -> int:
     return int(traced.max(initial=-1))
 
 
-def _trained(rows: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray, np.ndarray]:
+def _trained(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return keys of steps of training that were not traced, their rows, and the time since the step before each."""
     between = np.zeros(len(rows), np.int64)
     if len(rows) > 1:
@@ -123,12 +127,11 @@ def _trained(rows: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray, np.nd
         between[1:] = np.where(follows, gaps, 0)
     kept = (rows[:, Column.KIND] == 0) & (rows[:, Column.TRACE] == 0) & (rows[:, Column.END] > 0)
     chosen = rows[kept]
-    keys = [(int(step), int(part)) for step, part in chosen[:, [Column.STEP, Column.PART]]]
-    return keys, chosen, between[kept]
+    return chosen[:, Column.STEP] * _PARTS + chosen[:, Column.PART], chosen, between[kept]
 
 
 def _divided(
-    ranks: tuple[int, ...], order: list[tuple[int, int]], table: np.ndarray, between: np.ndarray, *, traced: int
+    ranks: tuple[int, ...], steps: np.ndarray, table: np.ndarray, between: np.ndarray, *, traced: int
 ) -> Timeline:
     def of(column: Column) -> np.ndarray:
         return np.asarray(table[:, :, column])
@@ -166,7 +169,7 @@ def _divided(
     parts[:, :, Part.PYTHON] = between - saving - agreed + host + around
     return Timeline(
         ranks=ranks,
-        steps=np.array([step for step, _ in order], np.int64),
+        steps=steps,
         parts=parts / 1e9,
         step=(of(Column.END) - of(Column.BEGIN) + between) / 1e9,
         hidden=_hidden(table, gradients) / 1e9,
@@ -174,7 +177,7 @@ def _divided(
         loss=np.where(of(Column.FORWARD) > 0, np.ascontiguousarray(of(Column.LOSS)).view(np.float64), np.nan),
         gradient_norm=_norms(np.ascontiguousarray(of(Column.GRADIENT_NORM)).view(np.float64)),
         traced=traced,
-        is_divided=bool(len(order)) and bool(has_stamps.all()),
+        is_divided=bool(len(steps)) and bool(has_stamps.all()),
     )
 
 
