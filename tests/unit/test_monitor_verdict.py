@@ -11,7 +11,7 @@ from tfdist.monitor.recording.rows import WIDTH, Column
 from tfdist.monitor.verdict.judge import FEWEST, Bound, judge
 from tfdist.monitor.verdict.stragglers import slow_workers
 from tfdist.monitor.verdict.text import lines
-from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
+from tfdist.monitor.verdict.timeline import Part, Timeline, of_workers, timeline
 
 LATE = [part for part in USUAL if part != "communication"]
 
@@ -94,6 +94,38 @@ def test_an_agreement_between_two_steps_is_a_wait_for_the_last_worker(part: str)
     verdict = judge(found)
     assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, 1, Part[part.upper()])
     assert judge(timeline(simulated(3, noise=0.05, agree=True))).rank is None
+
+
+def of_a_chief(late: float, workers: int = 3, steps: int = 100) -> dict[int, np.ndarray]:
+    """Rows of a chief that waits for its workers, the second of which takes so many ms longer."""
+    chance = np.random.default_rng(0)
+    rows = np.zeros([steps, WIDTH], np.int64)
+    takes = 20 * chance.lognormal(0, 0.05, [steps, workers])
+    takes[:, min(1, workers - 1)] += late
+    rows[:, Column.SEQUENCE], rows[:, Column.STEP] = range(1, steps + 1), range(steps)
+    rows[:, Column.COMPUTED : Column.COMPUTED + workers] = takes * MS
+    rows[:, Column.WAIT], rows[:, Column.UPDATE] = takes.max(axis=1) * MS, 3 * MS
+    lengths = rows[:, Column.WAIT] + rows[:, Column.UPDATE]
+    rows[:, Column.END] = 10**12 + np.cumsum(lengths + MS)
+    rows[:, Column.BEGIN] = rows[:, Column.END] - lengths
+    return {0: rows}
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_a_chief_tells_which_of_its_workers_is_slow(workers: int) -> None:
+    rows = of_a_chief(6.0, workers)
+    found = timeline(of_workers(rows))
+    np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=1e-9)
+    np.testing.assert_array_equal(found.step[:, 0], timeline(rows).step[:, 0], "a step is the chief's")
+    verdict = judge(found)
+    assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, 1, Part.COMPUTE)
+    assert "worker 1 computes longer" in lines(verdict)[1]
+    assert judge(timeline(of_workers(of_a_chief(0.0, workers)))).rank is None
+
+
+@pytest.mark.parametrize("rows", [{}, simulated(2), of_a_chief(6.0, workers=1), {0: np.zeros([0, WIDTH], np.int64)}])
+def test_rows_that_tell_of_no_workers_stay_as_they_are(rows: dict[int, np.ndarray]) -> None:
+    assert of_workers(rows) is rows
 
 
 def test_parts_add_up_to_the_step() -> None:

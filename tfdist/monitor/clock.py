@@ -103,6 +103,7 @@ class StepClock:
         self._on_enter = calls("on_enter")
         self._on_phase = calls("on_phase")
         self._on_trained = calls("on_trained")
+        self._on_computed = calls("on_computed")
         self._on_end = calls("on_end")
         self._on_epoch_end = calls("on_epoch_end")
         self._on_activity = calls("on_activity")
@@ -255,6 +256,12 @@ class StepClock:
         """Say that a batch was trained on; see `StepObserver.on_trained`."""
         step = self._steps.get(get_ident())
         self._tell(self._on_trained, self._last if step is None else step.number, examples, replicas)
+
+    def computed(self, worker: int, seconds: float) -> None:
+        """Say that a chief's worker has computed its part of the step; see `StepObserver.on_computed`."""
+        step = self._steps.get(get_ident())
+        if step is not None and self._on_computed:
+            self._tell(self._on_computed, step.number, worker, round(1e9 * seconds))
 
     def _switch(self, step: _Step, phase: Phase) -> None:
         now = self._now()

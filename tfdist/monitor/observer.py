@@ -63,6 +63,15 @@ class StepObserver:
             replicas: over all workers.
         """
 
+    def on_computed(self, step: int, worker: int, nanoseconds: int) -> None:
+        """Learn that a worker of this chief has computed a part of a step, which all of its workers compute together.
+
+        Args:
+            step: of which it is a part.
+            worker: its number.
+            nanoseconds: from when it was given the part until its result was there.
+        """
+
     def on_end(self, step: int, worked: int, now: int) -> None:
         """Learn that a step has ended.
 

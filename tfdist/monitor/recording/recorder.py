@@ -16,7 +16,7 @@ import numpy as np
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Activity, Kind, Phase
 from tfdist.monitor.recording.ring import Ring
-from tfdist.monitor.recording.rows import COLUMN_OF, HOST_PHASES, KINDS, STAMPS, VARIABLE, WIDTH, Column
+from tfdist.monitor.recording.rows import COLUMN_OF, CREW, HOST_PHASES, KINDS, STAMPS, VARIABLE, WIDTH, Column
 
 FLUSH_SECONDS = 0.5
 #: steps after which it is written in any case: half of the ring of stamps
@@ -31,6 +31,7 @@ _FIRST, _EXECUTE = STAMPS[0], int(Column.EXECUTE)
 # what each step writes: enums look members up slowly
 _STEP, _KIND, _BEGIN, _END = (int(one) for one in (Column.STEP, Column.KIND, Column.BEGIN, Column.END))
 _IS_FIRST, _SAVING, _AGREED = (int(one) for one in (Column.IS_FIRST, Column.SAVING, Column.AGREED))
+_COMPUTED = int(Column.COMPUTED)
 _NUMBERS = [column - STAMPS[0] for column in (Column.LOSS, Column.GRADIENT_NORM)]
 _TIMES = [place for place in range(len(STAMPS)) if place not in (*_NUMBERS, Column.REDUCTIONS - STAMPS[0])]
 
@@ -117,6 +118,12 @@ class Recorder(StepObserver):
         row = self._open.get(step)
         if row is not None:
             row[COLUMN_OF[phase]] += end - begin
+
+    def on_computed(self, step: int, worker: int, nanoseconds: int) -> None:
+        """Add up how long a chief's worker took."""
+        row = self._open.get(step)
+        if row is not None and 0 <= worker < CREW:
+            row[_COMPUTED + worker] += nanoseconds
 
     def on_end(self, step: int, worked: int, now: int) -> None:
         """Keep the row."""

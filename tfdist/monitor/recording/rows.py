@@ -11,6 +11,8 @@ from tfdist.monitor.phases import Kind, Phase
 VARIABLE = "TFDIST_MONITOR_DIR"
 #: gradient reductions of a step whose own arrival and completion are kept
 BUCKETS = 8
+#: workers of a chief whose own time is kept
+CREW = 8
 #: kinds of steps by their number in a row
 KINDS = (Kind.TRAIN, Kind.TEST, Kind.PREDICT)
 
@@ -38,20 +40,21 @@ class Column(IntEnum):
     WAIT = 16
     UPDATE = 17
     UNDIVIDED = 18
+    COMPUTED = 19  # a chief's: how long each of its first workers took for its part, and what it was sent
     # when, in the graph
-    GRAPH_BEGIN = 19
-    FORWARD = 20  # the loss was known
-    GRADIENTS = 21  # the last gradient was there
-    REDUCED = 22  # the last sum was
-    GRAPH_END = 23
-    LOSS = 24  # of this worker's examples, the bits of a float64
-    REDUCTIONS = 25  # how many of the pairs below are there
-    ARRIVALS = 26  # when this worker came to each, and
-    COMPLETIONS = 26 + BUCKETS  # when its sum was there
-    GRADIENT_NORM = 26 + 2 * BUCKETS  # of what this worker has of the reduced gradient, the bits of a float64
+    GRAPH_BEGIN = 19 + CREW
+    FORWARD = 20 + CREW  # the loss was known
+    GRADIENTS = 21 + CREW  # the last gradient was there
+    REDUCED = 22 + CREW  # the last sum was
+    GRAPH_END = 23 + CREW
+    LOSS = 24 + CREW  # of this worker's examples, the bits of a float64
+    REDUCTIONS = 25 + CREW  # how many of the pairs below are there
+    ARRIVALS = 26 + CREW  # when this worker came to each, and
+    COMPLETIONS = 26 + CREW + BUCKETS  # when its sum was there
+    GRADIENT_NORM = 26 + CREW + 2 * BUCKETS  # of what this worker has of the reduced gradient, the bits of a float64
 
 
-WIDTH = 26 + 2 * BUCKETS + 1
+WIDTH = 26 + CREW + 2 * BUCKETS + 1
 #: stamps of a step in the graph, in this order; the loss, the number of reductions, arrivals, completions, the norm
 STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
 #: steps of which the norm of the gradient is measured once; the norm that stands for 0, which is that of no measurement

@@ -7,7 +7,7 @@ import numpy as np
 from tfdist.errors import ConfigError
 from tfdist.monitor.recording import ring
 from tfdist.monitor.verdict.judge import Verdict, judge
-from tfdist.monitor.verdict.timeline import Timeline, timeline
+from tfdist.monitor.verdict.timeline import Timeline, of_workers, timeline
 
 #: steps of which alerts are raised: enough to know what is usual, and for twice as many norms as are looked at
 RECENT = 1024
@@ -29,7 +29,7 @@ def read_folder(folder: Path) -> dict[int, np.ndarray]:
 def verdict_of(folder: Path) -> Verdict | None:
     """Return the verdict on the workers of a start, None where none of them has recorded a step."""
     rows = read_folder(folder)
-    return judge(timeline(rows)) if rows else None
+    return judge(timeline(of_workers(rows))) if rows else None
 
 
 def recent(folder: Path) -> Timeline | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.monitor.recording.rows import BUCKETS, LEAST_NORM, WIDTH, Column
+from tfdist.monitor.recording.rows import BUCKETS, CREW, LEAST_NORM, WIDTH, Column
 
 
 class Part(IntEnum):
@@ -109,6 +109,30 @@ def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
         table[:, place], between[:, place] = kept[chosen], before[chosen]
     traced = max(map(_last_traced, rows.values()), default=-1)
     return _divided(ranks, common // _PARTS, table, between, traced=traced)
+
+
+def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
+    """Return the rows of a chief's workers, where these are a chief's and it knows how long each of them took.
+
+    A step of a worker is the chief's: what the chief waits beyond the worker's own time, that worker waits for others.
+
+    Args:
+        rows: of each process that steps, as `ring.read` returns them.
+    """
+    if len(rows) != 1:
+        return rows
+    (chief,) = rows.values()
+    crew = chief[:, Column.COMPUTED : Column.COMPUTED + CREW]
+    workers = np.flatnonzero(crew.any(axis=0))
+    complete = chief[(crew[:, workers] > 0).all(axis=1) | (chief[:, Column.TRACE] > 0)]
+    found = {}
+    for worker in workers if len(workers) > 1 else ():
+        mine = complete.copy()
+        own = np.minimum(mine[:, Column.COMPUTED + worker], mine[:, Column.WAIT])
+        mine[:, Column.AGREE] += mine[:, Column.WAIT] - own
+        mine[:, Column.WAIT] = own
+        found[int(worker)] = mine
+    return found or rows
 
 
 def _last_traced(rows: np.ndarray) -> int:

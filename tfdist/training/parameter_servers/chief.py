@@ -238,6 +238,7 @@ class _Steps:
             while len(results) < needed:
                 outcome = self._chief.outcome(tasks)
                 assert outcome is not None
+                step_clock().computed(outcome.worker, outcome.seconds)
                 results[tasks.index(outcome.number)] = _result(outcome)
         finally:
             for task in tasks:
