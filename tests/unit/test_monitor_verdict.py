@@ -123,6 +123,16 @@ def test_a_chief_tells_which_of_its_workers_is_slow(workers: int) -> None:
     assert judge(timeline(of_workers(of_a_chief(0.0, workers)))).rank is None
 
 
+def test_a_worker_that_is_gone_is_not_waited_for_in_a_verdict() -> None:
+    (chief,) = of_a_chief(6.0, 4, steps=400).values()
+    chief[200:, Column.COMPUTED + 3] = 0  # gone
+    chief[::50, Column.COMPUTED] = 0  # another one did its part
+    found = timeline(of_workers({0: chief}))
+    assert found.ranks == (0, 1, 2)
+    assert len(found.steps) == 400 - 8
+    assert judge(found).rank == 1
+
+
 @pytest.mark.parametrize("rows", [{}, simulated(2), of_a_chief(6.0, workers=1), {0: np.zeros([0, WIDTH], np.int64)}])
 def test_rows_that_tell_of_no_workers_stay_as_they_are(rows: dict[int, np.ndarray]) -> None:
     assert of_workers(rows) is rows

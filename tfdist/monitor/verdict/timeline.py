@@ -42,6 +42,8 @@ COMPUTING = (Part.FORWARD, Part.BACKWARD, Part.COMPUTE, Part.UPDATE, Part.PYTHON
 
 # more than steps in one call have: a key is the number of a step, times this, and the number of its part
 _PARTS = 1 << 24
+# of a chief, the steps that say who its workers are
+_LAST = 100
 
 #: attributes that have a row for each step
 OF_STEPS = ("steps", "parts", "step", "hidden", "ends", "loss", "gradient_norm")
@@ -122,9 +124,10 @@ def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
     if len(rows) != 1:
         return rows
     (chief,) = rows.values()
-    crew = chief[:, Column.COMPUTED : Column.COMPUTED + CREW]
-    workers = np.flatnonzero(crew.any(axis=0))
-    complete = chief[(crew[:, workers] > 0).all(axis=1) | (chief[:, Column.TRACE] > 0)]
+    crew = chief[:, Column.COMPUTED : Column.COMPUTED + CREW] > 0
+    trained = crew[(chief[:, Column.KIND] == 0) & crew.any(axis=1)][-_LAST:]
+    workers = np.flatnonzero(trained.sum(axis=0) * 2 > len(trained))  # others are gone, or nobody waits for them
+    complete = chief[crew[:, workers].all(axis=1)]
     found = {}
     for worker in workers if len(workers) > 1 else ():
         mine = complete.copy()
