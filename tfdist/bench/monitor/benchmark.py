@@ -60,7 +60,7 @@ class Report:
         seconds: of a step of each arm, one per round; the slowest worker's.
         processor: seconds for which a step kept processors busy, the mean of the workers: what other programs take
             from a worker is not in it, and what workers wait for each other is, as far as they look again and again.
-        flushing: seconds of a step in which rows were written; the worker's that wrote longest.
+        flushing: processor seconds of a step in which rows were written; the worker's that wrote longest.
         machine: processor, cores, versions, time and load.
     """
 
