@@ -62,7 +62,7 @@ def command(json_path: str | None, strategy: str, model: str, **options: int) ->
 
 
 def _print(report: benchmark.Report) -> None:
-    result = Table("recorded", "ms per step", "added", "interval", "of processors", "added", "interval", box=None)
+    result = Table("recorded", "ms", "added, %", "interval", "processor ms", "added, %", "interval", box=None)
     parts = Table("", "processor µs of a step", "of that, writing rows", box=None)
     more = report.added_seconds()
     for arm in benchmark.ARMS:
@@ -71,8 +71,8 @@ def _print(report: benchmark.Report) -> None:
             cells.append(f"{1e3 * median(seconds[arm]):.2f}")
             if arm != "nothing":
                 low, high = benchmark.interval(report.added(arm, of))
-                cells.append(escape(_shown(quartiles(report.added(arm, of)), 100, 1)))
-                cells.append(f"{100 * low:.2f} to {100 * high:.2f} %")
+                cells.append(escape(_shown(quartiles(report.added(arm, of)), 100, 2)))
+                cells.append(f"{100 * low:.2f} to {100 * high:.2f}")
             else:
                 cells += ["", ""]
         result.add_row(arm, *cells)
@@ -84,7 +84,7 @@ def _print(report: benchmark.Report) -> None:
     console.print(parts)
     setup = report.setup
     console.print(
-        f"{setup.strategy}, {setup.workers} workers, {setup.model}, global batch {setup.batch_size}; {setup.rounds} "
+        f"Of a step: {setup.strategy}, {setup.workers} workers, {setup.model}, global batch {setup.batch_size}; {setup.rounds} "
         f"rounds of {setup.steps} steps; median [lower-upper quartile]; {about(report.machine)}",
         highlight=False,
         markup=False,
@@ -92,5 +92,5 @@ def _print(report: benchmark.Report) -> None:
 
 
 def _shown(found: Quartiles, factor: float, digits: int) -> str:
-    middle, lower, upper = (f"{factor * one:.{digits + 1}f}" for one in (found.median, found.lower, found.upper))
+    middle, lower, upper = (f"{factor * one:.{digits}f}" for one in (found.median, found.lower, found.upper))
     return f"{middle} [{lower} to {upper}]"
