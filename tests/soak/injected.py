@@ -1,0 +1,132 @@
+"""What the workers of `injections.py` run: a training whose passes take the processor for a while, one of them longer.
+
+A pass works until its thread has had the processor for so many seconds: products of matrices, in which Python's lock is
+free, so who takes the processor away from it makes it longer, as in a training that computes.
+"""
+
+import gc
+import os
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.bench.workers import strategies
+from tfdist.monitor.process import recorder
+
+#: seconds of a pass that nobody makes longer
+PASSES = {"forward": 0.006, "backward": 0.010, "update": 0.002}
+BATCH, WIDTH = 32, 256
+
+_matrix = np.ones((64, 64), np.float32)
+_heap: list[Any] = []
+_now: dict[str, Any] = {"where": "none", "seconds": 0.0}
+_model: list[keras.Model] = []
+_examples: list[Any] = [np.zeros((BATCH, 64), np.float32), np.zeros(BATCH, np.int64)]
+
+
+def work(seconds: float) -> None:
+    """Keep the processor busy for so many seconds of its time."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        np.dot(_matrix, _matrix)
+
+
+def late(where: str) -> Any:
+    """Return a function of a tensor that takes its time, and more where it is told to."""
+
+    def pause() -> np.int64:
+        longer = _now["seconds"] if _now["where"] == where else 0.0
+        if where == "input":
+            time.sleep(longer)  # as reading does
+        else:
+            work(PASSES[where] + longer)
+        return np.int64(0)
+
+    def through(tensor: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tensor]):
+            paused = tf.numpy_function(pause, [], tf.int64)
+        with tf.control_dependencies([paused]):
+            return tf.identity(tensor)
+
+    return through
+
+
+class Late(keras.layers.Layer):
+    """Passes on what it is given, late in both directions."""
+
+    def call(self, inputs: Any) -> Any:
+        @tf.custom_gradient
+        def passed(values: tf.Tensor) -> Any:
+            return late("forward")(values), late("backward")
+
+        return passed(inputs)
+
+
+class LateSGD(keras.optimizers.SGD):
+    """Updates one weight late."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        is_last = tuple(variable.shape) == (WIDTH, 10)
+        super().update_step(late("update")(gradient) if is_last else gradient, variable, learning_rate)
+
+
+class Collects(keras.callbacks.Callback):
+    """Has Python collect its garbage after each step, for as long as it is told to."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        end = time.perf_counter() + (_now["seconds"] if _now["where"] == "gc" else 0.0)
+        while time.perf_counter() < end:
+            gc.collect(0)
+
+
+def prepare(strategy: str, processors: list[int], steps: int) -> None:
+    """Build the model in a process that has a processor of its own, and train it for some steps."""
+    me = int(os.environ.get("TFDIST_WORKER_INDEX") or 0)
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {processors[me % len(processors)]})
+    keras.utils.set_random_seed(1)
+    with strategies.of_tfdist(strategy).scope():
+        layers = [keras.layers.Dense(WIDTH, "relu"), Late(), keras.layers.Dense(WIDTH), keras.layers.Dense(10)]
+        model = keras.Sequential([keras.Input((64,)), *layers])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=LateSGD(0.01), loss=loss)
+    _model.append(model)
+    run("none", 0, 0.0, steps)
+
+
+def prepare_chief(strategy: str, processors: list[int], steps: int) -> None:
+    """Start a worker on each processor and a server, and train a model that computes on the workers for some steps."""
+    chief = tfdist.strategies.ParameterServerStrategy(
+        local_workers=len(processors), local_servers=1, max_staleness=0
+    )
+    tasks = chief._tasks
+    assert tasks is not None
+    for index, processor in enumerate(processors):
+        for thread in os.listdir(f"/proc/{tasks.pid('worker', index)}/task"):
+            os.sched_setaffinity(int(thread), {processor})
+    with chief.scope():
+        layers = [keras.layers.Dense(512, "relu") for _ in range(4)]
+        model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=keras.optimizers.SGD(0.01), loss=loss)
+    _model.append(model)
+    _examples[:] = [np.zeros((512, 64), np.float32), np.zeros(512, np.int64)]
+    run("none", 0, 0.0, steps)
+
+
+def run(where: str, worker: int, seconds: float, steps: int) -> float:
+    """Train so many steps, in each of which this worker is late where it is told to; return how long a step took."""
+    here = worker == int(os.environ.get("TFDIST_WORKER_INDEX") or 0)
+    _now.update(where=where if here else "none", seconds=seconds)
+    data = tf.data.Dataset.from_tensors(tuple(_examples)).repeat(steps).map(lambda x, y: (late("input")(x), y))
+    data = data.apply(tf.data.experimental.assert_cardinality(steps))
+    began = time.perf_counter()
+    _model[-1].fit(data, epochs=1, verbose=0, callbacks=[Collects()])
+    found = recorder()
+    assert found is not None
+    found.flush()
+    return (time.perf_counter() - began) / steps

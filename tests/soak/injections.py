@@ -1,0 +1,331 @@
+"""How often a verdict names the right worker and the right cause, in random order, of workers and of links.
+
+In each case something takes longer, by a share of a step: on one of two workers its input, its forward pass, its
+backward pass, its update, garbage collection, or a process that takes its processor away; of its link the delay
+or the bandwidth; or nothing. The verdict sees what the workers have recorded, and nothing else. Of a link that is slow
+between two workers nobody can tell whose it is: right is "communication", of no worker. Each strategy has two pairs of
+workers, each worker with a processor of its own: on this host, and in network namespaces (which need root). Workers of
+parameter servers run no script: there it is the chief's input or garbage, of no worker, or a worker's processor.
+
+    python -m tests.soak.injections
+    python -m tests.soak.injections --strategies ring --shares 0.25 --rounds 3 --keep cases.npz
+    python -m tests.soak.injections --judge cases.npz       # what was recorded, by the verdict of today
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.bench.workers import delays, lanes, links
+from tfdist.monitor.recording.rows import VARIABLE, WIDTH, Column
+from tfdist.monitor.verdict.gathering import read_folder
+from tfdist.monitor.verdict.judge import Bound, Verdict, judge
+from tfdist.monitor.verdict.timeline import Part, of_workers, timeline
+
+WORKERS = 2
+WARM = 5  # first steps of a case that are not looked at
+PARTS = {
+    **{name: Part[name.upper()] for name in ("input", "forward", "backward", "update")},
+    "gc": Part.PYTHON,
+    "steal": Part.COMPUTE,
+}
+LINKS = ("delay", "bandwidth")
+PARAMETER_SERVER = "parameter-server"
+# what happens to a chief, or to its workers, which run no script
+OF_A_CHIEF = {"input": Bound.INPUT, "gc": Bound.PYTHON}
+CAUSES = ("none", *PARTS, *LINKS)
+RATE = 1e9  # bits per second of a link
+SLICE_SECONDS = 0.004  # for which a processor is taken away at a time
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is injected.
+
+    Attributes:
+        strategy: of the job.
+        cause: of `CAUSES`.
+        worker: where.
+        share: of a step, by which it is longer.
+        is_linked: whether the workers have a network between them.
+    """
+
+    strategy: str
+    cause: str
+    worker: int
+    share: float
+    is_linked: bool
+
+
+@contextlib.contextmanager
+def stealing(processor: int, share: float) -> Iterator[None]:
+    """Take so much of a processor's time that what runs there takes longer by a share."""
+    thief = multiprocessing.get_context("fork").Process(target=_steal, args=(processor, share), daemon=True)
+    thief.start()
+    try:
+        yield
+    finally:
+        thief.kill()
+        thief.join()
+
+
+def _steal(processor: int, share: float) -> None:
+    os.sched_setaffinity(0, {processor})
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # it has it when it wants it
+    while os.getppid() != 1:
+        end = time.thread_time() + SLICE_SECONDS * share
+        while time.thread_time() < end:
+            pass
+        time.sleep(SLICE_SECONDS)
+
+
+class Pair:
+    """Two workers of a strategy, here or with a network between them."""
+
+    def __init__(self, strategy: str, processors: Sequence[int], steps: int, network: links.Network | None) -> None:
+        self.processors, self.steps, self._network = list(processors), steps, network
+        self._stack = contextlib.ExitStack()
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        self._is_chief = strategy == PARAMETER_SERVER
+        environment = {VARIABLE: str(self.folder), "TF_NUM_INTEROP_THREADS": "2"}
+        self.lane = self._stack.enter_context(
+            lanes.Lane("chief", workers=1, environment=environment)
+            if self._is_chief
+            else lanes.Lane(strategy, workers=WORKERS, environment=environment, network=network)
+        )
+        self.strategy = strategy
+        self._per_second: dict[str, float] = {}  # of what a link is made slower by, seconds of a step
+        self.step = 0.0
+
+    def prepare(self) -> None:
+        with self._changed("none", 0, 0.0):
+            prepare = "prepare_chief" if self._is_chief else "prepare"
+            self._call(prepare, strategy=self.strategy, processors=self.processors, steps=10)
+        self.step = self.length(self.recorded("none", 0, 0.0))
+        for cause in LINKS if self._network else ():
+            self._per_second[cause] = 1.0
+            longer = self.length(self.recorded(cause, 0, 0.25 * self.step)) - self.step
+            self._per_second[cause] = 0.25 * self.step / max(longer, 0.02 * self.step)
+
+    def length(self, rows: dict[int, np.ndarray]) -> float:
+        return float(np.median(timeline(rows).step))
+
+    def recorded(self, cause: str, worker: int, seconds: float) -> dict[int, np.ndarray]:
+        """Run a case; return the rows of each worker."""
+        before = {rank: int(rows[-1, Column.SEQUENCE]) for rank, rows in read_folder(self.folder).items()}
+        inside = cause if cause in PARTS and cause != "steal" else "none"
+        with self._changed(cause, worker, seconds):
+            self._call(
+                "run", where=inside, worker=0 if self._is_chief else worker, seconds=seconds, steps=self.steps + WARM
+            )
+        found = read_folder(self.folder)
+        return {rank: rows[rows[:, Column.SEQUENCE] > before.get(rank, 0)][WARM:] for rank, rows in found.items()}
+
+    def case(self, one: Case) -> dict[int, np.ndarray]:
+        # what is read ahead hides an input that is not slower than a step
+        seconds = self.step * (one.share + (one.cause == "input"))
+        return self.recorded(one.cause, one.worker, seconds)
+
+    @contextlib.contextmanager
+    def _changed(self, cause: str, worker: int, seconds: float) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if cause == "steal":
+                stack.enter_context(stealing(self.processors[worker], seconds / self.step))
+            if self._network is not None:
+                scaled = seconds * self._per_second.get(cause, 1.0)
+                late = scaled if cause == "delay" else 0.0
+                for rank in range(WORKERS):
+                    ports = [(f"port{rank}", f"wire{rank}")]
+                    inside = ["ip", "netns", "exec", self._network.hub]
+                    stack.enter_context(delays.holding(inside, late if rank == worker else 0.0, ports))
+                if cause == "bandwidth":
+                    stack.enter_context(self._narrow(worker, scaled))
+            yield
+
+    @contextlib.contextmanager
+    def _narrow(self, worker: int, seconds: float) -> Iterator[None]:
+        assert self._network is not None
+        sent = 8 * 4 * (64 * 256 + 256 * 256 + 256 * 10)  # bits of a step
+        self._limit(worker, sent / (sent / RATE + seconds))
+        try:
+            yield
+        finally:
+            self._limit(worker, RATE)
+
+    def _limit(self, worker: int, rate: float) -> None:
+        assert self._network is not None
+        for space, device in ((self._network.namespace(worker), links.DEVICE), (self._network.hub, f"port{worker}")):
+            change = ["tc", "-n", space, "qdisc", "change", "dev", device, "root", "handle", "1:"]
+            links._run([*change, "tbf", "rate", f"{rate / 1e3:.0f}kbit", "burst", "65536", "latency", "100ms"])
+
+    def _call(self, function: str, **arguments: Any) -> None:
+        self.lane.call(f"tests.soak.injected:{function}", **arguments)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def told(verdict: Verdict) -> str:
+    """Return what a verdict says, in a word or two."""
+    if verdict.rank is not None and verdict.part is not None:
+        return f"{verdict.rank} {verdict.part.label}"
+    return verdict.bound.name.lower()
+
+
+def is_right(case: Case, verdict: Verdict) -> tuple[bool, bool]:
+    """Return whether the worker is right, and whether the cause is."""
+    if case.cause == "none":
+        return verdict.rank is None, verdict.rank is None
+    if case.strategy == PARAMETER_SERVER and case.cause in OF_A_CHIEF:
+        return verdict.rank is None, verdict.bound is OF_A_CHIEF[case.cause]
+    if case.cause in LINKS:
+        return verdict.rank is None, verdict.bound is Bound.COMMUNICATION
+    return verdict.rank == case.worker, verdict.bound is Bound.STRAGGLER and verdict.part is PARTS[case.cause]
+
+
+class Results:
+    """What was said of each case."""
+
+    def __init__(self) -> None:
+        self.right: Counter[tuple[str, float, str]] = Counter()
+        self.said: Counter[tuple[str, str]] = Counter()
+
+    def add(self, case: Case, rows: dict[int, np.ndarray]) -> None:
+        found = timeline(of_workers(rows))
+        verdict = judge(found)
+        worker, cause = is_right(case, verdict)
+        share = case.share if case.cause != "none" else 0.0
+        for strategy in (case.strategy, "all"):
+            right = {"worker": worker, "cause": cause, "both": worker and cause, "cases": True}
+            self.right.update({(strategy, share, name): int(is_so) for name, is_so in right.items()})
+        said = told(verdict)
+        if verdict.rank is not None:
+            said = said[2:] if verdict.rank == case.worker else f"WRONG {said[2:]}"
+        self.said[case.cause, said] += 1
+        means = " ".join(f"{part.label[:5]} {1e3 * verdict.means[:, part].mean():.1f}" for part in Part)
+        waits = "/".join(f"{1e3 * one:.1f}" for one in verdict.means[:, Part.WAIT])
+        print(f"  {case.strategy:12} {case.cause:9} {case.worker} {case.share:4.0%} "
+              f"{'right' if worker and cause else 'WRONG'}  {told(verdict):18} {1e3 * verdict.step_seconds:5.1f} ms, "
+              f"won {verdict.won:4.0%}  wait {waits}  {means}", flush=True)  # fmt: skip
+
+    def show(self) -> None:
+        for strategy, share in sorted({key[:2] for key in self.right}):
+            count = self.right[strategy, share, "cases"]
+            rates = ", ".join(f"{name} {self.right[strategy, share, name]}" for name in ("both", "worker", "cause"))
+            print(f"{strategy:18} {share:4.0%}: of {count:3} right: {rates}")
+        columns = sorted({said for _, said in self.said})
+        print(f"{'injected / told':16}" + "".join(f"{column:>15}" for column in columns))
+        for cause in CAUSES:
+            print(f"{cause:16}" + "".join(f"{self.said[cause, column] or '.':>15}" for column in columns))
+
+
+def cases_of(strategies: Sequence[str], shares: Sequence[float], rounds: int, causes: Sequence[str]) -> list[Case]:
+    found = []
+    for strategy in strategies:
+        for cause in causes:
+            if strategy == PARAMETER_SERVER and cause not in ("none", "steal", *OF_A_CHIEF):
+                continue
+            for share in shares:
+                for worker in range(WORKERS):
+                    found += rounds * [Case(strategy, cause, worker, share, cause in LINKS)]
+    return found
+
+
+def run(options: argparse.Namespace) -> None:
+    processors = sorted(os.sched_getaffinity(0))
+    cases = cases_of(options.strategies, options.shares, options.rounds, options.causes)
+    random.Random(options.seed).shuffle(cases)
+    results, kept = Results(), []
+    with contextlib.ExitStack() as stack:
+        pairs: dict[tuple[str, bool], Pair] = {}
+        for strategy, is_linked in dict.fromkeys((case.strategy, case.is_linked) for case in cases):
+            link = links.Link(rate="1gbit", delay_ms=0.001)
+            network = stack.enter_context(_network(link)) if is_linked else None
+            pair = Pair(strategy, processors, options.steps, network)
+            stack.callback(pair.close)
+            with _alone(pair, pairs):
+                pair.prepare()
+            pairs[strategy, is_linked] = pair
+            where = "with links" if is_linked else "on this host"
+            print(f"{strategy} {where}: a step takes {1e3 * pair.step:.1f} ms", flush=True)
+        for case in cases:
+            pair = pairs[case.strategy, case.is_linked]
+            with _alone(pair, pairs):
+                rows = pair.case(case)
+            results.add(case, rows)
+            kept.append((case, rows))
+            if options.keep:
+                keep(options.keep, kept)
+    results.show()
+
+
+@contextlib.contextmanager
+def _network(link: links.Link) -> Iterator[links.Network]:
+    """Yield a network in which nothing hands on what comes in at the ports: each case does."""
+    held = links._late
+    links._late = lambda made, of: contextlib.nullcontext()
+    try:
+        with links.network(link, WORKERS) as made:
+            yield made
+    finally:
+        links._late = held
+
+
+@contextlib.contextmanager
+def _alone(pair: Pair, pairs: dict[tuple[str, bool], Pair]) -> Iterator[None]:
+    with lanes.turn(pair.lane, [one.lane for one in pairs.values()]):
+        yield
+
+
+def keep(path: str, kept: list[tuple[Case, dict[int, np.ndarray]]]) -> None:
+    arrays = {f"{number}-{rank}": found for number, (_, rows) in enumerate(kept) for rank, found in rows.items()}
+    with open(path, "wb") as file:
+        np.savez_compressed(file, cases=json.dumps([asdict(case) for case, _ in kept]), **arrays)
+
+
+def judge_kept(paths: Sequence[str]) -> None:
+    results = Results()
+    for path in paths:
+        with np.load(path) as file:
+            for number, case in enumerate(json.loads(str(file["cases"]))):
+                rows = {rank: file[f"{number}-{rank}"] for rank in range(WORKERS) if f"{number}-{rank}" in file}
+                assert all(found.shape[1] == WIDTH for found in rows.values())
+                results.add(Case(**case), rows)
+    results.show()
+
+
+def main() -> None:
+    """Run all cases, or judge what was recorded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategies", nargs="+", default=["multi-worker", "ring", PARAMETER_SERVER])
+    parser.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.25, 0.5])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--causes", nargs="+", choices=CAUSES, default=CAUSES, help="links need root")
+    parser.add_argument("--keep", help="a file for what was recorded")
+    parser.add_argument("--judge", nargs="+", help="files of such a kind: nothing is run")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left then either
+    if options.judge:
+        judge_kept(options.judge)
+    else:
+        run(options)
+
+
+if __name__ == "__main__":
+    main()
