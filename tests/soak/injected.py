@@ -100,9 +100,7 @@ def prepare(strategy: str, processors: list[int], steps: int) -> None:
 
 def prepare_chief(strategy: str, processors: list[int], steps: int) -> None:
     """Start a worker on each processor and a server, and train a model that computes on the workers for some steps."""
-    chief = tfdist.strategies.ParameterServerStrategy(
-        local_workers=len(processors), local_servers=1, max_staleness=0
-    )
+    chief = tfdist.strategies.ParameterServerStrategy(local_workers=len(processors), local_servers=1, max_staleness=0)
     tasks = chief._tasks
     assert tasks is not None
     for index, processor in enumerate(processors):

@@ -84,8 +84,8 @@ def _print(report: benchmark.Report) -> None:
     console.print(parts)
     setup = report.setup
     console.print(
-        f"Of a step: {setup.strategy}, {setup.workers} workers, {setup.model}, global batch {setup.batch_size}; {setup.rounds} "
-        f"rounds of {setup.steps} steps; median [lower-upper quartile]; {about(report.machine)}",
+        f"Of a step: {setup.strategy}, {setup.workers} workers, {setup.model}, global batch {setup.batch_size}; "
+        f"{setup.rounds} rounds of {setup.steps} steps; median [lower-upper quartile]; {about(report.machine)}",
         highlight=False,
         markup=False,
     )
