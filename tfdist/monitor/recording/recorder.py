@@ -16,7 +16,7 @@ import numpy as np
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Activity, Kind, Phase
 from tfdist.monitor.recording.ring import Ring
-from tfdist.monitor.recording.rows import COLUMN_OF, CREW, HOST_PHASES, KINDS, STAMPS, VARIABLE, WIDTH, Column
+from tfdist.monitor.recording.rows import CHIEF_WORKERS, COLUMN_OF, HOST_PHASES, KINDS, STAMPS, VARIABLE, WIDTH, Column
 
 FLUSH_SECONDS = 0.5
 #: steps after which it is written in any case: half of the ring of stamps
@@ -122,7 +122,7 @@ class Recorder(StepObserver):
     def on_computed(self, step: int, worker: int, nanoseconds: int) -> None:
         """Add up how long a chief's worker took."""
         row = self._open.get(step)
-        if row is not None and 0 <= worker < CREW:
+        if row is not None and 0 <= worker < CHIEF_WORKERS:
             row[_COMPUTED + worker] += nanoseconds
 
     def on_end(self, step: int, worked: int, now: int) -> None:

@@ -12,7 +12,7 @@ VARIABLE = "TFDIST_MONITOR_DIR"
 #: gradient reductions of a step whose own arrival and completion are kept
 BUCKETS = 8
 #: workers of a chief whose own time is kept
-CREW = 8
+CHIEF_WORKERS = 8
 #: kinds of steps by their number in a row
 KINDS = (Kind.TRAIN, Kind.TEST, Kind.PREDICT)
 
@@ -42,19 +42,21 @@ class Column(IntEnum):
     UNDIVIDED = 18
     COMPUTED = 19  # a chief's: how long each of its first workers took for its part, and what it was sent
     # when, in the graph
-    GRAPH_BEGIN = 19 + CREW
-    FORWARD = 20 + CREW  # the loss was known
-    GRADIENTS = 21 + CREW  # the last gradient was there
-    REDUCED = 22 + CREW  # the last sum was
-    GRAPH_END = 23 + CREW
-    LOSS = 24 + CREW  # of this worker's examples, the bits of a float64
-    REDUCTIONS = 25 + CREW  # how many of the pairs below are there
-    ARRIVALS = 26 + CREW  # when this worker came to each, and
-    COMPLETIONS = 26 + CREW + BUCKETS  # when its sum was there
-    GRADIENT_NORM = 26 + CREW + 2 * BUCKETS  # of what this worker has of the reduced gradient, the bits of a float64
+    GRAPH_BEGIN = 19 + CHIEF_WORKERS
+    FORWARD = 20 + CHIEF_WORKERS  # the loss was known
+    GRADIENTS = 21 + CHIEF_WORKERS  # the last gradient was there
+    REDUCED = 22 + CHIEF_WORKERS  # the last sum was
+    GRAPH_END = 23 + CHIEF_WORKERS
+    LOSS = 24 + CHIEF_WORKERS  # of this worker's examples, the bits of a float64
+    REDUCTIONS = 25 + CHIEF_WORKERS  # how many of the pairs below are there
+    ARRIVALS = 26 + CHIEF_WORKERS  # when this worker came to each, and
+    COMPLETIONS = 26 + CHIEF_WORKERS + BUCKETS  # when its sum was there
+    GRADIENT_NORM = (
+        26 + CHIEF_WORKERS + 2 * BUCKETS
+    )  # of what this worker has of the reduced gradient, the bits of a float64
 
 
-WIDTH = 26 + CREW + 2 * BUCKETS + 1
+WIDTH = 26 + CHIEF_WORKERS + 2 * BUCKETS + 1
 #: stamps of a step in the graph, in this order; the loss, the number of reductions, arrivals, completions, the norm
 STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
 #: steps of which the norm of the gradient is measured once; the norm that stands for 0, which is that of no measurement

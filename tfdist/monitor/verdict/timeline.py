@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.monitor.recording.rows import BUCKETS, CREW, LEAST_NORM, WIDTH, Column
+from tfdist.monitor.recording.rows import BUCKETS, CHIEF_WORKERS, LEAST_NORM, WIDTH, Column
 
 
 class Part(IntEnum):
@@ -124,10 +124,10 @@ def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
     if len(rows) != 1:
         return rows
     (chief,) = rows.values()
-    crew = chief[:, Column.COMPUTED : Column.COMPUTED + CREW] > 0
-    trained = crew[(chief[:, Column.KIND] == 0) & crew.any(axis=1)][-_LAST:]
+    computed = chief[:, Column.COMPUTED : Column.COMPUTED + CHIEF_WORKERS] > 0
+    trained = computed[(chief[:, Column.KIND] == 0) & computed.any(axis=1)][-_LAST:]
     workers = np.flatnonzero(trained.sum(axis=0) * 2 > len(trained))  # others are gone, or nobody waits for them
-    complete = chief[crew[:, workers].all(axis=1)]
+    complete = chief[computed[:, workers].all(axis=1)]
     found = {}
     for worker in workers if len(workers) > 1 else ():
         mine = complete.copy()
