@@ -8,14 +8,21 @@ The machines are those of `hosts.py`. MPIRUN are the programs to try, of Open MP
 import argparse
 import contextlib
 import json
+import os
+import re
+import shlex
 import shutil
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-from tests.soak.hosts import SSHD_USER, Trial, with_sshd
+from tests.soak.hosts import SECONDS, SSHD_USER, Trial, with_sshd
 from tests.soak.machines import LAUNCHER, Machines, machines, quoted
-from tfdist.launch.remote.mpi import MPICH, found_kind
+from tfdist.cluster import job_key
+from tfdist.launch.plan.hosts import Host, Remote
+from tfdist.launch.remote.connecting.joining import RENDEZVOUS
+from tfdist.launch.remote.mpi import MPICH, OPEN_MPI, command, found_kind
 
 
 def reached_by(program: str, found: Machines, config: Path) -> str:
@@ -42,6 +49,41 @@ def places(trial: Trial, where: tuple[object, ...]) -> None:
     found = [(told / str(worker)).read_text() for worker in range(4)]
     shutil.rmtree(told)
     assert found == ["a", "a", "b", "b"], found
+
+
+def maps(trial: Trial, where: tuple[object, ...]) -> dict[int, str]:
+    """The host that mpirun shows for each rank is the one on which it runs what is the agent of that host."""
+    says = trial.folder / "script_says"
+    says.write_text('#!/bin/sh\necho "said: $TFDIST_HOST_NAME is $(hostname)"\n')
+    says.chmod(0o755)
+    shell = tuple(shlex.split(str(where[-1])))
+    kind = found_kind(shell, os.environ)
+    shell = (*shell, "--display-map") if kind == OPEN_MPI else (*shell, "-prepend-rank")
+    remote = Remote(hosts=(Host(name="a", address="a"), Host(name="b", address="b")), shell=shell, python=str(says))
+    words = command(kind, remote, remote.hosts, {}, as_root=True)
+    done = subprocess.run(
+        trial.found.inside(LAUNCHER, [*words]),
+        env={**os.environ, RENDEZVOUS: "", job_key.VARIABLE: ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown: dict[int, str] = {}
+    host = ""
+    for line in done.stdout.splitlines():
+        if found := re.search(r"Data for node: (\S+)", line):
+            host = found[1]
+        elif found := re.search(r"Process rank: (\d+)", line):
+            shown[int(found[1])] = host
+        elif found := re.match(r"\[(\d+)\] said: (\w+)", line):
+            shown[int(found[1])] = found[2]
+    said = dict(re.findall(r"said: (\w+) is (\w+)", done.stdout))
+    assert said == {"a": "a", "b": "b"}, done.stdout
+    assert shown == {0: "a", 1: "b"}, done.stdout
+    return shown
 
 
 def equal_to_the_bit(trial: Trial, where: tuple[object, ...]) -> str:
@@ -75,7 +117,8 @@ def main() -> None:
             begun = time.monotonic()
             where = ("--engine", "mpi", "--mpi-command", reached_by(program, found, config))
             places(trial, where)
-            print(f"{program}: four workers on two hosts, each in its place", flush=True)
+            shown = maps(trial, where)
+            print(f"{program}: four workers on two hosts, each in its place; hosts of ranks: {shown}", flush=True)
             resumed = equal_to_the_bit(trial, where)
             assert not trial.left()
             seconds = time.monotonic() - begun
