@@ -48,11 +48,12 @@ def test_epochs_are_reported_once_also_those_that_are_trained_again(
             if dies:
                 with pytest.raises(InterruptedError):
                     fit(run, *dies)
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the next process would have
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 assert len(Result.from_path(run).history) == 3
             model = fit(run)
             with pytest.raises(ConfigError, match=r"a name in metrics is 'loos'.*'loss'"):
                 fit(run, metrics=["loos"], checkpoint_every=None)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which a training that raises leaves to its process
         result = Result.from_path(run)
         histories.append([(one["training_iteration"], one["loss"], one["mae"]) for one in result.history])
         assert result.checkpoint is not None
