@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,9 +282,9 @@ def _refusals(pool: WorkerPool) -> dict[str, str]:
 
 def test_a_server_that_goes_ends_training_at_once_with_the_cure(forking: Forks) -> None:
     seen = once(forking, "a_server_goes")
-    assert re.search("parameter server [01]", seen["error"]), seen["error"]  # whichever is missed first: both are gone
+    assert "parameter server 0" in seen["error"]
     assert "BackupAndRestore" in seen["error"]
-    assert seen["seconds"] < 120
+    assert seen["seconds"] < 30
 
 
 # The chief may have the job asked to end in its fourth epoch. It prints what came of it.

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import partitioned_models
+import psutil
 import reducer_cases
 import tensorflow as tf
 
@@ -475,8 +476,9 @@ def a_server_goes() -> dict[str, Any]:
     killed: list[float] = []
 
     def kill() -> None:
-        os.kill(pid("ps", 1), signal.SIGKILL)
-        os.kill(pid("ps", 0), signal.SIGKILL)
+        for server in map(psutil.Process, (pid("ps", 0), pid("ps", 1))):
+            server.kill()  # and the next one when this one listens no more: the first that does not is named
+            _wait(lambda ended=server: not ended.is_running() or ended.status() == psutil.STATUS_ZOMBIE)
         killed.append(time.monotonic())
 
     try:
