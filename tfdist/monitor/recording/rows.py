@@ -51,9 +51,8 @@ class Column(IntEnum):
     REDUCTIONS = 25 + CHIEF_WORKERS  # how many of the pairs below are there
     ARRIVALS = 26 + CHIEF_WORKERS  # when this worker came to each, and
     COMPLETIONS = 26 + CHIEF_WORKERS + BUCKETS  # when its sum was there
-    GRADIENT_NORM = (
-        26 + CHIEF_WORKERS + 2 * BUCKETS
-    )  # of what this worker has of the reduced gradient, the bits of a float64
+    # of what this worker has of the reduced gradient, the bits of a float64
+    GRADIENT_NORM = 26 + CHIEF_WORKERS + 2 * BUCKETS
 
 
 WIDTH = 26 + CHIEF_WORKERS + 2 * BUCKETS + 1
