@@ -115,26 +115,41 @@ class Stamps:
         self._completions.append(self._stamp(results))
         return results
 
-    def gradient_norm(self, squares: Callable[[], Any]) -> None:
+    def gradient_norm(self, squares: Callable[..., Any], tensors: Sequence[Any]) -> None:
         """Note the norm of the gradient, in one of so many steps: it is a pass over all of it, for which nothing waits.
 
+        The condition stays one operation. `tf.cond` becomes switches between the operations of the step, and
+        TensorFlow then runs the whole step by the executor that can follow them, which takes longer for each operation.
+
         Args:
-            squares: returns the sum of the squares of all elements, a scalar.
+            squares: returns the sum of the squares of all elements, a scalar, given the tensors.
+            tensors: what it looks at.
         """
         import tensorflow as tf
 
         if not self._is_here() or Column.GRADIENT_NORM in self._values:
             return
 
-        def measured() -> Any:
-            norm = tf.sqrt(tf.cast(squares(), tf.float64))
+        def measured(*tensors: Any) -> Any:
+            norm = tf.sqrt(tf.cast(squares(*tensors), tf.float64))
             return tf.where(tf.equal(norm, 0), tf.constant(LEAST_NORM, tf.float64), norm)
+
+        def left_out(*tensors: Any) -> Any:
+            return tf.zeros([], tf.float64)
 
         with tf.device("/device:CPU:0"):
             number = tf.raw_ops.ReadVariableOp(resource=self._ring.count, dtype=tf.int64)
             self._own.add(number.op.name)
             is_due = tf.equal(tf.math.floormod(self._ring.independent(number), NORM_EVERY), 0)
-            self._values[Column.GRADIENT_NORM] = tf.cond(is_due, measured, lambda: tf.zeros([], tf.float64))
+        then, otherwise = (
+            tf.function(one, autograph=False).get_concrete_function(
+                *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors)
+            )
+            for one in (measured, left_out)
+        )
+        (self._values[Column.GRADIENT_NORM],) = tf.raw_ops.StatelessIf(
+            cond=is_due, input=tensors, Tout=[tf.float64], then_branch=then, else_branch=otherwise
+        )
 
     def end(self) -> None:
         """Note the end of the step, behind all that has effects, and write the row."""
