@@ -103,11 +103,15 @@ def own_lines(text: str, worker: int | str) -> list[str]:
 
 
 def another_host(folder: Path) -> Path:
-    """Return a program that stands for ssh: it runs the command here, elsewhere, and with little of the environment."""
+    """Return a program that stands for ssh: it runs the command here, elsewhere, and with little of the environment.
+
+    A host of which a file says that it is gone cannot be reached.
+    """
     path = folder / "another host"
     path.write_text(
         "#!/bin/sh\n"
         'echo "Welcome to $1"\n'
+        '[ -e "$SHARED/$1 is gone" ] && exit 255\n'
         f"cd / && exec env -i PYTHONPATH='{ROOT}' "
         'HOME="$HOME" PATH="$PATH" SHARED="$SHARED" TMPDIR="${TMPDIR:-/tmp}" LANG=C.UTF-8 sh -c "$2"\n'
     )

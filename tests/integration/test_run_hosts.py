@@ -22,10 +22,7 @@ from tests.integration.agents import (
     told,
     wait_until,
 )
-from tests.integration.conftest import QUIET, THREADS
-from tests.integration.forks import OPTIMIZED, Forks
 from tests.integration.steppers import STEPPER, done, fault, happened, job, wait_for_event
-from tests.integration.test_run_recovers import resumable, run
 from tests.integration.test_run_resize import FOREVER, resize, sizes
 from tests.integration.test_run_resize import halts as halted_before
 
@@ -84,20 +81,32 @@ def test_the_first_failure_is_the_cause_and_its_code_is_kept(hosts: list[str], s
 
 
 @quick
-def test_killed_stopped_and_a_lost_host_and_no_step_is_lost_or_repeated(
+def test_killed_stopped_and_a_host_lost_twice_and_no_step_is_lost_or_repeated(
     hosts: list[str], script: Any, shared: Path
 ) -> None:
-    lose = "lambda tick: os.kill(os.getppid(), signal.SIGKILL) if (START, tick, ME) == (2, 5, 2) else None"
-    path = script(ON_HOSTS["40"] + f"\ntrain(40, before={lose})\n")
+    lose = """
+def lose(tick):
+    if (tick, ME) == (5, 2) and START in (2, 3):
+        if START == 3:
+            tell("two is gone")
+        os.kill(os.getppid(), signal.SIGKILL)
+
+train(40, before=lose)
+"""
+    path = script(ON_HOSTS["40"] + lose)
     faults = [fault("kill", 3, 4), fault("stop", 2, 8, restart=1)]
-    with job(*hosts, "--max-restarts", 3, path, shared=shared, faults=faults) as process:
+    options = ("--max-restarts", 4, "--min-workers", 2)
+    with job(*hosts, *options, path, shared=shared, faults=faults) as process:
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 0, err
     assert done(shared) == list(range(40))
     failures = [one for one in happened(shared) if one["event"] == "failed"]
-    assert [one["cause"] for one in failures] == ["signal", "hang", "exception"]
+    assert [one["cause"] for one in failures] == ["signal", "hang", "exception", "exception"]
     assert (failures[0]["worker"], failures[0]["tick"], failures[1]["worker"]) == (3, 4, 2)
-    assert "the connection to host two has ended" in failures[2]["text"]
+    assert all("the connection to host two has ended" in failure["text"] for failure in failures[2:])
+    assert [one["workers"] for one in happened(shared) if one["event"] == "stepping"] == [4, 4, 4, 4, 2]
+    assert b"host two was lost, and cannot be reached again" in err
+    assert b"The job goes on with 2 workers" in err
 
 
 @quick
@@ -127,21 +136,6 @@ def test_what_ends_the_agent_ends_the_workers(number: int, hosts: list[str], scr
         process.communicate(timeout=DEADLINE_SECONDS)
         assert process.returncode == (130 if number == signal.SIGINT else -9)
     wait_until(lambda: not any(map(alive, pids)), "a worker is left")
-
-
-@pytest.mark.readme("tfdist run --strategy multi-worker --hosts a,b train.py")
-def test_a_training_on_two_hosts_heals_from_a_kill_and_equals_that_on_one_host(
-    hosts: list[str], forking: Forks, tmp_path: Path
-) -> None:
-    strategy = ["--strategy", "multi-worker", "--collectives", "native", "-n", "2"]
-    optimized = {OPTIMIZED: "1"}  # as on the other host, where nothing is a fork of the tests
-    run(forking, tmp_path, *strategy, *resumable(tmp_path, "one host"), **optimized)
-    kill = [{"kind": "kill", "worker": 1, "at": "step", "step": 3}]
-    options = [*strategy, "--hosts", "a=127.0.0.1,b=127.0.0.2", *hosts[2:], "--max-restarts", "1"]
-    passed = {"OWN_BACKUPS": "1"}  # disks are not shared: who does not see the backup is handed it
-    options += [option for name in (*QUIET, *THREADS, *passed) for option in ("--pass-env", name)]
-    run(forking, tmp_path, *options, *resumable(tmp_path, "two hosts"), faults=kill, **passed, **optimized)
-    assert (tmp_path / "two hosts.json").read_text() == (tmp_path / "one host.json").read_text()
 
 
 def refused(*arguments: object, shared: Path, script: Any) -> str:

@@ -19,7 +19,7 @@ from tfdist.launch.plan.plan import plan
 from tfdist.launch.remote import records, ssh, values
 from tfdist.launch.remote.connecting.connection import ByProgram
 from tfdist.launch.remote.connecting.wire import PREAMBLE, Wire, WireError
-from tfdist.launch.remote.host_agent import Forward
+from tfdist.launch.remote.host.forward import Forward
 from tfdist.launch.remote.link import HostLink
 from tfdist.launch.supervision.failure import HOST_LOST, Failure, Record, own_failures
 from tfdist.monitor.halt import StepState

@@ -17,6 +17,7 @@ from tfdist.training import loss_scale, standby
 from tfdist.training.strategy import KerasTraining
 
 _MEMORY = "TFDIST_MEMORY_DIR"
+_COPIES = "TFDIST_COPIES_DIR"
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -37,9 +38,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     in none. The position of `tfdist.data.read` is restored as it is, on any number of workers; other input, which the
     program must make again as it did, is replayed: set a seed if it is shuffled.
 
-    Under ``tfdist run --max-restarts`` the state is also held in memory after steps, as often as that costs little, and
-    a worker that is asked to end (SIGTERM) saves before it does; elsewhere SIGTERM saves and ends the process with code
-    143.
+    Under ``tfdist run --max-restarts`` the state is also held in memory after steps, as often as that costs little, on
+    several hosts in the memory of two; and a worker that is asked to end (SIGTERM) saves before it does. Elsewhere
+    SIGTERM saves and ends the process with code 143.
 
     Args:
         backup_dir: a directory, or a URL that fsspec knows. Each call of `fit` needs one of its own.
@@ -124,13 +125,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if any(isinstance(one, (BackupAndRestore, keras.callbacks.BackupAndRestore)) for one in others):
             raise ConfigError("fit has two callbacks that back up and restore; the second would undo the first.")
         standby.stand_by(model, training=True)  # what is found from here on has to be the newest there is
-        memory = _in_memory(self.backup_dir)
+        memory, copies = _in_memory(_MEMORY, self.backup_dir), _in_memory(_COPIES, self.backup_dir)
         session = BackupSession(
             model=model,
             fit=fit,
             others=others,
             disk=Store(self.backup_dir, keep=self.keep, storage_options=self.storage_options),
             memory=None if memory is None else Store(memory, keep=2, durable=False),
+            copies=None if copies is None else Store(copies, keep=1, durable=False),
             save_freq=self.save_freq,
             asynchronous=self.asynchronous,
             delete=self.delete_checkpoint,
@@ -144,9 +146,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         fit.callbacks.callbacks.append(session)
 
 
-def _in_memory(backup_dir: str) -> str | None:
-    """Return where the state is held in memory, if the agent gives room for it: a place for each backup directory."""
-    room = os.environ.get(_MEMORY)
+def _in_memory(variable: str, backup_dir: str) -> str | None:
+    """Return where the state is in memory, if the agent gives room for it: a place for each backup directory."""
+    room = os.environ.get(variable)
     if not room:
         return None
     return os.path.join(room, trainings.place_of(backup_dir), "state")

@@ -32,6 +32,7 @@ from tfdist.launch.plan.choice import (
     require_installed,
     server_count,
 )
+from tfdist.launch.plan.config import COPY_BANDWIDTH
 from tfdist.launch.remote.engines import ENGINES
 from tfdist.measurement.sizes import as_bytes
 from tfdist.strategies import registry
@@ -172,6 +173,7 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--gpus-per-worker", type=float, metavar="G", hidden=True)
 @click.option("--memory-per-worker", metavar="SIZE", hidden=True)
 @click.option("--wait-seconds", type=float, metavar="S", hidden=True)
+@click.option("--copy-bandwidth", metavar="SIZE", hidden=True)
 @kubernetes.options
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -216,6 +218,7 @@ def command(
     gpus_per_worker: float | None,
     memory_per_worker: str | None,
     wait_seconds: float | None,
+    copy_bandwidth: str | None,
     is_module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -270,6 +273,7 @@ def command(
         exporters=exporters,
         trace=trace,
         remote=remote,
+        copy_bandwidth=COPY_BANDWIDTH if copy_bandwidth is None else _rate(copy_bandwidth),
         environment={
             **noise.variables(os.environ, all_logs=all_logs),
             **({COLLECTIVES_VARIABLE: collectives} if collectives else {}),
@@ -309,6 +313,11 @@ def command(
         click.echo(line)
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
+
+
+def _rate(text: str) -> int:
+    """Return bytes a second; 0 is one of them."""
+    return 0 if text.strip() == "0" else as_bytes(text)
 
 
 def _whole(count: float | None) -> Any:

@@ -53,6 +53,7 @@ class BackupSession(keras.callbacks.Callback):
         others: its callbacks, without those of tfdist.
         disk: where backups are written.
         memory: where the state is held for workers that are started again, or None.
+        copies: where copies are of what workers on another host hold, or None.
         save_freq: "epoch", a number of steps, or False.
         asynchronous: whether training goes on meanwhile.
         delete: whether the backups go when training has come to its end.
@@ -67,6 +68,7 @@ class BackupSession(keras.callbacks.Callback):
         others: Sequence[keras.callbacks.Callback],
         disk: Store,
         memory: Store | None,
+        copies: Store | None,
         save_freq: Any,
         asynchronous: bool,
         delete: bool,
@@ -100,8 +102,13 @@ class BackupSession(keras.callbacks.Callback):
         self._logs: dict[str, float] = {}
         self._in_validation: Any = None
         self._at = Place(epoch=fit.initial_epoch, step=0, taken=0, since=0)
-        stores = [("memory", memory)] if memory is not None else []
-        self._found = candidates.newest([*stores, (disk.url, disk)], self._workers, needed=self._shards.needed)
+        self._found = candidates.newest(
+            [(name, store) for name, store in (("memory", memory), ("another host's memory", copies)) if store],
+            (disk.url, disk),
+            self._workers,
+            needed=self._shards.needed,
+            is_ours=functools.partial(trainings.is_same, disk.url),
+        )
         if self._found is not None:
             _require_version(self._found)
             trainings.require_same(disk.url, self._found.state.get("training"))

@@ -42,6 +42,20 @@ def is_over(backup_dir: str) -> None:
     _over[place_of(backup_dir)] += 1
 
 
+def is_same(backup_dir: str, state: Mapping[str, Any]) -> bool:
+    """Return whether a whole state is, for certain, of the training that begins now.
+
+    Args:
+        backup_dir: of this training.
+        state: of which `mark` has made an entry when it was saved.
+
+    Example:
+        >>> is_same("backup", {"training": mark("backup")}), is_same("backup", {})
+        (True, False)
+    """
+    return bool(state.get("training") == mark(backup_dir))
+
+
 def require_same(backup_dir: str, found: Mapping[str, Any] | None) -> None:
     """Check that a state is of the training that begins now.
 

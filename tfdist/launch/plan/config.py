@@ -10,6 +10,7 @@ from tfdist.launch.plan.hosts import Remote
 from tfdist.validation import boolean, integer, number, shown, text
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
+COPY_BANDWIDTH = 64 << 20  # half of what a link of 1 Gbit/s carries in a second
 MAX_RESTARTS = 10_000  # of one run; the same failure at the same step ends a job long before
 
 
@@ -43,6 +44,7 @@ class LaunchConfig:
         gpus_per_worker: how many GPUs of its host each worker sees, none of them another's; None: each sees all.
         grace_seconds: between the request to end and SIGKILL.
         remote: the hosts on which the processes run, and how they are reached; None for this one.
+        copy_bandwidth: bytes a second that a host sends at most of its state to another's memory; 0: none.
         environment: variables for all processes, on top of those of this one; what tfdist itself sets comes after them.
 
     Raises:
@@ -76,6 +78,7 @@ class LaunchConfig:
     exporters: tuple[str, ...] = ()
     all_logs: bool = False
     remote: Remote | None = None
+    copy_bandwidth: int = COPY_BANDWIDTH
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,6 +100,7 @@ class LaunchConfig:
             integer("min_workers (--min-workers)", self.min_workers, minimum=1, maximum=self.workers)
         if self.max_workers is not None:
             integer("max_workers (--max-workers)", self.max_workers, minimum=self.workers, maximum=MAX_WORKERS)
+        integer("copy_bandwidth (--copy-bandwidth)", self.copy_bandwidth, minimum=0)
         boolean("standby", self.standby)
         boolean("monitor", self.monitor)
         boolean("all_logs", self.all_logs)

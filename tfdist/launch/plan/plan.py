@@ -24,7 +24,7 @@ TASK_FILE = _LAUNCH / "task.py"
 
 # What a process is told of its own place in a job; of an outer job it gets none of it.
 _PLACE = ("TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_WORKERS", "TFDIST_LOCAL_INDEX")
-_RESTARTABLE = ("TFDIST_RESTARTS", "TFDIST_MEMORY_DIR", "TFDIST_ENVIRONMENT_FILE")
+_RESTARTABLE = ("TFDIST_RESTARTS", "TFDIST_MEMORY_DIR", "TFDIST_COPIES_DIR", "TFDIST_ENVIRONMENT_FILE")
 _OF_A_SCRIPT = ("TFDIST_PROGRESS_FILE", "TFDIST_ENVIRONMENT_FILE", "TFDIST_ERROR_FILE", faults.TASKS, MONITOR)
 
 
@@ -132,7 +132,9 @@ def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
         variables["TFDIST_RESTARTS"] = str(start.restarts)
         variables["TFDIST_ENVIRONMENT_FILE"] = str(environment_file(start.directory))
     if config.is_elastic and role.in_step:
-        variables["TFDIST_MEMORY_DIR"] = str(start.memory / "state")
+        variables["TFDIST_MEMORY_DIR"] = str(state_folder(start.memory))
+        if config.remote is not None:
+            variables["TFDIST_COPIES_DIR"] = str(copies_folder(start.memory))
     if config.strategy is not None:
         variables["TFDIST_STRATEGY"] = config.strategy
     if config.replicas_per_worker is not None:
@@ -162,7 +164,7 @@ def _removed(start: _Start, role: Role) -> tuple[str, ...]:
     unmonitored = () if start.config.monitor or not role.runs_script else (MONITOR,)
     if role.in_step:
         return (*unmonitored, *(() if start.config.is_elastic else _RESTARTABLE))
-    place = (*_PLACE, "TFDIST_MEMORY_DIR", *unmonitored)
+    place = (*_PLACE, "TFDIST_MEMORY_DIR", "TFDIST_COPIES_DIR", *unmonitored)
     return place if role.runs_script else (*place, *_OF_A_SCRIPT)
 
 
@@ -195,6 +197,16 @@ def tf_config(cluster: Mapping[str, Sequence[str]], task: TaskId) -> str:
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
     """
     return json.dumps({"cluster": cluster, "task": {"type": task.type, "index": task.index}})
+
+
+def state_folder(memory: Path) -> Path:
+    """Return where workers hold the newest states of their trainings."""
+    return memory / "state"
+
+
+def copies_folder(memory: Path) -> Path:
+    """Return where copies of the states are that workers on another host hold."""
+    return memory / "copies"
 
 
 def progress_file(memory: Path, restarts: int) -> Path:

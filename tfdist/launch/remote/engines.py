@@ -136,6 +136,7 @@ class Engine:
         of_each_host: variables that it sets on each host for itself, so that the launcher's go to none.
         ends_at_sigterm: whether SIGTERM to an agent on a host is for it; else the engine sends it to every process.
         passes_sigterm_on: whether it is for the workers there, as a notice that their host is taken away.
+        does_without: whether the job may go on without a host that was lost and cannot be reached again.
         by_hand: whether somebody has to be told to start the agents.
         join_seconds: how long the launcher waits for a host to join: its engine has to start it, and it may have to
             import what it needs from a slow disk.
@@ -154,6 +155,7 @@ class Engine:
     of_each_host: tuple[str, ...] = ()
     ends_at_sigterm: bool = False
     passes_sigterm_on: bool = False
+    does_without: bool = False
     by_hand: bool = False
     join_seconds: float = 120.0
 
@@ -184,6 +186,7 @@ ENGINES = {
             hosts=lambda environ: (),
             without="Name the hosts: --hosts a:2,b:2",
             ends_at_sigterm=True,
+            does_without=True,
         ),
         Engine(
             name="slurm",
@@ -194,6 +197,7 @@ ENGINES = {
             without="Submit it: tfdist run --engine slurm does so outside of an allocation.",
             removed=(*_STEP, *_PMI),
             of_each_host=(VISIBLE,),
+            does_without=True,
         ),
         Engine(
             name="mpi",
@@ -213,6 +217,7 @@ ENGINES = {
             hosts=lambda environ: (),
             without="Name the hosts that will join: --hosts a:2,b:2",
             ends_at_sigterm=True,
+            does_without=True,
             by_hand=True,
             join_seconds=600.0,
         ),

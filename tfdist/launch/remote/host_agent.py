@@ -9,16 +9,14 @@ or nothing has come for a minute, every process is ended and nothing is left; if
 does that.
 """
 
-import base64
 import contextlib
 import os
 import queue
-import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -42,11 +40,12 @@ from tfdist.launch.remote.connecting.joining import (
     key_of_workers,
 )
 from tfdist.launch.remote.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
+from tfdist.launch.remote.copying.copies import Copies
+from tfdist.launch.remote.host.forward import Forward
+from tfdist.launch.remote.host.tables import Tables
 from tfdist.launch.remote.values import KEY_IS_DERIVED, config_from_json, spec_from_json
-from tfdist.monitor.status import SETTLE_SECONDS, StatusTable
 
 PART = "TFDIST_JOB_PART"  # by which this host knows its processes of the job; another job's has another one
-CREDIT_BYTES = 1 << 18  # of a stream that the agent has not written yet
 UNFINISHED = 75  # exit code: the agent was gone, or out of reach, before it had said that the job has ended
 PACKAGES = ("tensorflow", "keras", "numpy")
 
@@ -54,7 +53,6 @@ _TELL_SECONDS = 0.02
 _TELL_WHILE_HALTING_SECONDS = 0.002
 _CLOSE_SECONDS = 5.0
 _CHUNK = 1 << 15
-_POLL_MILLISECONDS = 500
 
 
 def main() -> None:
@@ -158,7 +156,13 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: 
         }
     )
     key_of_all = "" if key is None else key_of_workers(key, hello["job"])
-    agent = HostAgent(wire, guard, placement, factory, key=key_of_all)
+
+    def tell(text: str) -> None:
+        with contextlib.suppress(WireError):
+            wire.send({"say": text})
+
+    copies = Copies(guard.memory, hello["address"], bytes_per_second=config.copy_bandwidth, tell=tell)
+    agent = HostAgent(wire, guard, placement, factory, copies, key=key_of_all)
     if hello["passes_sigterm_on"]:
         signal.signal(signal.SIGTERM, lambda *_: agent.give_notice())
     return agent
@@ -179,13 +183,22 @@ class HostAgent:
         guard: of the job on this host.
         placement: starts processes here.
         factory: of it.
+        copies: of the states of workers, from here and from elsewhere.
         key: of the workers, where it does not come with them.
     """
 
     def __init__(
-        self, wire: Wire, guard: Guard, placement: LocalPlacement, factory: WorkerFactory, *, key: str = ""
+        self,
+        wire: Wire,
+        guard: Guard,
+        placement: LocalPlacement,
+        factory: WorkerFactory,
+        copies: Copies,
+        *,
+        key: str = "",
     ) -> None:
         self._key = key
+        self._copies = copies
         self._wire = wire
         self._guard = guard
         self._placement = placement
@@ -198,7 +211,7 @@ class HostAgent:
         self._outputs: dict[tuple[int, int], Forward] = {}
         self._recorded: set[int] = set()
         self._lock = threading.Lock()
-        self._tables = _Tables()
+        self._tables = Tables()
         self._telling = threading.Lock()  # what is told later is newer
         self._told: tuple[list[Any], list[int]] | None = None
         self._told_at = 0.0
@@ -211,6 +224,8 @@ class HostAgent:
             "taken": self._taken,
             "close": self._close,
             "prepare": self._prepare,
+            "take copies": lambda asked: copies.take(asked["sender"], self._key_of(asked["key"])),
+            "send copies": lambda asked: copies.send(asked["to"], asked["name"], self._key_of(asked["key"])),
             "table": lambda asked: self._tables.tell(asked["number"], asked["what"], asked["step"]),
             "notice": self._notice,
             "close table": lambda asked: self._tables.close(asked["number"]),
@@ -246,6 +261,7 @@ class HostAgent:
     def end(self) -> None:
         """End every process, and what it has left."""
         self._gone.set()
+        self._copies.close()
         handles = list(self._handles.values())
         for handle in handles:
             handle.signal(signal.SIGKILL)
@@ -286,7 +302,7 @@ class HostAgent:
 
     def _start(self, asked: dict[str, Any]) -> int:
         spec, number = spec_from_json(asked["spec"]), asked["handle"]
-        key = self._key if spec.key == KEY_IS_DERIVED else spec.key
+        key = self._key_of(spec.key)
         spec = replace(spec, environment={**spec.environment, PART: self._guard.job_id}, key=key)
         handle = self._placement.start(spec)
         with self._lock:
@@ -298,6 +314,9 @@ class HostAgent:
             threading.Thread(target=forward.run, daemon=True).start()
         threading.Thread(target=self._watch, args=(number, handle), daemon=True).start()
         return handle.pid
+
+    def _key_of(self, told: str) -> str:
+        return self._key if told == KEY_IS_DERIVED else told
 
     def _watch(self, number: int, handle: Handle) -> None:
         returncode = handle.wait()
@@ -378,102 +397,6 @@ class HostAgent:
         with self._lock:
             handles = dict(self._handles)
         return {number: handle for number, handle in handles.items() if handle.wait(0.0) is None}
-
-
-class _Tables:
-    """The status tables of the starts that this host has processes of, by the number of the start."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[int, tuple[StatusTable, list[int]]] = {}
-        self._settled: dict[int, int] = {}  # the request that every worker has seen, or will before its next step
-
-    @property
-    def is_halting(self) -> bool:
-        return any(self._settled.values())
-
-    def open(self, number: int, path: Path, workers: int, *, chief: bool, here: list[int]) -> None:
-        with self._lock:
-            self._open[number] = (StatusTable(path, workers, chief=chief), here)
-            self._settled[number] = 0
-
-    def tell(self, number: int, what: str, step: int) -> None:
-        with self._lock:
-            table, _ = self._open[number]
-            if what == "halt":
-                table.ask_to_halt()
-                time.sleep(SETTLE_SECONDS)
-                self._settled[number] = table.request
-            elif what == "take back":
-                table.take_back()
-                self._settled[number] = 0
-            elif what == "target":
-                table.set_target(step)
-            else:
-                assert what == "end"
-                table.end()
-
-    def said(self) -> list[Any]:
-        """Return of each start its number, the request that has settled, that in force, and its workers' words."""
-        with self._lock:
-            return [
-                [number, self._settled[number], table.request, {str(one): table.record(one) for one in here}]
-                for number, (table, here) in self._open.items()
-            ]
-
-    def close(self, number: int) -> None:
-        with self._lock:
-            self._open.pop(number)[0].close()
-            del self._settled[number]
-
-
-class Forward:
-    """Passes on what a process writes to a stream, no faster than the agent takes it."""
-
-    def __init__(self, descriptor: int, handle: int, stream: int, send: Callable[[dict[str, Any]], None]) -> None:
-        self._descriptor = descriptor
-        self._handle = handle
-        self._stream = stream
-        self._send = send
-        self._credit = CREDIT_BYTES
-        self._given = threading.Condition()
-        self._finishing = threading.Event()
-
-    def give(self, count: int) -> None:
-        """Let so many bytes more be sent."""
-        with self._given:
-            self._credit += count
-            self._given.notify()
-
-    def finish(self) -> None:
-        """Pass on what the processes, which have ended, have written; who still holds the stream is not waited for."""
-        self._finishing.set()
-
-    def run(self) -> None:
-        """Pass on until the stream ends."""
-        for data in self._read():
-            with self._given:
-                self._given.wait_for(lambda: self._credit > 0)
-                self._credit -= len(data)
-            self._send({"output": self._handle, "stream": self._stream, "data": base64.b64encode(data).decode()})
-        self._send({"output": self._handle, "stream": self._stream, "data": ""})
-
-    def _read(self) -> Iterator[bytes]:
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        try:
-            while True:
-                is_last = self._finishing.is_set()
-                if poll.poll(0 if is_last else _POLL_MILLISECONDS):
-                    if not (data := os.read(self._descriptor, _CHUNK)):
-                        return
-                    yield data
-                elif is_last:
-                    return
-        except OSError:
-            return
-        finally:
-            os.close(self._descriptor)
 
 
 if __name__ == "__main__":

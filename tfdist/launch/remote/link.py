@@ -29,10 +29,12 @@ class HostLink:
     Args:
         host: which.
         connection: to what acts there.
+        say: tells the user what the host has to say.
     """
 
-    def __init__(self, host: Host, connection: Connection) -> None:
+    def __init__(self, host: Host, connection: Connection, say: Callable[[str], None] = lambda text: None) -> None:
         self.host = host
+        self._say = say
         self.report: HostReport | None = None
         self._offset = math.inf  # what is added to its clock to have this host's
         self._connection = connection
@@ -121,8 +123,7 @@ class HostLink:
             self._handles[number] = handle
         try:
             values = spec_to_json(spec)
-            if self._connection.shares_key and spec.key:  # it is derived there, and does not travel
-                values["key"] = KEY_IS_DERIVED
+            values["key"] = self.key_for(spec.key)
             handle.pid = self.ask("start", handle=number, spec=values)
         except TfdistError:
             with self._lock:
@@ -130,6 +131,10 @@ class HostLink:
             handle.give_back()
             raise
         return handle
+
+    def key_for(self, key: str) -> str:
+        """Return what the host is told of a key of the workers: it does not travel to where it can be derived."""
+        return KEY_IS_DERIVED if self._connection.shares_key and key else key
 
     def is_stopped(self, number: int) -> bool:
         """Whether a process stands still."""
@@ -203,6 +208,8 @@ class HostLink:
         elif "output" in message:
             if (handle := self._handles.get(message["output"])) is not None:
                 handle.take(message["stream"], base64.b64decode(message["data"]))
+        elif "say" in message:
+            self._say(f"host {self.host.name}: {message['say']}")
         elif "record" in message:
             if (handle := self._handles.get(message["record"])) is not None:
                 handle.record(records.on_our_clock(message["content"], self._offset))

@@ -92,12 +92,15 @@ class Meeting:
             assert self._engine.bring is not None
             self._brought = self._engine.bring(self._remote, hosts, tickets, self._environ)
 
-    def connection(self, host: Host, *, interrupted: Callable[[], bool]) -> Connection:
+    def connection(
+        self, host: Host, *, interrupted: Callable[[], bool], join_seconds: float | None = None
+    ) -> Connection:
         """Return a connection to a host.
 
         Args:
             host: which.
             interrupted: whether to wait no longer.
+            join_seconds: how long, where it joins; None: as its engine may take to start it.
         Raises:
             TfdistError: there is none, why, and what to do.
         """
@@ -106,8 +109,9 @@ class Meeting:
         rendezvous, brought = self._rendezvous, self._brought
         assert rendezvous is not None
         assert brought is not None
+        seconds = self._engine.join_seconds if join_seconds is None else join_seconds
         joined = rendezvous.take(
-            host.name, timeout_seconds=self._engine.join_seconds, give_up=lambda: interrupted() or bool(brought.ended())
+            host.name, timeout_seconds=seconds, give_up=lambda: interrupted() or bool(brought.ended())
         )
         if joined is None and not interrupted():
             joined = rendezvous.take(host.name, timeout_seconds=_LAST_SECONDS, give_up=interrupted)
@@ -121,7 +125,7 @@ class Meeting:
             raise TfdistError(f"not every host has joined: {brought.ended()}")
         at = ", ".join(rendezvous.addresses)
         raise DeadlineError(
-            f"host {host.name} has not joined within {self._engine.join_seconds:g} s at {at}; it has to reach the "
+            f"host {host.name} has not joined within {seconds:g} s at {at}; it has to reach the "
             f"launcher there (--rendezvous ADDRESS:PORT names another address).{_quoted(brought.said())}"
         )
 

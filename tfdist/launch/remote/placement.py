@@ -13,8 +13,11 @@ from tfdist import __version__
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch.placement.base import Handle, Site
 from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.demand import NoRoomError
 from tfdist.launch.plan.hosts import Host, Remote, places
 from tfdist.launch.plan.spec import WorkerSpec
+from tfdist.launch.remote.connecting.joining import key_of_workers
+from tfdist.launch.remote.copying.copies import ring
 from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.link import HostLink
 from tfdist.launch.remote.meeting import Meeting
@@ -22,6 +25,7 @@ from tfdist.launch.remote.process import RemoteProcess
 from tfdist.launch.remote.values import config_to_json, passed_on
 from tfdist.monitor.status import WorkerStatus
 
+AGAIN_SECONDS = 30.0  # for a host that was lost, to join again where the job can go on without it
 MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
 
 
@@ -54,6 +58,7 @@ class RemotePlacement:
         self._config = config
         self._remote = remote
         self._job_id = job_id
+        self._key = key
         self._say = say
         self._interrupted = interrupted
         self._engine = ENGINES[remote.engine]
@@ -64,19 +69,24 @@ class RemotePlacement:
         self._variables: tuple[Mapping[str, str], ...] = ()  # of each process, where the engine says so
         self._meeting = Meeting(self._engine, remote, key=key, environ=self._environ, say=say, name=f"tfdist-{job_id}")
         self._versions: Mapping[str, str] | None = None
+        self._known: set[str] = set()  # names of the hosts that have been reached
+        self._without: dict[str, str] = {}  # why the job goes on without a host, by its name
+        self._copying: list[HostLink] = []  # to the hosts that copy states, each to the next
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
         """Return host and a port that is free there now for so many processes, host by host.
 
         Raises:
             ConfigError: the hosts have fewer places, or ports.
+            NoRoomError: so have those that are left, where one that was lost cannot be reached again.
             TfdistError: a host cannot be reached.
         """
         if self._engine.allots is not None:
             self._allot(count)
-        wanted = places(self._hosts, count)
+        wanted = self._reached_places(count)
         hosts = list(dict.fromkeys(wanted))
-        self._reach(hosts)
+        self._compare(hosts)
+        self._copy_between(hosts)
         found: list[tuple[str, int]] = []
         for host in hosts:
             ports = self._links[host.name].ask("ports", count=wanted.count(host), but=list(but))
@@ -163,33 +173,96 @@ class RemotePlacement:
         _at_once([link.close for link in self._links.values()])
         self._links.clear()
 
-    def _reach(self, hosts: Sequence[Host]) -> None:
-        """Connect to the hosts to which there is no connection, all at once."""
+    def _reached_places(self, count: int) -> tuple[Host, ...]:
+        """Return hosts with places for so many processes, all of them reached; none that was lost and stays so."""
+        if sum(host.slots for host in self._left()) < count:
+            self._without.clear()  # they are needed, so they are tried again
+        before = set(self._without)
+        while True:
+            left = self._left()
+            if self._without and (room := sum(host.slots for host in left)) < count:
+                raise NoRoomError(
+                    "\n".join(self._without.values())
+                    + f"\n{count} processes are asked for, and the other hosts have places for {room}. Places to spare "
+                    "in --hosts, or --min-workers, let a job go on.",
+                    room,
+                )
+            wanted = places(left, count)
+            hosts = list(dict.fromkeys(wanted))
+            unreached = self._reach(hosts, in_a_hurry=self._can_do_without(hosts, count))
+            if not unreached:
+                for name in self._without.keys() - before:
+                    self._say(f"{self._without[name]}\nThe job goes on without it.")
+                return wanted
+            if not self._engine.does_without or unreached.keys() - self._known or self._interrupted():
+                raise TfdistError("\n".join(sorted(set(unreached.values()))))
+            for name, why in unreached.items():
+                self._without[name] = f"host {name} was lost, and cannot be reached again: {why}"
+
+    def _left(self) -> list[Host]:
+        return [host for host in self._hosts if host.name not in self._without]
+
+    def _can_do_without(self, hosts: Sequence[Host], count: int) -> bool:
+        """Return whether the job could go on without those of these hosts that it has lost."""
+        least = count if self._config.parameter_servers else self._config.range[0]
+        lost = [host for host in hosts if host.name in self._known and self._links[host.name].is_lost]
+        room = sum(host.slots for host in self._left()) - sum(host.slots for host in lost)
+        return self._engine.does_without and room >= least
+
+    def _reach(self, hosts: Sequence[Host], *, in_a_hurry: bool) -> dict[str, str]:
+        """Connect to the hosts to which there is no connection, all at once; return why some cannot be, by name."""
         missing = [host for host in hosts if host.name not in self._links or self._links[host.name].is_lost]
         if missing and self._engine.all_again:  # all end with one
             missing = list(hosts)
             self._end_links()
-        errors: list[str] = []
+        errors: dict[str, str] = {}
 
         def reach(host: Host) -> None:
             try:
                 old = self._links.get(host.name)
                 if old is not None:
                     old.close()
-                link = HostLink(host, self._meeting.connection(host, interrupted=self._interrupted))
+                seconds = AGAIN_SECONDS if in_a_hurry else None
+                connection = self._meeting.connection(host, interrupted=self._interrupted, join_seconds=seconds)
+                link = HostLink(host, connection, self._say)
                 self._links[host.name] = link
                 hello = self._hello(host)
-                link.meet(hello, timeout_seconds=MEET_SECONDS, interrupted=self._interrupted)
+                try:
+                    link.meet(hello, timeout_seconds=MEET_SECONDS, interrupted=self._interrupted)
+                except TfdistError:
+                    link.close()
+                    raise
             except TfdistError as error:
-                errors.append(str(error))
+                errors[host.name] = str(error)
+            else:
+                self._known.add(host.name)
 
         if missing:
             self._reached += 1
             self._meeting.begin(missing)
             _at_once([partial(reach, host) for host in missing])
-        if errors:
-            raise TfdistError("\n".join(sorted(set(errors))))
-        self._compare(hosts)
+        return errors
+
+    def _copy_between(self, hosts: Sequence[Host]) -> None:
+        """Let each host copy the newest states of its workers into the memory of the next one."""
+        config = self._config
+        if not (self._key and config.is_elastic and config.copy_bandwidth) or config.parameter_servers:
+            return
+        links = [self._links[host.name] for host in hosts]
+        if len(links) == 1:  # one that is reached, and has no worker now
+            links += [link for link in self._links.values() if link not in links and not link.is_lost][:1]
+        if links == self._copying:
+            return
+        self._copying = links
+        key = key_of_workers(bytes.fromhex(self._key), self._job_id)
+        for sender, taker in ring(links):
+            try:
+                port = taker.ask("take copies", sender=sender.host.name, key=taker.key_for(key))
+            except TfdistError as error:
+                self._say(f"the state of host {sender.host.name} is not copied to another host's memory: {error}")
+                continue
+            at = f"{taker.host.address}:{port}"
+            sender.tell("send copies", to=at, name=sender.host.name, key=sender.key_for(key))
 
     def _hello(self, host: Host) -> dict[str, Any]:
         own = {name: value for name, value in self._environ.items() if name not in self._engine.of_each_host}

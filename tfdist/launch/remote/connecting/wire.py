@@ -112,24 +112,38 @@ class Wire:
         Raises:
             WireError: the other side is gone.
         """
-        data = json.dumps(message).encode()
+        self.send_bytes(json.dumps(message).encode())
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send bytes that are no message, whole; any thread may.
+
+        Args:
+            data: 64 MiB of them at most.
+        Raises:
+            WireError: the other side is gone.
+        """
         with self._lock:
             tag = b"" if self._seal is None else self._seal.sign(data)
             self._write(_LENGTH.pack(len(data)) + tag + data)
 
     def receive(self) -> dict[str, Any] | None:
         """Return the next message; None when the other side is gone, or does not speak like one of ours."""
+        data = self.receive_bytes()
+        try:
+            message = None if data is None else json.loads(data)
+        except ValueError:
+            return None
+        return message if isinstance(message, dict) else None
+
+    def receive_bytes(self) -> bytes | None:
+        """Return what the other side sends next; None when it is gone, or has not signed it as one of ours does."""
         header = self._take(_LENGTH.size)
         length = _LENGTH.unpack(header)[0] if header else _LONGEST + 1
         tag = self._take(0 if self._seal is None else Seal.SIZE) if length <= _LONGEST else None
         data = None if tag is None else self._take(length)
         if data is not None and tag and self._seal is not None and not self._seal.check(tag, data):
             return None
-        try:
-            message = None if data is None else json.loads(data)
-        except ValueError:
-            return None
-        return message if isinstance(message, dict) else None
+        return data
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

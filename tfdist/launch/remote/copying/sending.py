@@ -1,0 +1,114 @@
+"""Copies the newest states of this host's trainings to another host, while they train."""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tfdist.errors import TfdistError
+from tfdist.launch.remote.connecting.joining import Ticket, join
+from tfdist.launch.remote.connecting.wire import Wire, WireError
+from tfdist.launch.remote.copying import folders
+from tfdist.launch.remote.copying.pace import Pace
+
+_CLOSE_SECONDS = 1.0  # it may wait for a host that is gone; then it ends by itself
+_LOOK_SECONDS = 0.01
+_AGAIN_SECONDS = 1.0
+_PIECE = 256 << 10  # bytes that are sent at once: what the bound is kept in steps of
+
+
+class Sender:
+    """A thread that looks for new states and sends the newest of each training, one after the other, whole.
+
+    Of states that follow each other faster than they can be sent, those in between are left out.
+
+    Args:
+        states: where they are.
+        copies: where copies of another host's states are here; those that are older than this host's own go.
+        ticket: with which the other host is reached.
+        bytes_per_second: how fast, at most.
+        tell: is told, once, why nothing can be sent.
+    """
+
+    def __init__(
+        self, states: Path, copies: Path, ticket: Ticket, *, bytes_per_second: float, tell: Callable[[str], None]
+    ) -> None:
+        self._states = states
+        self._copies = copies
+        self._ticket = ticket
+        self._pace = Pace(bytes_per_second)
+        self._tell = tell
+        self._has_told = False
+        self._closed = threading.Event()
+        self._connection: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="copies to another host", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send no more, and wait for the end of what does."""
+        self._closed.set()
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            if not folders.newest(self._states):  # a host without a chief has nothing to send, and connects to nobody
+                self._closed.wait(_LOOK_SECONDS)
+                continue
+            try:
+                connection, wire = join(self._ticket)
+                with connection:
+                    self._connection = connection
+                    self._send_all(wire)
+            except (TfdistError, WireError) as error:
+                if not self._has_told and not self._closed.is_set():
+                    self._has_told = True
+                    self._tell(f"the state of the training is not copied to another host's memory: {error}")
+                self._closed.wait(_AGAIN_SECONDS)
+
+    def _send_all(self, wire: Wire) -> None:
+        """Send what is new, until this is closed.
+
+        Raises:
+            WireError: the other host is gone.
+        """
+        sent: dict[str, tuple[str, int]] = {}
+        while not self._closed.wait(_LOOK_SECONDS):
+            found = folders.newest(self._states)
+            for training in sent.keys() - found.keys():  # it has come to its end
+                wire.send({"drop": training})
+                del sent[training]
+            for training, state in found.items():
+                if sent.get(training) != state and self._send(wire, training, state[0]):
+                    sent[training] = state
+                    self._drop_older(training, state[0])
+
+    def _send(self, wire: Wire, training: str, name: str) -> bool:
+        """Send a state; return False where there is a newer one by now."""
+        try:
+            with folders.opened(folders.place(self._states, training) / name) as files:
+                wire.send({"copy": [training, name], "files": [[file, size] for file, _, size in files]})
+                for _, descriptor, size in files:
+                    self._send_file(wire, descriptor, size)
+        except WireError:
+            raise
+        except OSError:
+            return False
+        return True
+
+    def _send_file(self, wire: Wire, descriptor: int, size: int) -> None:
+        for at in range(0, size, _PIECE):
+            piece = os.pread(descriptor, min(_PIECE, size - at), at)
+            if self._closed.wait(self._pace.delay(len(piece))):
+                raise WireError("it is not needed any more")
+            wire.send_bytes(piece)
+
+    def _drop_older(self, training: str, name: str) -> None:
+        """Remove copies, of which this host has had the newest when it took over, and has newer states by now."""
+        if (copies := folders.states(self._copies, training)) and copies[-1] <= name:
+            folders.remove(self._copies, training)

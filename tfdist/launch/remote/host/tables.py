@@ -1,0 +1,84 @@
+"""The status tables of the workers of one host, which the agent of the job reads and writes from another."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tfdist.monitor.status import SETTLE_SECONDS, StatusTable
+
+
+class Tables:
+    """The status tables of the starts that this host has processes of, by the number of the start.
+
+    Example:
+        >>> import tempfile
+        >>> tables = Tables()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tables.open(0, Path(folder, "status"), workers=1, chief=False, here=[0])
+        ...     [(number, settled, asked, _)] = tables.said()
+        ...     tables.close(0)
+        >>> number, settled, asked
+        (0, 0, 0)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[StatusTable, list[int]]] = {}
+        self._settled: dict[int, int] = {}  # the request that every worker has seen, or will before its next step
+
+    @property
+    def is_halting(self) -> bool:
+        """Whether workers hold, or are to."""
+        return any(self._settled.values())
+
+    def open(self, number: int, path: Path, workers: int, *, chief: bool, here: list[int]) -> None:
+        """Make the table of a start.
+
+        Args:
+            number: of the start.
+            path: where.
+            workers: how many report in the whole job.
+            chief: whether the one that reports is a chief.
+            here: which of them are on this host.
+        """
+        with self._lock:
+            self._open[number] = (StatusTable(path, workers, chief=chief), here)
+            self._settled[number] = 0
+
+    def tell(self, number: int, what: str, step: int) -> None:
+        """Write what the agent tells the workers of a start.
+
+        Args:
+            number: of the start.
+            what: as a method of `StatusChannel` does.
+            step: with a target.
+        """
+        with self._lock:
+            table, _ = self._open[number]
+            if what == "halt":
+                table.ask_to_halt()
+                time.sleep(SETTLE_SECONDS)
+                self._settled[number] = table.request
+            elif what == "take back":
+                table.take_back()
+                self._settled[number] = 0
+            elif what == "target":
+                table.set_target(step)
+            else:
+                assert what == "end"
+                table.end()
+
+    def said(self) -> list[Any]:
+        """Return of each start its number, the request that has settled, that in force, and its workers' words."""
+        with self._lock:
+            return [
+                [number, self._settled[number], table.request, {str(one): table.record(one) for one in here}]
+                for number, (table, here) in self._open.items()
+            ]
+
+    def close(self, number: int) -> None:
+        """Remove the table of a start."""
+        with self._lock:
+            self._open.pop(number)[0].close()
+            del self._settled[number]
