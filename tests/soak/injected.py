@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tests.integration.cases.late import behind, network
 from tfdist.bench.workers import strategies
 from tfdist.monitor.process import recorder
 
@@ -46,32 +47,7 @@ def late(where: str) -> Any:
             work(PASSES[where] + longer)
         return np.int64(0)
 
-    def through(tensor: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([tensor]):
-            paused = tf.numpy_function(pause, [], tf.int64)
-        with tf.control_dependencies([paused]):
-            return tf.identity(tensor)
-
-    return through
-
-
-class Late(keras.layers.Layer):
-    """Passes on what it is given, late in both directions."""
-
-    def call(self, inputs: Any) -> Any:
-        @tf.custom_gradient
-        def passed(values: tf.Tensor) -> Any:
-            return late("forward")(values), late("backward")
-
-        return passed(inputs)
-
-
-class LateSGD(keras.optimizers.SGD):
-    """Updates one weight late."""
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        is_last = tuple(variable.shape) == (WIDTH, 10)
-        super().update_step(late("update")(gradient) if is_last else gradient, variable, learning_rate)
+    return behind(pause)
 
 
 class Collects(keras.callbacks.Callback):
@@ -90,10 +66,7 @@ def prepare(strategy: str, processors: list[int], steps: int) -> None:
         os.sched_setaffinity(int(thread), {processors[me % len(processors)]})
     keras.utils.set_random_seed(1)
     with strategies.of_tfdist(strategy).scope():
-        layers = [keras.layers.Dense(WIDTH, "relu"), Late(), keras.layers.Dense(WIDTH), keras.layers.Dense(10)]
-        model = keras.Sequential([keras.Input((64,)), *layers])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=LateSGD(0.01), loss=loss)
+        model = network(WIDTH, late)
     _model.append(model)
     run("none", 0, 0.0, steps)
 

@@ -67,11 +67,8 @@ class Axes:
         if collective.size == 1:
             return tensor
         self._require_side_by_side(axis, label)
-        front = [dim, *(other for other in range(tensor.shape.rank) if other != dim)]
-        rows = tensor if dim == 0 else tf.transpose(tensor, front)
         with self._waits(f"the gathering of {label}"):
-            rows = collective.all_gather(rows, f"{label} along {axis}")
-        whole = rows if dim == 0 else tf.transpose(rows, [front.index(place) for place in range(tensor.shape.rank)])
+            whole = _by_rows(lambda rows: collective.all_gather(rows, f"{label} along {axis}"), tensor, dim)
         shape = tensor.shape.as_list()
         shape[dim] = None if shape[dim] is None else shape[dim] * collective.size
         return tf.ensure_shape(whole, shape)
@@ -89,11 +86,8 @@ class Axes:
         if collective.size == 1:
             return tensor
         self._require_side_by_side(axis, label)
-        front = [dim, *(other for other in range(tensor.shape.rank) if other != dim)]
-        rows = tensor if dim == 0 else tf.transpose(tensor, front)
         with self._waits(f"the sum of {label}"):
-            rows = collective.reduce_scatter(rows, f"{label} along {axis}")
-        part = rows if dim == 0 else tf.transpose(rows, [front.index(place) for place in range(tensor.shape.rank)])
+            part = _by_rows(lambda rows: collective.reduce_scatter(rows, f"{label} along {axis}"), tensor, dim)
         shape = tensor.shape.as_list()
         shape[dim] = None if shape[dim] is None else shape[dim] // collective.size
         return tf.ensure_shape(part, shape)
@@ -138,3 +132,11 @@ class Axes:
     def _waits(self, what: str) -> AbstractContextManager[Any]:
         """Return a context that ends a wait in time; in a function it is the step's that waits."""
         return self._waiting(what) if tf.executing_eagerly() else tf.name_scope("")
+
+
+def _by_rows(run: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    """Return what a collective of rows makes of a tensor whose parts lie along this dim."""
+    if dim == 0:
+        return run(tensor)
+    front = [dim, *(other for other in range(tensor.shape.rank) if other != dim)]
+    return tf.transpose(run(tf.transpose(tensor, front)), [front.index(place) for place in range(tensor.shape.rank)])

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tests.integration.cases.late import behind, network
 from tfdist.monitor.process import recorder
 
 FOLDER, STEPS, PLAN = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
@@ -40,32 +41,7 @@ def late(where: str) -> Any:
             time.sleep(PASSES.get(where, 0.0) + longer)
         return np.int64(0)
 
-    def through(tensor: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([tensor]):
-            paused = tf.numpy_function(pause, [], tf.int64)
-        with tf.control_dependencies([paused]):
-            return tf.identity(tensor)
-
-    return through
-
-
-class Late(keras.layers.Layer):
-    """Passes on what it is given, late in both directions."""
-
-    def call(self, inputs: Any) -> Any:
-        @tf.custom_gradient
-        def passed(values: tf.Tensor) -> Any:
-            return late("forward")(values), late("backward")
-
-        return passed(inputs)
-
-
-class LateSGD(keras.optimizers.SGD):
-    """Updates one weight late."""
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        is_last = tuple(variable.shape) == (WIDTH, 10)
-        super().update_step(late("update")(gradient) if is_last else gradient, variable, learning_rate)
+    return behind(pause)
 
 
 class Epochs(keras.callbacks.Callback):
@@ -84,17 +60,7 @@ def batches() -> Any:
 
 keras.utils.set_random_seed(1)
 with tfdist.strategies.from_environment().scope():
-    model = keras.Sequential(
-        [
-            keras.Input((64,)),
-            keras.layers.Dense(WIDTH, "relu"),
-            Late(),
-            keras.layers.Dense(WIDTH),
-            keras.layers.Dense(10),
-        ]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=LateSGD(0.01), loss=loss)
+    model = network(WIDTH, late)
 specs = (tf.TensorSpec([BATCH, 64]), tf.TensorSpec([BATCH], tf.int64))
 data = tf.data.Dataset.from_generator(batches, output_signature=specs)
 data = data.map(lambda x, y: (late("input")(x), y)).apply(tf.data.experimental.assert_cardinality(STEPS))

@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 from tfdist.bench.workers import lanes
+from tfdist.bench.workers.transformer import SHAPE, Transformer
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, quartiles, ratio
 from tfdist.strategies.registry import MESH_VARIABLE
-from tfdist.validation import integer
 
 __all__ = ["ARMS", "Report", "Setup", "limit", "run", "sums"]
 
@@ -34,37 +34,16 @@ ARMS: Mapping[str, tuple[str, str, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What is measured.
+class Setup(Transformer):
+    """What is measured: a `Transformer`, which two processes share."""
 
-    Attributes:
-        blocks: of the transformer.
-        width: of an activation.
-        heads: of an attention.
-        length: places of a text.
-        words: that there are.
-        batch_size: texts of a step.
-        steps: per measurement.
-        rounds: measurements of each arm.
-    """
-
-    blocks: int = 8
-    width: int = 256
-    heads: int = 4
-    length: int = 64
     words: int = 1024
-    batch_size: int = 16
-    steps: int = 3
-    rounds: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "width", "heads", "length", "words", "batch_size", "steps", "rounds"):
-            integer(name, getattr(self, name), minimum=1)
+        super().__post_init__()
         for name in ("heads", "width", "words"):
             if getattr(self, name) % _WORKERS:
                 raise ConfigError(f"{name} is {getattr(self, name)}; two processes share them. Choose an even number.")
-        if self.width % self.heads:
-            raise ConfigError(f"width is {self.width} for {self.heads} heads. Choose a multiple of the heads.")
 
     @property
     def numbers(self) -> int:
@@ -159,7 +138,7 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
         >>> run(Setup(rounds=3)).efficiency()                            # doctest: +SKIP
     """
     about, order = machine.describe(), list(ARMS)
-    shape = {name: getattr(setup, name) for name in ("blocks", "width", "heads", "length", "words", "batch_size")}
+    shape = {name: getattr(setup, name) for name in SHAPE}
     seconds: dict[str, list[float]] = {arm: [] for arm in order}
     of_sums: list[float] = []
     with contextlib.ExitStack() as stack:

@@ -12,11 +12,11 @@ from statistics import median
 from typing import Any
 
 from tfdist.bench.workers import lanes
+from tfdist.bench.workers.transformer import SHAPE, Transformer
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, ratio
 from tfdist.parallel import schedules
-from tfdist.validation import integer
 
 __all__ = ["ALONE", "SCHEDULES", "Report", "Setup", "ideal", "run"]
 
@@ -26,36 +26,19 @@ SCHEDULES = ("1f1b", "gpipe")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What is measured.
+class Setup(Transformer):
+    """What is measured: a `Transformer` of few words, so that the blocks decide how long a stage takes.
 
     Attributes:
-        blocks: of the transformer.
-        width: of an activation.
-        heads: of an attention.
-        length: places of a text.
-        words: that there are; few, so that the blocks decide how long a stage takes.
-        batch_size: texts of a step.
-        microbatches: into which they are cut.
-        steps: per measurement.
-        rounds: measurements of each arm.
+        microbatches: into which a batch is cut.
     """
 
-    blocks: int = 8
-    width: int = 256
-    heads: int = 4
-    length: int = 64
-    words: int = 64
     batch_size: int = 32
     microbatches: int = 8
     steps: int = 2
-    rounds: int = 5
 
     def __post_init__(self) -> None:
-        for name in (*_SHAPE, "microbatches", "steps", "rounds"):
-            integer(name, getattr(self, name), minimum=1)
-        if self.width % self.heads:
-            raise ConfigError(f"width is {self.width} for {self.heads} heads. Choose a multiple of the heads.")
+        super().__post_init__()
         if self.batch_size % self.microbatches:
             raise ConfigError(
                 f"batch_size is {self.batch_size} for {self.microbatches} micro-batches, which would differ in size. "
@@ -63,9 +46,6 @@ class Setup:
             )
         if self.blocks % _STAGES:
             raise ConfigError(f"blocks is {self.blocks}; two stages share them. Choose an even number.")
-
-
-_SHAPE = ("blocks", "width", "heads", "length", "words", "batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +110,7 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
         >>> run(Setup(rounds=3)).of_ideal("1f1b")                        # doctest: +SKIP
     """
     about, order = machine.describe(), [ALONE, *SCHEDULES]
-    shape = {name: getattr(setup, name) for name in _SHAPE}
+    shape = {name: getattr(setup, name) for name in SHAPE}
     seconds: dict[str, list[float]] = {arm: [] for arm in order}
     with contextlib.ExitStack() as stack:
         found = {arm: stack.enter_context(_lane(arm)) for arm in order}

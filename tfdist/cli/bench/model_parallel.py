@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist.bench.model_parallel import benchmark
-from tfdist.cli.bench.output import leave, turn
+from tfdist.cli.bench.output import leave, transformer_options, turn
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.files import json_option
 from tfdist.cli.common.interrupts import unwinding
@@ -28,14 +28,7 @@ _WIDTH_IN_FILES = 120
     },
     page="model-parallel",
 )
-@click.option("--blocks", type=click.IntRange(1), default=8, show_default=True, help="Of the transformer.")
-@click.option("--width", type=click.IntRange(2), default=256, show_default=True, help="Of an activation.")
-@click.option("--heads", type=click.IntRange(2), default=4, show_default=True, help="Of an attention.")
-@click.option("--length", type=click.IntRange(1), default=64, show_default=True, help="Places of a text.")
-@click.option("--words", type=click.IntRange(2), default=1024, show_default=True, help="That there are.")
-@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Texts of a step.")
-@click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Steps per measurement.")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measurements each.")
+@transformer_options(benchmark.Setup())
 @json_option
 def command(json_path: str | None, **options: int) -> None:
     """A transformer with its weights in parts over two processes, beside one process, in turns.

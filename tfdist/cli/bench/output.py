@@ -1,4 +1,4 @@
-"""What several benchmarks share: models, where a report goes, and what is said of the machine."""
+"""What several benchmarks share: models, options, where a report goes, and what is said of the machine."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,6 +8,18 @@ import click
 
 MODELS = ("perceptron", "convolutional", "small", "resnet50")
 
+_OF_A_TRANSFORMER = {
+    "blocks": "Of the transformer.",
+    "width": "Of an activation.",
+    "heads": "Of an attention.",
+    "length": "Places of a text.",
+    "words": "That there are.",
+    "batch_size": "Texts of a step.",
+    "microbatches": "Of a batch.",
+    "steps": "Steps per measurement.",
+    "rounds": "Measurements each.",
+}
+
 
 class _Report(Protocol):
     def to_json(self) -> str:
@@ -15,6 +27,26 @@ class _Report(Protocol):
 
 
 _Any = TypeVar("_Any", bound=_Report)
+
+
+def transformer_options(setup: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a command an option for each field of a setup of a transformer.
+
+    Args:
+        setup: with its defaults, a `tfdist.bench.workers.transformer.Transformer`.
+    """
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name, text in reversed(_OF_A_TRANSFORMER.items()):
+            if hasattr(setup, name):
+                option = f"--{name.replace('_', '-')}"
+                default = getattr(setup, name)
+                command = click.option(option, type=click.IntRange(1), default=default, show_default=True, help=text)(
+                    command
+                )
+        return command
+
+    return decorated
 
 
 def leave(report: _Any, json_path: str | None, show: Callable[[_Any], None]) -> None:
