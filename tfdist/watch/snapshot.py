@@ -87,8 +87,32 @@ class Snapshot:
         made = asdict(self)
         for one in made["workers"]:
             one |= {name: None for name in ("loss", "gradient_norm") if not math.isfinite(one[name] or 0.0)}
+            one["gpus"] = gpus(one["resources"])
         made["events"] = [{**event, "sentence": sentence(event)} for event in self.events]
         return made
+
+
+def gpus(resources: Mapping[str, float]) -> str:
+    """Return what a worker does on its GPUs, in words; empty where it computes on none, or nobody knows.
+
+    Args:
+        resources: of a worker, see `WorkerView`.
+
+    Example:
+        >>> gpus({"gpus": 2.0, "gpu_memory_bytes": 3 << 30, "gpu_kernel_resident_ratio": 0.6, "gpu_power_watts": 250.0})
+        '2 GPUs, 3072 MiB, a kernel resident for 60% of the time, 250 W'
+    """
+    count = int(resources.get("gpus", 0))
+    if not count:
+        return ""
+    found = ["1 GPU" if count == 1 else f"{count} GPUs", f"{resources['gpu_memory_bytes'] / (1 << 20):.0f} MiB"]
+    if (ratio := resources.get("gpu_kernel_resident_ratio")) is not None:
+        found.append(f"a kernel resident for {ratio:.0%} of the time")
+    if (watts := resources.get("gpu_power_watts")) is not None:
+        found.append(f"{watts:.0f} W")
+    return ", ".join(
+        [*found, *(f"slowed by {why}" for why in ("power", "heat") if resources.get(f"gpu_slowed_by_{why}"))]
+    )
 
 
 def sentence(event: Mapping[str, Any]) -> str:

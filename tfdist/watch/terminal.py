@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist.monitor.verdict.timeline import Part
-from tfdist.watch.snapshot import Snapshot, WorkerView, newest, sentence
+from tfdist.watch.snapshot import Snapshot, WorkerView, gpus, newest, sentence
 
 COLORS = {
     Part.INPUT.label: "yellow",
@@ -34,6 +34,7 @@ def page(shown: Snapshot) -> RenderableType:
     state = "" if shown.is_running else ", ended"
     head = Text(f"job {shown.job}, start {shown.start}{state}, {time.strftime('%H:%M:%S', time.localtime(shown.time))}")
     pieces: list[RenderableType] = [head, _workers(shown)]
+    pieces += [Text(f"worker {one.worker}: {used}") for one in shown.workers if (used := gpus(one.resources))]
     if any(worker.parts for worker in shown.workers):
         pieces.append(_legend(shown))
     elif shown.is_running:

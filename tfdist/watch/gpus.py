@@ -1,0 +1,147 @@
+"""What processes use of NVIDIA's GPUs, as NVML, the library of the driver, counts it.
+
+NVML tells in which part of the last moments some kernel was resident on a device. That is no part of what the device
+could compute: one small kernel after the other fills it. So it has that name here; what a model achieves is
+`Monitor(flops=True)`.
+
+This was run against a library that answers like NVML, and never beside a GPU.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+#: bits of NVML's reasons for slower clocks: a cap of power by software, a brake by hardware
+_BY_POWER = 0x04 | 0x80
+#: heat, by software and by hardware
+_BY_HEAT = 0x20 | 0x40
+#: of all links of a device
+_ALL_LINKS = 0xFFFFFFFF
+
+
+class Gpus:
+    """The GPUs of this machine.
+
+    Args:
+        nvml: the module `pynvml`, which has been initialised.
+
+    Example:
+        >>> gpus = Gpus.found()
+        >>> {} if gpus is None else gpus.used_by(4711)
+        {}
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        self._links: dict[int, tuple[float, Mapping[str, float]]] = {}
+
+    @classmethod
+    def found(cls) -> "Gpus | None":
+        """Return those of this machine; None where there is no driver, or `nvidia-ml-py` is not installed."""
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        try:
+            pynvml.nvmlInit()
+            return cls(pynvml)
+        except pynvml.NVMLError:
+            return None
+
+    def used_by(self, pid: int) -> dict[str, float]:
+        """Return what a process uses of the devices that it computes on; nothing where it computes on none.
+
+        A figure that a device does not have is left out. In a container the driver may tell of no processes.
+
+        Args:
+            pid: of the process.
+        Returns:
+            By the name of the metric without ``tfdist_``, unit last: memory is the process's own; the others are of
+            its devices, whoever uses them beside it: parts are means, power and bytes are sums, and a device that is
+            slowed is enough.
+        """
+        own = {place: used for place, used in map(self._memory_of(pid), range(len(self._devices))) if used is not None}
+        if not own:
+            return {}
+        devices = [self._devices[place] for place in own]
+        figures: dict[str, float | None] = {
+            "gpus": len(own),
+            "gpu_memory_bytes": sum(own.values()),
+            "gpu_kernel_resident_ratio": _mean(self._each(lambda one: self._resident(one), devices)),
+            "gpu_power_watts": _sum(self._each(lambda one: self._nvml.nvmlDeviceGetPowerUsage(one) / 1e3, devices)),
+            "gpu_slowed_by_power": _most(self._each(lambda one: self._slowed(one, _BY_POWER), devices)),
+            "gpu_slowed_by_heat": _most(self._each(lambda one: self._slowed(one, _BY_HEAT), devices)),
+        }
+        for name, counter in (("sent", "TX"), ("received", "RX")):
+            figures[f"gpu_pcie_{name}_bytes_per_second"] = _sum(self._each(self._pcie(counter), devices))
+        rates = [self._by_links(place) for place in own]
+        for name in ("sent", "received"):
+            figures[f"gpu_nvlink_{name}_bytes_per_second"] = _sum(one[name] for one in rates if one)
+        return {name: float(value) for name, value in figures.items() if value is not None}
+
+    def _memory_of(self, pid: int) -> Callable[[int], tuple[int, int | None]]:
+        def used(place: int) -> tuple[int, int | None]:
+            try:
+                there = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._devices[place])
+            except self._nvml.NVMLError:
+                return place, None
+            return place, next((one.usedGpuMemory or 0 for one in there if one.pid == pid), None)
+
+        return used
+
+    def _each(self, read: Callable[[Any], float], devices: Sequence[Any]) -> list[float]:
+        """Return a figure of the devices that have it."""
+        found = []
+        for device in devices:
+            try:
+                found.append(read(device))
+            except self._nvml.NVMLError:
+                continue
+        return found
+
+    def _resident(self, device: Any) -> float:
+        return float(self._nvml.nvmlDeviceGetUtilizationRates(device).gpu) / 100
+
+    def _slowed(self, device: Any, reasons: int) -> float:
+        return float(bool(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device) & reasons))
+
+    def _pcie(self, counter: str) -> Callable[[Any], float]:
+        """Return what reads NVML's figure, which is that of the last 20 ms, in KB a second."""
+        which = getattr(self._nvml, f"NVML_PCIE_UTIL_{counter}_BYTES")
+        return lambda device: 1e3 * float(self._nvml.nvmlDeviceGetPcieThroughput(device, which))
+
+    def _by_links(self, place: int) -> dict[str, float]:
+        """Return the bytes in a second over NVLink since the last look; nothing at the first one, and without links."""
+        fields = {
+            "sent": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+            "received": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+        }
+        try:
+            read = self._nvml.nvmlDeviceGetFieldValues(
+                self._devices[place], [(field, _ALL_LINKS) for field in fields.values()]
+            )
+        except self._nvml.NVMLError:
+            return {}
+        if any(one.nvmlReturn for one in read):
+            return {}
+        now = {name: 1024.0 * one.value.ullVal for name, one in zip(fields, read, strict=True)}
+        when, before = self._links.get(place, (0.0, None))
+        self._links[place] = time.monotonic(), now
+        if before is None:
+            return {}
+        seconds = max(time.monotonic() - when, 1e-9)
+        return {name: max(0.0, value - before[name]) / seconds for name, value in now.items()}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _sum(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) if found else None
+
+
+def _most(values: Sequence[float]) -> float | None:
+    return max(values, default=None)
