@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, alive, wait_until
+from tests.integration.agents import DEADLINE_SECONDS, alive, another_host, wait_until
 from tests.integration.forks import Forks
 from tests.integration.steppers import STEPPER, done, happened, job, wait_for_event
 from tests.integration.test_run_recovers import run
@@ -143,3 +143,37 @@ def test_fit_goes_on_in_it_as_if_nothing_had_been(forking: Forks, tmp_path: Path
         killed, never = ((tmp_path / name.format(which)).read_text() for which in ("killed", "never"))
         assert killed == never
     assert len(json.loads((tmp_path / "killed.json").read_text())["history"]["loss"]) == 3
+
+
+LOADED = """
+import mmap
+(SHARED / f"_pywrap_tensorflow {ME}").write_bytes(bytes(1))  # as if it were loaded: what is forked has it
+with open(SHARED / f"_pywrap_tensorflow {ME}", "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+"""
+
+
+def test_on_two_hosts_it_takes_over_and_where_a_host_is_lost_others_are_started(script, shared):  # type: ignore[no-untyped-def]
+    text = WAITING.replace("\nimport tensorflow as tf\n", LOADED).replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"')
+    text = text.replace("os.kill(os.getpid(), ", "os.kill(os.getpid() if START == 0 else os.getppid(), ")
+    assert text.count("mmap") > 1
+    hosts = ("--hosts", "one=127.0.0.1,two=127.0.0.2", "--ssh-command", f"'{another_host(shared)}'")
+    with job(*hosts, *OPTIONS[2:], script(text), shared=shared) as process:
+        for start in range(2):
+            wait_for_event(shared, "stepping", start=start)
+            begun(shared, start + 1)
+            assert not joined(shared, start + 1)
+            if start == 1:  # the reserve dies with the host
+                for worker in range(2):
+                    (shared / f"begun 2 {worker}").unlink()
+            (shared / f"go {start}").write_text("x")
+        wait_for_event(shared, "stepping", start=2)
+        begun(shared, 2)
+        (shared / "end").write_text("x")
+        out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, err
+    assert done(shared) == list(range(20))
+    said = sorted(line for line in out.splitlines() if b"begun" in line)
+    assert said == sorted(b"[worker %d] begun %d" % (worker, start) for worker in range(2) for start in range(3))
+    failures = [event["text"] for event in happened(shared) if event["event"] == "failed"]
+    assert "the connection to host two has ended" in failures[1]

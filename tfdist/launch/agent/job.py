@@ -123,7 +123,7 @@ class Job:
         workers, chief = reporting.count, not reporting.in_step
         if isinstance(self.placement, RemotePlacement):
             hosts = [host for host, _ in places]
-            channel: StatusChannel = self.placement.status(starts, hosts, workers=workers, chief=chief)
+            channel: StatusChannel = self.placement.status(starts, hosts, workers=workers, chief=chief, reserve=reserve)
         else:
             channel = opened(self.guard.memory, starts, workers=workers, reserve=reserve, chief=chief)
         # what a worker records elsewhere is brought here

@@ -181,7 +181,6 @@ def _run(
         copy = str(event_copy(guard.memory)) if config.monitor else None
         file = stack.enter_context(contextlib.closing(EventFile(config.event_file, guard.job_id, copy=copy)))
         factory = stack.enter_context(contextlib.closing(WorkerFactory(config, guard)))
-        standby = stack.enter_context(contextlib.closing(Standby(guard, out, factory, verbose=verbose)))
         reporter = RestartReporter(
             say=lambda text: announce(out, text),
             file=file,
@@ -202,12 +201,13 @@ def _run(
                 monitoring.export(guard.job_id, config.exporters)
             stack.callback(monitoring.close)
         placement: Placement = LocalPlacement(guard, starter=factory.start)
+        reserving: Placement = LocalPlacement(guard, starter=factory.fork)
         preparing: Factory = factory
         key = job_key.drawn()
         if config.remote is not None:
             key = config.remote.key or key
             ENGINES[config.remote.engine].require(config.remote.shell)
-            placement = preparing = stack.enter_context(
+            elsewhere = stack.enter_context(
                 remote_placement(
                     config,
                     config.remote,
@@ -217,6 +217,8 @@ def _run(
                     interrupted=at_a_signal(events),
                 )
             )
+            placement, preparing, reserving = elsewhere, elsewhere, elsewhere.reserving()
+        standby = stack.enter_context(contextlib.closing(Standby(reserving, out, preparing, verbose=verbose)))
         job = Job(
             config=config,
             guard=guard,

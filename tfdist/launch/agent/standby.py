@@ -14,10 +14,8 @@ from tfdist.errors import TfdistError
 from tfdist.launch.agent.status_channel import StatusChannel
 from tfdist.launch.agent.worker_group import Events, WorkerGroup, started
 from tfdist.launch.output.screen import Output
-from tfdist.launch.placement.local import LocalPlacement
-from tfdist.launch.placement.worker_factory import WorkerFactory
+from tfdist.launch.placement.base import Factory, Placement
 from tfdist.launch.plan.spec import WorkerSpec
-from tfdist.launch.process.resources import Guard
 from tfdist.launch.supervision.state import Event
 from tfdist.monitor.phases import Activity
 
@@ -43,15 +41,15 @@ class Standby:
     """Keeps a reserve, while it is asked to.
 
     Args:
-        guard: of the job.
+        placement: starts them, by forks alone: a process that is started anew would count as left over from those
+            that failed.
         out: where the output of the workers goes, once they take part.
         factory: where they come from.
         verbose: whether to tell what is started.
     """
 
-    def __init__(self, guard: Guard, out: Output, factory: WorkerFactory, *, verbose: bool) -> None:
-        # a process that is started anew would count as left over from those that failed
-        self._placement = LocalPlacement(guard, starter=factory.fork)
+    def __init__(self, placement: Placement, out: Output, factory: Factory, *, verbose: bool) -> None:
+        self._placement = placement
         self._out = out
         self._factory = factory
         self._verbose = verbose
@@ -73,7 +71,11 @@ class Standby:
                 self.close()
         elif not self._tried and self._factory.waiting >= workers:
             self._tried = True
-            self._start(*plan())
+            try:
+                planned = plan()
+            except TfdistError:  # a host has just been lost
+                return
+            self._start(*planned)
 
     @property
     def is_starting(self) -> bool:
@@ -92,7 +94,7 @@ class Standby:
         """Return the reserve, if it has so many workers and all live; it is the caller's from now on."""
         self._tried = False
         reserve = self._reserve
-        if reserve is None or self._events.kept or len(reserve.specs) != workers:
+        if reserve is None or self._events.kept or reserve.group.ended() or len(reserve.specs) != workers:
             self.close()
             return None
         self._reserve = None

@@ -79,6 +79,10 @@ class Site:
 class Factory(Protocol):
     """Prepares for the next start of a job, while the workers step."""
 
+    @property
+    def waiting(self) -> int:
+        """How many workers are forked and have nothing to run."""
+
     def prepare(self, pid: int) -> None:
         """Prepare, if this worker, which steps, has loaded TensorFlow; once is enough."""
 

@@ -111,11 +111,6 @@ class LaunchConfig:
                 "failed and may be started again, and tasks of parameter-server jobs are ready at once. Give "
                 "--max-restarts, and no --parameter-servers."
             )
-        if self.standby and self.remote is not None:
-            raise ConfigError(
-                "standby (--standby) is given with hosts (--hosts); a second set of workers waits on one host only. "
-                "Leave --standby out: workers that are started again come from a process with TensorFlow on each host."
-            )
         if self.monitor and self.remote is not None:
             raise ConfigError(
                 "monitor (--monitor) is given with hosts (--hosts); what workers record of their steps is read on one "

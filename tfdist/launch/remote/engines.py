@@ -249,12 +249,12 @@ ENGINES = {
 # engine: restarts a worker, adds workers up to --max-workers, standby, notice before the machine is taken away
 _CAN = {
     "local": ("yes", "yes", "yes", "SIGTERM to a worker"),
-    "ssh": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
-    "slurm": ("yes", "within the allocation", "no", "--signal=B:TERM@SECONDS"),
-    "mpi": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
-    "agent": ("yes", "within HOSTS", "no", "SIGTERM to a worker"),
-    "ray": ("yes", "as nodes have room", "no", "SIGTERM to a worker"),
-    "kubernetes": ("yes", "within the pods", "no", "SIGTERM to a pod"),
+    "ssh": ("yes", "within HOSTS", "yes", "SIGTERM to a worker"),
+    "slurm": ("yes", "within the allocation", "yes", "--signal=B:TERM@SECONDS"),
+    "mpi": ("yes", "within HOSTS", "yes", "SIGTERM to a worker"),
+    "agent": ("yes", "within HOSTS", "yes", "SIGTERM to a worker"),
+    "ray": ("yes", "as nodes have room", "yes", "SIGTERM to a worker"),
+    "kubernetes": ("yes", "within the pods", "yes", "SIGTERM to a pod"),
 }
 
 

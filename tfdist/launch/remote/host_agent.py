@@ -145,6 +145,7 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: 
     guard = stack.enter_context(guarded(hello["guard"], in_memory=True))
     factory = stack.enter_context(contextlib.closing(WorkerFactory(config, guard)))
     placement = LocalPlacement(guard, starter=factory.start, host=hello["address"])
+    reserving = LocalPlacement(guard, starter=factory.fork, host=hello["address"])
     wire.send(
         {
             "python": sys.executable,
@@ -162,7 +163,7 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: 
             wire.send({"say": text})
 
     copies = Copies(guard.memory, hello["address"], bytes_per_second=config.copy_bandwidth, tell=tell)
-    agent = HostAgent(wire, guard, placement, factory, copies, key=key_of_all)
+    agent = HostAgent(wire, guard, placement, factory, copies, reserving=reserving, key=key_of_all)
     if hello["passes_sigterm_on"]:
         signal.signal(signal.SIGTERM, lambda *_: agent.give_notice())
     return agent
@@ -184,6 +185,7 @@ class HostAgent:
         placement: starts processes here.
         factory: of it.
         copies: of the states of workers, from here and from elsewhere.
+        reserving: starts processes here that wait in reserve; by the same one's forks alone.
         key: of the workers, where it does not come with them.
     """
 
@@ -195,6 +197,7 @@ class HostAgent:
         factory: WorkerFactory,
         copies: Copies,
         *,
+        reserving: LocalPlacement,
         key: str = "",
     ) -> None:
         self._key = key
@@ -202,6 +205,7 @@ class HostAgent:
         self._wire = wire
         self._guard = guard
         self._placement = placement
+        self._reserving = reserving
         self._factory = factory
         self._requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._gone = threading.Event()
@@ -213,7 +217,7 @@ class HostAgent:
         self._lock = threading.Lock()
         self._tables = Tables()
         self._telling = threading.Lock()  # what is told later is newer
-        self._told: tuple[list[Any], list[int]] | None = None
+        self._told: tuple[list[Any], list[int], int] | None = None
         self._told_at = 0.0
         self._awaited = 0  # workers that are to wait in a fork
         self._does: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -295,16 +299,17 @@ class HostAgent:
             self._gone.set()
 
     def _open(self, asked: dict[str, Any]) -> None:
-        if asked["number"]:  # workers that are started again come from what has TensorFlow, once that is there
+        number, reserve = asked["number"], asked["reserve"]
+        if number and not reserve:  # workers that are started again come from what has TensorFlow, once that is there
             self._factory.wait(self._gone.is_set)
-        path = progress_file(self._guard.memory, asked["number"])
-        self._tables.open(asked["number"], path, asked["workers"], chief=asked["chief"], here=asked["here"])
+        path = progress_file(self._guard.memory, number)
+        self._tables.open(number, path, asked["workers"], chief=asked["chief"], here=asked["here"], reserve=reserve)
 
     def _start(self, asked: dict[str, Any]) -> int:
         spec, number = spec_from_json(asked["spec"]), asked["handle"]
         key = self._key_of(spec.key)
         spec = replace(spec, environment={**spec.environment, PART: self._guard.job_id}, key=key)
-        handle = self._placement.start(spec)
+        handle = (self._reserving if asked["reserve"] else self._placement).start(spec)
         with self._lock:
             self._handles[number] = handle
         for stream, descriptor in handle.outputs.items():
@@ -353,8 +358,10 @@ class HostAgent:
         for forward in outputs:
             forward.give(1 << 62)  # who still writes waits for nobody
         handle.close(_CLOSE_SECONDS)
-        if "TFDIST_ERROR_FILE" in handle.spec.environment:
-            guardian.remove_listed(f"{handle.spec.environment['TFDIST_ERROR_FILE']}{guardian.LISTING}")
+        path = handle.spec.environment.get("TFDIST_ERROR_FILE")
+        if path is not None:
+            Path(path).unlink(missing_ok=True)  # it was told; who takes the place of a reserve has the same
+            guardian.remove_listed(f"{path}{guardian.LISTING}")
 
     def _leftovers(self, asked: dict[str, Any]) -> int:
         with self._lock:  # of one that was closed the number may be another process'
@@ -388,10 +395,10 @@ class HostAgent:
         """Tell what the workers have said in the table, where that is new, and that this host is there."""
         with self._telling:
             stopped = [number for number, handle in self._running().items() if handle.is_stopped]
-            said, now = (self._tables.said(), stopped), time.monotonic()
+            said, now = (self._tables.said(), stopped, self._factory.waiting), time.monotonic()
             if said != self._told or now - self._told_at >= BEAT_SECONDS:
                 self._told, self._told_at = said, now
-                self._send({"tables": said[0], "stopped": stopped, "clock": time.monotonic()})
+                self._send({"tables": said[0], "stopped": stopped, "waiting": said[2], "clock": time.monotonic()})
 
     def _running(self) -> dict[int, Handle]:
         with self._lock:

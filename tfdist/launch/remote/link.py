@@ -45,6 +45,7 @@ class HostLink:
         self._numbers = itertools.count()
         self._handles: dict[int, RemoteProcess] = {}
         self._stopped: frozenset[int] = frozenset()
+        self.waiting = 0  # how many workers are forked there and have nothing to run
         self._tables: dict[int, tuple[int, int, Mapping[str, list[int]]]] = {}
         self._lost = ""
         self._heard = time.monotonic()
@@ -111,9 +112,12 @@ class HostLink:
         except WireError:  # the thread that reads finds out, and says why
             return
 
-    def start(self, spec: WorkerSpec) -> "RemoteProcess":
+    def start(self, spec: WorkerSpec, *, reserve: bool = False) -> "RemoteProcess":
         """Start a process there.
 
+        Args:
+            spec: what to start.
+            reserve: whether it waits in reserve, and so has to be a fork.
         Raises:
             TfdistError: it cannot be started.
         """
@@ -124,7 +128,7 @@ class HostLink:
         try:
             values = spec_to_json(spec)
             values["key"] = self.key_for(spec.key)
-            handle.pid = self.ask("start", handle=number, spec=values)
+            handle.pid = self.ask("start", handle=number, spec=values, reserve=reserve)
         except TfdistError:
             with self._lock:
                 del self._handles[number]
@@ -205,6 +209,7 @@ class HostLink:
             with self._lock:
                 self._tables = {number: (settled, asked, words) for number, settled, asked, words in message["tables"]}
                 self._stopped = frozenset(message["stopped"])
+                self.waiting = int(message["waiting"])
         elif "output" in message:
             if (handle := self._handles.get(message["output"])) is not None:
                 handle.take(message["stream"], base64.b64decode(message["data"]))

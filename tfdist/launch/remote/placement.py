@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -71,6 +72,7 @@ class RemotePlacement:
         self._versions: Mapping[str, str] | None = None
         self._known: set[str] = set()  # names of the hosts that have been reached
         self._without: dict[str, str] = {}  # why the job goes on without a host, by its name
+        self._places: tuple[Host, ...] = ()  # of the last processes that were placed
         self._copying: list[HostLink] = []  # to the hosts that copy states, each to the next
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
@@ -83,7 +85,7 @@ class RemotePlacement:
         """
         if self._engine.allots is not None:
             self._allot(count)
-        wanted = self._reached_places(count)
+        wanted = self._places = self._reached_places(count)
         hosts = list(dict.fromkeys(wanted))
         self._compare(hosts)
         self._copy_between(hosts)
@@ -101,14 +103,22 @@ class RemotePlacement:
             directory=Path(report.directory), memory=Path(report.memory), python=report.python, agent_pid=report.pid
         )
 
-    def start(self, spec: WorkerSpec) -> Handle:
+    def start(self, spec: WorkerSpec, *, reserve: bool = False) -> Handle:
         """Start a process; without a host, on the first one.
 
+        Args:
+            spec: what to start.
+            reserve: whether it waits in reserve, and so has to be a fork.
         Raises:
             TfdistError: it cannot be started.
         """
         more = self._variables[spec.index] if self._variables else {}
-        return self._link(spec.host).start(replace(spec, environment={**spec.environment, **more}))
+        spec = replace(spec, environment={**spec.environment, **more})
+        return self._link(spec.host).start(spec, reserve=reserve)
+
+    def reserving(self) -> "Reserving":
+        """Return what starts processes that wait in reserve, on the same hosts."""
+        return Reserving(self)
 
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
         """End what the ended processes left running; return how many there were. A lost host ends it by itself."""
@@ -126,7 +136,9 @@ class RemotePlacement:
         _at_once([partial(end, link, ended) for link, ended in numbers.items()])
         return sum(counts)
 
-    def status(self, number: int, hosts: Sequence[str], *, workers: int, chief: bool) -> "RemoteStatus":
+    def status(
+        self, number: int, hosts: Sequence[str], *, workers: int, chief: bool, reserve: bool = False
+    ) -> "RemoteStatus":
         """Return a channel to the workers of a start.
 
         Args:
@@ -134,9 +146,10 @@ class RemotePlacement:
             hosts: the address of each worker's host.
             workers: how many report.
             chief: whether the one that reports is the chief of a job with parameter servers.
+            reserve: whether they wait until they take the place of others.
         """
         links = [self._link(host) for host in hosts[:workers]]
-        return RemoteStatus(number, links, chief=chief)
+        return RemoteStatus(number, links, chief=chief, reserve=reserve)
 
     # As `placement.worker_factory` prepares for restarts on one host
 
@@ -147,6 +160,15 @@ class RemotePlacement:
 
     def tend(self, workers: int) -> None:
         """Do nothing: hosts keep as many workers forked as they had."""
+
+    @property
+    def waiting(self) -> int:
+        """How many workers are forked where the last ones were placed; 0 unless there are as many as there."""
+        for host in dict.fromkeys(self._places):
+            link = self._links[host.name]
+            if link.is_lost or link.waiting < self._places.count(host):
+                return 0
+        return len(self._places)
 
     def wait(self, interrupted: Callable[[], bool]) -> None:
         """Do nothing: hosts wait for what they prepare, when they are to start workers."""
@@ -312,6 +334,28 @@ def _at_once(calls: Sequence[Callable[[], None]]) -> None:
         thread.join()
 
 
+class Reserving:
+    """Starts workers in reserve, as `placement.Placement` does others.
+
+    Args:
+        placement: that of the job.
+    """
+
+    def __init__(self, placement: RemotePlacement) -> None:
+        self._placement = placement
+        self.addresses = placement.addresses
+        self.site = placement.site
+        self.end_leftovers = placement.end_leftovers
+
+    def start(self, spec: WorkerSpec) -> Handle:
+        """Start a process, which waits in reserve.
+
+        Raises:
+            TfdistError: it cannot be forked.
+        """
+        return self._placement.start(spec, reserve=True)
+
+
 class RemoteStatus:
     """What the workers of a start report, and are told, as `StatusChannel`.
 
@@ -322,20 +366,24 @@ class RemoteStatus:
         number: of the start.
         links: of each worker's host.
         chief: whether the one that reports is a chief.
+        reserve: whether the workers wait until `take_over`.
     """
 
-    def __init__(self, number: int, links: Sequence[HostLink], *, chief: bool) -> None:
+    def __init__(self, number: int, links: Sequence[HostLink], *, chief: bool, reserve: bool = False) -> None:
         self._number = number
         self._links = links
         self._requests = 0
         self._asked = 0
+        self._took_over = 0.0  # clock time
         for link in dict.fromkeys(links):
             here = [worker for worker, other in enumerate(links) if other is link]
-            link.ask("open", number=number, workers=len(links), chief=chief, here=here)
+            link.ask("open", number=number, workers=len(links), chief=chief, here=here, reserve=reserve)
 
     def read(self, worker: int) -> WorkerStatus:
         """Return what a worker has said until now."""
-        return self._links[worker].status(self._number, worker, self._asked)
+        said = self._links[worker].status(self._number, worker, self._asked)
+        # how long it has waited in reserve is nothing that it did
+        return replace(said, changed=max(said.changed, self._took_over)) if self._took_over else said
 
     def ask_to_halt(self) -> None:
         """Ask all workers to hold before their next step."""
@@ -353,7 +401,9 @@ class RemoteStatus:
         self._tell("target", step)
 
     def take_over(self) -> None:
-        """Do nothing: on other hosts no workers are in reserve."""
+        """Let workers in reserve go on."""
+        self._took_over = time.monotonic()
+        self._tell("take over")
 
     def end(self) -> None:
         """Say that the signals which workers get now mean their end, not a halt."""

@@ -32,7 +32,9 @@ class Tables:
         """Whether workers hold, or are to."""
         return any(self._settled.values())
 
-    def open(self, number: int, path: Path, workers: int, *, chief: bool, here: list[int]) -> None:
+    def open(
+        self, number: int, path: Path, workers: int, *, chief: bool, here: list[int], reserve: bool = False
+    ) -> None:
         """Make the table of a start.
 
         Args:
@@ -41,9 +43,10 @@ class Tables:
             workers: how many report in the whole job.
             chief: whether the one that reports is a chief.
             here: which of them are on this host.
+            reserve: whether they wait, before their first step, until they are to take over.
         """
         with self._lock:
-            self._open[number] = (StatusTable(path, workers, chief=chief), here)
+            self._open[number] = (StatusTable(path, workers, chief=chief, reserve=reserve), here)
             self._settled[number] = 0
 
     def tell(self, number: int, what: str, step: int) -> None:
@@ -65,6 +68,8 @@ class Tables:
                 self._settled[number] = 0
             elif what == "target":
                 table.set_target(step)
+            elif what == "take over":
+                table.take_over()
             else:
                 assert what == "end"
                 table.end()
