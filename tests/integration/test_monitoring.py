@@ -2,18 +2,20 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, told, wait_until
+from tests.integration.agents import DEADLINE_SECONDS, another_host, told, wait_until
 from tests.integration.forks import Forks
 from tests.integration.steppers import happened, job
 from tfdist.monitor.recording.rows import NORM_EVERY
 from tfdist.monitor.verdict.gathering import read_folder
 from tfdist.monitor.verdict.judge import Bound, judge
 from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
+from tfdist.watch.observing import Observer
 
 CASE = Path(__file__).parent / "cases" / "monitored.py"
 STEPS = 40
@@ -86,6 +88,29 @@ def test_the_verdict_is_told_at_a_signal_and_at_the_end(script, shared: Path) ->
     assert [(one["bound"], one["worker"], one["steps"]) for one in verdicts] == [("input", None, 30)] * 2
     assert not [one for one in happened(shared) if one["event"] == "alert"]  # 30 steps are too few to say so
     assert errors.decode().count("bound by input") == 2
+
+
+def test_on_two_hosts_it_is_of_the_workers_of_both(script, shared: Path) -> None:  # type: ignore[no-untyped-def]
+    hosts = ("--hosts", "one=127.0.0.1,two=127.0.0.2", "--ssh-command", f"'{another_host(shared)}'")
+    with job("--monitor", *hosts, script(WAITING), shared=shared) as run:
+        for worker in range(2):
+            told(shared, f"stepped {worker}")
+
+        def shown() -> bool:
+            run.send_signal(signal.SIGUSR1)
+            time.sleep(0.1)
+            return any(one["event"] == "verdict" and one["steps"] == 30 for one in happened(shared))
+
+        wait_until(shown, "no verdict on all steps")
+        seen = Observer(happened(shared)[0]["job"]).look()
+        assert seen is not None
+        assert [(one.step, one.memory) for one in seen.workers] == [(30, 0)] * 2
+        assert all(one.parts["input"] > 0.001 for one in seen.workers)
+        (shared / "enough").write_text("x")
+        _, errors = run.communicate(timeout=DEADLINE_SECONDS)
+    assert run.returncode == 0, errors
+    verdict = [one for one in happened(shared) if one["event"] == "verdict"][-1]
+    assert (verdict["bound"], verdict["steps"], set(verdict["parts"])) == ("input", 30, {"0", "1"})
 
 
 def test_nothing_is_recorded_without_being_asked_for(script, shared: Path) -> None:  # type: ignore[no-untyped-def]

@@ -11,6 +11,7 @@ from tests.simulated_steps import simulated
 from tfdist.errors import ConfigError
 from tfdist.launch.agent.job import Job
 from tfdist.launch.plan.config import LaunchConfig
+from tfdist.launch.plan.hosts import Remote, parse_hosts
 from tfdist.launch.plan.roles import roles_of
 from tfdist.launch.supervision.evicting import MOST, Evictions, Means, Measure, is_due, told, what_to_do
 from tfdist.launch.supervision.restarts import next_size
@@ -183,6 +184,7 @@ def test_nobody_is_evicted_while_something_else_happens(before: tuple[Any, ...])
         ({"min_workers": 1, "parameter_servers": 1}, "parameter servers"),
         ({"min_workers": 1, "monitor": False}, "without monitor"),
         ({}, "min_workers"),
+        ({"min_workers": 1, "remote": Remote(hosts=parse_hosts("a,b"))}, "hosts"),
         ({"min_workers": 1, "evict_seconds": 0.0}, "evict_seconds"),
         ({"min_workers": 1, "evict_stragglers": 1}, "evict_stragglers"),
     ],

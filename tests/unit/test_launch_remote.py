@@ -1,6 +1,7 @@
 """Jobs on several hosts, without processes: what `--hosts` means, the connection, clocks, requests to halt."""
 
 import base64
+import contextlib
 import json
 import os
 import shlex
@@ -10,19 +11,24 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.hosts import Host, Remote, parse_hosts, parse_shell, places
-from tfdist.launch.plan.plan import plan
+from tfdist.launch.plan.plan import plan, steps_folder
 from tfdist.launch.remote import records, ssh, values
 from tfdist.launch.remote.connecting.connection import ByProgram
 from tfdist.launch.remote.connecting.wire import PREAMBLE, Wire, WireError
 from tfdist.launch.remote.host.forward import Forward
+from tfdist.launch.remote.host.steps import Steps
 from tfdist.launch.remote.link import HostLink
+from tfdist.launch.remote.recorded import Recorded
 from tfdist.launch.supervision.failure import HOST_LOST, Failure, Record, own_failures
 from tfdist.monitor.halt import StepState
+from tfdist.monitor.recording.ring import Ring, read
+from tfdist.monitor.recording.rows import TIMES, WIDTH
 from tfdist.monitor.status import RECORD, Word
 
 
@@ -185,3 +191,27 @@ def test_a_lost_host_is_the_cause_whenever_it_is_heard_of() -> None:
 def test_a_host_needs_a_name_and_an_address() -> None:
     with pytest.raises(ConfigError, match="the address of host a"):
         Host(name="a", address="b c")
+
+
+def test_steps_recorded_elsewhere_are_kept_on_this_clock_and_each_once(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for memory in (there, here):
+        memory.mkdir()
+    steps_folder(here, 3).mkdir()
+    steps, recorded = Steps(there), Recorded(here)
+    steps.open(3)
+    made = np.random.default_rng(0).integers(1, 10**12, (5, WIDTH))
+    made[0, TIMES[2:]] = 0  # was not seen
+    elsewhere = made.copy()
+    elsewhere[:, TIMES] -= np.where(made[:, TIMES], 7_000_000_000, 0)
+    with contextlib.closing(Ring(steps_folder(there, 3) / "worker-1")) as ring:
+        for part in (elsewhere[:2], elsewhere[2:]):
+            ring.add(part)
+            for message in steps.new():
+                assert (message["rows"], message["worker"]) == (3, 1)
+                recorded.take(3, 1, base64.b64decode(message["data"]), 7.0)
+            assert steps.new() == []
+    recorded.close()
+    found = read(steps_folder(here, 3) / "worker-1")
+    np.testing.assert_array_equal(found[:, 1:], made[:, 1:])
+    assert found[:, 0].tolist() == [1, 2, 3, 4, 5]

@@ -16,6 +16,7 @@ import contextlib
 import mmap
 import os
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -123,6 +124,16 @@ class StatusTable:
         """Return the words of a worker, as `status_of` takes them."""
         start = HEADER + worker * RECORD
         return self._words.view[start : start + RECORD].tolist()
+
+    def show(self, worker: int, words: Sequence[int]) -> None:
+        """Show what a worker on another host has said, to who looks at this table.
+
+        Args:
+            worker: which.
+            words: of its record, with times on this host's clock.
+        """
+        start = HEADER + worker * RECORD
+        self._words.view[start : start + RECORD] = memoryview(array("q", words))
 
     @property
     def request(self) -> int:

@@ -215,6 +215,7 @@ def _run(
                     key=key,
                     say=lambda text: announce(out, text),
                     interrupted=at_a_signal(events),
+                    memory=guard.memory if config.monitor else None,
                 )
             )
             placement, preparing, reserving = elsewhere, elsewhere, elsewhere.reserving()

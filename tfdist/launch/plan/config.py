@@ -111,11 +111,6 @@ class LaunchConfig:
                 "failed and may be started again, and tasks of parameter-server jobs are ready at once. Give "
                 "--max-restarts, and no --parameter-servers."
             )
-        if self.monitor and self.remote is not None:
-            raise ConfigError(
-                "monitor (--monitor) is given with hosts (--hosts); what workers record of their steps is read on one "
-                "host only. Leave --monitor out."
-            )
         self._require_eviction()
         require_variables("environment", self.environment)
         if self.parameter_servers and (self.min_workers is not None or self.max_workers is not None):
@@ -134,6 +129,11 @@ class LaunchConfig:
             raise ConfigError(
                 f"evict_stragglers (--evict-stragglers) is given with {self.parameter_servers} parameter servers; "
                 "their workers do not wait for each other, and a slow one keeps nobody waiting. Leave it out."
+            )
+        if self.remote is not None:
+            raise ConfigError(
+                "evict_stragglers (--evict-stragglers) is given with hosts (--hosts); workers fill the hosts in their "
+                "order, so one worker fewer would not be the slow one. Leave it out; --monitor tells who is slow."
             )
         if not self.monitor:
             raise ConfigError(

@@ -42,6 +42,7 @@ from tfdist.launch.remote.connecting.joining import (
 from tfdist.launch.remote.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
 from tfdist.launch.remote.copying.copies import Copies
 from tfdist.launch.remote.host.forward import Forward
+from tfdist.launch.remote.host.steps import Steps
 from tfdist.launch.remote.host.tables import Tables
 from tfdist.launch.remote.values import KEY_IS_DERIVED, config_from_json, spec_from_json
 
@@ -51,6 +52,7 @@ PACKAGES = ("tensorflow", "keras", "numpy")
 
 _TELL_SECONDS = 0.02
 _TELL_WHILE_HALTING_SECONDS = 0.002
+_STEPS_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 _CHUNK = 1 << 15
 
@@ -163,7 +165,8 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: 
             wire.send({"say": text})
 
     copies = Copies(guard.memory, hello["address"], bytes_per_second=config.copy_bandwidth, tell=tell)
-    agent = HostAgent(wire, guard, placement, factory, copies, reserving=reserving, key=key_of_all)
+    steps = Steps(guard.memory) if config.monitor else None
+    agent = HostAgent(wire, guard, placement, factory, copies, reserving=reserving, steps=steps, key=key_of_all)
     if hello["passes_sigterm_on"]:
         signal.signal(signal.SIGTERM, lambda *_: agent.give_notice())
     return agent
@@ -186,6 +189,7 @@ class HostAgent:
         factory: of it.
         copies: of the states of workers, from here and from elsewhere.
         reserving: starts processes here that wait in reserve; by the same one's forks alone.
+        steps: that the workers record; None where they record none.
         key: of the workers, where it does not come with them.
     """
 
@@ -198,6 +202,7 @@ class HostAgent:
         copies: Copies,
         *,
         reserving: LocalPlacement,
+        steps: Steps | None = None,
         key: str = "",
     ) -> None:
         self._key = key
@@ -206,6 +211,8 @@ class HostAgent:
         self._guard = guard
         self._placement = placement
         self._reserving = reserving
+        self._steps = steps
+        self._steps_due = 0.0
         self._factory = factory
         self._requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._gone = threading.Event()
@@ -302,6 +309,8 @@ class HostAgent:
         number, reserve = asked["number"], asked["reserve"]
         if number and not reserve:  # workers that are started again come from what has TensorFlow, once that is there
             self._factory.wait(self._gone.is_set)
+        if self._steps is not None:
+            self._steps.open(number)
         path = progress_file(self._guard.memory, number)
         self._tables.open(number, path, asked["workers"], chief=asked["chief"], here=asked["here"], reserve=reserve)
 
@@ -328,6 +337,7 @@ class HostAgent:
         clock = time.monotonic()
         self._tell_record(number, handle)
         self._tell_once()  # how far it was comes before its end
+        self._tell_steps()
         unasked = handle.ended_unasked
         self._send({"ended": number, "returncode": returncode, "unasked": unasked, "clock": clock})
 
@@ -389,6 +399,9 @@ class HostAgent:
             for number, handle in self._running().items():
                 self._tell_record(number, handle)
             self._tell_once()
+            if time.monotonic() >= self._steps_due:
+                self._steps_due = time.monotonic() + _STEPS_SECONDS
+                self._tell_steps()
             time.sleep(_TELL_WHILE_HALTING_SECONDS if self._tables.is_halting else _TELL_SECONDS)
 
     def _tell_once(self) -> None:
@@ -399,6 +412,11 @@ class HostAgent:
             if said != self._told or now - self._told_at >= BEAT_SECONDS:
                 self._told, self._told_at = said, now
                 self._send({"tables": said[0], "stopped": stopped, "waiting": said[2], "clock": time.monotonic()})
+
+    def _tell_steps(self) -> None:
+        """Tell what the workers have recorded of their steps, after what says how far this host's clock is."""
+        for message in () if self._steps is None else self._steps.new():
+            self._send(message)
 
     def _running(self) -> dict[int, Handle]:
         with self._lock:

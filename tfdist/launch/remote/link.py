@@ -1,6 +1,7 @@
 """The agent's side of the connection to one host: what it asks for, and what it is told."""
 
 import base64
+import contextlib
 import itertools
 import math
 import signal
@@ -16,6 +17,7 @@ from tfdist.launch.remote import records
 from tfdist.launch.remote.connecting.connection import Connection
 from tfdist.launch.remote.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, WireError
 from tfdist.launch.remote.process import RemoteProcess
+from tfdist.launch.remote.recorded import Recorded
 from tfdist.launch.remote.values import KEY_IS_DERIVED, HostReport, spec_to_json
 from tfdist.monitor.status import RECORD, WorkerStatus
 
@@ -30,11 +32,21 @@ class HostLink:
         host: which.
         connection: to what acts there.
         say: tells the user what the host has to say.
+        recorded: takes the steps that its workers record; None where they record none.
     """
 
-    def __init__(self, host: Host, connection: Connection, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        connection: Connection,
+        *,
+        say: Callable[[str], None] = lambda text: None,
+        recorded: Recorded | None = None,
+    ) -> None:
         self.host = host
         self._say = say
+        self._recorded = recorded
+        self._recent = records.RecentOffset()
         self.report: HostReport | None = None
         self._offset = math.inf  # what is added to its clock to have this host's
         self._connection = connection
@@ -166,6 +178,12 @@ class HostLink:
         words = workers.get(str(worker), [0] * RECORD)
         return records.status(words, request, is_settled=settled == asked, clock_offset=offset)
 
+    def shown(self, start: int, worker: int) -> list[int]:
+        """Return the words of a worker's record for who looks here."""
+        with self._lock:
+            _, _, workers = self._tables.get(start, (0, 0, {}))
+            return records.shown(workers.get(str(worker), [0] * RECORD), clock_offset=self._offset)
+
     # What is told
 
     def _run(self, hello: dict[str, Any]) -> None:
@@ -201,6 +219,7 @@ class HostLink:
     def _take(self, message: dict[str, Any]) -> None:
         if "clock" in message:
             self._offset = min(self._offset, self._heard - float(message["clock"]))
+            self._recent.add(self._heard, float(message["clock"]))
         if "answer" in message:
             with self._changed:
                 self._answers[message["answer"]] = message
@@ -213,6 +232,8 @@ class HostLink:
         elif "output" in message:
             if (handle := self._handles.get(message["output"])) is not None:
                 handle.take(message["stream"], base64.b64decode(message["data"]))
+        elif "rows" in message:
+            self._take_rows(message["rows"], message["worker"], base64.b64decode(message["data"]))
         elif "say" in message:
             self._say(f"host {self.host.name}: {message['say']}")
         elif "record" in message:
@@ -220,6 +241,11 @@ class HostLink:
                 handle.record(records.on_our_clock(message["content"], self._offset))
         elif "ended" in message and (handle := self._handles.get(message["ended"])) is not None:
             handle.end(message["returncode"], unasked=message["unasked"])
+
+    def _take_rows(self, start: int, worker: int, data: bytes) -> None:
+        if self._recorded is not None and math.isfinite(self._recent.value):
+            with contextlib.suppress(OSError):  # memory is full
+                self._recorded.take(start, worker, data, self._recent.value)
 
     def _beat(self) -> None:
         """Say that the agent is there; if the host has been silent for too long, end the connection."""

@@ -16,6 +16,7 @@ from tfdist.launch.placement.base import Handle, Site
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.demand import NoRoomError
 from tfdist.launch.plan.hosts import Host, Remote, places
+from tfdist.launch.plan.plan import progress_file
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.launch.remote.connecting.joining import key_of_workers
 from tfdist.launch.remote.copying.copies import ring
@@ -23,8 +24,9 @@ from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.link import HostLink
 from tfdist.launch.remote.meeting import Meeting
 from tfdist.launch.remote.process import RemoteProcess
+from tfdist.launch.remote.recorded import Recorded
 from tfdist.launch.remote.values import config_to_json, passed_on
-from tfdist.monitor.status import WorkerStatus
+from tfdist.monitor.status import StatusTable, WorkerStatus
 
 AGAIN_SECONDS = 30.0  # for a host that was lost, to join again where the job can go on without it
 MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
@@ -42,6 +44,7 @@ class RemotePlacement:
         key: with which hosts join, if they do.
         say: tells the user.
         interrupted: whether to stop waiting for hosts.
+        memory: where what workers record is kept for who looks here; None: nowhere.
         environ: of the agent; that of this process by default.
     """
 
@@ -54,6 +57,7 @@ class RemotePlacement:
         key: str = "",
         say: Callable[[str], None],
         interrupted: Callable[[], bool] = lambda: False,
+        memory: Path | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
@@ -62,6 +66,8 @@ class RemotePlacement:
         self._key = key
         self._say = say
         self._interrupted = interrupted
+        self._memory = memory
+        self._recorded = None if memory is None else Recorded(memory)
         self._engine = ENGINES[remote.engine]
         self._environ = os.environ if environ is None else environ
         self._links: dict[str, HostLink] = {}
@@ -149,7 +155,7 @@ class RemotePlacement:
             reserve: whether they wait until they take the place of others.
         """
         links = [self._link(host) for host in hosts[:workers]]
-        return RemoteStatus(number, links, chief=chief, reserve=reserve)
+        return RemoteStatus(number, links, chief=chief, reserve=reserve, memory=self._memory)
 
     # As `placement.worker_factory` prepares for restarts on one host
 
@@ -177,6 +183,8 @@ class RemotePlacement:
         """End all connections, and with them all that still runs there."""
         self._end_links()
         self._meeting.close()
+        if self._recorded is not None:
+            self._recorded.close()
 
     def _link(self, host: str) -> HostLink:
         for link in self._links.values():
@@ -246,7 +254,7 @@ class RemotePlacement:
                     old.close()
                 seconds = AGAIN_SECONDS if in_a_hurry else None
                 connection = self._meeting.connection(host, interrupted=self._interrupted, join_seconds=seconds)
-                link = HostLink(host, connection, self._say)
+                link = HostLink(host, connection, say=self._say, recorded=self._recorded)
                 self._links[host.name] = link
                 hello = self._hello(host)
                 try:
@@ -367,9 +375,18 @@ class RemoteStatus:
         links: of each worker's host.
         chief: whether the one that reports is a chief.
         reserve: whether the workers wait until `take_over`.
+        memory: where a table shows what they say to who looks here, as soon as they take part; None: nowhere.
     """
 
-    def __init__(self, number: int, links: Sequence[HostLink], *, chief: bool, reserve: bool = False) -> None:
+    def __init__(
+        self,
+        number: int,
+        links: Sequence[HostLink],
+        *,
+        chief: bool,
+        reserve: bool = False,
+        memory: Path | None = None,
+    ) -> None:
         self._number = number
         self._links = links
         self._requests = 0
@@ -378,10 +395,21 @@ class RemoteStatus:
         for link in dict.fromkeys(links):
             here = [worker for worker, other in enumerate(links) if other is link]
             link.ask("open", number=number, workers=len(links), chief=chief, here=here, reserve=reserve)
+        self._memory = memory
+        self._chief = chief
+        self._table: StatusTable | None = None
+        if not reserve:
+            self._show()
+
+    def _show(self) -> None:
+        if self._memory is not None:
+            self._table = StatusTable(progress_file(self._memory, self._number), len(self._links), chief=self._chief)
 
     def read(self, worker: int) -> WorkerStatus:
         """Return what a worker has said until now."""
         said = self._links[worker].status(self._number, worker, self._asked)
+        if self._table is not None:
+            self._table.show(worker, self._links[worker].shown(self._number, worker))
         # how long it has waited in reserve is nothing that it did
         return replace(said, changed=max(said.changed, self._took_over)) if self._took_over else said
 
@@ -404,6 +432,7 @@ class RemoteStatus:
         """Let workers in reserve go on."""
         self._took_over = time.monotonic()
         self._tell("take over")
+        self._show()
 
     def end(self) -> None:
         """Say that the signals which workers get now mean their end, not a halt."""
@@ -413,6 +442,9 @@ class RemoteStatus:
         """Let go of the tables; workers that still write to them are not harmed."""
         for link in dict.fromkeys(self._links):
             link.tell("close table", number=self._number)
+        if self._table is not None:
+            self._table.close()
+            self._table = None
 
     def _tell(self, what: str, step: int = 0) -> None:
         for link in dict.fromkeys(self._links):
@@ -428,9 +460,10 @@ def remote_placement(
     key: str = "",
     say: Callable[[str], None],
     interrupted: Callable[[], bool],
+    memory: Path | None = None,
 ) -> Iterator[RemotePlacement]:
     """Yield a placement; after the block nothing of the job is left on any host that answers."""
-    placement = RemotePlacement(config, remote, job_id=job_id, key=key, say=say, interrupted=interrupted)
+    placement = RemotePlacement(config, remote, job_id=job_id, key=key, say=say, interrupted=interrupted, memory=memory)
     try:
         yield placement
     finally:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tfdist.launch.supervision.failure import HOST_LOST
 from tfdist.monitor.halt import StepPosition, StepState
-from tfdist.monitor.status import WorkerStatus, status_of
+from tfdist.monitor.status import Word, WorkerStatus, status_of
 
 
 def on_our_clock(content: str, clock_offset: float) -> str:
@@ -44,6 +44,66 @@ def of_lost_host(why: str, *, now: float) -> str:
     """
     values = {"time": 0.0, "clock": now, "type": HOST_LOST, "message": why, "exit_code": 1}
     return json.dumps({**values, "traceback": f"{why}\n"})
+
+
+class RecentOffset:
+    """What is added to another host's clock to have this host's, as the messages of the last seconds say it.
+
+    It is the smallest difference that one of them has had, of which nothing is left but the time of the fastest on its
+    way. Clocks that go apart are followed.
+
+    Args:
+        seconds: for which a message counts at least; twice as long at most.
+
+    Example:
+        >>> offset = RecentOffset(seconds=10.0)
+        >>> for heard, said in ((7.0, 2.0), (8.0, 3.5), (19.0, 14.0), (30.0, 25.0)):
+        ...     offset.add(heard, said)
+        ...     print(offset.value)
+        5.0
+        4.5
+        4.5
+        5.0
+    """
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._begun = -math.inf
+        self._now = self._before = math.inf
+
+    def add(self, heard: float, said: float) -> None:
+        """Take a message, by when it was heard here and what its host's clock said."""
+        if heard - self._begun >= self._seconds:
+            self._begun, self._before, self._now = heard, self._now, math.inf
+        self._now = min(self._now, heard - said)
+
+    @property
+    def value(self) -> float:
+        """The offset in seconds; infinite before the first message."""
+        return min(self._now, self._before)
+
+
+def shown(words: Sequence[int], *, clock_offset: float) -> list[int]:
+    """Return the words of a worker's record for who looks here: on this host's clock, and of no process of this host.
+
+    Args:
+        words: of its record.
+        clock_offset: what is added to its clock, in seconds; infinite while it is not known.
+
+    Example:
+        >>> from tfdist.monitor.status import RECORD, Word
+        >>> words = [0] * RECORD
+        >>> words[Word.PID], words[Word.CHANGED] = 12, 5 * 10**9
+        >>> found = shown(words, clock_offset=2.0)
+        >>> found[Word.PID], found[Word.CHANGED], found[Word.FIRST_STEP]
+        (0, 7000000000, 0)
+    """
+    found = list(words)
+    found[Word.PID] = 0
+    for word in (Word.CHANGED, Word.FIRST_STEP):
+        if found[word] and math.isfinite(clock_offset):
+            found[word] += int(clock_offset * 1e9)
+    return found
 
 
 def status(words: Sequence[int], request: int, *, is_settled: bool, clock_offset: float) -> WorkerStatus:

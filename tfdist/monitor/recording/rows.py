@@ -61,6 +61,14 @@ STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
 #: steps of which the norm of the gradient is measured once; the norm that stands for 0, which is that of no measurement
 NORM_EVERY, LEAST_NORM = 20, 1e-300
 
+#: columns that are times on the machine's clock; all others are durations, numbers or values
+TIMES = (
+    int(Column.BEGIN),
+    int(Column.END),
+    *range(Column.GRAPH_BEGIN, Column.LOSS),
+    *range(Column.ARRIVALS, Column.GRADIENT_NORM),
+)
+
 #: the column of each phase of the host
 COLUMN_OF = {phase: int(Column[phase.name]) for phase in Phase}
 HOST_PHASES = tuple(COLUMN_OF.values())
