@@ -17,8 +17,17 @@ cat > "$SHARED/batch"
 grep -q -- '--partition=none' "$SHARED/batch" && { echo 'invalid partition' >&2; exit 1; }
 echo 42
 grep -q -- '--begin=later' "$SHARED/batch" && { while [ ! -e "$SHARED/cancelled" ]; do sleep 0.05; done; exit 1; }
-SLURM_JOB_NODELIST='127.0.0.[1-2]' SLURM_TASKS_PER_NODE='1(x2)' SLURM_PROCID=0 SLURM_STEP_ID=0 \\
-    bash "$SHARED/batch" > tfdist-42.log 2>&1
+export SLURM_JOB_NODELIST='127.0.0.[1-2]' SLURM_TASKS_PER_NODE='1(x2)' SLURM_PROCID=0 SLURM_STEP_ID=0
+last=$(sed -n 's/^#SBATCH --array=0-//p' "$SHARED/batch")
+[ -z "$last" ] && { bash "$SHARED/batch" > tfdist-42.log 2>&1; exit $?; }
+most=0
+for SLURM_ARRAY_TASK_ID in $(seq 0 "$last"); do
+    export SLURM_ARRAY_TASK_ID
+    bash "$SHARED/batch" > "tfdist-42_$SLURM_ARRAY_TASK_ID.log" 2>&1
+    code=$?
+    [ $code -gt $most ] && most=$code
+done
+exit $most
 """
 SRUN = """#!/bin/sh
 while [ "$1" != /bin/sh ]; do shift; done
@@ -112,3 +121,45 @@ def test_what_a_worker_needs_is_asked_of_slurm(slurm: dict[str, Any], script: An
 def test_the_table_of_engines(slurm: dict[str, Any], shared: Path) -> None:
     code, out, _ = finished("--engines", **slurm)
     assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["engine", "local", *ENGINES])
+
+
+def test_a_search_is_an_array_of_which_each_job_has_its_arguments(slurm: dict[str, Any], script: Any) -> None:
+    path = script("print(sys.argv[1:], flush=True)\nsys.exit(3 if '--rate=0.01' in sys.argv else 0)")
+    options = ("--engine", "slurm", "-n", 1, "--search=--rate=0.1,0.01", "--search", "--name=a b", path, "--search")
+    code, out, err = finished(*options, **slurm)
+    assert code == 3, err
+    assert "job 42_1 has --rate=0.01 '--name=a b'" in err
+    for job, rate in enumerate(("0.1", "0.01")):
+        lines = [line for line in out.splitlines() if line.startswith(f"[42_{job}] ")]
+        assert any(line.endswith(f"['--search', '--rate={rate}', '--name=a b']") for line in lines), out
+
+
+def test_a_chief_and_servers_are_a_component_of_their_own(slurm: dict[str, Any], script: Any) -> None:
+    more = ("--sbatch", "--time=10 --partition=gpu", "--gpus-per-worker", 1)
+    servers = ("--parameter-servers", 2, "--sbatch-servers", "--partition=cpu")
+    given = ("--dry-run", "--engine", "slurm", "--strategy", "parameter-server", "-n", 4, *servers, *more, script(""))
+    code, out, err = finished(*given, **slurm)
+    assert code == 0, err
+    first, second = ([line for line in part.splitlines() if "SBATCH" in line] for part in out.split("#SBATCH hetjob"))
+    assert {"#SBATCH --ntasks=3", "#SBATCH --time=10"} <= set(first)
+    assert first[-1] == "#SBATCH --partition=cpu"  # of two the last counts
+    assert second == [f"#SBATCH {option}" for option in ("--ntasks=4", "--gpus-per-task=1", *more[1].split())]
+    assert "--sbatch-servers" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--engine", "slurm", "--sbatch-servers", "-p cpu"), "the job has none"),
+        (("--search", "--rate=1"), "--search is for a job that --engine slurm submits"),
+        (("--engine", "slurm", "--search", "--rate"), "NAME=VALUE,VALUE"),
+        (("--engine", "slurm", "--search", "--rate=1,1"), "NAME=VALUE,VALUE"),
+        (("--engine", "slurm", "--search", "--rate=1", "--search", "--rate=2"), "each once"),
+        (("--engine", "slurm", "--search", f"--rate={','.join(map(str, range(1001)))}"), "1001 jobs"),
+    ],
+)
+def test_searches_and_components_that_cannot_be(
+    options: tuple[str, ...], what: str, slurm: dict[str, Any], script: Any
+) -> None:
+    code, _, err = finished(*options, script(""), **slurm)
+    assert (code, what in err, "Traceback" in err) == (2, True, False), err

@@ -34,6 +34,7 @@ from tfdist.launch.plan.choice import (
 )
 from tfdist.launch.plan.config import COPY_BANDWIDTH
 from tfdist.launch.remote.engines import ENGINES
+from tfdist.launch.remote.sbatch import searches
 from tfdist.measurement.sizes import as_bytes
 from tfdist.strategies import registry
 from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
@@ -162,6 +163,8 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--engine", type=click.Choice(["local", *ENGINES]), metavar="NAME", hidden=True)
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
 @click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
+@click.option("--sbatch-servers", metavar="OPTIONS", hidden=True)
+@click.option("--search", metavar="NAME=VALUE,VALUE", multiple=True, hidden=True)
 @click.option("--ssh-command", metavar="COMMAND", envvar="TFDIST_SSH_COMMAND", hidden=True)
 @click.option("--mpi-command", metavar="COMMAND", envvar="TFDIST_MPI_COMMAND", hidden=True)
 @click.option("--rendezvous", metavar="ADDRESS[:PORT]", hidden=True)
@@ -207,6 +210,8 @@ def command(
     hosts: str | None,
     engine: str | None,
     sbatch_options: str,
+    sbatch_servers: str | None,
+    search: tuple[str, ...],
     ssh_command: str | None,
     mpi_command: str | None,
     rendezvous: str | None,
@@ -286,8 +291,19 @@ def command(
 
         parse_all(exporters, option="--export")
     if engine == "slurm" and remote is None:
-        text = batch_script(context, config, demand=demand, python=remote_python, options=sbatch_options)
-        context.exit(submit(text, dry_run=dry_run))
+        text = batch_script(
+            context,
+            config,
+            demand=demand,
+            python=remote_python,
+            options=sbatch_options,
+            for_servers=sbatch_servers,
+            searched=searches(search),
+        )
+        context.exit(submit(text, dry_run=dry_run, searched=searches(search)))
+    if search or sbatch_servers is not None:
+        given = "--search" if search else "--sbatch-servers"
+        raise click.UsageError(f"{given} is for a job that --engine slurm submits. Leave it out.")
     if engine == "kubernetes" and remote is None:
         request = kubernetes.request_of(
             context,

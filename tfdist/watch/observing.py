@@ -170,7 +170,9 @@ def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
     jobs: dict[str, Path] = {}
     for place in places:
         for path in place.glob(f"{PREFIX}*/progress-*"):
-            jobs.setdefault(path.parent.name.removeprefix(PREFIX).partition("-")[0], path.parent)
+            name = path.parent.name.removeprefix(PREFIX).partition("-")[0]
+            if name not in jobs or event_copy(path.parent).exists():  # a host of a job has a part of it, no events
+                jobs[name] = path.parent
     fitting = sorted(one for one in jobs if one.startswith(job))
     if len(fitting) == 1:
         return fitting[0], jobs[fitting[0]]

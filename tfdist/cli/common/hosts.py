@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -167,7 +167,7 @@ def require_places(config: LaunchConfig) -> None:
         ConfigError: they do not.
     """
     if config.remote is not None and config.remote.demand is None:
-        places(config.remote.hosts, most_processes(config))
+        places(config.remote.hosts, most_processes(config), servers=config.parameter_servers)
 
 
 def most_processes(config: LaunchConfig) -> int:
@@ -202,6 +202,8 @@ def batch_script(
     demand: Mapping[str, Any],
     python: str | None,
     options: str,
+    for_servers: str | None = None,
+    searched: Sequence[Sequence[str]] = (),
 ) -> str:
     """Return the batch script that runs the same command in an allocation of Slurm.
 
@@ -211,9 +213,19 @@ def batch_script(
         demand: what each worker needs: cpus, gpus, memory in bytes; None for what was not asked for.
         python: the interpreter there.
         options: of sbatch.
+        for_servers: more of sbatch's, for a chief and parameter servers, which then are a component of their own.
+        searched: more arguments of the script, for each job of an array.
     Raises:
         ConfigError: there is no script, or what is asked for cannot be.
+        UsageError: there are no parameter servers, or an array beside them.
     """
+    if for_servers is not None and searched:
+        raise click.UsageError("--search and --sbatch-servers are given; Slurm has no arrays of heterogeneous jobs.")
+    if for_servers is not None and not config.parameter_servers:
+        raise click.UsageError(
+            f"--sbatch-servers {for_servers!r} is for a chief and parameter servers, and the job has none; give "
+            "--sbatch alone, or --strategy parameter-server."
+        )
     require_script(config)
     given = arguments_of(context)
     first = len(given) - len(config.arguments) - 1  # the script, behind which all is its own
@@ -225,12 +237,19 @@ def batch_script(
         python=python or sys.executable,
         of_each=sbatch.resources(**demand),
         options=options,
+        servers=config.parameter_servers,
+        for_servers=for_servers,
+        searched=searched,
     )
 
 
-def submit(text: str, *, dry_run: bool) -> int:
+def submit(text: str, *, dry_run: bool, searched: Sequence[Sequence[str]] = ()) -> int:
     """Print the batch script, or submit it and wait for its end; return the exit code.
 
+    Args:
+        text: of the script.
+        dry_run: whether to print it.
+        searched: of an array, what each of its jobs has.
     Raises:
         MissingDependencyError: Slurm is not here.
     """
@@ -242,4 +261,4 @@ def submit(text: str, *, dry_run: bool) -> int:
             "--engine slurm needs sbatch, which is not found. Run it where Slurm's commands are; --dry-run prints the "
             "batch script."
         )
-    return sbatch.submit(text, say=lambda said: click.echo(f"tfdist run: {said}", err=True))
+    return sbatch.submit(text, say=lambda said: click.echo(f"tfdist run: {said}", err=True), searched=searched)

@@ -79,7 +79,8 @@ def planned(config: LaunchConfig, *, job_id: str, directory: Path, agent_pid: in
     elif config.remote.demand is not None:  # which nodes they are is not known before
         addresses = [(f"node-of-{index}", 10_000) for index in range(count)]
     else:  # hosts choose their ports when they are reached
-        addresses = [(host.address, 10_000 + port) for port, host in enumerate(places(config.remote.hosts, count))]
+        wanted = places(config.remote.hosts, count, servers=config.parameter_servers)
+        addresses = [(host.address, 10_000 + port) for port, host in enumerate(wanted)]
     return plan(
         config,
         addresses=addresses,

@@ -27,6 +27,7 @@ class Host:
         name: by which the launcher reaches it, with a user if one is named.
         address: by which the processes of the job reach it.
         slots: how many processes run there at most.
+        group: which component of a heterogeneous job of Slurm it is of; None where there are none.
 
     Raises:
         ConfigError: no program must take the name for an option, or the address for something else.
@@ -39,6 +40,7 @@ class Host:
     name: str
     address: str
     slots: int = 1
+    group: int | None = None
 
     def __post_init__(self) -> None:
         user, at, machine = text("host", self.name).rpartition("@")
@@ -88,12 +90,15 @@ def _parsed(part: str) -> Host:
     )
 
 
-def places(hosts: Sequence[Host], count: int) -> tuple[Host, ...]:
+def places(hosts: Sequence[Host], count: int, *, servers: int = 0) -> tuple[Host, ...]:
     """Return the host of each of so many processes.
+
+    Where hosts are of two components, a chief and parameter servers are in the first, and workers in the second.
 
     Args:
         hosts: as they are named.
         count: how many.
+        servers: how many of them are parameter servers, which come last, and so whether the first is a chief.
     Raises:
         ConfigError: the hosts have fewer places.
 
@@ -101,7 +106,14 @@ def places(hosts: Sequence[Host], count: int) -> tuple[Host, ...]:
         >>> a, b = parse_hosts("a:2,b:2")
         >>> [host.name for host in places([a, b], 3)]
         ['a', 'a', 'b']
+        >>> apart = [Host(name="c", address="c", slots=3, group=0), Host(name="g", address="g", slots=2, group=1)]
+        >>> [host.name for host in places(apart, 5, servers=2)]
+        ['c', 'g', 'g', 'c', 'c']
     """
+    if servers and {host.group for host in hosts} == {0, 1}:
+        first, second = ([host for host in hosts if host.group == group] for group in (0, 1))
+        chief, *others = places(first, 1 + servers)
+        return (chief, *places(second, count - 1 - servers), *others)
     slots = [host for host in hosts for _ in range(host.slots)]
     if count > len(slots):
         have = ", ".join(f"{host.name}:{host.slots}" for host in hosts)

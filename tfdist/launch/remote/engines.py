@@ -18,6 +18,7 @@ from tfdist.launch.remote import mpi, ssh
 from tfdist.launch.remote.connecting.joining import Ticket
 from tfdist.launch.remote.pod import hosts_of_pod
 from tfdist.launch.remote.ray import cluster
+from tfdist.validation import parse_integer
 
 Command = Callable[[Remote, Host, Mapping[str, str]], tuple[str, ...]]
 
@@ -88,7 +89,9 @@ def srun(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, .
         >>> srun(Remote(hosts=(), shell=("srun",), python="/p"), Host(name="n1", address="n1"), {})[-1]
         'exec /p -m tfdist.launch.remote.host_agent'
     """
-    options = ("--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--cpu-bind=none", "--unbuffered")
+    component = () if host.group is None else (f"--het-group={host.group}",)
+    where = ("--nodes=1", "--ntasks=1", f"--nodelist={host.name}", *component)
+    options = (*where, "--overlap", "--cpu-bind=none", "--unbuffered")
     left_out = [word for name in _OF_A_TASK for word in ("-u", name)]  # the step is one task with all of the node's
     return ("env", *left_out, *remote.shell, *options, "/bin/sh", "-c", ssh.inner_command(remote, environ))
 
@@ -97,25 +100,48 @@ def hosts_of_slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the nodes of a Slurm allocation, with as many slots as it has tasks there; none outside of one.
 
     Raises:
-        ConfigError: what Slurm's variables say cannot be.
+        ConfigError: what Slurm's variables say cannot be, or a node is in two components of a heterogeneous job.
 
     Example:
         >>> found = hosts_of_slurm({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2,1"})
         >>> [(host.name, host.slots) for host in found]
         [('n1', 2), ('n2', 1)]
+        >>> name = "SLURM_JOB_NODELIST_HET_GROUP_"
+        >>> found = hosts_of_slurm({"SLURM_HET_SIZE": "2", f"{name}0": "c", f"{name}1": "g"})
+        >>> [(host.name, host.group) for host in found]
+        [('c', 0), ('g', 1)]
     """
-    nodes = environ.get("SLURM_JOB_NODELIST")
+    components = environ.get("SLURM_HET_SIZE")
+    if not components:
+        return _nodes(environ, "", None)
+    found: list[Host] = []
+    for group in range(parse_integer("SLURM_HET_SIZE", components, minimum=1)):
+        found += _nodes(environ, f"_HET_GROUP_{group}", group)
+    names = [host.name for host in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"{', '.join(twice)} is in two components of the heterogeneous job, and a host is in one. Have Slurm give "
+            "each component nodes of its own: by another partition or constraint, or with --exclusive for one of them."
+        )
+    return tuple(found)
+
+
+def _nodes(environ: Mapping[str, str], suffix: str, group: int | None) -> tuple[Host, ...]:
+    """Return the nodes of an allocation, or of one of its components, whose variables end like this."""
+    of_nodes, of_tasks = f"SLURM_JOB_NODELIST{suffix}", f"SLURM_TASKS_PER_NODE{suffix}"
+    nodes = environ.get(of_nodes)
     if not nodes:
         return ()
-    names = expand(nodes, name="SLURM_JOB_NODELIST")
-    tasks = environ.get("SLURM_TASKS_PER_NODE")
-    counts = expand_counts(tasks, name="SLURM_TASKS_PER_NODE") if tasks else [1] * len(names)
+    names = expand(nodes, name=of_nodes)
+    tasks = environ.get(of_tasks)
+    counts = expand_counts(tasks, name=of_tasks) if tasks else [1] * len(names)
     if len(counts) != len(names):
         raise ConfigError(
-            f"SLURM_JOB_NODELIST is {nodes!r}, of {len(names)} nodes, and SLURM_TASKS_PER_NODE {tasks!r} has "
-            f"{len(counts)}. Name the hosts: --hosts {','.join(names)}"
+            f"{of_nodes} is {nodes!r}, of {len(names)} nodes, and {of_tasks} {tasks!r} has {len(counts)}. Name the "
+            f"hosts: --hosts {','.join(names)}"
         )
-    return tuple(Host(name=name, address=name, slots=count) for name, count in zip(names, counts, strict=True))
+    found = zip(names, counts, strict=True)
+    return tuple(Host(name=name, address=name, slots=count, group=group) for name, count in found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,11 +95,11 @@ class RemotePlacement:
         hosts = list(dict.fromkeys(wanted))
         self._compare(hosts)
         self._copy_between(hosts)
-        found: list[tuple[str, int]] = []
+        ports: dict[Host, list[int]] = {}
         for host in hosts:
-            ports = self._links[host.name].ask("ports", count=wanted.count(host), but=list(but))
-            found += [(host.address, int(port)) for _, port in ports]
-        return found
+            free = self._links[host.name].ask("ports", count=wanted.count(host), but=list(but))
+            ports[host] = [int(port) for _, port in free]
+        return [(host.address, ports[host].pop(0)) for host in wanted]
 
     def site(self, host: str) -> Site:
         """Return what a process finds on a host that was reached."""
@@ -217,7 +217,7 @@ class RemotePlacement:
                     "in --hosts, or --min-workers, let a job go on.",
                     room,
                 )
-            wanted = places(left, count)
+            wanted = places(left, count, servers=self._config.parameter_servers)
             hosts = list(dict.fromkeys(wanted))
             unreached = self._reach(hosts, in_a_hurry=self._can_do_without(hosts, count))
             if not unreached:

@@ -5,6 +5,7 @@ vocabulary stays Slurm's: `--sbatch` hands over options as they are.
 """
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.errors import ConfigError, TfdistError
@@ -21,10 +22,11 @@ from tfdist.errors import ConfigError, TfdistError
 _FOLLOW_SECONDS = 0.2
 _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
 _ASK_SECONDS = 30.0
-_LOG = "tfdist-%j.log"
+_LOG, _LOG_OF_TASK = "tfdist-%j.log", "tfdist-%A_%a.log"
+MOST_TASKS = 1000  # of an array: what Slurm takes unless it is told otherwise
 #: options of `tfdist run` with a value, for the submission alone: Slurm has given what they ask for when the job
 #: begins; which GPUs a worker has is decided there
-OF_THE_SUBMISSION = ("--sbatch", "--cpus-per-worker", "--memory-per-worker")
+OF_THE_SUBMISSION = ("--sbatch", "--sbatch-servers", "--search", "--cpus-per-worker", "--memory-per-worker")
 
 
 def resources(*, cpus: float | None = None, gpus: float | None = None, memory: int | None = None) -> tuple[str, ...]:
@@ -65,6 +67,9 @@ def script(
     python: str,
     of_each: Sequence[str] = (),
     options: str = "",
+    servers: int = 0,
+    for_servers: str | None = None,
+    searched: Sequence[Sequence[str]] = (),
 ) -> str:
     """Return the batch script.
 
@@ -76,6 +81,10 @@ def script(
         python: the interpreter.
         of_each: options of sbatch for what each task needs.
         options: more of sbatch's, which come last and so win.
+        servers: how many of the processes are parameter servers, beside a chief.
+        for_servers: still more of them for chief and servers: these are then one component of a heterogeneous job,
+            whose tasks need nothing of what each of the others does; None: all tasks are alike.
+        searched: more arguments of the script, one list for each job of an array; none: it is one job.
 
     Example:
         >>> print(script(["--engine", "slurm", "t.py"], name="t", processes=2, folder="/d", python="/p"), end="")
@@ -88,31 +97,74 @@ def script(
         #SBATCH --signal=B:TERM@60
         exec /p -m tfdist run --engine slurm t.py
     """
+    every = (f"--ntasks={processes}", *of_each)
+    first = (f"--ntasks={1 + servers}",)
     own = (
         f"--job-name={re.sub(r'[^A-Za-z0-9_.-]', '_', name)}",
-        f"--ntasks={processes}",
-        *of_each,
+        *(first if for_servers is not None else every),
         f"--chdir={shlex.quote(folder)}",
-        f"--output={_LOG}",
+        *((f"--array=0-{len(searched) - 1}",) if searched else ()),
+        f"--output={_LOG_OF_TASK if searched else _LOG}",
         "--open-mode=append",  # of a job that is requeued nothing is lost
         "--signal=B:TERM@60",  # all stop before the same step and save, a minute before the end
     )
-    lines = [f"#SBATCH {option}" for option in (*own, *_options(options))]
-    return "\n".join(["#!/bin/bash", *lines, f"exec {shlex.join([python, '-m', 'tfdist', 'run', *arguments])}", ""])
+    lines = [f"#SBATCH {option}" for option in (*own, *_options(options), *_options(for_servers or ""))]
+    if for_servers is not None:
+        second = (f"--ntasks={processes - 1 - servers}", *of_each, *_options(options))
+        lines += ["#SBATCH hetjob", *(f"#SBATCH {option}" for option in second)]
+    cases = [f"{number}) set -- {shlex.join(more)};;" for number, more in enumerate(searched)]
+    choice = ['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac"] if searched else []
+    command = shlex.join([python, "-m", "tfdist", "run", *arguments]) + (' "$@"' if searched else "")
+    return "\n".join(["#!/bin/bash", *lines, *choice, f"exec {command}", ""])
+
+
+def searches(asked: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the arguments of each job of a search, which tries every value with every other.
+
+    Args:
+        asked: "NAME=VALUE,VALUE", one for each argument.
+    Raises:
+        ConfigError: one has another form, a name is there twice, or there are too many jobs.
+
+    Example:
+        >>> searches(["--rate=0.1,0.01", "--layers=2"])
+        (('--rate=0.1', '--layers=2'), ('--rate=0.01', '--layers=2'))
+        >>> searches([])
+        ()
+    """
+    axes: dict[str, list[str]] = {}
+    for one in asked:
+        name, _, values = one.partition("=")
+        found = values.split(",")
+        if not name or not all(found) or len(set(found)) < len(found) or name in axes:
+            raise ConfigError(
+                f"--search is {one!r}; it must be NAME=VALUE,VALUE with an argument of the script, each once, such as "
+                "--search=--learning-rate=0.1,0.01"
+            )
+        axes[name] = [f"{name}={value}" for value in found]
+    jobs = tuple(itertools.product(*axes.values())) if axes else ()
+    if len(jobs) > MOST_TASKS:
+        raise ConfigError(
+            f"--search asks for {len(jobs)} jobs; at most {MOST_TASKS} can be in one array. Try fewer values."
+        )
+    return jobs
 
 
 def _options(text: str) -> list[str]:
     return [shlex.quote(word) for word in shlex.split(text)]
 
 
-def submit(text: str, *, say: Callable[[str], None]) -> int:
+def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence[str]] = ()) -> int:
     """Submit a batch script, show what the job writes, and wait for its end; return its exit code.
+
+    Of an array it is the greatest one of its jobs.
 
     Ctrl-C and SIGTERM ask the job to end, which saves first; again, they cancel it.
 
     Args:
         text: of the script.
         say: tells the user.
+        searched: of an array, as `script` takes it.
     Raises:
         TfdistError: Slurm does not take it.
     """
@@ -127,6 +179,8 @@ def submit(text: str, *, say: Callable[[str], None]) -> int:
     if not job:
         raise TfdistError(f"sbatch has not taken the job (exit code {process.wait()}); it says why above.")
     say(f"job {job} is in the queue of Slurm")
+    for number, more in enumerate(searched):
+        say(f"job {job}_{number} has {shlex.join(more)}")
     asked = [0]
 
     def ask(number: int, _frame: object) -> None:
@@ -138,10 +192,13 @@ def submit(text: str, *, say: Callable[[str], None]) -> int:
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     ended = threading.Event()
-    log = Path(_LOG.replace("%j", job))
+    logs = {Path(_LOG.replace("%j", job)): b""}
+    if searched:
+        of_array = _LOG_OF_TASK.replace("%A", job)
+        logs = {Path(of_array.replace("%a", str(at))): f"[{job}_{at}] ".encode() for at in range(len(searched))}
     followers = [
-        threading.Thread(target=_follow, args=(log, ended), daemon=True),
-        threading.Thread(target=_tell_why_it_waits, args=(job, log, ended, say), daemon=True),
+        threading.Thread(target=_follow, args=(logs, ended), daemon=True),
+        threading.Thread(target=_tell_why_it_waits, args=(job, tuple(logs), ended, say), daemon=True),
     ]
     for follower in followers:
         follower.start()
@@ -155,30 +212,39 @@ def submit(text: str, *, say: Callable[[str], None]) -> int:
             signal.signal(number, handler)
 
 
-def _tell_why_it_waits(job: str, log: Path, ended: threading.Event, say: Callable[[str], None]) -> None:
+def _tell_why_it_waits(job: str, logs: Sequence[Path], ended: threading.Event, say: Callable[[str], None]) -> None:
     """Say why the job waits in the queue, each time that it is something else, until it writes."""
     told = ""
-    while not log.exists() and not ended.wait(_QUEUE_SECONDS):
+    while not any(log.exists() for log in logs) and not ended.wait(_QUEUE_SECONDS):
         command = ["squeue", "-h", "-j", job, "-t", "PENDING", "-o", "%r"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
-            why = done.stdout.strip()
+            why = ", ".join(dict.fromkeys(done.stdout.split("\n"))).strip(", ")  # one line for each part of the job
             if why not in ("", "None", told):
                 told = why
                 say(f"job {job} waits: {why} (Ctrl-C takes it out of the queue)")
 
 
-def _follow(path: Path, ended: threading.Event) -> None:
-    """Show a file as it grows, until nothing is added after the end."""
-    place = 0
+def _follow(paths: Mapping[Path, bytes], ended: threading.Event) -> None:
+    """Show files as they grow, until nothing is added after the end; where there are several, line by line.
+
+    Args:
+        paths: of the files, and what stands before each line of one.
+        ended: set when nothing is added any more.
+    """
+    places = dict.fromkeys(paths, 0)
     while True:
         is_last = ended.is_set()
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            file.seek(place)
-            data = file.read()
-            place += len(data)
-            while data:
-                data = data[os.write(1, data) :]
+        for path, prefix in paths.items():
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                file.seek(places[path])
+                data = file.read()
+                if prefix and not is_last:
+                    data = data[: data.rfind(b"\n") + 1]
+                places[path] += len(data)
+                data = b"".join(prefix + line for line in data.splitlines(keepends=True)) if prefix else data
+                while data:
+                    data = data[os.write(1, data) :]
         if is_last:
             return
         time.sleep(_FOLLOW_SECONDS)
