@@ -199,7 +199,40 @@ def what_each_worker_is_given(trial: Trial) -> None:
     print("four workers of a CPU and 512 MiB, two of two CPUs and 2 GiB: places and memory; too much is refused")
 
 
-TRIALS = {trial.__name__: trial for trial in (what_is_shown_and_what_ends, what_each_worker_is_given, equal_to_the_bit)}
+def components_and_arrays(trial: Trial) -> None:
+    """A chief and servers are a component of their own, to the same bit; an array has one job for each value."""
+    options = ("--strategy", "parameter-server", "-n", 2, "--parameter-servers", 1)
+    variables = {"TFDIST_MAX_STALENESS": "0"}
+    local = trial.trained(*options, **variables)
+    apart = (
+        *options,
+        "--engine",
+        "slurm",
+        "--cpus-per-worker",
+        1,
+        "--sbatch-servers",
+        "--nodelist=a",
+        "--sbatch",
+        "-N 1",
+    )
+    assert trial.trained(*apart, **variables) == local
+    script = trial.folder / "script.py"
+    script.write_text(
+        "import socket, sys\nprint(socket.gethostname(), sys.argv[1:], flush=True)\nsys.exit('-x=2' in sys.argv)\n"
+    )
+    searched = ("--engine", "slurm", "--sbatch", "--array=0-3%2", "--search=-x=1,2", "--search=-y=3,4")
+    out = trial.run(*searched, script, code=1)
+    for number, words in enumerate((("1", "3"), ("1", "4"), ("2", "3"), ("2", "4"))):
+        said = f"['-x={words[0]}', '-y={words[1]}']"
+        assert any(f"_{number}] " in line and said in line for line in out.splitlines()), out
+    assert not command(trial.found, "squeue", "-h").strip()
+    print("a chief and a server beside two workers in two components: equal to the bit; an array of four, two at once")
+
+
+TRIALS = {
+    trial.__name__: trial
+    for trial in (what_is_shown_and_what_ends, what_each_worker_is_given, components_and_arrays, equal_to_the_bit)
+}
 
 
 def main() -> None:
