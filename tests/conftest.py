@@ -54,7 +54,6 @@ LONGEST = (
     "test_compression.py",
     "test_build.py",
     "test_backup_cases.py",
-    "test_run_hosts_training.py",
     "test_native_collectives.py",
     "test_data_pictures.py",
     "test_ring_failures.py",
@@ -67,6 +66,8 @@ LONGEST = (
     "test_parsing.py",
     "test_run_lingering.py",
     "test_docker_compose.py",
+    "test_run_standby.py",
+    "test_run_hosts_training.py",
     "test_tune.py",
     "test_parallel_partition.py",
 )
