@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import select
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tfdist.checkpoint import Store, manifest
 from tfdist.checkpoint.store import Checkpoint
+from tfdist.errors import ConfigError
 from tfdist.launch.plan.plan import copies_folder, state_folder
 from tfdist.launch.remote.connecting.joining import Ticket, join
 from tfdist.launch.remote.copying import copies, folders
@@ -151,8 +153,8 @@ def test_names_that_lead_elsewhere_end_the_connection(message: dict[str, object]
     before = sorted(two.memory.parent.rglob("*"))
     connection, wire = join(_ticket(two.copies.take("one", KEY)))
     with connection:
-        connection.settimeout(SECONDS)
         wire.send(message)
+        assert select.select([connection], [], [], SECONDS)[0], "the connection goes on"
         assert wire.receive() is None
     assert sorted(two.memory.parent.rglob("*")) == before
 
@@ -165,6 +167,11 @@ def test_who_has_another_key_gives_nothing_and_says_so_once(hosts: tuple[Host, H
     assert "not copied to another host's memory" in one.told[0]
     assert "01" * 4 not in one.told[0]
     assert two.copied() is None
+
+
+def test_an_address_of_another_host_is_refused_with_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.1 .*--copy-bandwidth 0"):
+        Copies(tmp_path, "192.0.2.1", bytes_per_second=FAST, tell=print).take("one", KEY)
 
 
 def test_memory_that_takes_no_copy_is_said_and_the_next_is_tried(hosts: tuple[Host, Host]) -> None:

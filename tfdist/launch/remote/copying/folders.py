@@ -7,7 +7,7 @@ changed any more. A hidden name is of one that is being made. Of two states the 
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 # The file of a state that is written last and removed first: as long as it is there, all others are.
@@ -80,4 +80,11 @@ def remove(root: Path, training: str, *, but: str | None = None) -> None:
     """
     for name in states(root, training):
         if name != but:
-            shutil.rmtree(place(root, training) / name, ignore_errors=True)
+            discard(place(root, training) / name)
+
+
+def discard(folder: Path) -> None:
+    """Remove a state, or what was to become one, in the order in which no reader takes it for a damaged one."""
+    with suppress(OSError):
+        (folder / LAST).unlink()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,6 @@
 """Takes copies of another host's states into a directory in memory of this one: each appears whole, or not at all."""
 
 import contextlib
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -41,7 +40,13 @@ class Receiver:
         self._has_told = False
         self._closed = threading.Event()
         self._joined: Joined | None = None
-        self._rendezvous = Rendezvous(key, [sender], [(address, 0)])
+        try:
+            self._rendezvous = Rendezvous(key, [sender], [(address, 0)])
+        except ConfigError as error:
+            raise ConfigError(
+                f"this host cannot listen at {address} ({error.__cause__ or error}), where {sender} is to send copies "
+                "of its state. Name an address of this host's own in --hosts, or ask for no copies: --copy-bandwidth 0"
+            ) from error
         self.port = int(self._rendezvous.addresses[0].rpartition(":")[2])
         self._thread = threading.Thread(target=self._run, name=f"copies of {sender}", daemon=True)
         self._thread.start()
@@ -73,6 +78,8 @@ class Receiver:
             if "drop" in message:
                 folders.remove(self._folder, plain_name(message["drop"]))
                 return True
+            if not isinstance(message["copy"], list):
+                return False
             training, name = map(plain_name, message["copy"])
             files = [(plain_name(file), int(size)) for file, size in message["files"]]
         except (ConfigError, LookupError, TypeError, ValueError):
@@ -100,8 +107,7 @@ class Receiver:
                 for _ in pieces:
                     continue
             if error is None:
-                if (at / name).exists():  # the same step, saved again
-                    shutil.rmtree(at / name)
+                folders.discard(at / name)  # the same step, saved before
                 temporary.rename(at / name)
                 folders.remove(self._folder, training, but=name)
         except _GoneError:
@@ -109,7 +115,7 @@ class Receiver:
         except OSError as failure:
             error = failure
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            folders.discard(temporary)
         if error is not None and not self._has_told:
             self._has_told = True
             self._tell(f"a copy of the state of host {self._sender} cannot be kept in memory here: {error}")

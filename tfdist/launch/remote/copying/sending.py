@@ -68,7 +68,11 @@ class Sender:
             except (TfdistError, WireError) as error:
                 if not self._has_told and not self._closed.is_set():
                     self._has_told = True
-                    self._tell(f"the state of the training is not copied to another host's memory: {error}")
+                    self._tell(
+                        "the state of the training is not copied to another host's memory, at "
+                        f"{self._ticket.addresses[0]}: {error}\nHosts have to reach each other at any port above "
+                        "10,000; --copy-bandwidth 0 asks for no copies."
+                    )
                 self._closed.wait(_AGAIN_SECONDS)
 
     def _send_all(self, wire: Wire) -> None:
