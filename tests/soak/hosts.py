@@ -1,4 +1,4 @@
-"""Run jobs on two machines by a real sshd on each, and look that what comes of them is what comes of a job on one.
+"""Run jobs on machines by a real sshd on each, and look that what comes of them is what comes of a job on one.
 
     python tests/soak/hosts.py [--sshd PATH]
 
@@ -174,6 +174,35 @@ def what_ends(trial: Trial) -> None:
     print("a host whose key is not known: refused before anything is started", flush=True)
 
 
+def a_machine_is_lost(trial: Trial) -> None:
+    """The chief's agent is killed with all on its machine, and then the machine; a third one takes its place."""
+    strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
+    local, _ = trial.trained(*strategy)
+    shared = trial.folder / "shared"
+    shared.mkdir()
+    result, events, gone = trial.folder / "lost", trial.folder / "events of the lost", shared / "one is gone"
+    script = (RESUMABLE.with_name("losing_hosts.py"), result, trial.folder / "no backup", "tfdist", "1000")
+    passed = [word for name in ("SHARED", "MACHINES") for word in ("--pass-env", name)]
+    options = (*strategy, "--hosts", "a,b,c", *trial.shell, *passed, "--max-restarts", 2, "--hang-seconds", 60)
+    with trial.started("--event-file", events, *options, *script, SHARED=str(shared), MACHINES="1") as process:
+        wait_until(gone.exists, seconds=SECONDS)
+        begun = time.monotonic()
+        trial.found.end("a")
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err[-4000:]
+    assert result.read_text() == local
+    happened = [json.loads(line) for line in events.read_text().splitlines()]
+    for stepping in [one for one in happened if one["event"] == "stepping"][1:]:
+        print(
+            f"a machine is lost: resumed at step {stepping['resumed']} from {stepping['source']}, {stepping['lost']} "
+            f"repeated, {stepping['seconds']:.2f} s after that was seen",
+            flush=True,
+        )
+        assert stepping["lost"] <= 1
+    assert "host a was lost, and cannot be reached again" in err, err
+    print(f"equal to the bit, {time.monotonic() - begun:.0f} s after the machine's end", flush=True)
+
+
 def wait_until(test: Any, *, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not test():
@@ -184,11 +213,13 @@ def wait_until(test: Any, *, seconds: float = 60.0) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sshd", default="/usr/sbin/sshd")
-    parser.add_argument("trials", nargs="*", default=["equal_to_the_bit", "parameter_servers", "what_ends"])
+    parser.add_argument(
+        "trials", nargs="*", default=["equal_to_the_bit", "parameter_servers", "what_ends", "a_machine_is_lost"]
+    )
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = stack.enter_context(machines(["a", "b"], folder, users=[SSHD_USER]))
+        found = stack.enter_context(machines(["a", "b", "c"], folder, users=[SSHD_USER]))
         trial = Trial(found, stack.enter_context(with_sshd(found, options.sshd)))
         for name in options.trials:
             globals()[name](trial)

@@ -40,11 +40,13 @@ class Machines:
         names: of the machines.
         folder: for what they need.
         variables: that their programs have.
+        services: the first process of each.
     """
 
     names: tuple[str, ...]
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
+    services: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def space(self, name: str) -> str:
         return f"tfdist-{os.getpid()}-{name}"
@@ -55,6 +57,10 @@ class Machines:
     def inside(self, name: str, command: Sequence[str]) -> list[str]:
         """Return the command that runs another in the network of a machine."""
         return ["ip", "netns", "exec", self.space(name), *command]
+
+    def end(self, name: str) -> None:
+        """End a machine: its first process, and so all of them."""
+        os.killpg(self.services[name].pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def service(self, name: str, script: str) -> Iterator["subprocess.Popen[bytes]"]:
@@ -71,6 +77,7 @@ class Machines:
             env={**os.environ, **self.variables},
             start_new_session=True,
         )
+        self.services[name] = process
         try:
             yield process
         finally:

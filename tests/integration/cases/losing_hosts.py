@@ -1,9 +1,10 @@
-"""The training of resumable.py, of which the first worker kills its whole host twice, before the steps named.
+"""The training of resumable.py, of which the first worker's whole host dies twice, before the steps named.
 
 python losing_hosts.py RESULT BACKUP DATA SAVE_FREQ
 
-It does so once the host of worker 1 has a copy of the state before the last step. With the second death nobody reaches
-the host any more: a file says so to what stands for ssh.
+It does so once the host of worker 1 has a copy of the state before the last step. The first time the worker kills what
+acts for the agent on its host, whose guardian ends all the rest. Before the second death a file says that the host is
+gone, so that what stands for ssh reaches it no more; with MACHINES in the environment whoever sees that file ends it.
 """
 
 import glob
@@ -11,21 +12,31 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 import resumable
 
 SHARED = pathlib.Path(os.environ["SHARED"])
 START, WORKER = int(os.environ.get("TFDIST_RESTARTS", "0")), os.environ.get("TFDIST_WORKER_INDEX")
-STEPS = (3, 4)  # of which start; the second is the first step of an epoch
+COPIES = os.environ.get("TFDIST_COPIES_DIR")
+STEPS = (3, 4)  # of which start; the second is the second step of an epoch
 SECONDS = 300.0
+
+
+def tell_of_copies():
+    """Say which state the newest copy on this host is of, in a file that all hosts see."""
+    while True:
+        numbers = [int(path.rpartition("-")[2]) for path in glob.glob(f"{COPIES}/*/state/step-*")]
+        (SHARED / ".copied").write_text(str(max(numbers, default=0)))
+        (SHARED / ".copied").rename(SHARED / f"copied {START}")
+        time.sleep(0.005)
 
 
 def wait_for_copy(step):
     """Wait until there is a copy of a state after so many steps at least."""
-    where = (SHARED / f"copies {START}").read_text()
-    deadline = time.monotonic() + SECONDS
-    while not any(int(name.rpartition("-")[2]) >= step for name in glob.glob(f"{where}/*/state/step-*")):
+    told, deadline = SHARED / f"copied {START}", time.monotonic() + SECONDS
+    while not told.exists() or int(told.read_text()) < step:
         if time.monotonic() > deadline:
             sys.exit("no copy has come")
         time.sleep(0.005)
@@ -39,13 +50,13 @@ class Losing(resumable.Spy):
         wait_for_copy(STEPS[START] - 1)
         if START == 1:
             (SHARED / "one is gone").touch()
-        os.kill(os.getppid(), signal.SIGKILL)  # what acts for the agent here; its guardian ends all the rest
+        if START == 0 or "MACHINES" not in os.environ:
+            os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(SECONDS)
 
 
 if __name__ == "__main__":
-    if WORKER == "1" and "TFDIST_COPIES_DIR" in os.environ:
-        (SHARED / f".copies {START}").write_text(os.environ["TFDIST_COPIES_DIR"])
-        (SHARED / f".copies {START}").rename(SHARED / f"copies {START}")
+    if WORKER == "1" and COPIES:
+        threading.Thread(target=tell_of_copies, daemon=True).start()
     resumable.Spy = Losing
     resumable.main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
