@@ -16,7 +16,7 @@ from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
-Equal = Callable[..., None]
+Equal = Callable[..., list[dict[str, Any]]]
 
 
 def start(forking: Forks, workers: int, **variables: str) -> WorkerPool:
@@ -43,11 +43,11 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> Equal:
     """What requires a training to have the numbers of one device, alike in every process."""
     references = str(tmp_path_factory.mktemp("references"))
 
-    def require(pool: WorkerPool, mesh: str, name: str, **options: Any) -> list[list[int]]:
+    def require(pool: WorkerPool, mesh: str, name: str, **options: Any) -> list[dict[str, Any]]:
         found = call(pool, "distances", mesh=mesh, name=name, references=references, **options)
         assert found[0]["far"] == {}
         assert len({one["digest"] for one in found}) == 1
-        return [one["held"] for one in found]
+        return found
 
     return require
 
@@ -89,7 +89,7 @@ def alone(forking: Forks) -> Iterator[WorkerPool]:
 def test_two_stages_have_the_numbers_of_one_device(
     two: WorkerPool, equal: Equal, name: str, options: dict[str, Any]
 ) -> None:
-    first, second = equal(two, "data=1,pipeline=2", name, **options)
+    first, second = (one["held"] for one in equal(two, "data=1,pipeline=2", name, **options))
     for one, other in zip(
         first, second, strict=True
     ):  # a weight lies where it is computed with, and takes no memory else
@@ -133,6 +133,19 @@ def test_replicas_alone_have_the_numbers_of_one_device(two: WorkerPool, equal: E
 @pytest.mark.parametrize("name", ["mlp-scaling", "words", "masked", "statistics"])
 def test_replicas_of_two_stages_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal, name: str) -> None:
     equal(four, "data=2,pipeline=2", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "slots"), [("mlp-scaling", 2), ("mlp-adamw", 3), ("mlp-accumulating", 2), ("words", 2)]
+)
+def test_replicas_of_a_stage_share_the_slots_of_its_weights(
+    four: WorkerPool, equal: Equal, name: str, slots: int
+) -> None:
+    mesh = "data=2,pipeline=2"
+    for rank, found in enumerate(equal(four, mesh, name, shard_optimizer=1)):
+        replica = rank // 2
+        mine = sum(count // 2 + (replica < count % 2) for count in found["held"])
+        assert found["bytes of slots"] == 4 * slots * mine
 
 
 @pytest.mark.parametrize("name", ["branches", "short"])
@@ -190,6 +203,18 @@ def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> 
         assert found["far"] == {"one device": 0.0, "stages": 0.0}
         assert found["rows"] < 1e-5
         assert found["files"] == ["last.keras"]
+
+
+def test_slots_in_parts_are_saved_whole_and_go_on_with_other_stages_and_replicas(
+    four: WorkerPool, tmp_path: Path
+) -> None:
+    for found in call(four, "saved", mesh="data=2,pipeline=2", folder=str(tmp_path / "model"), shard_optimizer=1):
+        assert found["far"] == {"one device": 0.0, "stages": 0.0}
+        assert found["rows"] < 1e-5
+    meshes = ["data=2,pipeline=2", "data=1,pipeline=4", "data=4,pipeline=1", "data=2,pipeline=2", None]
+    for found in call(four, "resumed", folder=str(tmp_path), meshes=meshes, shard_optimizer=1):
+        assert found["steps"] == 9
+        assert found["far"] < 1e-5
 
 
 def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def _options_of_a_pipeline(environ: Mapping[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if environ.get(registry.SCHEDULE_VARIABLE):
         options["schedule"] = environ[registry.SCHEDULE_VARIABLE]
+    if environ.get(registry.STAGE_VARIABLE):
+        options["shard_optimizer"] = stage_from(environ)
     if environ.get(registry.STAGES_VARIABLE):
         options["stages"] = tuple(name.strip() for name in environ[registry.STAGES_VARIABLE].split(","))
     for variable, option in ((registry.MICROBATCHES_VARIABLE, "microbatches"), (registry.CHUNKS_VARIABLE, "chunks")):

@@ -33,8 +33,8 @@ SERIES[::2, 3:] = 0
 
 
 @functools.cache
-def strategy(mesh: str, microbatches: int = 2, schedule: str = "1f1b", chunks: int = 1, recompute: bool = False) -> Any:
-    return PipelineStrategy(mesh=mesh, microbatches=microbatches, schedule=schedule, chunks=chunks, recompute=recompute)
+def strategy(mesh: str, microbatches: int = 2, **options: Any) -> Any:
+    return PipelineStrategy(mesh=mesh, microbatches=microbatches, **options)
 
 
 def mlp() -> keras.Model:
@@ -221,7 +221,9 @@ def distances(mesh: str, name: str, references: str, **options: Any) -> dict[str
         far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
     shards = [getattr(variable._value, "shard", variable._value) for variable in model.weights]
     slots = [getattr(variable._value, "shard", variable._value) for variable in model.optimizer.variables]
+    part_bytes = sum(slot.shape.num_elements() * slot.dtype.size for slot in slots if slot.shape.rank)
     return {
+        "bytes of slots": part_bytes,
         "devices": [shard.device[-1] for shard in shards],
         "devices of slots": sorted({slot.device[-1] for slot in slots if slot.shape.rank}),
         "digest": zlib.crc32(b"".join(value.tobytes() for value in found.values())),
@@ -288,29 +290,33 @@ def order(mesh: str, **options: Any) -> list[Any]:
     return ["".join(notes[::per_stage]), "".join(wanted), max(map(traces.count, traces))]
 
 
-def saved(mesh: str, folder: str) -> dict[str, Any]:
+def saved(mesh: str, folder: str, **options: Any) -> dict[str, Any]:
     """Save from all processes; return how far what is loaded, on one device and in stages, is from what was saved."""
-    with strategy(mesh).scope():
+    with strategy(mesh, **options).scope():
         model, x, y = made("branches")
     checkpoint = keras.callbacks.ModelCheckpoint(f"{folder}/last.keras")
     model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[checkpoint])
     both = {"one device": keras.models.load_model(f"{folder}/last.keras")}
-    with strategy(mesh).scope():
+    with strategy(mesh, **options).scope():
         both["stages"] = keras.models.load_model(f"{folder}/last.keras")
     rows = {name: one.predict(x, batch_size=BATCH, verbose=0) for name, one in {"": model, **both}.items()}
-    wanted = model.get_weights()
+    wanted = _state(model)
     return {
-        "far": {name: far(wanted, one.get_weights()) for name, one in both.items()},
+        "far": {name: far(wanted, _state(one)) for name, one in both.items()},
         "rows": max(far(rows[""], rows[name]) for name in both),
         "files": sorted(os.listdir(folder)),
     }
 
 
-def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
+def _state(model: keras.Model) -> list[np.ndarray]:
+    return [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
+
+
+def resumed(folder: str, meshes: list[str | None], **options: Any) -> dict[str, float]:
     """Train on one mesh after another, each from the other's backup; return how far from one device it ends."""
     folder = f"{folder}/backup"
     for turn, mesh in enumerate(meshes):
-        with contextlib.nullcontext() if mesh is None else strategy(mesh).scope():
+        with contextlib.nullcontext() if mesh is None else strategy(mesh, **options).scope():
             model, x, y = made("mlp-adamw")
         mine = f"{folder}-{RANK}" if mesh is None else folder  # on one device every process goes on by itself
         if mesh is None:
@@ -319,11 +325,10 @@ def resumed(folder: str, meshes: list[str | None]) -> dict[str, float]:
         callbacks += [] if turn == len(meshes) - 1 else [Interrupt(2 + 2 * turn)]
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
-    ours = [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
+    ours = _state(model)
     one, x, y = made("mlp-adamw")
     one.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
-    wanted = [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]
-    return {"far": far(ours, wanted), "steps": float(model.optimizer.iterations.numpy())}
+    return {"far": far(ours, _state(one)), "steps": float(model.optimizer.iterations.numpy())}
 
 
 def dropped(mesh: str) -> list[Any]:

@@ -80,12 +80,18 @@ def let_update_parts(optimizer: Optimizer, updates: Updates) -> None:
     own["build"] = functools.partial(_build, optimizer, updates)
     own["add_variable_from_reference"] = functools.partial(_add_slot, optimizer, updates)
     own["_clip_gradients"] = updates.clipped
+    own["_trackable_children"] = functools.partial(_children, optimizer)
+    let_update_stand_ins(optimizer, updates)
+
+
+def let_update_stand_ins(optimizer: Optimizer, updates: Updates) -> None:
+    """Let one optimizer object update parts of variables, where its slots are made as the variables are."""
+    own = vars(optimizer)
     own["_apply_weight_decay"] = updates.decay
     own["_distributed_tf_update_step"] = lambda strategy, pairs, rate: updates.update(pairs, rate)
     own["_update_model_variables_moving_average"] = lambda variables: _average(optimizer, updates, variables)
     own["_overwrite_model_variables_with_average_value"] = lambda variables: _overwrite(optimizer, updates, variables)
     own["_all_reduce_sum_gradients"] = list
-    own["_trackable_children"] = functools.partial(_children, optimizer)
 
 
 def _children(optimizer: Optimizer, save_type: str = "checkpoint", **kwargs: Any) -> Any:

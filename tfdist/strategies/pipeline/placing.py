@@ -8,11 +8,10 @@ from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.parallel.pipeline.weights import PIPELINE
+from tfdist.parallel.pipeline.weights import DATA, PIPELINE
+from tfdist.strategies import stages as sharding_stages
 from tfdist.strategies import threads
 from tfdist.strategies.registry import MESH_VARIABLE
-
-DATA = "data"
 
 
 def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", places: int) -> Mesh:
@@ -92,6 +91,24 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
             f"{stages}), or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({stages})."
         )
     return tuple(present[:stages])
+
+
+def require_slots_alone(stage: int | None) -> None:
+    """Raise unless a stage of sharding is one that the replicas of a pipeline's stage have.
+
+    Args:
+        stage: of sharded data parallelism, or None.
+    Raises:
+        ConfigError: it is no such stage.
+        UnsupportedError: it shards more than slots.
+    """
+    sharding_stages.require("shard_optimizer", stage)
+    if stage is not None and stage > 1:
+        raise UnsupportedError(
+            f"shard_optimizer is {stage}; the replicas of a pipeline's stage shard the slots of their optimizer alone. "
+            "Take shard_optimizer=1 and more stages, each of which has fewer weights and gradients, or shard those "
+            f"without stages: --strategy sharded-data-parallel with TFDIST_SHARDING_STAGE={stage}."
+        )
 
 
 def _count(stages: Any, chunks: int) -> int | None:

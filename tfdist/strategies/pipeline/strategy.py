@@ -26,12 +26,14 @@ from tfdist.parallel.axes import Axes
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.pipeline import blocks
 from tfdist.parallel.pipeline.division import Division
+from tfdist.parallel.pipeline.slots import StageSlots
 from tfdist.parallel.pipeline.stage import Pipe, StageStep
-from tfdist.parallel.pipeline.weights import PIPELINE, StageSharding
+from tfdist.parallel.pipeline.weights import DATA, PIPELINE, StageSharding
 from tfdist.parallel.schedules import Schedule
 from tfdist.strategies import mesh_jobs, threads
 from tfdist.strategies.pipeline import placing
 from tfdist.training.multi_worker import agreement
+from tfdist.training.sharding.sharding import UPDATES
 from tfdist.training.strategy import KerasTraining
 
 __all__ = ["PipelineStrategy"]
@@ -71,6 +73,8 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
         collectives: "native" or "auto": the native engine.
         bucket_bytes: see `MultiWorkerMirroredStrategy`.
+        shard_optimizer: None, or 1: each of the D replicas of a stage has 1 / D of the optimizer's slots of the stage's
+            weights, updates that part of the weights, and is given the others'.
         loss_reduction: what a loss function of yours that returns one number is: "mean" or "sum" over examples.
 
     Raises:
@@ -104,8 +108,10 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         timeout_seconds: float = 1800.0,
         collectives: str | None = None,
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
+        shard_optimizer: int | None = None,
         loss_reduction: str = "detect",
     ) -> None:
+        placing.require_slots_alone(shard_optimizer)
         cluster = clusters.from_environment() if cluster is None else cluster
         places = 1 if cluster.num_workers > 1 else replicas_per_worker or threads.devices_to_come()
         self._mesh = placing.mesh_of(mesh, stages, chunks, cluster, places)
@@ -147,7 +153,10 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         along = TracedCollective(between, bucket_bytes=chosen)
         # stages reduce other gradients, so what the processes of a stage reduce has keys of its own
         replicas = TracedCollective(others, bucket_bytes=chosen, replica=1)
-        self._axes = Axes(processes, self._workers.index, {PIPELINE: along}, self._workers.waiting)
+        collectives_of = {PIPELINE: along, **({DATA: replicas} if DATA in processes.names else {})}
+        self._axes = Axes(processes, self._workers.index, collectives_of, self._workers.waiting)
+        if shard_optimizer and others.size > 1:
+            self._sharding = StageSlots(self._workers, replicas)
         self._pipe = Pipe(
             workers=self._workers,
             everybody=everybody,
@@ -165,6 +174,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         extended = PipelineReplicas(
             self,
             staged=self._staged,
+            shards_slots_of=lambda optimizer: UPDATES in vars(optimizer) if optimizer is not None else False,
             between=[replicas],
             examples=[others.rank],
             everybody=everybody,
@@ -190,7 +200,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
     @property
     def cuts_weights(self) -> bool:
         """Whether weights may lie on other processes, or on other devices of this one."""
-        return self._mesh.size_of(PIPELINE) > 1
+        return self._mesh.size_of(PIPELINE) > 1 or self._sharding is not None
 
     @property
     def _position(self) -> tuple[int, int]:
@@ -249,7 +259,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
 
     def _settle(self, model: Any) -> None:
         """Give each weight to its stages, in the order of the model, and then let all be made in one order."""
-        if self._mesh.size_of(PIPELINE) == 1:
+        if not self.cuts_weights:
             return
         holders = self.division_of(model).holders(self._mesh.size_of(PIPELINE))
         weights = list(model.weights)
@@ -308,7 +318,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
 
     def _staged(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> StageSharding | None:
         del dtype
-        if self._mesh.size_of(PIPELINE) == 1:
+        if not self.cuts_weights:
             return None
         return StageSharding(
             self._axes,
@@ -316,6 +326,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             is_first_replica=self._pipe.replica == 0,
             shape=shape,
             path=path,
+            replicas=None if self._sharding is None else self._sharding.traced,
         )
 
 

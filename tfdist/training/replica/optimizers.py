@@ -5,7 +5,6 @@ they enter `apply`, so everything behind it works on the gradient of the global 
 condition (loss scaling, accumulation, moving averages) can be decided differently by two replicas.
 """
 
-import contextlib
 import functools
 from typing import Any
 
@@ -86,8 +85,8 @@ def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:
 
     In a step the gradient is the mean over the examples of all replicas; elsewhere their sum, as TensorFlow has it.
     """
-    parted = contextlib.nullcontext() if sharding.of(optimizer) is not None else shards.updated(optimizer, variables)
-    with parted:
+    own = sharding.of(optimizer)
+    with shards.updated(optimizer, variables) if own is None else own.updating(optimizer, variables):
         _reduce_and_apply(optimizer, grads, variables)
 
 

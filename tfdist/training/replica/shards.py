@@ -6,7 +6,7 @@ parts, each once, and a constraint is given the whole.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,19 +18,22 @@ from tfdist.training.reduction import norms, reducer
 
 
 @contextlib.contextmanager
-def updated(optimizer: Any, variables: Any) -> Iterator[None]:
+def updated(
+    optimizer: Any, variables: Any, lying: Callable[[Any], sharded.Sharding | None] = sharded.sharding_of
+) -> Iterator[None]:
     """Let an optimizer update the parts of its variables inside.
 
     Args:
         optimizer: whose `apply` is about to be called; it is built.
         variables: what `apply` is given, or None.
+        lying: returns of a variable how what it is updated with lies; None: whole, on every process.
     Raises:
         UnsupportedError: it may look at the whole of a variable that is cut, or compresses gradients.
     """
     if variables is not None and not optimizer.built and any(map(sharded.sharding_of, variables)):
         keras_optimizer.build(optimizer, list(variables))
     weights = keras_optimizer.known_variables(optimizer) if variables is None else list(variables)
-    parts = Parts(weights)
+    parts = Parts(weights, lying)
     if not parts:
         yield
         return
@@ -49,10 +52,11 @@ class Parts:
 
     Args:
         variables: Keras variables.
+        lying: see `updated`.
     """
 
-    def __init__(self, variables: Sequence[Any]) -> None:
-        found = {id(variable): sharded.sharding_of(variable) for variable in variables}
+    def __init__(self, variables: Sequence[Any], lying: Callable[[Any], sharded.Sharding | None]) -> None:
+        found = {id(variable): lying(variable) for variable in variables}
         self._shardings: Mapping[int, sharded.Sharding] = {key: one for key, one in found.items() if one is not None}
 
     def __bool__(self) -> bool:

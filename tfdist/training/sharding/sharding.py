@@ -27,7 +27,8 @@ from tfdist.training.sharding import exchange, saving
 from tfdist.training.sharding.parts import Everywhere, Part
 from tfdist.training.sharding.updates import Updates
 
-_ATTRIBUTE = "tfdist_updates"
+#: of an optimizer, its `Updates`
+UPDATES = "tfdist_updates"
 
 
 class OptimizerSharding:
@@ -58,7 +59,7 @@ class OptimizerSharding:
             return
         updates = Updates(optimizer, self.traced)
         keras_sharded.let_update_parts(optimizer, updates)
-        own[_ATTRIBUTE] = updates
+        own[UPDATES] = updates
         own["sharded_state"] = updates.sharded_state
 
     def accumulates_parts(self, choices: reducer.Choices) -> bool:
@@ -76,6 +77,16 @@ class OptimizerSharding:
                 f"worker; stage {self.stage} of sharding keeps parts of them alone. Take stage=1."
             )
         return self.stage > 1
+
+    def updating(self, optimizer: keras.optimizers.Optimizer, variables: Any) -> AbstractContextManager[None]:
+        """Return a context in which an optimizer reduces and updates.
+
+        Args:
+            optimizer: whose `apply` is about to be called.
+            variables: what it is given, or None.
+        """
+        del optimizer, variables
+        return contextlib.nullcontext()
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
         """Return the sum over workers of a vector that each of them has."""
@@ -155,5 +166,5 @@ def gathering(model: keras.Model) -> AbstractContextManager[None]:
 
 def updates_of(optimizer: Any) -> list[Updates]:
     """Return the sharded updates of an optimizer, and of those that it hands gradients on to."""
-    found = [vars(one).get(_ATTRIBUTE) for one in keras_optimizer.chain(optimizer)]
+    found = [vars(one).get(UPDATES) for one in keras_optimizer.chain(optimizer)]
     return [one for one in found if one is not None]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas, _is_weight, _Part
 from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding
@@ -32,6 +33,10 @@ class Staged(Sharding, Protocol):
     @property
     def device(self) -> str | None:
         """The device on which it lies; None: that of the replica."""
+
+    @property
+    def of_slots(self) -> "Staged":
+        """How what an optimizer keeps of the weight lies."""
 
 
 class _OnDevice:
@@ -86,12 +91,12 @@ class StagedVariable(ShardedVariable):
         return super().read_value()
 
     def settle(self) -> None:
-        """Keep the value where this process has the weight, and let go of it elsewhere; the stage is known now."""
-        is_elsewhere = not self.sharding.is_held or self.sharding.device is not None
-        if self._made is not None and not self._is_settled and is_elsewhere:
+        """Keep what this process has of the weight, and let go of the rest; the stage is known now."""
+        lies_otherwise = self.sharding.local_shape != self.sharding.shape or self.sharding.device is not None
+        if self._made is not None and not self._is_settled and lies_otherwise:
             # nobody else makes it now, so nothing may travel for it
             with tf.init_scope():
-                kept = self._made.read_value() if self.sharding.is_held else tf.zeros([0], self._dtype)
+                kept = self.sharding.cut(self._made.read_value())
                 self.former = self._made
                 self._made = self._make(initial_value=_Part(lambda: [kept], 0, {}))
         assert self.shard is not None
@@ -128,11 +133,20 @@ class PipelineReplicas(ModelParallelReplicas):
 
     Args:
         staged: returns how a new weight lies, given path, shape and dtype; None: whole on every process.
+        shards_slots_of: returns whether what an optimizer keeps of a weight lies otherwise than the weight.
         options: of `ModelParallelReplicas`.
     """
 
-    def __init__(self, container_strategy: Any, *, staged: Callable[..., Any], **options: Any) -> None:
+    def __init__(
+        self,
+        container_strategy: Any,
+        *,
+        staged: Callable[..., Any],
+        shards_slots_of: Callable[[Any], bool],
+        **options: Any,
+    ) -> None:
         self._staged = staged
+        self._shards_slots_of = shards_slots_of
         # in the order in which they were made, which is the same on all processes
         self._variables: list[weakref.ref[StagedVariable]] = []
         super().__init__(container_strategy, shardings_of=lambda *_: None, **options)
@@ -150,6 +164,8 @@ class PipelineReplicas(ModelParallelReplicas):
         reference, sharding = kwargs.get("colocate_with"), None
         if isinstance(reference, StagedVariable):
             sharding = reference.sharding if shape == reference.shape else None
+            if sharding is not None and self._shards_slots_of(keras_optimizer.creating_variable()):
+                sharding = sharding.of_slots
         elif shape is not None and shape.rank and _is_weight(kwargs):
             path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
             sharding = self._staged(path, tuple(shape.as_list()), dtype)

@@ -1,0 +1,109 @@
+"""Slots of optimizers over the replicas of a stage: each has a part of those of its stage's weights, and updates it.
+
+Inside an update a weight is what this process has of it: the whole on its stages, no element on others. So the replicas
+of a stage share it among them as workers of sharded data parallelism do, by the same exchange and the same updates, in
+groups of their own; what looks at all gradients adds up over replicas and stages. A slot lies in parts as a variable,
+so it is read, saved and restored whole, as a weight of a stage is.
+
+Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", 2020.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import sharded_optimizer as keras_sharded
+from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.parallel.pipeline.weights import SlotSharding
+from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.replica import shards
+from tfdist.training.sharding.parts import Everywhere
+from tfdist.training.sharding.sharding import UPDATES, OptimizerSharding, updates_of
+from tfdist.training.sharding.updates import Updates
+
+
+class StageSlots(OptimizerSharding):
+    """What a pipeline shards of its optimizers.
+
+    Args:
+        workers: of the strategy.
+        replicas: carries gradients and weights between the processes of this stage.
+    """
+
+    def __init__(self, workers: Workers, replicas: TracedCollective) -> None:
+        super().__init__(1, workers, replicas)
+
+    def adopt(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Let an optimizer that is being created in the strategy's scope update parts of weights; twice does nothing.
+
+        What it saves needs nothing: its slots are variables in parts.
+        """
+        own = vars(optimizer)
+        if UPDATES in own or keras_optimizer.hands_on(type(optimizer)):
+            return
+        own[UPDATES] = updates = StageUpdates(optimizer, self.traced)
+        keras_sharded.let_update_stand_ins(optimizer, updates)
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: keras.optimizers.Optimizer, variables: Any) -> Iterator[None]:
+        """Let an optimizer reduce to this process's parts of the weights of its stage, and update these, inside.
+
+        Args:
+            optimizer: whose `apply` is about to be called.
+            variables: what it is given, or None.
+        """
+        if variables is not None:
+            keras_optimizer.build(optimizer, list(variables))
+        for updates in updates_of(optimizer):
+            updates.divide()
+        with shards.updated(optimizer, variables, _lying):
+            yield
+
+
+class StageUpdates(Updates):
+    """The updates of one optimizer by the replicas of a stage, inside of `shards.updated`."""
+
+    def divide(self) -> None:
+        """Note of each variable of the optimizer, which is built, which part this process updates."""
+        for variable in keras_optimizer.known_variables(self._optimizer):
+            key, lying = keras_sharded.key_of(self._optimizer, variable), _lying(variable)
+            if key in self._parts:  # it has its part's shape now, maybe
+                continue
+            self._variables[key] = variable
+            if lying is not None and lying.is_held:
+                self._parts[key] = lying.stretch
+            else:  # nothing, or what is whole on every process
+                self._parts[key] = Everywhere(tuple(variable.shape) if lying is None else lying.local_shape)
+
+    def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Give variables the values of which each process has its part, also outside of an update."""
+        with self._apart():
+            super().assign(variables, values)
+
+    def swap_averages(self) -> None:
+        """Exchange the weights and their moving averages; every process must call it."""
+        with self._apart():
+            super().swap_averages()
+
+    def average_weights(self) -> None:
+        """Let the moving averages be the weights."""
+        with self._apart():
+            super().average_weights()
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        self.divide()
+        variables, averages = keras_sharded.averages(self._optimizer)
+        with sharded.local([*variables, *averages]):
+            yield
+
+
+def _lying(variable: Any) -> SlotSharding | None:
+    """Return how what a weight is updated with lies; None: whole, on every process."""
+    sharding = sharded.sharding_of(variable)
+    return None if sharding is None else sharding.of_slots
