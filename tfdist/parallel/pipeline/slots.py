@@ -60,6 +60,7 @@ class StageSlots(OptimizerSharding):
         if variables is not None:
             keras_optimizer.build(optimizer, list(variables))
         for updates in updates_of(optimizer):
+            assert isinstance(updates, StageUpdates)
             updates.divide()
         with shards.updated(optimizer, variables, _lying):
             yield
@@ -103,7 +104,7 @@ class StageUpdates(Updates):
             yield
 
 
-def _lying(variable: Any) -> SlotSharding | None:
+def _lying(variable: Any) -> Any:
     """Return how what a weight is updated with lies; None: whole, on every process."""
     sharding = sharded.sharding_of(variable)
     return None if sharding is None else sharding.of_slots

@@ -1,4 +1,4 @@
-"""How the weights of a pipeline lie: whole where a stage computes with them, nowhere else; their slots maybe in parts."""
+"""How the weights of a pipeline lie: whole where a stage computes with them, nowhere else; slots may be in parts."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

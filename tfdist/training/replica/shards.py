@@ -18,9 +18,7 @@ from tfdist.training.reduction import norms, reducer
 
 
 @contextlib.contextmanager
-def updated(
-    optimizer: Any, variables: Any, lying: Callable[[Any], sharded.Sharding | None] = sharded.sharding_of
-) -> Iterator[None]:
+def updated(optimizer: Any, variables: Any, lying: Callable[[Any], Any] = sharded.sharding_of) -> Iterator[None]:
     """Let an optimizer update the parts of its variables inside.
 
     Args:
@@ -55,7 +53,7 @@ class Parts:
         lying: see `updated`.
     """
 
-    def __init__(self, variables: Sequence[Any], lying: Callable[[Any], sharded.Sharding | None]) -> None:
+    def __init__(self, variables: Sequence[Any], lying: Callable[[Any], Any]) -> None:
         found = {id(variable): lying(variable) for variable in variables}
         self._shardings: Mapping[int, sharded.Sharding] = {key: one for key, one in found.items() if one is not None}
 
