@@ -54,7 +54,8 @@ def from_environment(
     `keras.distribution.ModelParallel` that is set gets model-parallel, several others get
     multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of
     this process; a machine without GPUs then gets as many logical CPU devices. ``TFDIST_COLLECTIVES`` names what
-    carries the tensors of multi-worker and sharded-data-parallel, ``TFDIST_SHARDING_STAGE`` what the latter shards. For
+    carries the tensors of multi-worker and sharded-data-parallel, ``TFDIST_SHARDING_STAGE`` what the latter, or the
+    replicas of a pipeline's stages, shard. For
     the parameter-server strategy ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the
     default); where the cluster
     has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and ``TFDIST_LOCAL_SERVERS``

@@ -164,13 +164,15 @@ COLUMNS = (
                 (registry.MESH_VARIABLE, f"data={data},pipeline={stages}"),
                 (registry.SCHEDULE_VARIABLE, schedule),
                 (registry.MICROBATCHES_VARIABLE, "2"),
+                *more,
             ),
             may_refuse=_REFUSED_IN_A_PIPELINE,
         )
-        for name, data, stages, schedule in (
-            ("pipeline-2", 1, 2, "1f1b"),
-            ("pipeline-3", 1, 3, "gpipe"),
-            ("pipeline-2x2", 2, 2, "1f1b"),
+        for name, data, stages, schedule, more in (
+            ("pipeline-2", 1, 2, "1f1b", ()),
+            ("pipeline-3", 1, 3, "gpipe", ()),
+            ("pipeline-2x2", 2, 2, "1f1b", ()),
+            ("pipeline-2x2-sharded", 2, 2, "1f1b", ((registry.STAGE_VARIABLE, "1"),)),
         )
     ),
 )

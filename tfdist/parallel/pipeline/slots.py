@@ -19,7 +19,6 @@ from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.compat.tensorflow.meshes import sharded
-from tfdist.parallel.pipeline.weights import SlotSharding
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import shards
 from tfdist.training.sharding.parts import Everywhere
