@@ -1,5 +1,6 @@
 """Graphs of models: activations between a layer by columns and the next one by rows that stay in parts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -20,19 +21,24 @@ _ELEMENTWISE = (
 _ELEMENTWISE_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU, keras.layers.Identity)
 
 
-def found(model: Any) -> kept.Kept:
+def found(model: Any, together: Callable[[Any, Any], bool] = lambda one, other: True) -> kept.Kept:
     """Return what stays in parts in a model of which the layers are built.
 
     From a layer by columns on, through what looks at each element alone, to one by rows along the same axis.
+
+    Args:
+        model: whose graph is known, or it has none.
+        together: whether the result of a layer may go on to another one in parts.
     """
     graph = graphs.graph_of(model)
-    follows = {} if graph is None else {id(one): (one, other) for one, other in graphs.successors(graph)}
+    pairs = [] if graph is None else graphs.successors(graph)
+    follows = {id(one): (one, other) for one, other in pairs if together(one, other)}
     giving: list[Any] = []
     taking: list[Any] = []
     between: list[tuple[Any, Along, int]] = []
     for one, _ in follows.values():
         way = way_of(one)
-        if way is None or not way.by_columns or not is_elementwise(one.activation):
+        if way is None or not way.by_columns or not is_elementwise(one.activation) or _looks_at_result(one):
             continue
         passed, last = [], one
         while id(last) in follows and may_pass(follows[id(last)][1]):
@@ -48,6 +54,11 @@ def found(model: Any) -> kept.Kept:
     return kept.Kept(giving=tuple(giving), taking=tuple(taking), last=last, between=tuple(between))
 
 
+def _looks_at_result(layer: Any) -> bool:
+    """Return whether a layer adds to the loss what follows from all that it returns."""
+    return getattr(layer, "activity_regularizer", None) is not None
+
+
 def is_elementwise(activation: Any) -> bool:
     """Return whether an activation function is known to look at each element alone."""
     return activation is None or any(activation is known for known in _ELEMENTWISE)
@@ -60,6 +71,8 @@ def _fits(columns: Way, rows: Way) -> bool:
 
 def may_pass(layer: Any) -> bool:
     """Return whether each element of what a layer returns is of one element of what it takes."""
+    if _looks_at_result(layer):
+        return False
     if type(layer) is keras.layers.Dropout:
         return layer.noise_shape is None
     if type(layer) is keras.layers.Activation:
