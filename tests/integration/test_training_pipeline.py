@@ -47,6 +47,7 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> Equal:
         found = call(pool, "distances", mesh=mesh, name=name, references=references, **options)
         assert found[0]["far"] == {}
         assert len({one["digest"] for one in found}) == 1
+        assert sum(one["counted"] for one in found) == found[0]["elements"]
         return found
 
     return require
@@ -135,6 +136,26 @@ def test_replicas_of_two_stages_have_the_numbers_of_one_device(four: WorkerPool,
     equal(four, "data=2,pipeline=2", name)
 
 
+PARTS = "data=1,pipeline=2,model=2"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name", "options"),
+    [
+        (PARTS, "mlp-scaling", {"recompute": True}),
+        (PARTS, "branches", {"schedule": "interleaved", "chunks": 2}),
+        (PARTS, "words", {}),
+        (PARTS, "statistics", {}),
+        ("data=2,pipeline=1,model=2", "mlp-adamw", {"shard_optimizer": 1}),
+        ("data=2,pipeline=1,model=2", "words", {"shard_optimizer": 1}),
+    ],
+)
+def test_weights_of_a_stage_in_parts_have_the_numbers_of_one_device(
+    four: WorkerPool, equal: Equal, mesh: str, name: str, options: dict[str, Any]
+) -> None:
+    equal(four, mesh, name, layout_map="auto", **options)
+
+
 @pytest.mark.parametrize(
     ("name", "slots"), [("mlp-scaling", 2), ("mlp-adamw", 3), ("mlp-accumulating", 2), ("words", 2)]
 )
@@ -205,6 +226,18 @@ def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> 
         assert found["files"] == ["last.keras"]
 
 
+def test_weights_in_parts_are_saved_whole_and_go_on_on_other_meshes(four: WorkerPool, tmp_path: Path) -> None:
+    options = {"layout_map": "auto", "shard_optimizer": 1}
+    folder = str(tmp_path / "model")
+    for found in call(four, "saved", mesh="data=2,pipeline=1,model=2", folder=folder, **options):
+        assert found["far"] == {"one device": 0.0, "stages": 0.0}
+        assert found["rows"] < 1e-5
+    meshes = [PARTS, "data=2,pipeline=1,model=2", PARTS, "data=1,pipeline=1,model=4", None]
+    for found in call(four, "resumed", folder=str(tmp_path), meshes=meshes, **options):
+        assert found["steps"] == 9
+        assert found["far"] < 1e-5
+
+
 def test_slots_in_parts_are_saved_whole_and_go_on_with_other_stages_and_replicas(
     four: WorkerPool, tmp_path: Path
 ) -> None:
@@ -241,8 +274,16 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
         ("mask", "a loss is masked, and the mask that the layer 'mine' (Block) hands on is not known"),
         ("engine", "UnsupportedError: collectives is 'tensorflow'"),
         ("mesh", "ConfigError: stages says 3 stages, and the mesh data=1,pipeline=2 has 2"),
-        ("axis", "UnsupportedError: the mesh is batch=1,model=2; a pipeline has the axes data and pipeline"),
-        ("model axis", "or cut weights without stages: --strategy model-parallel --mesh data=1,model=2"),
+        ("axis", "UnsupportedError: the mesh is batch=1,model=2; a pipeline has the axes data, pipeline and model"),
+        ("model axis", "so it must be the last one. Write data=1,pipeline=2,model=2"),
+        ("no layouts", "ConfigError: the mesh is pipeline=1,model=2, and nothing says how weights lie along model"),
+        ("no model axis", "ConfigError: layout_map is given, and the mesh data=1,pipeline=2 has no axis model"),
+        ("activations", "UnsupportedError: the layouts cut activations"),
+        ("values in parts", "'pipedream' computes with values of weights that it keeps, whole"),
+        (
+            "sharded weights",
+            "UnsupportedError: shard_optimizer is 3; the replicas of a pipeline's stage shard the slots",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(two: WorkerPool, kind: str, says: str) -> None:

@@ -57,17 +57,16 @@ def from_environment(
     carries the tensors of multi-worker and sharded-data-parallel, ``TFDIST_SHARDING_STAGE`` what the latter, or the
     replicas of a pipeline's stages, shard. For
     the parameter-server strategy ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the
-    default); where the cluster
-    has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and ``TFDIST_LOCAL_SERVERS``
-    servers on this host. For model-parallel ``TFDIST_MESH`` has the mesh, such as ``batch=2,model=2``, and
-    ``TFDIST_LAYOUTS`` may be "auto".
+    default); where the cluster has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and
+    ``TFDIST_LOCAL_SERVERS`` servers on this host. For model-parallel and pipeline ``TFDIST_MESH`` has the mesh, such as
+    ``batch=2,model=2`` or ``data=2,pipeline=2,model=2``, and ``TFDIST_LAYOUTS`` may be "auto".
 
     Args:
         environ: variables to read, `os.environ` by default.
         loss_reduction: "detect", "mean" or "sum", as the strategies' classes take it.
-        layout_map: of `ModelParallelStrategy`; under any other strategy weights are whole. None takes that of a
-            `keras.distribution.ModelParallel` that was given to `keras.distribution.set_distribution`, or
-            ``TFDIST_LAYOUTS``.
+        layout_map: of `ModelParallelStrategy` and `PipelineStrategy`; under others weights are whole. None takes
+            ``TFDIST_LAYOUTS``, or, for the first, that of a `keras.distribution.ModelParallel` that was given to
+            `keras.distribution.set_distribution`.
     Raises:
         ConfigError: the variables are malformed or contradict each other.
 
@@ -104,6 +103,8 @@ def from_environment(
     options: dict[str, Any] = {}
     if name == "model-parallel":
         options |= distributions.options_of_model_parallel(layout_map, environ, cluster)
+    if name == "pipeline":
+        options["layout_map"] = environ.get(registry.LAYOUTS_VARIABLE) or None if layout_map is None else layout_map
     if entry.collectives and environ.get(registry.COLLECTIVES_VARIABLE):
         options["collectives"] = environ[registry.COLLECTIVES_VARIABLE]
     if name == "sharded-data-parallel":

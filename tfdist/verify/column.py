@@ -175,6 +175,18 @@ COLUMNS = (
             ("pipeline-2x2-sharded", 2, 2, "1f1b", ((registry.STAGE_VARIABLE, "1"),)),
         )
     ),
+    Column(
+        name="pipeline-1x2x2",
+        strategy="pipeline",
+        workers=4,
+        variables=(
+            (registry.MESH_VARIABLE, "data=1,pipeline=2,model=2"),
+            (registry.LAYOUTS_VARIABLE, "auto"),
+            (registry.SCHEDULE_VARIABLE, "1f1b"),
+            (registry.MICROBATCHES_VARIABLE, "2"),
+        ),
+        may_refuse=_REFUSED_IN_A_PIPELINE,
+    ),
 )
 
 

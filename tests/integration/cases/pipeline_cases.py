@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import zlib
@@ -15,6 +16,7 @@ import tensorflow as tf
 from tests.integration.cases.resuming import Interrupt, far
 from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
+from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.parallel import schedules
 from tfdist.parallel.schedules import Schedule
 from tfdist.strategies import PipelineStrategy, use_logical_cpus
@@ -219,10 +221,16 @@ def distances(mesh: str, name: str, references: str, **options: Any) -> dict[str
         wanted = on_one_device(name, references)
         assert found.keys() == wanted.keys()
         far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
-    shards = [getattr(variable._value, "shard", variable._value) for variable in model.weights]
-    slots = [getattr(variable._value, "shard", variable._value) for variable in model.optimizer.variables]
+    shards = [sharded.innermost(variable._value) for variable in model.weights]
+    slots = [sharded.innermost(variable._value) for variable in model.optimizer.variables]
     part_bytes = sum(slot.shape.num_elements() * slot.dtype.size for slot in slots if slot.shape.rank)
+    every = [*model.weights, *model.optimizer.variables]
+    in_parts = [one for one in every if sharded.sharding_of(one) is not None]
+    firsts = [sharded.part_of(one) for one in in_parts if sharded.sharding_of(one).is_first]
     return {
+        # of what is in parts: elements that no process before this one has, and all
+        "counted": sum(int(part.shape.num_elements()) for part in firsts),
+        "elements": sum(math.prod(one.shape) for one in in_parts),
         "bytes of slots": part_bytes,
         "devices": [shard.device[-1] for shard in shards],
         "devices of slots": sorted({slot.device[-1] for slot in slots if slot.shape.rank}),
@@ -448,6 +456,11 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),
     "axis": lambda _: _pipeline()("batch=1,model=2"),
     "model axis": lambda _: _pipeline()("data=1,model=2,pipeline=2"),
+    "no layouts": lambda _: _pipeline()("pipeline=1,model=2"),
+    "no model axis": _pipeline(layout_map="auto"),
+    "activations": lambda _: _pipeline(layout_map="auto-sequence")("pipeline=1,model=2"),
+    "values in parts": lambda _: _pipeline(layout_map="auto", schedule="pipedream")("pipeline=1,model=2"),
+    "sharded weights": _pipeline(shard_optimizer=3),
     "replicas": lambda _: _pipeline()("data=2,pipeline=2"),
     "devices": lambda _: _pipeline(stages=3)(None),
     "other devices": lambda _: _pipeline(stages=2, replicas_per_worker=1)(None),

@@ -88,7 +88,7 @@ def _is_adapted(layer: Any) -> bool:
 def _cut_once(weight: Any) -> tuple[Sharding, Along, int] | None:
     """Return how a weight lies, what travels for it and the dim that is cut; None unless that is one dim."""
     sharding = None if weight is None or keras_variables.is_replaced(weight) else sharded.own_sharding_of(weight)
-    if sharding is None or len(sharding.axes) != 1:
+    if not isinstance(sharding, Sharding) or len(sharding.axes) != 1:
         return None
     sharding.require_collectives()
     dim = next(dim for dim, axis in enumerate(sharding.layout) if axis is not None)

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.parallel.compute import chains, kept
 from tfdist.parallel.pipeline.division import Division, Edge
 from tfdist.parallel.pipeline.gradients import Accumulated
 from tfdist.parallel.pipeline.links import Links, float_edges
@@ -271,7 +272,8 @@ class Run:
         beginnings = [*self._beginnings(part), *weights]
         scope = keras.StatelessScope(state_mapping=beginnings, collect_losses=True)
         with microbatch.step(given.index) as current:
-            with scope, graphs.call_of_model(self._model, training=self._training):
+            inside = graphs.call_of_model(self._model, training=self._training)
+            with scope, inside, kept.keeping(self._kept):
                 for call in self._division.calls_of(part):
                     for tensor, made in zip(call.makes, call.compute(values, training=self._training), strict=True):
                         values[id(tensor)] = made
@@ -339,6 +341,14 @@ class Run:
         moved = tf.convert_to_tensor(state.value) + tf.constant([0, _FAR * part], tf.as_dtype(state.dtype))
         return [(state, moved)]
 
+    @functools.cached_property
+    def _kept(self) -> kept.Kept:
+        """What stays in parts of the model axis between two layers of one part of the model."""
+        part_of = {
+            id(call.operation): part for part in range(self._division.parts) for call in self._division.calls_of(part)
+        }
+        return chains.found(self._division.graph, lambda one, other: part_of.get(id(one)) == part_of.get(id(other)))
+
     def _trainable(self) -> dict[int, list[keras.Variable]]:
         """Return for each part of this stage the weights that train."""
         trained = {id(weight) for weight in self._model.trainable_weights}
@@ -352,10 +362,12 @@ class Run:
 def _of_shape(gradient: Any, weight: keras.Variable) -> Any:
     """Return a gradient of a weight; what a function returns of rows does not tell the shape of the table."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(tuple(weight.shape)))
+        sharding = sharded.sharding_of(weight)  # within the stage
+        shape = tuple(weight.shape) if sharding is None else sharding.local_shape
+        return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape))
     return gradient
 
 
 def local(model: keras.Model) -> AbstractContextManager[None]:
-    """Return a context in which the weights of a model are what this stage has of them."""
-    return sharded.local([*model.weights])
+    """Return a context in which the weights of a model are what this stage has of them, in parts or whole."""
+    return sharded.local([*model.weights], once=True)

@@ -39,8 +39,10 @@ class Pipe:
         between: of the stages of this replica.
         stage: this process's number among the stages.
         stages: how many there are.
-        replica: this process's number among those of its stage.
-        replicas: how many have the same stage.
+        replica: which of the parts of a batch this process has.
+        replicas: how many parts there are.
+        copies: how many processes of a stage have the same part of a batch, each with its parts of the weights.
+        copy: this process's number among them.
         schedule: makes the schedule of so many micro-batches.
         microbatches: into how many a batch is cut at most.
         recompute: see `run.Run`.
@@ -59,6 +61,8 @@ class Pipe:
     microbatches: int
     recompute: bool
     devices: tuple[str, ...] = ()
+    copies: int = 1
+    copy: int = 0
 
     @property
     def is_last(self) -> bool:
@@ -303,7 +307,8 @@ class StageStep:
             raise UnsupportedError(
                 f"this step cannot be computed on the stage of worker {', '.join(failed)}; the error there says why."
             )
-        drawn = seen[:, len(trained) : -2].sum(axis=0) // self._pipe.replicas  # replicas of a stage draw alike
+        alike = self._pipe.replicas * self._pipe.copies  # processes of a stage draw alike
+        drawn = seen[:, len(trained) : -2].sum(axis=0) // alike
         return found, Told(
             has_gradient=[bool(column.any()) for column in seen[:, : len(trained)].T],
             draws=drawn.tolist(),
@@ -353,7 +358,7 @@ class StageStep:
             accumulated = found.gradients.get(id(weight))
             value = None if accumulated is None else accumulated.result()
             if value is None:
-                value = tf.zeros(weight.shape, weight.dtype)
+                value = tf.zeros(weight.shape if everywhere else sharded.sharding_of(weight).local_shape, weight.dtype)
             if len(holders) > 1 or (everywhere and self._pipe.stages > 1):
                 shared[place] = tf.cast(tf.convert_to_tensor(value), weight.dtype)
             here = everywhere or self._pipe.stage in holders
@@ -411,7 +416,8 @@ class StageStep:
             self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         totals.restore()
         parts = totals.parts()
-        mine = parts if self._pipe.is_last else [tf.zeros_like(part) for part in parts]
+        counts = self._pipe.is_last and self._pipe.copy == 0
+        mine = parts if counts else [tf.zeros_like(part) for part in parts]
         sums = list(self._pipe.everybody.all_reduce(mine, ["metrics"] * len(mine))) if mine else []
         metrics.gather_in_one_place(totals.variables, sums)
         keras_model.note_logs(self._model, are_metrics=True)

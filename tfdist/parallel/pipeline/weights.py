@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.collectives.traced import TracedCollective
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.axes import Axes
+from tfdist.parallel.sharding import Sharding
 from tfdist.training.sharding.parts import Stretch
 
 
@@ -23,6 +24,7 @@ class StageSharding:
         shape: of the weight.
         path: of the weight, for messages.
         replicas: carries tensors between the processes of this stage, where slots are sharded over them; else None.
+        within: how this process's part lies in what a stage has of it; None: a process of a stage has the whole.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class StageSharding:
         shape: Sequence[int],
         path: str,
         replicas: TracedCollective | None = None,
+        within: Sharding | None = None,
     ) -> None:
         self.mesh_axes = axes
         self.shape = tuple(int(size) for size in shape)
@@ -47,6 +50,23 @@ class StageSharding:
         self._along = along
         self._is_first_replica = is_first_replica
         self._replicas = replicas
+        self._within = within
+        place = axes.mesh.coordinates(axes.rank)
+        self._is_first_of_copies = within is not None or place.get(MODEL, 0) == 0
+
+    @property
+    def within(self) -> Sharding | None:
+        """How this process's part lies in what its stage has; None: it has all of it."""
+        return self._within if self.is_held else None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this process keeps all that it had before it was known which stages have it."""
+        return self.is_held and self.device is None
+
+    def kept(self, part: tf.Tensor) -> tf.Tensor:
+        """Return what this process keeps of what it had before it was known which stages have it."""
+        return part if self.is_held else tf.reshape(part, [-1])[:0]
 
     @cached_property
     def of_slots(self) -> "StageSharding | SlotSharding":
@@ -70,46 +90,54 @@ class StageSharding:
 
     @property
     def is_first(self) -> bool:
-        """Whether no process before this one has it."""
-        return self.is_held and self.counts and self._is_first_replica
+        """Whether no process before this one has the same of it."""
+        return self.is_first_in_replica and self._is_first_replica
+
+    @property
+    def is_first_in_replica(self) -> bool:
+        """Whether no process of the same replica before this one has the same of it."""
+        return self.is_held and self.counts and self._is_first_of_copies
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axis along which processes have different weights."""
-        return (PIPELINE,)
+        """The axes along which processes have different parts, or different weights."""
+        return (PIPELINE, *(() if self._within is None else self._within.axes))
 
     @property
     def layout(self) -> tuple[str | None, ...]:
-        """Whole, on some stages."""
-        return (None,) * len(self.shape)
+        """Of what a stage has."""
+        return (None,) * len(self.shape) if self._within is None else self._within.layout
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of what this process has."""
-        return self.shape if self.is_held else (0,)
+        held = self.shape if self._within is None else self._within.local_shape
+        return held if self.is_held else (0,)
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """Of what this process has, in the whole."""
-        return tuple((0, size) for size in self.local_shape)
+        return tuple((0, size) for size in self.local_shape) if self.within is None else self.within.bounds
 
     def read(self, variable: Any) -> tf.Tensor:
-        """Return the weight; every stage has to ask."""
-        if self.holders is None:
-            return variable.read_value()
-        return self.whole(variable.read_value())
+        """Return the weight, given what stands for what the stage has; every process has to ask."""
+        return self.told(variable.read_value())
 
     def whole(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the weight, which the first stage that has it tells the others."""
+        """Return the weight of which this process has a part; every process has to ask."""
+        return self.told(part if self.within is None else self.within.whole(part))
+
+    def told(self, value: tf.Tensor) -> tf.Tensor:
+        """Return the weight, which the first stage that has it tells the others, given what this stage has."""
         if self.holders is None or len(self.holders) == self._along.size:
-            return part
+            return value
 
         @tf.custom_gradient
-        def told(part: tf.Tensor) -> Any:
-            value = part if self.is_held else tf.zeros(self.shape, part.dtype)
-            return self._told(value), self._refuse
+        def told(value: tf.Tensor) -> Any:
+            own = value if self.is_held else tf.zeros(self.shape, value.dtype)
+            return self._told(own), self._refuse
 
-        return told(part)
+        return told(value)
 
     def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the weight of which this process has one part."""
@@ -119,16 +147,18 @@ class StageSharding:
     def cut(self, whole: Any) -> Any:
         """Return what this process has of a tensor or an array of the weight's shape."""
         if self.is_held:
-            return whole
+            return whole if self.within is None else self.within.cut(whole)
         return whole.reshape(-1)[:0] if hasattr(whole, "reshape") else tf.reshape(whole, [-1])[:0]
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
         """Return what this process has of numbers of which any stretch can be made."""
+        if self.within is not None:
+            return self.within.drawn(stretch)
         numbers = stretch(0, math.prod(self.shape) if self.is_held else 1)
         return tf.reshape(numbers if self.is_held else numbers[:0], self.local_shape)
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
-        """Return the sums over stages."""
+        """Return the sums over stages, and over the processes of a stage that have different parts."""
         return self.mesh_axes.all_reduce(tensors, self.axes if axes is None else axes, "stages")
 
     def _told(self, value: tf.Tensor) -> tf.Tensor:
@@ -161,7 +191,8 @@ class SlotSharding:
         self.shape = weight.shape
         self.mesh_axes = weight.mesh_axes
         #: of a process that has the weight
-        self.stretch = Stretch(weight.shape, replicas.rank, replicas.size)
+        within = weight.within
+        self.stretch = Stretch(weight.shape if within is None else within.local_shape, replicas.rank, replicas.size)
         self._weight = weight
         self._replicas = replicas
 
@@ -188,12 +219,24 @@ class SlotSharding:
     @property
     def is_first(self) -> bool:
         """Whether no process before this one has the same elements."""
-        return self.is_held and self.counts
+        return self._weight.is_first_in_replica
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes along which processes have different elements."""
-        return (DATA, PIPELINE)
+        return (DATA, *self._weight.axes)
+
+    @property
+    def within(self) -> Sharding | None:
+        """How this process's part lies in what its stage has; None: Keras sees no more than this process has."""
+        return None if self.is_settled else self._weight.within
+
+    #: a stretch is less
+    is_kept = False
+
+    def kept(self, part: tf.Tensor) -> tf.Tensor:
+        """Return what this process keeps of what it had before it was known which stages have it."""
+        return self.stretch.of(part) if self.is_held else tf.reshape(part, [-1])[:0]
 
     @property
     def of_slots(self) -> "SlotSharding":
@@ -204,23 +247,30 @@ class SlotSharding:
     def local_shape(self) -> tuple[int, ...]:
         """The shape of what this process has."""
         if not self.is_settled:
-            return self.shape
+            return self._weight.local_shape
         return self.stretch.shape if self.is_held else (0,)
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Of what this process has, in the flattened whole."""
+        """Of what this process and the other replicas have, in the whole; where that is the whole, of its elements."""
+        if self._weight.within is not None:
+            return self._weight.within.bounds
         return (self.stretch.bounds if self.is_held else (0, 0),)
+
+    @property
+    def elements(self) -> tuple[int, int] | None:
+        """Which elements this process has of those within the bounds; None: all."""
+        return None if self._weight.within is None else self.stretch.bounds
 
     def read(self, variable: Any) -> tf.Tensor:
         """Return the whole; every process has to ask."""
+        if not self.is_settled:
+            return self._weight.read(variable)
         return self.whole(variable.read_value())
 
     def whole(self, part: tf.Tensor) -> tf.Tensor:
         """Return the whole: replicas of a stage put it together, and the first stage that has it tells the others."""
-        if not self.is_settled:
-            return part
-        if self.is_held:
+        if self.is_settled and self.is_held:
             part = self.stretch.joined(
                 tf.reshape(
                     self._gathered(self.stretch.padded(part), f"the gathering of slots of {self._weight.label}"),
@@ -236,17 +286,16 @@ class SlotSharding:
 
     def cut(self, whole: Any) -> Any:
         """Return what this process has of a tensor or an array of the whole's shape."""
-        if not self.is_settled:
-            return whole
-        begin, end = self.bounds[0]
-        return (whole.reshape(-1) if hasattr(whole, "reshape") else tf.reshape(whole, [-1]))[begin:end]
+        part = self._weight.cut(whole)
+        if not self.is_settled or not self.is_held:
+            return part
+        begin, end = self.stretch.bounds
+        return (part.reshape(-1) if hasattr(part, "reshape") else tf.reshape(part, [-1]))[begin:end]
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
         """Return what this process has of numbers of which any stretch can be made."""
-        if not self.is_settled:
-            return tf.reshape(stretch(0, math.prod(self.shape)), self.shape)
-        begin, end = self.bounds[0]
-        return stretch(begin, end) if begin < end else stretch(0, 1)[:0]
+        part = self._weight.drawn(stretch)
+        return self.kept(part) if self.is_settled else part
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
         """Return the sums over the replicas of a stage, and over stages."""
@@ -256,6 +305,8 @@ class SlotSharding:
         return self.mesh_axes.all_gather(row, DATA, 0, what)
 
 
+#: the axis of a mesh along which the processes of a stage have parts of its weights
+MODEL = "model"
 #: the axis of a mesh along which replicas of a stage lie
 DATA = "data"
 #: the axis of a mesh along which stages lie

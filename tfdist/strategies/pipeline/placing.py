@@ -1,5 +1,6 @@
 """Where the stages of a pipeline lie: on processes, or on the devices of one."""
 
+import logging
 import os
 from typing import Any
 
@@ -8,14 +9,17 @@ from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.parallel.pipeline.weights import DATA, PIPELINE
+from tfdist.parallel.layouts import Layouts
+from tfdist.parallel.pipeline.weights import DATA, MODEL, PIPELINE
 from tfdist.strategies import stages as sharding_stages
 from tfdist.strategies import threads
 from tfdist.strategies.registry import MESH_VARIABLE
 
+_log = logging.getLogger("tfdist")
+
 
 def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", places: int) -> Mesh:
-    """Return the mesh of replicas and stages.
+    """Return the mesh of replicas, stages and parts of weights.
 
     Args:
         given: a mesh, or what makes one; None takes ``TFDIST_MESH``, or what the rest says.
@@ -71,7 +75,7 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
         return ()
     if mesh.size > stages:
         raise ConfigError(
-            f"the mesh {mesh} has {mesh.size // stages} replicas of each stage, and there is one process "
+            f"the mesh {mesh} has {mesh.size // stages} places for each stage, and there is one process "
             f"({cluster.source}), which can have all stages of one replica. Start a process at each place: tfdist run "
             f"-n {mesh.size} --mesh {mesh}."
         )
@@ -128,17 +132,65 @@ def _count(stages: Any, chunks: int) -> int | None:
     return count
 
 
-def _require_axes(mesh: Mesh) -> None:
-    unknown = set(mesh.names) - {DATA, PIPELINE}
-    if PIPELINE in mesh.names and not unknown:
-        return
-    if PIPELINE in mesh.names:
-        cut = ",".join(f"{name}={size}" for name, size in mesh.axes if name != PIPELINE)
-        raise UnsupportedError(
-            f"the mesh is {mesh}; inside of a stage weights are whole, so a pipeline has the axes {DATA} and "
-            f"{PIPELINE} alone. Take more stages in the place of {', '.join(sorted(unknown))}, or cut weights without "
-            f"stages: --strategy model-parallel --mesh {cut}."
+def size_of(mesh: Mesh, axis: str) -> int:
+    """Return how many places there are along an axis, which a mesh may leave out."""
+    return dict(mesh.axes).get(axis, 1)
+
+
+def layouts_of(mesh: Mesh, layout_map: Any, cluster: "clusters.Cluster") -> Layouts:
+    """Return how the weights of a stage lie along the model axis.
+
+    Args:
+        mesh: of replicas, stages and parts.
+        layout_map: see `PipelineStrategy`.
+        cluster: the processes.
+    Raises:
+        ConfigError: layouts without a model axis, or such an axis without layouts; they name another axis.
+        UnsupportedError: they cut activations.
+    """
+    parts = size_of(mesh, MODEL)
+    if parts > 1 and layout_map is None:
+        raise ConfigError(
+            f"the mesh is {mesh}, and nothing says how weights lie along {MODEL}, so that its {parts} processes would "
+            'compute the same. Pass layout_map="auto" or layouts, or set TFDIST_LAYOUTS=auto.'
         )
-    raise UnsupportedError(
-        f"the mesh is {mesh}; a pipeline has the axes {DATA} and {PIPELINE}. Write one as data=2,pipeline=2."
-    )
+    if layout_map is not None and MODEL not in mesh.names:
+        raise ConfigError(
+            f"layout_map is given, and the mesh {mesh} has no axis {MODEL}, along which a stage's weights lie. Write "
+            f"one as {mesh},{MODEL}=2, or leave layout_map out."
+        )
+    found = Layouts(Mesh(((DATA, size_of(mesh, DATA)), (MODEL, parts))), layout_map, batch=DATA)
+    if found.outputs.may_cut:
+        raise UnsupportedError(
+            f"the layouts cut activations ({', '.join(map(repr, found.outputs.given))}), and what goes from stage to "
+            'stage is whole. Take layouts of weights alone, such as "auto".'
+        )
+    hosts = [address.rpartition(":")[0] for address in cluster.addresses or ()]
+    if (
+        parts > 1
+        and cluster.is_chief
+        and any(len({hosts[rank] for rank in group}) > 1 for group in mesh.groups([MODEL]) if hosts)
+    ):
+        _log.warning(
+            "Along the axis %s of the mesh %s processes of several hosts meet, in each layer. Start a multiple of %d "
+            "processes on each host.",
+            MODEL,
+            mesh,
+            parts,
+        )
+    return found
+
+
+def _require_axes(mesh: Mesh) -> None:
+    unknown = set(mesh.names) - {DATA, PIPELINE, MODEL}
+    if unknown or PIPELINE not in mesh.names:
+        raise UnsupportedError(
+            f"the mesh is {mesh}; a pipeline has the axes {DATA}, {PIPELINE} and {MODEL}. Write one as "
+            "data=2,pipeline=2 or data=2,pipeline=2,model=2; without stages take --strategy model-parallel."
+        )
+    if size_of(mesh, MODEL) > 1 and mesh.names[-1] != MODEL:
+        rest = ",".join(f"{name}={size}" for name, size in mesh.axes if name != MODEL)
+        raise ConfigError(
+            f"the mesh is {mesh}; processes along {MODEL} meet in each layer, and ranks count along the last axis "
+            f"first, so it must be the last one. Write {rest},{MODEL}={size_of(mesh, MODEL)}."
+        )

@@ -12,6 +12,7 @@ from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives import buckets
+from tfdist.collectives.local import LocalCollective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
@@ -19,17 +20,20 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.compat.tensorflow.meshes.late import Late
 from tfdist.compat.tensorflow.meshes.staged import PipelineReplicas
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel import groups, schedules
 from tfdist.parallel.axes import Axes
+from tfdist.parallel.compute import adapting, sequences
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.pipeline import blocks
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.slots import StageSlots
 from tfdist.parallel.pipeline.stage import Pipe, StageStep
-from tfdist.parallel.pipeline.weights import DATA, PIPELINE, StageSharding
+from tfdist.parallel.pipeline.weights import DATA, MODEL, PIPELINE, StageSharding
 from tfdist.parallel.schedules import Schedule
+from tfdist.parallel.sharding import Sharding
 from tfdist.strategies import mesh_jobs, threads
 from tfdist.strategies.pipeline import placing
 from tfdist.training.multi_worker import agreement
@@ -57,15 +61,18 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         stages: a number of stages, between which the model is balanced by its shapes; the names of the layers that
             begin the second and later stages, such as ``("block_2", "block_4")``; "auto", which takes the number from
             the mesh; or a function that returns names, given the model and the number of parts.
+        layout_map: how the weights of a stage lie along the axis "model" of the mesh, see `ModelParallelStrategy`:
+            layouts by patterns, or "auto".
         microbatches: into how many parts a replica's batch is cut; fewer where it has fewer examples. 1: the stages
             compute one after the other.
         schedule: "1f1b", "gpipe" or "interleaved", which update weights once a batch; "pipedream" or "spectrain", which
             do so after each micro-batch, by gradients of older weights; or a function of your own that returns a
             `tfdist.parallel.schedules.Schedule`, given stages, micro-batches and chunks.
         chunks: parts of the model on each stage, of "interleaved".
-        mesh: a text such as ``"data=2,pipeline=2"``, a dictionary or a `tfdist.cluster.mesh.Mesh`; None takes the
-            variable ``TFDIST_MESH`` (`tfdist run --mesh`), or else as many replicas as the processes are times the
-            stages.
+        mesh: a text such as ``"data=2,pipeline=2"`` or ``"data=2,pipeline=2,model=2"``, a dictionary or a
+            `tfdist.cluster.mesh.Mesh`; None takes the variable ``TFDIST_MESH`` (`tfdist run --mesh`), or else as many
+            replicas as the processes are times the stages. Processes along "model", the last axis, have the same rows,
+            and each its part of the weights of their stage.
         recompute: whether a backward pass computes its forward pass again, with the same random numbers, so that a
             stage keeps no more of a micro-batch than it was sent.
         replicas_per_worker: where one process has all stages, the number of its devices, each of which has one; else
@@ -99,6 +106,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         cluster: "clusters.Cluster | None" = None,
         *,
         stages: Any = "auto",
+        layout_map: Any = None,
         microbatches: int = 8,
         schedule: str | Callable[..., Schedule] = "1f1b",
         chunks: int = 1,
@@ -121,6 +129,13 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         self._stages = "auto" if isinstance(stages, int) else stages
         self._schedule = _made_by(schedule, self._mesh.size_of(PIPELINE), self._chunks)
         found = self._schedule(self._microbatches)
+        self._layouts = placing.layouts_of(self._mesh, layout_map, cluster)
+        self._told: str | None = None
+        if self._copies > 1 and found.updates_each:
+            raise UnsupportedError(
+                f"the schedule {found.name!r} computes with values of weights that it keeps, whole, and the mesh "
+                f"{self._mesh} has parts of them. Choose '1f1b', or leave {MODEL} out of the mesh."
+            )
         if devices and found.updates_each:
             raise UnsupportedError(
                 f"the schedule {found.name!r} updates weights after each micro-batch, on each stage by itself, and the "
@@ -148,13 +163,21 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         tf_strategies.claim_collective_keys(self, within_worker=True)
         everybody = TracedCollective(self._workers.collective, bucket_bytes=chosen)
         processes = Mesh(((PIPELINE, 1),)) if devices else self._mesh
-        between = groups.along(self._workers.collective, processes, [PIPELINE])
-        others = groups.along(self._workers.collective, processes, processes.others(PIPELINE))
+        ends = {axis: groups.along(self._workers.collective, processes, [axis]) for axis in processes.names}
+        between, others = ends[PIPELINE], ends.get(DATA, LocalCollective())
         along = TracedCollective(between, bucket_bytes=chosen)
         # stages reduce other gradients, so what the processes of a stage reduce has keys of its own
         replicas = TracedCollective(others, bucket_bytes=chosen, replica=1)
-        collectives_of = {PIPELINE: along, **({DATA: replicas} if DATA in processes.names else {})}
-        self._axes = Axes(processes, self._workers.index, collectives_of, self._workers.waiting)
+        traced = {PIPELINE: along, DATA: replicas}
+        if MODEL in ends:  # what layers of other stages do there is another function
+            traced[MODEL] = TracedCollective(ends[MODEL], bucket_bytes=chosen, replica=2)
+        self._axes = Axes(
+            processes,
+            self._workers.index,
+            {axis: traced[axis] for axis in ends},
+            self._workers.waiting,
+            late=Late(may_wait=False),  # parts of the model are functions, in which nothing can be replaced
+        )
         if shard_optimizer and others.size > 1:
             self._sharding = StageSlots(self._workers, replicas)
         self._pipe = Pipe(
@@ -166,6 +189,8 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             stages=between.size,
             replica=others.rank,
             replicas=others.size,
+            copies=self._copies,
+            copy=processes.coordinates(self._workers.index).get(MODEL, 0),
             schedule=self._schedule,
             microbatches=self._microbatches,
             recompute=recompute,
@@ -200,7 +225,12 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
     @property
     def cuts_weights(self) -> bool:
         """Whether weights may lie on other processes, or on other devices of this one."""
-        return self._mesh.size_of(PIPELINE) > 1 or self._sharding is not None
+        return self._mesh.size_of(PIPELINE) > 1 or self._sharding is not None or self._copies > 1
+
+    @property
+    def _copies(self) -> int:
+        """How many processes of a stage have the same part of a batch."""
+        return placing.size_of(self._mesh, MODEL)
 
     @property
     def _position(self) -> tuple[int, int]:
@@ -239,8 +269,21 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             UnsupportedError: it cannot.
         """
         self._require_possible(model)
+        if self._copies > 1:
+            every = keras_model.layers(model)
+            adapting.adapt(every, sequences.Placing(self._layouts.outputs, lambda axis, label: None))
+            if all(layer.built for layer in every):
+                self._layouts.require_all_matched()
+                self._tell_proposal(model)
         if graphs.graph_of(model) is not None or blocks.has_named(model):  # then its layers have been called
             self._settle(model)
+
+    def _tell_proposal(self, model: Any) -> None:
+        """Say which layouts "auto" stands for."""
+        proposal = self._layouts.proposal(weight.path for weight in model.weights)
+        if proposal not in (None, self._told) and self._workers.is_chief:
+            _log.warning("tfdist: the proposed layouts are the same as %s", proposal)
+        self._told = proposal
 
     def own_step(self, model: Any, kind: str, unseeded: Any) -> Callable[[Any, int], Any]:
         """Return a stage's step.
@@ -268,6 +311,8 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             sharding = sharded.sharding_of(weight)
             if sharding is not None and sharding.holders is None:
                 sharding.label = path
+                if sharding.within is not None:
+                    sharding.within.label = path
                 held = holders.get(id(weight), (0,))
                 sharding.holders = (0,) if self._pipe.devices else held
                 sharding.device = self._pipe.devices[held[0]] if self._pipe.devices else None
@@ -320,6 +365,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         del dtype
         if not self.cuts_weights:
             return None
+        layout = self._layouts.of(path, shape) if self._copies > 1 else ()
         return StageSharding(
             self._axes,
             self._pipe.traced,
@@ -327,6 +373,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             shape=shape,
             path=path,
             replicas=None if self._sharding is None else self._sharding.traced,
+            within=Sharding(self._axes, layout, shape, path) if any(layout) else None,
         )
 
 

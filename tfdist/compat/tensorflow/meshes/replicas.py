@@ -18,7 +18,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes.gathering import Gathers
 from tfdist.compat.tensorflow.meshes.late import Late
-from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding
+from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding, innermost
 from tfdist.compat.tensorflow.partitioned import shape_of_new_variable
 from tfdist.compat.tensorflow.ring import RingReplicas
 from tfdist.compat.tensorflow.strategies import MultiWorkerReplicas, ReduceInReplicas, one_of_each
@@ -210,7 +210,7 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
 
 
 def _part_of(value: Any) -> Any:
-    return value.shard if isinstance(value, ShardedVariable) else value
+    return innermost(value)
 
 
 def _is_weight(kwargs: dict[str, Any]) -> bool:

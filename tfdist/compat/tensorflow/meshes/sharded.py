@@ -61,7 +61,7 @@ class ShardedVariable:
     Tapes know the part: a gradient by the whole comes back cut.
 
     Args:
-        shard: the part, with a copy of its own on each replica of this process.
+        shard: the part, with a copy of its own on each replica of this process; it may be cut again.
         shardings: of each replica of this process, how parts make the whole.
         strategy: the strategy in whose scope it was made.
     """
@@ -216,9 +216,16 @@ def shardings_of(variable: Any) -> Sequence[Any]:
     return value.shardings if isinstance(value, ShardedVariable) else ()
 
 
+def innermost(value: Any) -> Any:
+    """Return the TensorFlow variable with this process's part, where a part may be cut again; of others themselves."""
+    while isinstance(value, ShardedVariable):
+        value = value.shard
+    return value
+
+
 def part_of(variable: Any) -> Any:
     """Return the TensorFlow variable with this process's part of a Keras variable that is cut."""
-    return keras_variables.value_of(variable).shard
+    return innermost(keras_variables.value_of(variable))
 
 
 def rows_of_part(variable: Any, indices: tf.Tensor) -> tf.Tensor:
@@ -232,7 +239,7 @@ def rows_of_part(variable: Any, indices: tf.Tensor) -> tf.Tensor:
     """
     value = keras_variables.value_of(variable)
     replica = 0 if len(value.shardings) == 1 else tf_strategies.local_replica(value._distribute_strategy)
-    return tf.gather(tf_strategies.copies(value.shard)[replica or 0], indices)
+    return tf.gather(tf_strategies.copies(innermost(value))[replica or 0], indices)
 
 
 def parts_of(variable: Any) -> list[tuple[Any, Any]]:
@@ -241,17 +248,19 @@ def parts_of(variable: Any) -> list[tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def local(variables: Iterable[Any]) -> Iterator[None]:
+def local(variables: Iterable[Any], *, once: bool = False) -> Iterator[None]:
     """Let Keras variables of which this process has a part have that part's value and shape inside.
 
     Args:
         variables: Keras variables; those that are whole stay as they are.
+        once: whether a part that is cut again has the value of all its parts.
     """
     unique = {id(variable): variable for variable in variables}
     held = [(one, one._value, one._shape, one._constraint) for one in unique.values() if sharding_of(one) is not None]
     try:
         for variable, value, _, constraint in held:
-            variable._value, variable._shape = value.shard, value.sharding.local_shape
+            variable._value = value.shard if once else innermost(value)
+            variable._shape = tuple(value.shard.shape) if once else value.sharding.local_shape
             if constraint is not None:
                 variable._constraint = functools.partial(_constrained, constraint, value.sharding)
         yield

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas, _is_weight, _Part
-from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding
+from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding, innermost
 from tfdist.compat.tensorflow.partitioned import shape_of_new_variable
 
 
@@ -37,6 +37,17 @@ class Staged(Sharding, Protocol):
     @property
     def of_slots(self) -> "Staged":
         """How what an optimizer keeps of the weight lies."""
+
+    @property
+    def within(self) -> Sharding | None:
+        """How this process's part lies in what its stage has; None: Keras sees no more than this process has."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this process keeps all that it had before it was known which stages have it."""
+
+    def kept(self, part: tf.Tensor) -> tf.Tensor:
+        """Return what this process keeps of what it had before it was known which stages have it."""
 
 
 class _OnDevice:
@@ -77,12 +88,23 @@ class StagedVariable(ShardedVariable):
 
     @property
     def shard(self) -> Any:
-        """This process's variable: the whole, or one without elements."""
+        """This process's variable, or one without elements; or what stands for all that the stage has."""
         if self._made is None:
             with tf.init_scope():
-                self._made = self._make()
+                self._made = self._in_stage(self._make())
             self._is_settled = self.sharding.is_settled
         return self._made
+
+    def _in_stage(self, made: Any) -> Any:
+        """Return what stands for what the stage has, given this process's variable."""
+        within = self.sharding.within
+        return made if within is None else ShardedVariable(made, [within], self._distribute_strategy)
+
+    def _changed(self, how: str, value: Any) -> "ShardedVariable":
+        if not isinstance(self.shard, ShardedVariable):
+            return super()._changed(how, value)
+        getattr(self.shard, how)(value)  # which cuts it
+        return self
 
     def read_value(self) -> tf.Tensor:
         """Return the whole; every stage has to ask. Where shapes alone are inferred, zeros stand for it."""
@@ -92,13 +114,12 @@ class StagedVariable(ShardedVariable):
 
     def settle(self) -> None:
         """Keep what this process has of the weight, and let go of the rest; the stage is known now."""
-        lies_otherwise = self.sharding.local_shape != self.sharding.shape or self.sharding.device is not None
-        if self._made is not None and not self._is_settled and lies_otherwise:
+        if self._made is not None and not self._is_settled and not self.sharding.is_kept:
             # nobody else makes it now, so nothing may travel for it
             with tf.init_scope():
-                kept = self.sharding.cut(self._made.read_value())
+                kept = self.sharding.kept(innermost(self._made).read_value())
                 self.former = self._made
-                self._made = self._make(initial_value=_Part(lambda: [kept], 0, {}))
+                self._made = self._in_stage(self._make(initial_value=_Part(lambda: [kept], 0, {})))
         assert self.shard is not None
         self._is_settled = True
 
@@ -171,7 +192,7 @@ class PipelineReplicas(ModelParallelReplicas):
             sharding = self._staged(path, tuple(shape.as_list()), dtype)
         if sharding is None:
             if isinstance(reference, StagedVariable):
-                kwargs["colocate_with"] = reference.shard
+                kwargs["colocate_with"] = innermost(reference)
             return super()._create_variable(next_creator, **kwargs)
         known = keras_variables.being_made()
         parts = functools.partial(self.parts_of_initial, kwargs["initial_value"], known and known[1], dtype, [sharding])
@@ -190,7 +211,7 @@ class PipelineReplicas(ModelParallelReplicas):
         if sharding.device is not None:
             kwargs["colocate_with"] = _OnDevice(sharding.device)
         elif isinstance(reference, StagedVariable):
-            kwargs["colocate_with"] = reference.shard
+            kwargs["colocate_with"] = innermost(reference)
         strategy = self._container_strategy()
         inside = tf.distribute.get_strategy() is strategy  # also in a replica, which can enter no scope
         with contextlib.nullcontext() if inside else strategy.scope():
