@@ -65,7 +65,7 @@ _REFUSED_ON_A_MESH = (
 
 #: where devices of one process have parts, also replicas that run one after the other
 _REFUSED_ON_DEVICES = (*_REFUSED_ON_A_MESH, "run_eagerly")
-#: in a pipeline also steps of the user's own, what adds up over a batch in its middle, and models without a graph
+#: in a pipeline also steps of the user's own, and models without a graph
 _REFUSED_IN_A_PIPELINE = (
     *_REFUSED_ON_A_MESH,
     # steps, losses and graphs of the user's own
@@ -81,9 +81,6 @@ _REFUSED_IN_A_PIPELINE = (
     *("two_updates_of_one_tape", "weights_after_the_update", "positions_in_a_step_of_ones_own"),
     *("function_that_sums", "function_that_averages", "run_eagerly"),
     *("string_passed_through", "reduction_none"),
-    # what adds up over a batch in its middle
-    *("sync_batch_norm", "sync_batch_norm_partial", "sync_batch_norm_empty_replica"),
-    *("save_and_load", "save_and_load_weights", "load_outside_and_copy"),
     # what looks at whole gradients
     *("adasum", "compression_random_k_of_all", "compression_power_sgd_of_full_rank", "compression_dgc_of_all"),
 )
