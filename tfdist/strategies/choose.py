@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
+from tfdist.cluster.mesh import Mesh
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError
 from tfdist.strategies import distributions, registry, threads
@@ -103,14 +104,12 @@ def from_environment(
     options: dict[str, Any] = {}
     if name == "model-parallel":
         options |= distributions.options_of_model_parallel(layout_map, environ, cluster)
-    if name == "pipeline":
-        options["layout_map"] = environ.get(registry.LAYOUTS_VARIABLE) or None if layout_map is None else layout_map
     if entry.collectives and environ.get(registry.COLLECTIVES_VARIABLE):
         options["collectives"] = environ[registry.COLLECTIVES_VARIABLE]
     if name == "sharded-data-parallel":
         options["stage"] = stage_from(environ)
     if name == "pipeline":
-        options |= _options_of_a_pipeline(environ)
+        options |= _options_of_a_pipeline(environ, layout_map)
     return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction, **options)
 
 
@@ -129,9 +128,12 @@ def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
-def _options_of_a_pipeline(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the environment says of stages, of micro-batches and of their order."""
+def _options_of_a_pipeline(environ: Mapping[str, str], layout_map: Any) -> dict[str, Any]:
+    """Return what the environment says of stages and parts of them, of micro-batches and of their order."""
     options: dict[str, Any] = {}
+    mesh = environ.get(registry.MESH_VARIABLE)
+    if mesh and "model" in Mesh.parse(mesh, name=registry.MESH_VARIABLE).names:  # else weights are whole
+        options["layout_map"] = environ.get(registry.LAYOUTS_VARIABLE) or None if layout_map is None else layout_map
     if environ.get(registry.SCHEDULE_VARIABLE):
         options["schedule"] = environ[registry.SCHEDULE_VARIABLE]
     if environ.get(registry.STAGE_VARIABLE):

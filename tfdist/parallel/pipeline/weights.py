@@ -190,8 +190,8 @@ class SlotSharding:
     def __init__(self, weight: StageSharding, replicas: TracedCollective) -> None:
         self.shape = weight.shape
         self.mesh_axes = weight.mesh_axes
-        #: of a process that has the weight
         within = weight.within
+        #: of a process that has the weight
         self.stretch = Stretch(weight.shape if within is None else within.local_shape, replicas.rank, replicas.size)
         self._weight = weight
         self._replicas = replicas
