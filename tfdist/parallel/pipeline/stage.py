@@ -358,7 +358,7 @@ class StageStep:
             accumulated = found.gradients.get(id(weight))
             value = None if accumulated is None else accumulated.result()
             if value is None:
-                value = tf.zeros(weight.shape if everywhere else sharded.sharding_of(weight).local_shape, weight.dtype)
+                value = tf.zeros(weight.shape if everywhere else sharded.sharding_of(weight).held_shape, weight.dtype)
             if len(holders) > 1 or (everywhere and self._pipe.stages > 1):
                 shared[place] = tf.cast(tf.convert_to_tensor(value), weight.dtype)
             here = everywhere or self._pipe.stage in holders

@@ -109,10 +109,14 @@ class StageSharding:
         return (None,) * len(self.shape) if self._within is None else self._within.layout
 
     @property
+    def held_shape(self) -> tuple[int, ...]:
+        """The shape of what a process at this place of a stage has that computes with the weight."""
+        return self.shape if self._within is None else self._within.local_shape
+
+    @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of what this process has."""
-        held = self.shape if self._within is None else self._within.local_shape
-        return held if self.is_held else (0,)
+        return self.held_shape if self.is_held else (0,)
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
@@ -190,9 +194,8 @@ class SlotSharding:
     def __init__(self, weight: StageSharding, replicas: TracedCollective) -> None:
         self.shape = weight.shape
         self.mesh_axes = weight.mesh_axes
-        within = weight.within
         #: of a process that has the weight
-        self.stretch = Stretch(weight.shape if within is None else within.local_shape, replicas.rank, replicas.size)
+        self.stretch = Stretch(weight.held_shape, replicas.rank, replicas.size)
         self._weight = weight
         self._replicas = replicas
 
