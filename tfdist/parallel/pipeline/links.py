@@ -18,9 +18,13 @@ class Links:
     Args:
         collective: of the stages.
         name: of the step, which keys begin with.
+
+    Attributes:
+        gradients_sent: the operations that send gradients to other stages.
     """
 
     def __init__(self, collective: Collective, name: str) -> None:
+        self.gradients_sent: list[tf.Operation] = []
         self._collective = collective
         self._name = name
         self._kept: dict[str, tf.Tensor] = {}
@@ -50,7 +54,9 @@ class Links:
 
     def send_gradient(self, gradient: tf.Tensor, edge: Edge, microbatch: int) -> None:
         """Send the gradient of what a part has taken back to the part that made it."""
-        self._send(gradient, self._key("gradient", edge, microbatch), edge.source)
+        sent = self._send(gradient, self._key("gradient", edge, microbatch), edge.source)
+        if sent is not None:
+            self.gradients_sent.append(sent)
 
     def take_gradient(self, edge: Edge, microbatch: int, spec: tf.TensorSpec) -> tf.Tensor:
         """Return the gradient of what this part has made for another."""
@@ -59,12 +65,13 @@ class Links:
     def _key(self, what: str, edge: Edge, microbatch: int) -> str:
         return f"{self._name} {what} {edge.number} {edge.source} {edge.target} of {microbatch}"
 
-    def _send(self, tensor: tf.Tensor, key: str, part: int) -> None:
+    def _send(self, tensor: tf.Tensor, key: str, part: int) -> tf.Operation | None:
+        """Return the operation that sends; None where the tensor stays here."""
         stage = part % self._collective.size
         if stage == self._collective.rank:
             self._kept[key] = tensor
-        else:
-            self._collective.send(tensor, key=key, to=stage)
+            return None
+        return self._collective.send(tensor, key=key, to=stage)
 
     def _take(self, spec: tf.TensorSpec, key: str, part: int) -> tf.Tensor:
         stage = part % self._collective.size

@@ -53,6 +53,7 @@ class Found:
         outputs: of the last part, for each micro-batch the flat results of the model.
         added: the sum over examples of what layers add to the loss; None: nothing.
         draws: how often each generator was drawn from in one forward pass.
+        gradients_sent: the operations that send gradients to other stages.
     """
 
     gradients: dict[int, Accumulated] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class Found:
     outputs: dict[int, list[tf.Tensor]] = field(default_factory=dict)
     added: tf.Tensor | None = None
     draws: dict[int, int] = field(default_factory=dict)
+    gradients_sent: list[tf.Operation] = field(default_factory=list)
 
 
 class Run:
@@ -118,6 +120,7 @@ class Run:
     def train(self, order: Sequence[Work]) -> Found:
         """Do forward and backward passes in order."""
         self._in_order(order, lambda work: self._forward(work) if work.kind == "forward" else self._backward(work))
+        self.found.gradients_sent = self._links.gradients_sent
         return self.found
 
     def predict(self, order: Sequence[Work], *, with_loss: bool) -> Found:

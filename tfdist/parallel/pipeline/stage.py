@@ -369,7 +369,7 @@ class StageStep:
                 if gradients[place].shape == total.shape:
                     gradients[place] = total
         known = [one if there else None for one, there in zip(gradients, told.has_gradient, strict=True)]
-        return _made_in_order(known) if self._pipe.replicas > 1 else known
+        return _made_in_order(known) if self._pipe.replicas > 1 else _behind(found.gradients_sent, known)
 
     def _apply_states(self, found: Found) -> None:
         """Give variables that layers have changed their values: the mean over replicas of means over micro-batches.
@@ -445,13 +445,24 @@ def _made_in_order(gradients: list[Any]) -> list[Any]:
     Buckets are filled in the order in which gradients are made, and have to be the same on all replicas. Those may have
     other numbers of micro-batches, over which gradients are added up in other orders.
     """
-    made: list[Any] = []
-    for one in reversed(gradients):
-        if isinstance(one, tf.IndexedSlices):  # what its indices are, their operations tell
-            made.append(tf.IndexedSlices(tf.identity(one.values), one.indices, one.dense_shape))
-        else:
-            made.append(None if one is None else tf.identity(one))
-    return made[::-1]
+    return [None if one is None else _again(one) for one in reversed(gradients)][::-1]
+
+
+def _behind(sent: list[tf.Operation], gradients: list[Any]) -> list[Any]:
+    """Return gradients that are there when all is sent that other stages wait for.
+
+    The gradients of a stage's last layers are there first. A processor that has both to do would update their weights,
+    for which nobody waits, before it computes what the stage sends.
+    """
+    with tf.control_dependencies(sent):
+        return [None if one is None else _again(one) for one in gradients]
+
+
+def _again(gradient: Any) -> Any:
+    """Return the same gradient, made by operations that come now."""
+    if isinstance(gradient, tf.IndexedSlices):  # what its indices are, their operations tell
+        return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices, gradient.dense_shape)
+    return tf.identity(gradient)
 
 
 def _rows_of(outputs: dict[int, list[tf.Tensor]]) -> list[tf.Tensor]:
