@@ -41,10 +41,11 @@ def test_what_a_choice_costs_is_the_chosen_step_over_the_best() -> None:
 
 
 def test_a_schedule_has_a_part_of_the_ideal() -> None:
-    seconds = {pipeline.ALONE: [1.8] * 3, "1f1b": [1.0] * 3, "gpipe": [2.0] * 3}
+    seconds = {pipeline.ALONE: [1.8] * 3, pipeline.BESIDE: [2.7] * 3, "1f1b": [1.0] * 3, "gpipe": [2.0] * 3}
     report = pipeline.Report(
         setup=pipeline.Setup(batch_size=36, microbatches=9), seconds=seconds, grown_bytes={}, machine={}
     )
     assert report.bubble("1f1b") == pytest.approx(0.1)
     assert report.of_ideal("1f1b").median == pytest.approx(1.0)
     assert report.of_ideal("gpipe").median == pytest.approx(0.5)
+    assert report.of_machine("gpipe").median == pytest.approx(0.75)
