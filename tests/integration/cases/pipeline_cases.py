@@ -321,12 +321,17 @@ def _state(model: keras.Model) -> list[np.ndarray]:
 
 
 def resumed(folder: str, meshes: list[str | None], **options: Any) -> dict[str, float]:
-    """Train on one mesh after another, each from the other's backup; return how far from one device it ends."""
+    """Train on one mesh after another, each from the other's backup; return how far from one device it ends.
+
+    On one device, None, the first process alone goes on; others return nothing then.
+    """
     folder = f"{folder}/backup"
     for turn, mesh in enumerate(meshes):
+        if mesh is None and RANK:
+            return {}
         with contextlib.nullcontext() if mesh is None else strategy(mesh, **options).scope():
             model, x, y = made("mlp-adamw")
-        mine = f"{folder}-{RANK}" if mesh is None else folder  # on one device every process goes on by itself
+        mine = f"{folder}-{RANK}" if mesh is None else folder
         if mesh is None:
             shutil.copytree(folder, mine)
         callbacks = [BackupAndRestore(mine, save_freq=2, asynchronous=False, delete_checkpoint=False)]
