@@ -203,6 +203,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "tensorflow/meshes/staged.py": {
         **each("_container_strategy _create_variable", lambda: MirroredExtended),
         **each("_is_weight _Part _make _made _staged _distribute_strategy _dtype _is_settled _kwargs _variables", OURS),
+        **each("_changed _in_stage _shards_slots_of", OURS),
     },
     "tensorflow/meshes/late.py": {"_update_input": lambda: tf.Operation},
     "tensorflow/meshes/backpressure.py": {"_add_control_inputs": lambda: tf.Operation},

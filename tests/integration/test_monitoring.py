@@ -2,8 +2,8 @@
 
 import json
 import signal
-import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,16 +96,19 @@ def test_on_two_hosts_it_is_of_the_workers_of_both(script, shared: Path) -> None
         for worker in range(2):
             told(shared, f"stepped {worker}")
 
-        def shown() -> bool:
-            run.send_signal(signal.SIGUSR1)
-            time.sleep(0.1)
-            return any(one["event"] == "verdict" and one["steps"] == 30 for one in happened(shared))
+        seen: list[Any] = []
 
-        wait_until(shown, "no verdict on all steps")
-        seen = Observer(happened(shared)[0]["job"]).look()
-        assert seen is not None
-        assert [(one.step, one.memory) for one in seen.workers] == [(30, None)] * 2
-        assert all(one.parts["input"] > 0.001 for one in seen.workers)
+        def came() -> bool:
+            found = Observer(happened(shared)[0]["job"]).look()
+            assert found is not None
+            seen[:] = found.workers
+            return all(one.step == 30 and one.parts for one in seen)
+
+        wait_until(came, "not all steps of both")
+        assert [one.memory for one in seen] == [None] * 2
+        assert all(one.parts["input"] > 0.001 for one in seen)
+        run.send_signal(signal.SIGUSR1)
+        wait_until(lambda: [one for one in happened(shared) if one["event"] == "verdict"], "no verdict")
         (shared / "enough").write_text("x")
         _, errors = run.communicate(timeout=DEADLINE_SECONDS)
     assert run.returncode == 0, errors
