@@ -3,6 +3,7 @@
 What differs from several machines is the network alone, which `tests/soak/hosts.py` has, with a real sshd.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -104,7 +105,9 @@ train(40, before=lose)
     assert [one["cause"] for one in failures] == ["signal", "hang", "exception", "exception"]
     assert (failures[0]["worker"], failures[0]["tick"], failures[1]["worker"]) == (3, 4, 2)
     assert all("the connection to host two has ended" in failure["text"] for failure in failures[2:])
-    assert [one["workers"] for one in happened(shared) if one["event"] == "stepping"] == [4, 4, 4, 4, 2]
+    # a start that is lost may be over before the agent has seen all of it step
+    stepping = [one["workers"] for one in happened(shared) if one["event"] == "stepping"]
+    assert [workers for workers, _ in itertools.groupby(stepping)] == [4, 2]
     assert b"host two was lost, and cannot be reached again" in err
     assert b"The job goes on with 2 workers" in err
 
