@@ -229,19 +229,23 @@ class RemotePlacement:
             for name, why in unreached.items():
                 self._without[name] = f"host {name} was lost, and cannot be reached again: {why}"
 
+    def _is_reached(self, host: Host) -> bool:
+        link = self._links.get(host.name)
+        return link is not None and not link.is_lost
+
     def _left(self) -> list[Host]:
         return [host for host in self._hosts if host.name not in self._without]
 
     def _can_do_without(self, hosts: Sequence[Host], count: int) -> bool:
         """Return whether the job could go on without those of these hosts that it has lost."""
         least = count if self._config.parameter_servers else self._config.range[0]
-        lost = [host for host in hosts if host.name in self._known and self._links[host.name].is_lost]
+        lost = [host for host in hosts if host.name in self._known and not self._is_reached(host)]
         room = sum(host.slots for host in self._left()) - sum(host.slots for host in lost)
         return self._engine.does_without and room >= least
 
     def _reach(self, hosts: Sequence[Host], *, in_a_hurry: bool) -> dict[str, str]:
         """Connect to the hosts to which there is no connection, all at once; return why some cannot be, by name."""
-        missing = [host for host in hosts if host.name not in self._links or self._links[host.name].is_lost]
+        missing = [host for host in hosts if not self._is_reached(host)]
         if missing and self._engine.all_again:  # all end with one
             missing = list(hosts)
             self._end_links()
