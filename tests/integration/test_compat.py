@@ -197,7 +197,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_devices _num_replicas_in_sync _replica_ctx_all_reduce", lambda: MirroredExtended),
         **each("_get_local_replica_id _get_replica_id_in_sync_group", lambda: MirroredExtended),
         "_experimental_distribute_dataset": lambda: MirroredExtended,
-        **each("_examples _reduced_between _everybody _late _part_of _waiting", OURS),
+        **each("_examples _reduced_between _everybody _late _waiting", OURS),
     },
     "tensorflow/meshes/staged.py": {
         **each("_container_strategy _create_variable", lambda: MirroredExtended),

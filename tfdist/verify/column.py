@@ -156,33 +156,22 @@ COLUMNS = (
         Column(
             name=name,
             strategy="pipeline",
-            workers=data * stages,
+            workers=Mesh.parse(mesh).size,
             variables=(
-                (registry.MESH_VARIABLE, f"data={data},pipeline={stages}"),
+                (registry.MESH_VARIABLE, mesh),
                 (registry.SCHEDULE_VARIABLE, schedule),
                 (registry.MICROBATCHES_VARIABLE, "2"),
                 *more,
             ),
             may_refuse=_REFUSED_IN_A_PIPELINE,
         )
-        for name, data, stages, schedule, more in (
-            ("pipeline-2", 1, 2, "1f1b", ()),
-            ("pipeline-3", 1, 3, "gpipe", ()),
-            ("pipeline-2x2", 2, 2, "1f1b", ()),
-            ("pipeline-2x2-sharded", 2, 2, "1f1b", ((registry.STAGE_VARIABLE, "1"),)),
+        for name, mesh, schedule, more in (
+            ("pipeline-2", "data=1,pipeline=2", "1f1b", ()),
+            ("pipeline-3", "data=1,pipeline=3", "gpipe", ()),
+            ("pipeline-2x2", "data=2,pipeline=2", "1f1b", ()),
+            ("pipeline-2x2-sharded", "data=2,pipeline=2", "1f1b", ((registry.STAGE_VARIABLE, "1"),)),
+            ("pipeline-1x2x2", "data=1,pipeline=2,model=2", "1f1b", ((registry.LAYOUTS_VARIABLE, "auto"),)),
         )
-    ),
-    Column(
-        name="pipeline-1x2x2",
-        strategy="pipeline",
-        workers=4,
-        variables=(
-            (registry.MESH_VARIABLE, "data=1,pipeline=2,model=2"),
-            (registry.LAYOUTS_VARIABLE, "auto"),
-            (registry.SCHEDULE_VARIABLE, "1f1b"),
-            (registry.MICROBATCHES_VARIABLE, "2"),
-        ),
-        may_refuse=_REFUSED_IN_A_PIPELINE,
     ),
 )
 

@@ -274,12 +274,9 @@ class SlotSharding:
     def whole(self, part: tf.Tensor) -> tf.Tensor:
         """Return the whole: replicas of a stage put it together, and the first stage that has it tells the others."""
         if self.is_settled and self.is_held:
-            part = self.stretch.joined(
-                tf.reshape(
-                    self._gathered(self.stretch.padded(part), f"the gathering of slots of {self._weight.label}"),
-                    [self._replicas.size, self.stretch.width],
-                )
-            )
+            what = f"the gathering of slots of {self._weight.label}"
+            rows = self.mesh_axes.all_gather(self.stretch.padded(part), DATA, 0, what)
+            part = self.stretch.joined(tf.reshape(rows, [self._replicas.size, self.stretch.width]))
         return self._weight.whole(part)
 
     def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -303,9 +300,6 @@ class SlotSharding:
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
         """Return the sums over the replicas of a stage, and over stages."""
         return self.mesh_axes.all_reduce(tensors, self.axes if axes is None else axes, "parts")
-
-    def _gathered(self, row: tf.Tensor, what: str) -> tf.Tensor:
-        return self.mesh_axes.all_gather(row, DATA, 0, what)
 
 
 #: the axis of a mesh along which the processes of a stage have parts of its weights

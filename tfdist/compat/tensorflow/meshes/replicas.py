@@ -64,7 +64,7 @@ class HoldsParts:
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         # What Keras does to a weight outside of an optimizer's `apply`, such as to swap it with
         # its moving average, is done to its parts.
-        own, others, named = tf.nest.map_structure(_part_of, (var, args, kwargs), expand_composites=False)
+        own, others, named = tf.nest.map_structure(innermost, (var, args, kwargs), expand_composites=False)
         return super()._update(own, fn, others, named, group)  # type: ignore[misc]
 
     def _get_variable_creator_initial_value(
@@ -207,10 +207,6 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
                 return self._everybody.broadcast(whole, what)
 
         return initial_value
-
-
-def _part_of(value: Any) -> Any:
-    return innermost(value)
 
 
 def _is_weight(kwargs: dict[str, Any]) -> bool:
