@@ -8,9 +8,7 @@ grace period, and their names. A pod is a process with process numbers and an ad
 import contextlib
 import copy
 import json
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,10 +25,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
-import psutil
 import yaml
 
-from tests.integration.test_docker_compose import ETC, ip
+from tests.pods import Container
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = "/etc/tfdist"
@@ -42,45 +39,12 @@ KILL_SECONDS = 60
 Values = dict[str, Any]
 
 
-@contextlib.contextmanager
-def network(names: list[str]) -> Iterator[str]:
-    """A network namespace in which each of these pods has an address, and its names mean it."""
-    space = f"tfdist-{os.getpid()}-pods"
-    addresses = {name: f"10.79.0.{number}" for number, name in enumerate(names, start=1)}
-    with contextlib.ExitStack() as stack:
-        ip("netns", "add", space)
-        stack.callback(ip, "netns", "delete", space)
-        (ETC / space).mkdir(parents=True)
-        stack.callback(shutil.rmtree, ETC / space)
-        lines = [f"{address} {name}.train {name}" for name, address in addresses.items()]
-        (ETC / space / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
-        ip("-n", space, "link", "set", "lo", "up")
-        for address in addresses.values():
-            ip("-n", space, "address", "add", f"{address}/32", "dev", "lo")
-        yield space
-
-
-def why_not() -> str:
-    """Why there can be no pods here; empty when there can."""
-    if shutil.which("ip") is None or shutil.which("unshare") is None:
-        return "ip (iproute2) or unshare (util-linux) is missing"
-    try:
-        with network(["probe"]) as space:
-            words = ["ip", "netns", "exec", space, "unshare", "--pid", "--fork", "--mount-proc", "true"]
-            subprocess.run(words, check=True, capture_output=True, timeout=200)
-            return ""
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"namespaces need root and the capability to make them: {error}"
-
-
 @dataclass
 class Pod:
     """A pod that is a process."""
 
     value: Values
-    process: "subprocess.Popen[bytes] | None" = None
-    log: Path | None = None
-    killed_at: float | None = None
+    container: Container | None = None
 
     @property
     def index(self) -> int:
@@ -91,14 +55,8 @@ class Pod:
         return str(self.value["metadata"]["name"])
 
     def signal(self, number: int) -> None:
-        """Send a signal as the kubelet does: to the first process of the container; SIGKILL to all."""
-        assert self.process is not None
-        if number == signal.SIGKILL:
-            self.process.kill()  # and the kernel kills the rest
-            return
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(self.process.pid).children():
-                child.send_signal(number)
+        assert self.container is not None
+        self.container.signal(number)
 
 
 @dataclass
@@ -226,7 +184,6 @@ class FakeCluster:
         elif self.space is not None:
             environ = {one["name"]: self.value_of(one) for one in container["env"]}
             environ |= {"HOSTNAME": name, "JOB_COMPLETION_INDEX": str(index), **self.variables}
-            kept = {name: os.environ[name] for name in ("PATH", "HOME")}
             scripts = self.folder / "scripts"
             for volume in (one for one in template["spec"]["volumes"] if "configMap" in one):
                 scripts.mkdir(exist_ok=True)
@@ -234,18 +191,8 @@ class FakeCluster:
                     (scripts / file).write_text(text)
             words = [word.replace(SCRIPTS, str(scripts)) for word in container["args"]]
             words[0] = {"python": sys.executable}[words[0]]
-            pod.log = self.folder / f"{name} {uid}.log"
-            with pod.log.open("wb") as log:
-                alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-                pod.process = subprocess.Popen(
-                    ["ip", "netns", "exec", self.space, *alone, *words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**kept, **environ},
-                    cwd=self.folder,
-                    start_new_session=True,
-                )
+            log = self.folder / f"{name} {uid}.log"
+            pod.container = Container(self.space, name, words, variables=environ, folder=self.folder, log=log)
             pod.value["spec"]["nodeName"] = f"node-{index}"
             state = {"running": {"startedAt": datetime.now(UTC).isoformat()}}
             pod.value["status"] = {"phase": "Running", "containerStatuses": [{"name": "node", "state": state}]}
@@ -260,10 +207,9 @@ class FakeCluster:
 
     def observe(self, pod: Pod) -> int | None:
         """Return the exit code of a pod that has ended, and tell of it once."""
-        code = None if pod.process is None else pod.process.poll()
+        code = None if pod.container is None else pod.container.exit_code()
         if code is None:
             return None
-        code = 128 - code if code < 0 else code
         status = pod.value["status"]
         if status["phase"] == "Running":
             end = {"exitCode": code, "reason": "Error" if code else "Completed"}
@@ -275,20 +221,20 @@ class FakeCluster:
 
     def end_pods(self) -> None:
         """Ask all pods to end, kill them after their grace period, and wait for them."""
-        running = [pod for pod in self.pods if pod.process is not None and pod.process.poll() is None]
+        running = [pod for pod in self.pods if pod.container is not None and pod.container.exit_code() is None]
         for pod in running:
             pod.signal(signal.SIGTERM)
         for pod in running:
-            assert pod.process is not None
+            assert pod.container is not None
             with contextlib.suppress(subprocess.TimeoutExpired):
-                pod.process.wait(pod.value["spec"]["terminationGracePeriodSeconds"])
+                pod.container.wait(pod.value["spec"]["terminationGracePeriodSeconds"])
         self.kill_pods()
 
     def kill_pods(self) -> None:
         for pod in self.pods:
-            if pod.process is not None:
+            if pod.container is not None:
                 pod.signal(signal.SIGKILL)
-                pod.process.wait(KILL_SECONDS)
+                pod.container.wait(KILL_SECONDS)
                 self.observe(pod)
 
     def tell(self, kind: str, pod: Pod) -> None:
@@ -377,12 +323,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def follow(self, name: str) -> None:
         pod = next((pod for pod in reversed(self.cluster.pods) if pod.name == name), None)
-        if pod is None or pod.log is None or pod.process is None:
+        if pod is None or pod.container is None:
             return self.answer(400, {"message": "container is waiting to start"})
         self.stream()
-        with pod.log.open("rb") as log:
+        with pod.container.log.open("rb") as log:
             while not self.cluster.over.is_set():
-                has_ended = pod.process.poll() is not None
+                has_ended = pod.container.exit_code() is not None
                 if data := log.read():
                     self.send(data)
                 elif has_ended:

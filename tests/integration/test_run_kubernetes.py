@@ -23,13 +23,15 @@ from tests.integration.agents import (
 )
 from tests.integration.conftest import QUIET, THREADS
 from tests.integration.forks import OPTIMIZED, Forks
-from tests.integration.kubernetes_cluster import FakeCluster, network, serving, why_not
+from tests.integration.kubernetes_cluster import FakeCluster, serving
 from tests.integration.steppers import wait_for_event
 from tests.integration.test_run_hosts import ON_HOSTS
 from tests.integration.test_run_recovers import resumable, run
+from tests.pods import network, why_not
 from tfdist.cli.main import main
 
-NAMES = [name for index in range(2) for name in (f"train-{index}", f"train-node-0-{index}")]
+STEMS = ("train-0", "train-1", "train-node-0-0", "train-node-0-1")
+NAMES = {f"10.79.0.{number}": (f"{stem}.train", stem) for number, stem in enumerate(STEMS, start=1)}
 # as cases/resumable.py, whose second worker waits at its third step until its pod is killed
 KILLING = """
 import os, pathlib, runpy, sys, time
@@ -61,8 +63,8 @@ def cluster(shared: Path, tmp_path: Path) -> FakeCluster:
 
 @pytest.fixture
 def with_pods(cluster: FakeCluster) -> Iterator[FakeCluster]:
-    with network(NAMES) as space:
-        cluster.space = space
+    with network(NAMES) as found:
+        cluster.space = found.space
         yield cluster
 
 
@@ -134,13 +136,18 @@ def test_pods_that_are_killed_or_taken_away_are_replaced_and_no_step_is_lost_or_
 def test_ctrl_c_deletes_the_job_whose_workers_save(with_pods: FakeCluster, script: Any, shared: Path) -> None:
     path = script(ON_HOSTS[""])
     with serving(with_pods) as variables:
-        options = (*OPTIONS, "--kind", "jobset", "-n", 2, "--event-file", shared / "events", path)
+        more = ("--event-file", shared / "events", "--trace", shared / "trace", "--export", f"html:{shared / 'page'}")
+        options = (*OPTIONS, "--kind", "jobset", "-n", 2, *more, path)
         with agent(*options, shared=shared, env=environment(shared, **variables)) as process:
             wait_for_event(shared, "stepping")  # the launcher knows that there is something to stop before
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=DEADLINE_SECONDS)
+            out, err = process.communicate(timeout=DEADLINE_SECONDS)
         assert (process.returncode, b"SIGINT: the job is deleted" in err) == (130, True), err
         assert not with_pods.objects
+    assert b"\x1e" not in out
+    # the first pod, whose /dev/shm is its own, has written both
+    assert len(json.loads((shared / "trace").read_text())["traceEvents"]) > 4
+    assert (shared / "page").read_text().startswith("<meta charset")
     assert told(shared, "halted 0 0") == told(shared, "halted 0 1")
 
 

@@ -10,9 +10,10 @@ from html import escape
 from pathlib import Path
 
 from tfdist.exporters.base import Update
+from tfdist.exporters.registry import KINDS
 from tfdist.watch.snapshot import Snapshot, WorkerView, newest, sentence
 
-DEFAULT = "tfdist.html"
+DEFAULT = KINDS["html"].default
 COLORS = {
     "input": "#e6c200",
     "forward": "#009e73",

@@ -20,6 +20,7 @@ class Kind:
         where: what stands behind the colon.
         package: that it needs, as it is imported; empty for none.
         extra: of tfdist that brings it.
+        default: the file or folder where nothing stands behind the colon; empty for what is neither.
     """
 
     module: str
@@ -27,12 +28,15 @@ class Kind:
     where: str
     package: str
     extra: str
+    default: str = ""
 
 
 KINDS = {
-    "tensorboard": Kind("tfdist.exporters.tensorboard", "TensorBoard", "a folder", "tensorboard", "monitor"),
+    "tensorboard": Kind(
+        "tfdist.exporters.tensorboard", "TensorBoard", "a folder", "tensorboard", "monitor", "tensorboard"
+    ),
     "prometheus": Kind("tfdist.exporters.prometheus", "Prometheus", "a port", "prometheus_client", "monitor"),
-    "html": Kind("tfdist.exporters.html", "HTML", "a file", "", ""),
+    "html": Kind("tfdist.exporters.html", "HTML", "a file", "", "", "tfdist.html"),
     "mlflow": Kind("tfdist.exporters.mlflow", "MLflow", "a tracking URI", "mlflow", "mlflow"),
 }
 

@@ -20,10 +20,11 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tfdist.exporters.base import Point, Update
+from tfdist.exporters.registry import KINDS
 from tfdist.monitor.verdict.timeline import Part
 from tfdist.watch.snapshot import WorkerView, sentence
 
-DEFAULT = "tensorboard"
+DEFAULT = KINDS["tensorboard"].default
 _BINS = 30
 # that every step has: their curves have all points, where a part lasts no time too
 _ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.UPDATE)

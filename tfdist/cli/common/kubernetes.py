@@ -15,6 +15,7 @@ from tfdist.launch import LaunchConfig, require_script
 from tfdist.launch.kubernetes import following, inside, manifests
 from tfdist.launch.kubernetes.client import load
 from tfdist.launch.kubernetes.cluster import Cluster
+from tfdist.launch.kubernetes.outputs import Output
 from tfdist.launch.kubernetes.pods import quantities
 from tfdist.launch.kubernetes.request import KINDS, SCRIPT_FOLDER, Request, job_name
 from tfdist.launch.plan.hosts import Host, Remote
@@ -28,6 +29,7 @@ _WITH_VALUES = (
     *("--image", "--namespace", "--kind", "--name", "--topology", "--pod", "--pass-env", "--remote-python"),
     *("--gpus-per-worker", "--cpus-per-worker", "--memory-per-worker"),
 )
+_WRITES = ("--event-file", "--trace", "--export")  # a pod has them with places of its own
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +98,10 @@ def request_of(
     replace(config, remote=Remote(hosts=hosts, engine="kubernetes"))  # what cannot be on other hosts is refused
     given = arguments_of(context)
     first = len(given) - len(config.arguments) - 1  # the script, behind which all is its own
-    words = (python or "python", "-m", "tfdist", "run", *without_options(given[:first], _WITH_VALUES), target)
+    written, outputs = _outputs(config, passed)
+    kept = without_options(given[:first], (*_WITH_VALUES, *_WRITES))
+    # what says that the target is a module may be the last of them
+    words = (python or "python", "-m", "tfdist", "run", *written, *kept, target)
     return Request(
         name=name,
         image=asked["image"],
@@ -111,6 +116,7 @@ def request_of(
         restarts=config.max_restarts,
         topology=asked["topology"],
         patch=_patch(asked["pod"]),
+        outputs=outputs,
     )
 
 
@@ -141,6 +147,11 @@ def print_manifests(request: Request) -> None:
     """Print what would be submitted; with a TrainJob also the runtime that it names."""
     runtime = [manifests.runtime()] if request.kind == "trainjob" else []
     click.echo(manifests.how_to_make_the_secret(request))
+    for number, output in enumerate(request.outputs):
+        click.echo(
+            f"# {output.place} comes through the log of the first pod, which writes {output.in_pod(number)}; by hand "
+            "put the path of a volume in its place."
+        )
     click.echo(manifests.as_text([*runtime, *manifests.objects(request)]), nl=False)
 
 
@@ -157,6 +168,42 @@ def run_in_pod(launch: Callable[[], int]) -> int:
 
 def _say(text: str) -> None:
     click.echo(f"tfdist run: {text}", err=True)
+
+
+def _outputs(config: LaunchConfig, passed: Sequence[str]) -> tuple[list[str], tuple[Output, ...]]:
+    """Return what the first pod writes as its options, and where it belongs here.
+
+    Raises:
+        ConfigError: it goes to where nobody in a pod reads it, and cannot be brought from there.
+    """
+    from tfdist.exporters.registry import KINDS, parse_all  # which few ask for
+
+    options: list[tuple[str, Output | str]] = []
+    if config.event_file is not None:
+        options.append(("--event-file ", Output(place=Path(config.event_file), grows=True)))
+    if config.trace is not None:
+        options.append(("--trace ", Output(place=Path(config.trace))))
+    for target in parse_all(config.exporters, option="--export"):
+        if KINDS[target.name].default:
+            place, is_folder = Path(target.where or KINDS[target.name].default), target.name == "tensorboard"
+            options.append((f"--export {target.name}:", Output(place=place, grows=is_folder, is_folder=is_folder)))
+        else:
+            if target.name == "mlflow" and "://" not in (target.where or _given("MLFLOW_TRACKING_URI", passed)):
+                raise ConfigError(
+                    f"--export is {target}, which would be a folder of the first pod, and go with it. Name a server: "
+                    "--export mlflow:http://HOST:PORT, or MLFLOW_TRACKING_URI with --pass-env MLFLOW_TRACKING_URI."
+                )
+            options.append(("--export ", str(target)))
+    outputs = tuple(what for _, what in options if isinstance(what, Output))
+    words: list[str] = []
+    for begins, what in options:
+        option, _, value = begins.partition(" ")
+        words += [option, value + (what if isinstance(what, str) else what.in_pod(outputs.index(what)))]
+    return words, outputs
+
+
+def _given(name: str, passed: Sequence[str]) -> str:
+    return os.environ.get(name, "") if name in passed else ""
 
 
 def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:

@@ -13,6 +13,7 @@ from tfdist.errors import TfdistError
 from tfdist.launch.kubernetes import watching
 from tfdist.launch.kubernetes.cluster import Cluster, owned
 from tfdist.launch.kubernetes.manifests import secret
+from tfdist.launch.kubernetes.outputs import Receiver, require_writable
 from tfdist.launch.kubernetes.pods import Values
 from tfdist.launch.kubernetes.request import Request
 
@@ -44,7 +45,9 @@ def submit(
         say: tells the user.
     Raises:
         TfdistError: the cluster does not take it.
+        StorageError: what comes back cannot be written here.
     """
+    require_writable(request.outputs)
     first = {**made[0], "spec": {**made[0]["spec"], "suspend": True}}
     with _signals() as received:
         created = cluster.create(first)
@@ -168,7 +171,7 @@ class _Following:
 
     def _follow(self, name: str, uid: str) -> None:
         """Show what a pod writes; when the connection breaks, from where it broke."""
-        shown = 0
+        receiver, shown = Receiver(self._request.outputs, self._say), 0
         while True:
             place = 0
             try:
@@ -176,13 +179,13 @@ class _Following:
                     new = data[max(0, shown - place) :]
                     place += len(data)
                     shown = max(shown, place)
-                    while new:
-                        new = new[os.write(1, new) :]
-                if self._has_ended(uid) or self._over.is_set():
-                    return
+                    _show(receiver.shown(new))
+                is_over = self._has_ended(uid)
             except self._cluster.failures:
-                if self._uids[0] != uid or 0 not in self._pods or self._over.is_set():
-                    return
+                is_over = self._uids[0] != uid or 0 not in self._pods
+            if is_over or self._over.is_set():
+                _show(receiver.shown(b"", is_last=True))
+                return
             self._over.wait(_AGAIN_SECONDS)
 
     def _has_ended(self, uid: str) -> bool:
@@ -244,3 +247,8 @@ class _Following:
             self._take(LOOK_SECONDS / 5)
         for log in self._logs.values():
             log.join(max(0.0, until - time.monotonic()))
+
+
+def _show(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]

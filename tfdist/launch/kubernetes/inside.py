@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from tfdist.cluster import job_key
 from tfdist.errors import DeadlineError
+from tfdist.launch.kubernetes import outputs
 from tfdist.launch.remote import standing
 from tfdist.launch.remote.connecting.joining import Ticket
 from tfdist.launch.remote.pod import Pod
@@ -37,7 +38,8 @@ def run_in_pod(pod: Pod, launch: Callable[[], int], *, say: Callable[[str], None
     """
     wait_for_name(pod.host.address, seconds=_NAME_SECONDS)
     if pod.index == 0:
-        return _beside_an_agent(pod, launch)
+        with outputs.sent():
+            return _beside_an_agent(pod, launch)
     key = job_key.from_environment(os.environ)
     assert key is not None
     ticket = Ticket(addresses=(pod.rendezvous,), name=pod.host.name, key=key)

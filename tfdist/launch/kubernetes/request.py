@@ -8,6 +8,7 @@ from typing import Any
 
 from tfdist.cluster import job_key
 from tfdist.errors import ConfigError
+from tfdist.launch.kubernetes.outputs import Output
 from tfdist.validation import integer, shown, text
 
 SCRIPT_FOLDER = "/etc/tfdist"
@@ -37,6 +38,7 @@ class Request:
         restarts: how many pods may be replaced that were killed, and how often a JobSet starts all pods again.
         topology: label of nodes; all pods run where it has one value.
         patch: merged into the pods' template.
+        outputs: what its first pod writes, and is wanted where it is submitted.
 
     Raises:
         ConfigError: a name that Kubernetes does not take, or a script that no ConfigMap holds.
@@ -59,6 +61,7 @@ class Request:
     restarts: int = 0
     topology: str | None = None
     patch: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[Output, ...] = ()
 
     def __post_init__(self) -> None:
         if not _LABEL.match(text("name", self.name)) or len(self.name) > _LONGEST_NAME:

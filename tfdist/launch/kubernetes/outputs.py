@@ -1,0 +1,212 @@
+"""Files that a job on Kubernetes writes where it was submitted: a trace, events, what exporters write.
+
+The launcher runs in the first pod, whose files go with it. What it writes comes here through its log, which is followed
+anyway and asks for no right more: as records, which whoever follows takes out of the lines that he shows.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from tfdist.errors import StorageError
+
+FOLDER = Path("/dev/shm")  # each pod has one of its own, and nothing has to be made for it
+LOOK_SECONDS = 1.0
+
+_GROWS, _WHOLE = "tfdist-grows-", "tfdist-whole-"
+_MARK = b"\x1etfdist-output "
+_PIECE = 3000  # characters: a record stays below what a pipe takes in one piece (4096), so nothing comes between
+_LONGEST = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A file, or a folder, that comes from the first pod.
+
+    Attributes:
+        place: where it is here.
+        grows: whether it is only ever appended to; if not, it comes as a whole at the end.
+        is_folder: whether it is a folder.
+    """
+
+    place: Path
+    grows: bool = False
+    is_folder: bool = False
+
+    def in_pod(self, number: int, folder: Path = FOLDER) -> str:
+        """Return where the pod writes it.
+
+        Args:
+            number: which of the outputs it is.
+            folder: of the pod.
+
+        Example:
+            >>> Output(place=Path("trace.json")).in_pod(0)
+            '/dev/shm/tfdist-whole-0'
+        """
+        return str(folder / f"{_GROWS if self.grows else _WHOLE}{number}")
+
+
+@contextlib.contextmanager
+def sent(folder: Path = FOLDER, *, write: Callable[[bytes], object] = lambda data: os.write(1, data)) -> Iterator[None]:
+    """Write what grows to the log while a job runs, and the rest when it has ended.
+
+    Args:
+        folder: in which the outputs are.
+        write: appends to the log, in one piece.
+    """
+    sender, over = _Sender(folder, write), threading.Event()
+
+    def run() -> None:
+        while not over.wait(LOOK_SECONDS):
+            sender.look(_GROWS)
+
+    thread = threading.Thread(target=run, name="outputs", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        sender.look(_GROWS)
+        sender.look(_WHOLE)
+
+
+class _Sender:
+    def __init__(self, folder: Path, write: Callable[[bytes], object]) -> None:
+        self._folder = folder
+        self._write = write
+        self._done: dict[Path, int] = {}
+
+    def look(self, kind: str) -> None:
+        """Send what there is of a kind, and was not sent."""
+        for place in sorted(self._folder.glob(f"{kind}*")):
+            number = place.name.removeprefix(kind)
+            if not number.isdecimal():  # a file that is to take its place
+                continue
+            for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+                with contextlib.suppress(OSError):
+                    if path.is_file():
+                        self._send(path, number, path.relative_to(place).as_posix())
+
+    def _send(self, path: Path, number: str, name: str) -> None:
+        begun = self._done.get(path, 0)
+        with path.open("rb") as file:
+            file.seek(begun)
+            data = file.read()
+        if not data:
+            return
+        text = base64.b64encode(zlib.compress(data)).decode()
+        pieces = [text[place : place + _PIECE] for place in range(0, len(text), _PIECE)]
+        for place, piece in enumerate(pieces):
+            record = {"output": int(number), "name": name, "left": len(pieces) - 1 - place, "data": piece}
+            self._write(_MARK + json.dumps(record).encode() + b"\n")
+        self._done[path] = begun + len(data)
+
+
+@dataclass
+class Receiver:
+    """Takes outputs out of the log of a pod, and writes them where they belong.
+
+    A pod that takes another's place begins anew, with a receiver of its own.
+
+    Args:
+        outputs: all of the job, in their order.
+        say: tells the user what cannot be written.
+
+    Example:
+        >>> receiver = Receiver((), say=print)
+        >>> receiver.shown(b"a line\\n")
+        b'a line\\n'
+    """
+
+    outputs: Sequence[Output]
+    say: Callable[[str], None]
+    _rest: bytes = b""
+    _pieces: list[str] = field(default_factory=list)
+
+    def shown(self, data: bytes, *, is_last: bool = False) -> bytes:
+        """Return what of the log is to be shown; the rest was written, or is kept until more has come.
+
+        Args:
+            data: that has come.
+            is_last: whether nothing comes after it.
+        """
+        data, self._rest = self._rest + data, b""
+        shown = b""
+        while data:
+            place = data.find(_MARK)
+            if place < 0:
+                kept = 0 if is_last else _beginning(data)
+                shown, self._rest = shown + data[: len(data) - kept], data[len(data) - kept :]
+                break
+            shown, data = shown + data[:place], data[place:]
+            record, end, after = data.partition(b"\n")
+            if not end and not is_last and len(record) < _LONGEST:
+                self._rest = data
+                break
+            if end and self._took(record.removeprefix(_MARK)):
+                data = after
+            else:  # it only looks like one
+                shown, data = shown + data[: len(_MARK)], data[len(_MARK) :]
+        return shown
+
+    def _took(self, record: bytes) -> bool:
+        """Take a record; return whether it is one."""
+        try:
+            content = json.loads(record)
+            output, name = self.outputs[content["output"]], PurePosixPath(content["name"])
+            left, piece = int(content["left"]), str(content["data"])
+        except (ValueError, KeyError, TypeError, IndexError):
+            return False
+        if name.is_absolute() or ".." in name.parts:
+            return False
+        self._pieces.append(piece)
+        if left == 0:
+            whole, self._pieces = "".join(self._pieces), []
+            try:
+                data = zlib.decompress(base64.b64decode(whole))
+            except (ValueError, zlib.error):  # its first pieces are missing
+                return True
+            self._write(output.place / name, data, appends=output.grows)
+        return True
+
+    def _write(self, path: Path, data: bytes, *, appends: bool) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab" if appends else "wb") as file:
+                file.write(data)
+        except OSError as error:
+            self.say(f"warning: {path} cannot be written ({error.strerror})")
+            return
+        if not appends:
+            self.say(f"{path} has come from the first pod")
+
+
+def require_writable(outputs: Sequence[Output]) -> None:
+    """Check that what grows can be written here, before anything is submitted.
+
+    Raises:
+        StorageError: it cannot.
+    """
+    for output in outputs:
+        try:
+            if output.is_folder:
+                output.place.mkdir(parents=True, exist_ok=True)
+            elif output.grows:
+                output.place.open("ab").close()
+        except OSError as error:
+            raise StorageError(
+                error.errno, f"{output.place} cannot be written ({error.strerror}). Name another place."
+            ) from error
+
+
+def _beginning(data: bytes) -> int:
+    """Return how many bytes at the end may be the beginning of a record."""
+    return next((size for size in range(min(len(_MARK), len(data)), 0, -1) if _MARK.startswith(data[-size:])), 0)
