@@ -35,6 +35,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 CORE = {"services": "Service", "secrets": "Secret", "configmaps": "ConfigMap"}
 LOOK_SECONDS = 0.02
 KILL_SECONDS = 60
+WATCH_SECONDS = 2.0  # after which a watch ends, which is sooner than was asked for: a server may
 
 Values = dict[str, Any]
 
@@ -45,6 +46,7 @@ class Pod:
 
     value: Values
     container: Container | None = None
+    is_replaced: bool = False
 
     @property
     def index(self) -> int:
@@ -82,6 +84,10 @@ class FakeCluster:
     asked: list[str] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     over: threading.Event = field(default_factory=threading.Event)
+
+    def pod(self, index: int) -> Pod:
+        """Return the last pod of an index."""
+        return next(pod for pod in reversed(self.pods) if pod.index == index)
 
     # Objects
 
@@ -138,7 +144,7 @@ class FakeCluster:
             spec, stem = replicated["template"]["spec"], f"{name}-{replicated['name']}-0"
         failures = 0
         while not self.over.wait(LOOK_SECONDS) and "deletionTimestamp" not in made["metadata"]:
-            current: dict[int, Pod] = {pod.index: pod for pod in self.pods}
+            current: dict[int, Pod] = {pod.index: pod for pod in self.pods if not pod.is_replaced}
             for index in range(spec["completions"]):
                 if index not in current and not self.complaint:
                     self.start(f"{stem}-{index}", index, name, spec["template"])
@@ -148,6 +154,7 @@ class FakeCluster:
                     continue
                 if code == 0:
                     if str(index) == spec["successPolicy"]["rules"][0]["succeededIndexes"]:
+                        self.conclude(made, "SuccessCriteriaMet", "SuccessPolicy")
                         self.end_pods()
                         self.conclude(made, "Completed" if plural == "jobsets" else "Complete", "SuccessPolicy")
                         return
@@ -155,14 +162,17 @@ class FakeCluster:
                 action = self.action(spec, code)
                 failures += action == "Count"
                 if action == "FailJob" or failures > spec["backoffLimit"]:
+                    reason = "PodFailurePolicy" if action == "FailJob" else "BackoffLimitExceeded"
+                    self.conclude(made, "FailureTarget", reason)
                     self.end_pods()
-                    self.conclude(made, "Failed", "PodFailurePolicy" if action == "FailJob" else "BackoffLimitExceeded")
+                    self.conclude(made, "Failed", reason)
                     return
-                self.tell("DELETED", pod)
-                self.pods.remove(pod)
+                pod.is_replaced = True  # and stays as long as the Job
 
     def conclude(self, made: Values, condition: str, reason: str) -> None:
-        made["status"]["conditions"] = [{"type": condition, "status": "True", "reason": reason}]
+        with self.lock:
+            held = made["status"].get("conditions", [])
+            made["status"]["conditions"] = [*held, {"type": condition, "status": "True", "reason": reason}]
 
     @staticmethod
     def action(spec: Values, code: int) -> str:
@@ -173,17 +183,20 @@ class FakeCluster:
                 return str(rule["action"])
         return "Count"
 
-    def start(self, name: str, index: int, job: str, template: Values) -> None:
+    def start(self, host: str, index: int, job: str, template: Values) -> None:
+        """Start a pod, whose host has the name of its index, and whose own name no other has."""
         uid = str(uuid.uuid4())
+        name = f"{host}-{uid[:5]}"
         labels = {"batch.kubernetes.io/job-name": job, "jobset.sigs.k8s.io/jobset-name": job}
         metadata = {"name": name, "uid": uid, "annotations": {INDEX: str(index)}, "labels": labels}
         pod = Pod({"metadata": metadata, "spec": copy.deepcopy(template["spec"]), "status": {"phase": "Pending"}})
+        pod.value["spec"]["hostname"] = host
         (container,) = template["spec"]["containers"]
         if self.waits is not None:
             pod.value["status"] = self.waits
         elif self.space is not None:
             environ = {one["name"]: self.value_of(one) for one in container["env"]}
-            environ |= {"HOSTNAME": name, "JOB_COMPLETION_INDEX": str(index), **self.variables}
+            environ |= {"HOSTNAME": host, "JOB_COMPLETION_INDEX": str(index), **self.variables}
             scripts = self.folder / "scripts"
             for volume in (one for one in template["spec"]["volumes"] if "configMap" in one):
                 scripts.mkdir(exist_ok=True)
@@ -191,8 +204,8 @@ class FakeCluster:
                     (scripts / file).write_text(text)
             words = [word.replace(SCRIPTS, str(scripts)) for word in container["args"]]
             words[0] = {"python": sys.executable}[words[0]]
-            log = self.folder / f"{name} {uid}.log"
-            pod.container = Container(self.space, name, words, variables=environ, folder=self.folder, log=log)
+            log = self.folder / f"{name}.log"
+            pod.container = Container(self.space, host, words, variables=environ, folder=self.folder, log=log)
             pod.value["spec"]["nodeName"] = f"node-{index}"
             state = {"running": {"startedAt": datetime.now(UTC).isoformat()}}
             pod.value["status"] = {"phase": "Running", "containerStatuses": [{"name": "node", "state": state}]}
@@ -312,13 +325,16 @@ class Handler(BaseHTTPRequestHandler):
         if "watch" not in query:
             with self.cluster.lock:
                 items, place = [copy.deepcopy(pod.value) for pod in self.cluster.pods], str(len(self.cluster.events))
+            items.sort(key=lambda pod: pod["metadata"]["name"])
             return self.answer(200, {"items": items, "metadata": {"resourceVersion": place}})
         place = int(query["resourceVersion"])
         self.stream()
-        while not self.cluster.over.wait(LOOK_SECONDS):
+        end = time.monotonic() + WATCH_SECONDS
+        while not self.cluster.over.wait(LOOK_SECONDS) and time.monotonic() < end:
             while place < len(self.cluster.events):
                 self.send(json.dumps(self.cluster.events[place]).encode() + b"\n")
                 place += 1
+        self.wfile.write(b"0\r\n\r\n")
         return None
 
     def follow(self, name: str) -> None:

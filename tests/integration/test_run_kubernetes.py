@@ -88,7 +88,7 @@ def test_lines_the_first_failure_and_its_exit_code(with_pods: FakeCluster, scrip
     for worker in range(2):
         assert own_lines(out, worker)[:2] == ["2 ['--image', 'a b'] of mine", "False 64"]
     assert "worker 1 of 2 failed first" in out, out
-    assert "pod train-0 (of 2) on node node-0 failed first: exit code 7" in err
+    assert f"pod {with_pods.pod(0).name} (of 2) on node node-0 failed first: exit code 7" in err
     key = with_pods.objects["secrets", "train"]["stringData"]["TFDIST_JOB_KEY"]
     assert len(key) == 64
     assert key not in {told(shared, "key 0"), told(shared, "key 1")}  # workers have one that follows from it
@@ -113,14 +113,14 @@ def test_pods_that_are_killed_or_taken_away_are_replaced_and_no_step_is_lost_or_
         return before
 
     def replaced(index: int, uid: str) -> bool:
-        return any(pod.index == index and pod.value["metadata"]["uid"] != uid for pod in with_pods.pods)
+        return with_pods.pod(index).value["metadata"]["uid"] != uid
 
     with serving(with_pods) as variables:
         options = (*OPTIONS, "-n", 2, "--max-restarts", 3, path)
         with agent(*options, shared=shared, env=environment(shared, **variables)) as process:
             for index, number in ((1, signal.SIGKILL), (1, signal.SIGTERM), (0, signal.SIGTERM), (0, signal.SIGKILL)):
                 more_steps()
-                pod = next(pod for pod in with_pods.pods if pod.index == index)
+                pod = with_pods.pod(index)
                 pod.signal(number)
                 wait_until(lambda: replaced(index, pod.value["metadata"]["uid"]), f"pod {index} is not replaced")  # noqa: B023
             more_steps()
@@ -166,8 +166,7 @@ def test_a_training_in_pods_goes_on_where_one_was_killed_and_equals_that_on_one_
         env = environment(shared, **variables)
         with agent(*options, shared=shared, env=env) as process:
             told(shared, "now")
-            pod = next(pod for pod in with_pods.pods if pod.index == 1)
-            pod.signal(signal.SIGKILL)
+            with_pods.pod(1).signal(signal.SIGKILL)
             out, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 0, (out, err)
     assert (tmp_path / "pods.json").read_text() == (tmp_path / "one host.json").read_text()
