@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,8 @@ class FakeCluster:
         folder: for logs and scripts.
         variables: that pods have in addition.
         waits: why pods wait, if they do.
+        complaint: why no pod can be made.
+        outage: why nothing can be asked.
     """
 
     folder: Path
@@ -77,6 +79,7 @@ class FakeCluster:
     variables: dict[str, str] = field(default_factory=dict)
     waits: Values | None = None
     complaint: str = ""
+    outage: str = ""
     refuses: dict[str, tuple[int, str]] = field(default_factory=dict)
     objects: dict[tuple[str, str], Values] = field(default_factory=dict)
     pods: list[Pod] = field(default_factory=list)
@@ -84,6 +87,20 @@ class FakeCluster:
     asked: list[str] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     over: threading.Event = field(default_factory=threading.Event)
+
+    def events_of_jobs(self) -> list[Values]:
+        """What was said of Jobs, by names that mean nothing: of this one at each try, and of others."""
+
+        def event(name: str, pod: str, *, minutes: int = 0) -> Values:
+            moment = (datetime.now(UTC) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+            message = f'Error creating: pods "{pod}" is forbidden: {self.complaint}'
+            return {"involvedObject": {"kind": "Job", "name": name}, "lastTimestamp": moment, "message": message}
+
+        if not self.complaint:
+            return []
+        ours = event("train", f"train-0-{uuid.uuid4().hex[:5]}")
+        others = event("train-2", "train-2-0-aaaaa", minutes=1), event("train", "train-0-bbbbb of old", minutes=-60)
+        return [ours, *others]
 
     def pod(self, index: int) -> Pod:
         """Return the last pod of an index."""
@@ -103,7 +120,7 @@ class FakeCluster:
             name = made["metadata"]["name"]
             if (plural, name) in self.objects:
                 return 409, {"message": f'{plural} "{name}" already exists'}
-            now = datetime.now(UTC).isoformat()
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             made["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now, "resourceVersion": "1"}
             self.objects[plural, name] = {**made, "status": {}} if plural not in CORE else made
             return 201, made
@@ -286,6 +303,8 @@ class Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         sent = json.loads(body) if body else {}
+        if self.cluster.outage and self.command == "GET":
+            return self.answer(500, {"message": self.cluster.outage})
         if url.path == "/version/":
             return self.answer(200, {"major": "1", "minor": "37", "gitVersion": "v1.37.0"})
         found = re.fullmatch(r"/apis?/(.*)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(/log)?", url.path)
@@ -297,8 +316,7 @@ class Handler(BaseHTTPRequestHandler):
         if plural == "pods":
             return self.of_pods(query)
         if plural == "events":
-            about = {"involvedObject": {"name": "train"}, "message": self.cluster.complaint}
-            return self.answer(200, {"items": [about] if self.cluster.complaint else []})
+            return self.answer(200, {"items": self.cluster.events_of_jobs()})
         if self.command == "POST":
             assert query["fieldValidation"] == "Strict"
             return self.answer(*self.cluster.create(plural, sent))
@@ -312,7 +330,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(*self.cluster.patch(plural, name, sent))
         if self.command == "DELETE":
             assert query["propagationPolicy"] == "Foreground"
+            found = copy.deepcopy(self.cluster.objects[plural, name])
             self.cluster.delete(plural, name)
+            return self.answer(200, found)
         return self.answer(200, self.cluster.objects[plural, name])
 
     do_GET = do_POST = do_PATCH = do_DELETE = handle_request  # noqa: N815 - as the base class calls them

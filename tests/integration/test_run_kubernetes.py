@@ -199,6 +199,33 @@ def test_what_waits_says_why_and_one_that_is_deleted_by_others_ends(
 
 
 @pytest.mark.quick
+def test_what_cannot_be_made_and_a_server_that_is_out_are_told_once(
+    cluster: FakeCluster, script: Any, shared: Path
+) -> None:
+    def asked_again(what: str) -> None:
+        before = len(cluster.asked)
+        wait_until(lambda: sum(what in one for one in cluster.asked[before:]) > 2, "it is not asked again")
+
+    cluster.complaint = "exceeded quota: small, requested: cpu=2, used: cpu=1, limited: cpu=2"
+    with serving(cluster) as variables:
+        options = (*OPTIONS, "-n", 2, "--cpus-per-worker", 2, script(""))
+        with agent(*options, shared=shared, env=environment(shared, **variables)) as process:
+            asked_again("/events?")
+            cluster.outage = "etcdserver: request timed out"
+            asked_again("/jobs/train")
+            cluster.outage = ""
+            asked_again("/jobs/train")
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    lines = err.decode().splitlines()[1:]
+    assert (process.returncode, len(lines)) == (130, 4), lines
+    why = f'pods "train-..." is forbidden: {cluster.complaint}'
+    assert lines[0] == f"tfdist run: 0 of 2 pods are there: {why}. Each asks for cpu 2"
+    assert lines[1] == "tfdist run: the API server does not answer: etcdserver: request timed out"
+    assert lines[2] == lines[0]
+
+
+@pytest.mark.quick
 def test_what_cannot_be_submitted_is_one_error_and_leaves_nothing(
     cluster: FakeCluster, script: Any, tmp_path: Path
 ) -> None:
@@ -212,5 +239,7 @@ def test_what_cannot_be_submitted_is_one_error_and_leaves_nothing(
         cluster.refuses = {"secrets": (403, 'secrets is forbidden: User "u" cannot create'), "jobsets": (404, "no")}
         assert "you may not: secrets is forbidden" in error(**variables)
         assert "Install JobSet" in error("--kind", "jobset", **variables)
+        cluster.refuses = {"jobsets": (404, 'namespaces "team" not found')}
+        assert "Install JobSet" not in error("--kind", "jobset", **variables)
     assert "does not answer" in error(**variables)
     assert "finds no cluster" in error(KUBECONFIG=str(tmp_path / "missing"))

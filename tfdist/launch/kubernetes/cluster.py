@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -94,19 +95,27 @@ class Cluster:
         return found if found["metadata"]["uid"] == owner["metadata"]["uid"] else None
 
     def complaints(self, owner: Values) -> list[str]:
-        """Return what the cluster says of pods that it could not even make, such as a quota that is used up."""
+        """Return what the cluster says of pods that it could not even make, as of a quota; the newest last.
+
+        Args:
+            owner: of the pods. What was said of others, or of one before it with the same name, is left out.
+        """
         found = self._core.list_namespaced_event(
             self.namespace,
             field_selector="reason=FailedCreate",
             _preload_content=False,
             _request_timeout=_ANSWER_SECONDS,
         )
-        name = owner["metadata"]["name"]  # the Job of a JobSet has another one, which begins with it
-        return [
-            one["message"]
+        name = owner["metadata"]["name"]
+        names, since = {name, f"{name}-{CONTAINER}-0"}, owner["metadata"]["creationTimestamp"]
+        ours = [
+            (moment, one["message"])
             for one in _values(found)["items"]
-            if one.get("message") and one["involvedObject"].get("name", "").startswith(name)
+            if one.get("message")
+            and one["involvedObject"].get("name") in names
+            and (moment := one.get("lastTimestamp") or one.get("eventTime") or since) >= since
         ]
+        return [message for _, message in sorted(ours, key=lambda one: one[0])]
 
     def pods(self, selector: str, changed: Callable[[str, Values], None], ended: Callable[[], bool]) -> None:
         """Tell of each pod of a job, and of each change of one, until `ended`, or the server ends it.
@@ -209,7 +218,7 @@ class Cluster:
         try:
             yield
         except self._library.client.ApiException as error:
-            raise TfdistError(f"{what}: {_said(error, missing)}") from error
+            raise TfdistError(f"{what}: {_refused(error, missing)}") from error
         except _transport_errors() as error:
             raise TfdistError(f"{what} does not answer ({error}). Try: kubectl version") from error
 
@@ -225,14 +234,26 @@ def _transport_errors() -> tuple[type[Exception], ...]:
     return (urllib3.exceptions.HTTPError, OSError)
 
 
-def _said(error: Any, missing: str) -> str:
-    """Return why the API server refuses, and what to do."""
-    message = error.reason or ""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
+def said(error: Any) -> str:
+    """Return what has gone wrong on the way to the API server, or there, in the same words each time.
+
+    Example:
+        >>> said(OSError("<Connection object at 0x7f0c>: refused"))
+        '<Connection object at 0x...>: refused'
+    """
+    message = re.sub(r"0x[0-9a-f]+", "0x...", str(getattr(error, "reason", None) or error))
+    with contextlib.suppress(AttributeError, ValueError, TypeError, KeyError):
         message = json.loads(error.body)["message"]
+    return str(message)
+
+
+def _refused(error: Any, missing: str) -> str:
+    """Return why the API server refuses, and what to do."""
+    message = said(error)
     if error.status in _FORBIDDEN:
         return f"you may not: {message}. Try: kubectl auth can-i create jobs"
-    return f"the cluster does not take it: {message}.{missing if error.status == 404 else ''}"
+    is_unknown = error.status == 404 and "namespaces " not in message  # else the namespace is what is missing
+    return f"the cluster does not take it: {message}.{missing if is_unknown else ''}"
 
 
 def owned(made: Values, owner: Mapping[str, Any]) -> Values:

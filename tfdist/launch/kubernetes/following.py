@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.launch.kubernetes import watching
-from tfdist.launch.kubernetes.cluster import Cluster, owned
+from tfdist.launch.kubernetes.cluster import Cluster, owned, said
 from tfdist.launch.kubernetes.manifests import secret
 from tfdist.launch.kubernetes.outputs import Receiver, require_writable
 from tfdist.launch.kubernetes.pods import Values
@@ -122,7 +122,7 @@ class _Following:
                 try:
                     seen = self._cluster.look(self._owner)
                 except self._cluster.failures as error:
-                    self._tell(f"the API server does not answer: {error}")
+                    self._tell(f"the API server does not answer: {said(error)}")
                     continue
                 if (code := self._outcome(seen)) is not None:
                     return code
@@ -208,11 +208,9 @@ class _Following:
         if text := watching.waiting(here, self._request):
             self._tell(text)
         elif not is_early and not self._ended and len(here) < self._request.pods:
-            complaints: list[str] = []
             with contextlib.suppress(*self._cluster.failures):
                 complaints = self._cluster.complaints(self._owner)
-            why = complaints[-1] if complaints else "the cluster has not made them yet, and does not say why"
-            self._tell(f"{len(here)} of {self._request.pods} pods are there: {why}")
+                self._tell(watching.missing(len(here), complaints, self._request))
 
     def _tell(self, text: str) -> None:
         if text != self._told:

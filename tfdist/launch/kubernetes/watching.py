@@ -4,7 +4,8 @@ A pod is the object as the API server gives it.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -109,8 +110,34 @@ def waiting(pods: Iterable[Pod], request: Request) -> str:
     if not reasons:
         return ""
     most = max(dict.fromkeys(reasons), key=reasons.count)
+    return f"{len(reasons)} of {request.pods} pods wait: {most.rstrip('.')}. {_asked(request)}"
+
+
+def missing(there: int, complaints: Sequence[str], request: Request) -> str:
+    """Return what to tell of pods that the cluster has not made.
+
+    Each time that it tries again it is another pod's name, which is left out: what is said stays the same.
+
+    Args:
+        there: how many there are.
+        complaints: what it says; the newest last.
+        request: what was asked for.
+
+    Example:
+        >>> said = 'Error creating: pods "t-1-x2x4z" is forbidden: exceeded quota: small'
+        >>> missing(1, [said], Request(name="t", image="i", pods=2, arguments=(), resources={"cpu": "64"}))
+        '1 of 2 pods are there: pods "t-..." is forbidden: exceeded quota: small. Each asks for cpu 64'
+    """
+    if not complaints:
+        return f"{there} of {request.pods} pods are there: the cluster has not made the others, and does not say why"
+    why = complaints[-1].removeprefix("Error creating: ").rstrip(".")
+    why = re.sub(rf'pods "{request.name}-[a-z0-9-]*"', f'pods "{request.name}-..."', why)
+    return f"{there} of {request.pods} pods are there: {why}. {_asked(request)}"
+
+
+def _asked(request: Request) -> str:
     asked = ", ".join(f"{what} {quantity}" for what, quantity in request.resources.items()) or "nothing in particular"
-    return f"{len(reasons)} of {request.pods} pods wait: {most.rstrip('.')}. Each asks for {asked}"
+    return f"Each asks for {asked}"
 
 
 def how_it_ended(pod: Pod) -> Ended | None:
