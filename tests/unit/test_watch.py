@@ -121,6 +121,18 @@ def test_the_end_of_a_job_is_seen(job: Path) -> None:
     (job / "gone").rename(job / f"tfdist-job-{JOB}-x" / "progress-1")
 
 
+def test_workers_in_reserve_are_not_the_newest_start_until_they_take_over(job: Path) -> None:
+    folder = job / f"tfdist-job-{JOB}-x"
+    reserve = StatusTable(progress_file(folder, 2), 2, reserve=True)
+    assert seen(job).start == 1
+    (folder / "progress-1").rename(job / "gone")
+    assert seen(job).start == 2, "the job has not ended"
+    (job / "gone").rename(folder / "progress-1")
+    reserve.take_over()
+    assert seen(job).start == 2
+    reserve.close()
+
+
 def drawn(shown, width: int = 160) -> str:  # type: ignore[no-untyped-def]
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:

@@ -191,6 +191,27 @@ def read_all(path: str | os.PathLike[str]) -> tuple[WorkerStatus, ...]:
         return tuple(_said(words.view, worker) for worker in range(words.view[1]))
 
 
+def is_in_reserve(path: str | os.PathLike[str]) -> bool:
+    """Return whether the workers of a table that another process has made wait in reserve, and take no part yet.
+
+    Raises:
+        ConfigError: the file is no status table.
+        OSError: it cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> table = StatusTable(Path(folder.name, "status"), workers=2, reserve=True)
+        >>> before, _ = is_in_reserve(table.path), table.take_over()
+        >>> before, is_in_reserve(table.path)
+        (True, False)
+        >>> table.close(), folder.cleanup()
+        (None, None)
+    """
+    with contextlib.closing(Words(path, must_have=0)) as words:
+        return bool(words.view[RESERVE])
+
+
 def _said(table: "memoryview[int]", worker: int) -> WorkerStatus:
     start = HEADER + worker * RECORD
     return status_of(table[start : start + RECORD].tolist(), table[REQUEST])

@@ -3,6 +3,7 @@
 A look only reads, so no worker waits for it. What has ended is told by its event file. Loads no TensorFlow.
 """
 
+import contextlib
 import json
 import math
 import tempfile
@@ -19,7 +20,7 @@ from tfdist.launch.plan.plan import event_copy, progress_file, steps_folder
 from tfdist.launch.process.folders import PREFIX
 from tfdist.launch.process.shared_memory import FOLDER
 from tfdist.monitor.phases import Activity
-from tfdist.monitor.status import WorkerStatus, read_all
+from tfdist.monitor.status import WorkerStatus, is_in_reserve, read_all
 from tfdist.monitor.verdict.gathering import read_folder
 from tfdist.monitor.verdict.judge import judge
 from tfdist.monitor.verdict.text import lines
@@ -184,9 +185,16 @@ def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
 
 
 def newest_start(folder: Path) -> int | None:
-    """Return the number of the newest start of a job that has a status table; None when the job is gone."""
-    numbers = [int(path.name.rpartition("-")[2]) for path in folder.glob("progress-*")]
-    return max(numbers, default=None)
+    """Return the number of the newest start of a job that has a status table; None when the job is gone.
+
+    One whose workers wait in reserve counts only where there is no other: that of the workers whose place it takes has
+    just gone.
+    """
+    numbers: dict[bool, list[int]] = {True: [], False: []}
+    for path in folder.glob("progress-*"):
+        with contextlib.suppress(OSError, ConfigError):  # it has gone, or is being made
+            numbers[is_in_reserve(path)].append(int(path.name.rpartition("-")[2]))
+    return max(numbers[False] or numbers[True], default=None)
 
 
 def read_events(path: Path, job: str | None = None) -> list[Mapping[str, Any]]:
