@@ -16,7 +16,7 @@ from tfdist.checkpoint.store import Checkpoint
 from tfdist.errors import ConfigError
 from tfdist.launch.plan.plan import copies_folder, state_folder
 from tfdist.launch.remote.connecting.joining import Ticket, join
-from tfdist.launch.remote.copying import copies, folders
+from tfdist.launch.remote.copying import copies, folders, sending
 from tfdist.launch.remote.copying.copies import Copies
 from tfdist.launch.remote.copying.sending import Sender
 
@@ -46,6 +46,7 @@ class Host:
 
     def save(self, step: int, training: str = "1f", size: int = 50_000) -> None:
         self.store(training).save(step, {name: np.full(size, step) for name in "ab"}, {"step": step})
+        self.copies.look()
 
     def copied(self, training: str = "1f") -> Checkpoint | None:
         return Store(folders.place(copies_folder(self.memory), training), durable=False).newest()
@@ -95,8 +96,10 @@ def test_what_ends_or_is_saved_again_is_so_there_too_and_each_training_has_its_o
     one.save(7, "2f")
     until(lambda: two.has_copy(5) and two.has_copy(7, "2f"))
     one.store().save(5, {"a": np.zeros(3)}, {"step": "again"})
+    one.copies.look()
     until(lambda: (found := two.copied()) is not None and found.state == {"step": "again"})
     one.store().discard()
+    one.copies.look()
     until(lambda: two.copied() is None)
     assert two.has_copy(7, "2f")
 
@@ -213,6 +216,37 @@ def test_a_bound_holds_a_copy_up_and_closing_does_not_wait_for_it(hosts: tuple[H
     with contextlib.closing(sender):
         assert two.copied() is None
     until(lambda: not os.listdir(at))
+
+
+def test_states_that_are_left_out_are_told_once_where_copies_take_long(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = hosts
+    meanwhile: list[int] = []  # steps that are saved while others are copied, one with each piece
+
+    class Saving:
+        def __init__(self, rate: float) -> None: ...
+
+        def delay(self, count: int) -> float:
+            if meanwhile:
+                one.save(meanwhile.pop(0))
+            return 0.0
+
+    monkeypatch.setattr(sending, "Pace", Saving)
+    joined(one, two)
+    one.save(1)
+    until(lambda: two.has_copy(1))
+    monkeypatch.setattr(sending, "_SLOW_SECONDS", 0.0)
+    one.save(2)
+    until(lambda: two.has_copy(2))
+    assert not one.told, "nothing was left out"
+    meanwhile += range(4, 24)
+    one.save(3)
+    until(lambda: two.has_copy(23))
+    [told] = one.told
+    assert "a copy of the state of host one (0.8 MB) took" in told
+    assert "left out" in told
+    assert "--copy-bandwidth" in told
 
 
 def _ticket(port: int) -> Ticket:

@@ -163,6 +163,10 @@ class StatusReporter(StepObserver):
         """Say that a backup of the state after so many steps is complete."""
         self._put(Word.SAVED, step + 1)
 
+    def states_changed(self) -> None:
+        """Say that there is another state in memory for the next start, or that they are gone."""
+        self._map[self._at + Word.STATES] += 1
+
     def leaves(self) -> bool:
         """Say that this worker was asked to end (SIGTERM), in a handler; return whether all stop before a step.
 

@@ -50,6 +50,7 @@ class Word(IntEnum):
     LEAVES = 9
     HELD_FOR = 10  # number of the request for which it holds, or held
     ENDED = 11  # how many steps have ended
+    STATES = 12  # how often what it holds in memory has changed: a state more, or none any longer
     SOURCE = 16  # and the seven after it: text
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from tfdist.callbacks.backup.together import Together
 from tfdist.checkpoint.store import Store
 from tfdist.checkpoint.writer import Writer
+from tfdist.monitor.process import step_clock
 
 # Of the time that training takes, what may go into holding its state. What is lost is computed again, so this weighs
 # the time of every step against that of a few after a failure.
@@ -28,7 +29,8 @@ class Memory:
         self._store = store
         self._together = together
         self._is_shared = together.share(store)
-        self._writer = Writer(store, warn=lambda _: None)  # what cannot be held is on disk, or computed again
+        # what cannot be held is on disk, or computed again
+        self._writer = Writer(store, warn=lambda _: None, on_written=lambda _: _tell_the_agent())
         self._next = 0.0
         self._next_number = 0
         self._last: tuple[int, float] | None = None  # number and time of the state that was held last
@@ -74,3 +76,10 @@ class Memory:
         self._writer.close()
         if discard:
             self._store.discard()
+            _tell_the_agent()
+
+
+def _tell_the_agent() -> None:
+    reporter = step_clock().reporter
+    if reporter is not None:
+        reporter.states_changed()

@@ -226,6 +226,7 @@ class HostAgent:
         self._telling = threading.Lock()  # what is told later is newer
         self._told: tuple[list[Any], list[int], int] | None = None
         self._told_at = 0.0
+        self._states: list[int] = []
         self._awaited = 0  # workers that are to wait in a fork
         self._does: dict[str, Callable[[dict[str, Any]], Any]] = {
             "ports": lambda asked: self._placement.addresses(asked["count"], but=asked["but"]),
@@ -399,6 +400,7 @@ class HostAgent:
             for number, handle in self._running().items():
                 self._tell_record(number, handle)
             self._tell_once()
+            self._look_for_states()
             if time.monotonic() >= self._steps_due:
                 self._steps_due = time.monotonic() + _STEPS_SECONDS
                 self._tell_steps()
@@ -412,6 +414,13 @@ class HostAgent:
             if said != self._told or now - self._told_at >= BEAT_SECONDS:
                 self._told, self._told_at = said, now
                 self._send({"tables": said[0], "stopped": stopped, "waiting": said[2], "clock": time.monotonic()})
+
+    def _look_for_states(self) -> None:
+        """Let the copies look, where workers hold other states in memory than before."""
+        states = self._tables.states()
+        if states != self._states:
+            self._states = states
+            self._copies.look()
 
     def _tell_steps(self) -> None:
         """Tell what the workers have recorded of their steps, after what says how far this host's clock is."""

@@ -77,6 +77,12 @@ class Copies:
             tell=self._tell,
         )
 
+    def look(self) -> None:
+        """Look for states that are new here, or gone."""
+        sender = self._sender
+        if sender is not None:
+            sender.look()
+
     def close(self) -> None:
         """Send and take no more."""
         for one in (self._sender, self._receiver):

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tfdist.monitor.status import SETTLE_SECONDS, StatusTable
+from tfdist.monitor.status import SETTLE_SECONDS, StatusTable, Word
 
 
 class Tables:
@@ -81,6 +81,11 @@ class Tables:
                 [number, self._settled[number], table.request, {str(one): table.record(one) for one in here}]
                 for number, (table, here) in self._open.items()
             ]
+
+    def states(self) -> list[int]:
+        """Return of each worker here how often the states that it holds in memory have changed."""
+        with self._lock:
+            return [table.record(one)[Word.STATES] for table, here in self._open.values() for one in here]
 
     def close(self, number: int) -> None:
         """Remove the table of a start."""
