@@ -106,6 +106,23 @@ def test_the_course_of_a_job(tmp_path: Path) -> None:
     assert "seconds" not in lines[1]
 
 
+def test_what_is_lost_where_no_state_is_left_is_told() -> None:
+    said: list[str] = []
+    reporter = RestartReporter(say=said.append, file=EventFile(None, "a1"), max_restarts=1)
+    reporter.started([41, 42])
+    reporter.stepping([seen(0, resumed=None, done=None), seen(1, resumed=None, done=None)])
+    reporter.left([seen(0, done=7), seen(1, done=None)])
+    reporter.failed(cause_of([failure(1)], None, [seen(1)], 20.0), begun=10.0, again=True)
+    reporter.start = 1
+    reporter.stepping([seen(0, resumed=None, done=None), seen(1, resumed=None, done=None)])
+    reporter.ended(0)
+    assert said[1:] == [
+        "all 2 workers step again 1.50 s after the failure. No state was found to go on from, so training has begun "
+        "anew: 7 steps repeated",
+        "ended with code 0 after 1 of 1 restarts; 7 steps repeated; all stepped again after 1.50 s",
+    ]
+
+
 def test_the_course_of_a_job_with_a_chief(tmp_path: Path) -> None:
     said: list[str] = []
     path = tmp_path / "events"

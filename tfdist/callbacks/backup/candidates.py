@@ -17,6 +17,10 @@ from tfdist.training.multi_worker.workers import Workers
 
 _ARRAYS, _SHARDS = "arrays:", "shards:"  # what names begin with on their way
 
+_Place = tuple[str, Store]  # the name is for messages
+_Sound = tuple[str, Checkpoint]  # and the name of where it is
+_Needed = Callable[[Manifest], Container[int]] | None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
@@ -55,38 +59,56 @@ def newest(
         needed: which workers' parts of a state this one goes on with; it looks at these alone.
         is_ours: whether a state is of the training that begins; of what is held, others are passed over.
     """
-    own, others = held[:1], held[1:]
-    copied = _newest_of(others, needed, is_ours)
-    mine = _newer(_newest_of([*own, backup], needed), copied)
+    places = _Places(own=held[:1], copies=held[1:], backup=backup, is_ours=is_ours)
+    mine = places.newest(needed)
     if workers.count == 1:
         return None if mine is None else _found(*mine)
-    offered = mine
-    if not others or workers.is_chief:
-        offered = None
-    elif mine is not None and mine[0] == backup[0]:
-        offered = _newer(_newest_of(own, needed, is_ours), copied)
+    offered = places.offered(mine, needed) if places.copies and not workers.is_chief else None
     number, mark = (0, 0) if mine is None else (mine[1].step + 1, int(mine[1].digest[:15], 16))
     seen = workers.gather([number, mark, 0 if offered is None else offered[1].step + 1])
     giver = int(seen[:, 2].argmax())
     if seen[giver, 2] > seen[0, 0]:
-        if workers.index == giver:
-            offered = _newer(_newest_of(own, None, is_ours), _newest_of(others, None, is_ours))
-        else:
-            offered = None
-        if int(workers.gather([offered is not None])[giver, 0]):  # every part of it is sound
-            return _handed_out(None if offered is None else _found(*offered), workers, giver)
+        found = _given(giver, workers, places.held)
+        if found is not None:
+            return found
     if not seen[0, 0]:
         return None
     if (seen[:, :2] == seen[0, :2]).all() and mine is not None:
         return _found(*mine)
-    # A worker does not see what the chief has found, or its part of it is damaged: now the chief looks at all parts.
-    mine = _newer(_newest_of([*own, backup], None), _newest_of(others, None, is_ours)) if workers.is_chief else None
-    if not int(workers.gather([mine is not None])[0, 0]):
+    return _given(0, workers, places.newest)  # a worker does not see what the chief has, or its part is damaged
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """Where one worker looks; None for `needed` stands for the parts of all workers."""
+
+    own: Sequence[_Place]
+    copies: Sequence[_Place]
+    backup: _Place
+    is_ours: Callable[[Mapping[str, Any]], bool]
+
+    def newest(self, needed: _Needed) -> _Sound | None:
+        """Return what this worker can go on from by itself."""
+        return _newer(_newest_of([*self.own, self.backup], needed), _newest_of(self.copies, needed, self.is_ours))
+
+    def held(self, needed: _Needed) -> _Sound | None:
+        """Return the newest of these that is in memory, and of this training."""
+        return _newer(*(_newest_of(some, needed, self.is_ours) for some in (self.own, self.copies)))
+
+    def offered(self, mine: _Sound | None, needed: _Needed) -> _Sound | None:
+        """Return what this worker could give to others, whatever it has found itself: what the chief cannot see."""
+        return mine if mine is not None and mine[0] != self.backup[0] else self.held(needed)
+
+
+def _given(giver: int, workers: Workers, newest_of: Callable[[_Needed], _Sound | None]) -> Found | None:
+    """Return what one worker has, on every worker; None where not all parts of it are sound; all must call it."""
+    sound = newest_of(None) if workers.index == giver else None
+    if not int(workers.gather([sound is not None])[giver, 0]):
         return None
-    return _handed_out(None if mine is None else _found(*mine), workers, 0)
+    return _handed_out(None if sound is None else _found(*sound), workers, giver)
 
 
-def _newer(one: tuple[str, Checkpoint] | None, other: tuple[str, Checkpoint] | None) -> tuple[str, Checkpoint] | None:
+def _newer(one: _Sound | None, other: _Sound | None) -> _Sound | None:
     """Return the newer of two; of equally new ones the first."""
     if one is None or other is None:
         return one or other
@@ -94,13 +116,11 @@ def _newer(one: tuple[str, Checkpoint] | None, other: tuple[str, Checkpoint] | N
 
 
 def _newest_of(
-    stores: Sequence[tuple[str, Store]],
-    needed: Callable[[Manifest], Container[int]] | None,
-    is_ours: Callable[[Mapping[str, Any]], bool] = lambda state: True,
-) -> tuple[str, Checkpoint] | None:
+    stores: Sequence[_Place], needed: _Needed, is_ours: Callable[[Mapping[str, Any]], bool] = lambda state: True
+) -> _Sound | None:
     """Look into the stores in the order of what they say they have; the first that is sound is the newest."""
     known = [(peeked[0], -place, name, store) for place, (name, store) in enumerate(stores) if (peeked := store.peek())]
-    best: tuple[str, Checkpoint] | None = None
+    best: _Sound | None = None
     for step, _, name, store in sorted(known, key=lambda entry: entry[:2], reverse=True):
         if best is not None and best[1].step >= step:
             break

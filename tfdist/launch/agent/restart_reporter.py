@@ -181,7 +181,7 @@ class RestartReporter:
         workers = [one.status for one in seen]
         clock = max(status.first_step_ended or 0.0 for status in workers)
         resumed, source = workers[0].resumed, workers[0].source
-        lost = 0 if resumed is None else max(0, self._done - resumed)
+        lost = max(0, self._done - (resumed or 0)) if self._since is not None else 0
         content: dict[str, object] = {"workers": len(workers), "resumed": resumed, "lost": lost, "source": source}
         who = "the job steps" if self.has_chief else _all(len(workers))
         text = who
@@ -196,6 +196,8 @@ class RestartReporter:
             if resumed is not None:
                 self._restored = True
                 text += f", from step {resumed}{f' ({source})' if source else ''}; {_steps(lost)} repeated"
+            elif lost:  # all that held it is gone, and nothing was saved before
+                text += f". No state was found to go on from, so training has begun anew: {_steps(lost)} repeated"
             self.say(text)
         self.file.write("stepping", start=self.start, clock=clock, **content)
         self._since = None
@@ -223,7 +225,7 @@ class RestartReporter:
             parts.append(f"{self.evicted} slow worker{'s' if self.evicted > 1 else ''} evicted")
         if self.replaced:
             parts.append(f"{self.replaced} worker{'s' if self.replaced > 1 else ''} replaced while the others went on")
-        if self._restored:
+        if self._restored or self.lost:
             parts.append(f"{_steps(self.lost)} repeated")
         who = "it" if self.has_chief else "all"
         if len(self.recoveries) == 1:
