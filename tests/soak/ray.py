@@ -1,6 +1,7 @@
 """Train on a real cluster of Ray with three nodes on this machine, and look that it comes to what one host comes to.
 
 python -m tests.soak.ray
+python -m tests.soak.ray autoscaled             # one trial
 """
 
 import argparse
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.ray_nodes import ROOT, ray_nodes
+from tests.ray_nodes import ROOT, added_nodes, ray_nodes
 
 RESUMABLE = ROOT / "tests" / "integration" / "cases" / "resumable.py"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -215,6 +216,25 @@ def parameter_servers(trial: Trial, where: tuple[object, ...]) -> None:
     told("parameter-server: one host and nodes of Ray: equal to the bit", [])
 
 
+def autoscaled(trial: Trial) -> None:
+    """A job on nodes that Ray's autoscaler adds, of which one is killed: it goes on at another one, to the bit."""
+    script = trial.folder / "killing.py"
+    script.write_text(KILLING)
+    options = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
+    local, _ = trial.trained(*options)
+    with ray_nodes(0, more=3) as address:
+        there = ("--engine", "ray", "--ray-address", address, "--wait-seconds", 300, "--max-restarts", 1)
+        remote, events = trial.trained(*options, *there, before=(script,))
+        begun = time.monotonic()
+        assert remote == local
+        [failed] = [one for one in events if one["event"] == "failed"]
+        told(f"multi-worker native on nodes of an autoscaler ({failed['text']}): equal to the bit", events)
+        while added_nodes(address):
+            assert time.monotonic() - begun < SECONDS, "nodes that nobody needs are left"
+            time.sleep(0.2)
+        told(f"the nodes have ended {time.monotonic() - begun:.0f} s after the job", [])
+
+
 def told(text: str, events: list[Any]) -> None:
     for one in events:
         if one["event"] == "stepping" and "seconds" in one:
@@ -224,15 +244,20 @@ def told(text: str, events: list[Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = ["equal_to_the_bit", "parameter_servers", "reports", "a_raylet_killed"]
+    usual = ["equal_to_the_bit", "parameter_servers", "reports", "a_raylet_killed", "autoscaled"]
     parser.add_argument("trials", nargs="*", default=usual)
     options = parser.parse_args()
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, ray_nodes(2, 2, 2) as address:
+    with tempfile.TemporaryDirectory() as folder:
         trial = Trial(Path(folder))
-        where = ("--engine", "ray", "--ray-address", address, "--cpus-per-worker", 2)
-        for name in options.trials:
-            globals()[name](trial, where)
+        others = [name for name in options.trials if name != "autoscaled"]
+        if others:
+            with ray_nodes(2, 2, 2) as address:
+                where = ("--engine", "ray", "--ray-address", address, "--cpus-per-worker", 2)
+                for name in others:
+                    globals()[name](trial, where)
+        if "autoscaled" in options.trials:  # on a cluster of its own
+            autoscaled(trial)
     print(f"{time.monotonic() - begun:.0f} s in all")
 
 
