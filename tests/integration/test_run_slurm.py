@@ -33,7 +33,12 @@ SRUN = """#!/bin/sh
 while [ "$1" != /bin/sh ]; do shift; done
 exec "{host}" node "$3"
 """
-SQUEUE = "#!/bin/sh\ngrep -q -- '--begin=later' \"$SHARED/batch\" && echo BeginTime\n"
+SQUEUE = """#!/bin/sh
+case "$*" in
+    *%T*) cat "$SHARED/state";;
+    *) grep -q -- '--begin=later' "$SHARED/batch" && echo BeginTime;;
+esac
+"""
 SCANCEL = '#!/bin/sh\necho "$@" >> "$SHARED/cancels"\ntouch "$SHARED/cancelled"\n'
 
 
@@ -82,6 +87,20 @@ def test_one_that_waits_says_why_and_ctrl_c_takes_it_out(slurm: dict[str, Any], 
     wait_until(lambda: len((shared / "cancels").read_text().splitlines()) == 2, "it was not cancelled twice")
     assert set((shared / "cancels").read_text().splitlines()) == {"--batch --signal=TERM 42", "--state=PENDING 42"}
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "said"), [("CANCELLED", "cancelled, by somebody else"), ("TIMEOUT", "its time was up"), ("FAILED", "")]
+)
+def test_what_slurm_or_somebody_else_has_ended_is_said(
+    state: str, said: str, slurm: dict[str, Any], script: Any, shared: Path
+) -> None:
+    (shared / "state").write_text(f"{state}\n{state}\n")  # once for each part of a job
+    (shared / "cancelled").write_text("x")
+    code, _, err = finished("--engine", "slurm", "--sbatch", "--begin=later", script(""), **slurm)
+    assert code == 1
+    assert err.count("tfdist run: job 42 ") == 1 + bool(said), err
+    assert said in err
 
 
 def test_what_cannot_be_submitted(slurm: dict[str, Any], script: Any, shared: Path) -> None:

@@ -3,8 +3,8 @@
     python -m tests.soak.slurm [--root FOLDER]
 
 The nodes are namespaces (`machines.py`), so it needs root and iproute2; and Slurm's slurmctld, slurmd and commands,
-which Debian has in the packages slurmctld, slurmd and slurm-client; where they are not installed, FOLDER is where the
-packages were unpacked. Nobody is authenticated on these nodes, since nobody else can reach them.
+which Debian has in the packages slurmctld, slurmd, slurm-client and munge; where they are not installed, FOLDER is
+where they were unpacked. Who speaks with whom is authenticated by munge.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,9 @@ CONFIG = """
 ClusterName=trial
 SlurmctldHost=launcher
 SlurmUser=root
-AuthType=auth/none
-CredType=cred/none
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool_%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -44,7 +46,11 @@ ReturnToService=2
 KillWait=5
 NodeName=a NodeAddr={a} CPUs=2 RealMemory=8000 State=UNKNOWN
 NodeName=b NodeAddr={b} CPUs=2 RealMemory=8000 State=UNKNOWN
-PartitionName=all Nodes=a,b Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=preempt_send_user_signal
+PartitionName=all Nodes=a,b Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=a,b MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -67,8 +73,13 @@ def with_slurm(found: Machines, root: Path) -> Iterator[None]:
     }
     (folder / "slurm.conf").write_text(CONFIG.format(**values))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # of which nothing here makes use
-    for name in ("state", "spool_a", "spool_b"):
+    for name in ("state", "spool_a", "spool_b", "munge"):
         (folder / name).mkdir()
+    munge = folder / "munge"
+    (munge / "key").write_bytes(os.urandom(128))
+    (munge / "key").chmod(0o600)
+    files = [f"--{what}={munge / what.partition('-')[0]}" for what in ("key-file", "pid-file", "log-file", "seed-file")]
+    munged = quoted(f"{root}/usr/sbin/munged".replace("//", "/"), "--force", f"--socket={munge / 'socket'}", *files)
     libraries = f"{root}/usr/lib/x86_64-linux-gnu"
     found.variables |= {
         "SLURM_CONF": str(folder / "slurm.conf"),
@@ -76,7 +87,7 @@ def with_slurm(found: Machines, root: Path) -> Iterator[None]:
         "PATH": f"{root}/usr/bin:{os.environ['PATH']}",
     }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(found.service(LAUNCHER, f"exec {quoted(program(root, 'slurmctld'), '-D')}"))
+        stack.enter_context(found.service(LAUNCHER, f"{munged} && exec {quoted(program(root, 'slurmctld'), '-D')}"))
         for name in ("a", "b"):
             daemon = quoted(program(root, "slurmd"), "-D", "-N", name, "-d", program(root, "slurmstepd"))
             stack.enter_context(found.service(name, f"mount -t tmpfs none /sys/fs/cgroup; exec {daemon}"))
@@ -229,9 +240,56 @@ def components_and_arrays(trial: Trial) -> None:
     print("a chief and a server beside two workers in two components: equal to the bit; an array of four, two at once")
 
 
+def preempted_and_requeued(trial: Trial) -> None:
+    """A job that has to make room saves, is started again when there is room, and comes to the same bit."""
+    strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
+    local = trial.trained(*strategy)
+    slow = json.dumps([{"kind": "slow", "worker": 0, "at": "step", "step": 3, "seconds": 8, "restart": None}])
+    log = trial.folder / f"events{trial.count + 1}"
+    urgent = ["sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"]
+
+    def make_room() -> None:
+        wait_until(lambda: log.exists() and '"stepping"' in log.read_text(), seconds=SECONDS)
+        assert command(trial.found, *urgent).strip().isdigit()
+
+    other = threading.Thread(target=make_room)
+    other.start()
+    requeued = trial.trained(*strategy, "--engine", "slurm", "--sbatch", "--nodes=2 --requeue", TFDIST_FAULTS=slow)
+    other.join()
+    assert requeued == local
+    happened = [json.loads(line) for line in log.read_text().splitlines()]
+    resumed = [one["resumed"] for one in happened if one["event"] == "stepping"]
+    ended = [one["exit_code"] for one in happened if one["event"] == "ended"]
+    assert len(resumed) == 2, happened
+    print(f"preempted, and requeued: went on from step {resumed[1]}, ended with {ended}; equal to the bit", flush=True)
+
+
+def ended_by_others(trial: Trial) -> None:
+    """A job that somebody else cancels, and one whose time is up, say so."""
+    script = trial.folder / "script.py"
+    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(10_000)\n")
+    with trial.started("--engine", "slurm", "-n", 2, "--sbatch", "--nodes=2", script) as process:
+        wait_until(lambda: command(trial.found, "squeue", "-h", "-o", "%T").strip() == "RUNNING", seconds=SECONDS)
+        job = command(trial.found, "squeue", "-h", "-o", "%i").strip()
+        wait_until(lambda: "[worker 1] here" in (trial.folder / f"tfdist-{job}.log").read_text(), seconds=SECONDS)
+        command(trial.found, "scancel", job)
+        out, _ = process.communicate(timeout=SECONDS)
+    assert f"job {job} was cancelled, by somebody else" in out, out
+    assert process.returncode, out
+    wait_until(lambda: not command(trial.found, "squeue", "-h").strip())
+    print(f"cancelled by somebody else: said, exit code {process.returncode}", flush=True)
+
+
 TRIALS = {
     trial.__name__: trial
-    for trial in (what_is_shown_and_what_ends, what_each_worker_is_given, components_and_arrays, equal_to_the_bit)
+    for trial in (
+        what_is_shown_and_what_ends,
+        what_each_worker_is_given,
+        components_and_arrays,
+        equal_to_the_bit,
+        preempted_and_requeued,
+        ended_by_others,
+    )
 }
 
 

@@ -23,6 +23,14 @@ _FOLLOW_SECONDS = 0.2
 _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
 _ASK_SECONDS = 30.0
 _LOG, _LOG_OF_TASK = "tfdist-%j.log", "tfdist-%A_%a.log"
+_ENDS = {  # states of Slurm's that are no exit code of the job's
+    "CANCELLED": "was cancelled, by somebody else",
+    "TIMEOUT": "was ended by Slurm: its time was up",
+    "PREEMPTED": "was ended by Slurm, to make room for another one (--sbatch --requeue has it start again)",
+    "NODE_FAIL": "was ended by Slurm: a node has failed (--sbatch --no-kill lets it go on)",
+    "OUT_OF_MEMORY": "was ended by Slurm: it took more memory than it was given (--memory-per-worker)",
+    "DEADLINE": "was ended by Slurm: its deadline was over",
+}
 MOST_TASKS = 1000  # of an array: what Slurm takes unless it is told otherwise
 #: options of `tfdist run` with a value, for the submission alone: Slurm has given what they ask for when the job
 #: begins; which GPUs a worker has is decided there
@@ -203,7 +211,9 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
     for follower in followers:
         follower.start()
     try:
-        return process.wait()
+        code = process.wait()
+        _tell_how_it_ended(job, say, is_asked=bool(asked[0]))
+        return code
     finally:
         ended.set()
         for follower in followers:
@@ -216,13 +226,27 @@ def _tell_why_it_waits(job: str, logs: Sequence[Path], ended: threading.Event, s
     """Say why the job waits in the queue, each time that it is something else, until it writes."""
     told = ""
     while not any(log.exists() for log in logs) and not ended.wait(_QUEUE_SECONDS):
-        command = ["squeue", "-h", "-j", job, "-t", "PENDING", "-o", "%r"]
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
-            why = ", ".join(dict.fromkeys(done.stdout.split("\n"))).strip(", ")  # one line for each part of the job
-            if why not in ("", "None", told):
-                told = why
-                say(f"job {job} waits: {why} (Ctrl-C takes it out of the queue)")
+        why = ", ".join(_column(job, "PENDING", "%r"))
+        if why not in ("", "None", told):
+            told = why
+            say(f"job {job} waits: {why} (Ctrl-C takes it out of the queue)")
+
+
+def _tell_how_it_ended(job: str, say: Callable[[str], None], *, is_asked: bool) -> None:
+    """Say what has ended a job where that was Slurm, or somebody else than who waits for it here."""
+    for state in _column(job, "all", "%T"):
+        why = _ENDS.get(state)
+        if why is not None and not (is_asked and state == "CANCELLED"):
+            say(f"job {job} {why}")
+
+
+def _column(job: str, states: str, what: str) -> list[str]:
+    """Return what `squeue` says of a job, without what it says twice: it has a line for each part of one."""
+    command = ["squeue", "-h", "-j", job, "-t", states, "-o", what]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
+        return [line for line in dict.fromkeys(map(str.strip, done.stdout.splitlines())) if line]
+    return []
 
 
 def _follow(paths: Mapping[Path, bytes], ended: threading.Event) -> None:
