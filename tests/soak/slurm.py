@@ -170,13 +170,23 @@ def what_is_shown_and_what_ends(trial: Trial) -> None:
     assert {f"[worker {worker}] {'aabb'[worker]} False" for worker in range(4)} >= set(lines), out
     assert lines, out
     assert "failed first" in out, out
-    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(10_000)\n")
+    key = trial.folder / "the key"
+    told = f"open({str(key)!r}, 'w').write(os.environ['TFDIST_JOB_KEY'])"
+    script.write_text(f"import os, time\n{told}\nprint('here', flush=True)\ntime.sleep(10_000)\n")
     with trial.started("--engine", "slurm", "-n", 2, "--sbatch", "--nodes=2", script) as process:
         wait_until(lambda: any("[worker 1] here" in log.read_text() for log in trial.folder.glob("tfdist-*.log")))
+        secret = key.read_text().encode()
+        key.unlink()
+        found = [path for path in trial.folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
+        assert (len(secret), found) == (64, []), "a file has the key: of the queue, of a daemon, or a log"
+        for line in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended
+                assert secret not in line.read_bytes()
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=SECONDS)
     wait_until(lambda: not command(trial.found, "squeue", "-h").strip())
+    print("the key of the job is in no command line, file of Slurm's, or log")
     print(f"Ctrl-C: exit code {process.returncode} after {time.monotonic() - begun:.0f} s, the queue is empty")
     assert process.returncode != 0
     with trial.started("--engine", "slurm", "-n", 3, "--sbatch", "--nodes=3", script) as process:
