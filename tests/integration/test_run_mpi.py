@@ -53,6 +53,13 @@ def test_ctrl_c_ends_the_job_and_no_command_line_has_the_key(options: list[str],
     wait_until(lambda: not any(alive(int(pid)) for pid in pids), "a worker is left")
 
 
+def test_a_host_that_is_not_known_is_one_error(options: list[str], script: Any, shared: Path) -> None:
+    hosts = (*options, "--hosts", "nowhere.invalid:2")
+    code, _, err = finished(*hosts, script("sys.exit('it was started')"), shared=shared)
+    assert (code, "Traceback" in err) == (1, False), err
+    assert "nowhere.invalid: no address of that name is known here" in err
+
+
 def test_an_mpirun_that_is_none_is_one_error(script: Any, shared: Path) -> None:
     for program, said in (("no-mpirun", "is not found"), ("false", "needs the mpirun of Open MPI or MPICH")):
         where = ("--engine", "mpi", "--hosts", "localhost:2", "--mpi-command", program)

@@ -149,11 +149,24 @@ class Meeting:
         found = own_addresses([host.address for host in self._hosts])
         if not found:
             names = ", ".join(host.name for host in self._hosts)
+            unknown = [host.address for host in self._hosts if not _is_known(host.address)]
+            if unknown:
+                raise TfdistError(
+                    f"{', '.join(unknown)}: no address of that name is known here. Look at the names in --hosts, or "
+                    f"add addresses: --hosts {unknown[0]}=ADDRESS"
+                )
             raise TfdistError(
                 f"no address of {socket.gethostname()} is known by which {names} reach it. Name one: "
                 "--rendezvous ADDRESS:PORT"
             )
         return [(host, 0) for host in found]
+
+
+def _is_known(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def _quoted(text: str) -> str:
