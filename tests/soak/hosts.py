@@ -9,22 +9,16 @@ has in the package openssh-server; where that is not installed, PATH is the prog
 import argparse
 import contextlib
 import json
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from tests.soak.machines import LAUNCHER, Machines, machines, quoted
+from tests.soak.machines import Machines, machines, quoted
+from tests.soak.trials import RESUMABLE, SECONDS, Trial, wait_until
 
-ROOT = Path(__file__).parents[2]
-RESUMABLE = ROOT / "tests" / "integration" / "cases" / "resumable.py"
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1"}
-SECONDS = 500.0
 SSHD_USER = "sshd:x:120:65534::/run/sshd:/usr/sbin/nologin"
 
 CONFIG = """
@@ -58,47 +52,13 @@ def with_sshd(found: Machines, sshd: str) -> Iterator[Path]:
         yield config
 
 
-class Trial:
-    """Runs jobs in the launcher's network, and keeps what came of them."""
+class OverSsh(Trial):
+    """Jobs on machines that are reached by ssh."""
 
     def __init__(self, found: Machines, config: Path) -> None:
+        super().__init__(found.folder, found)
         self.found = found
-        self.folder = found.folder
         self.shell = ("--ssh-command", quoted("ssh", "-F", config))
-        self.count = 0
-
-    @contextlib.contextmanager
-    def started(self, *arguments: object, **variables: str) -> Iterator["subprocess.Popen[str]"]:
-        command = [sys.executable, "-m", "tfdist", "run", *map(str, arguments)]
-        environ = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **variables}
-        process = subprocess.Popen(
-            self.found.inside(LAUNCHER, command),
-            env=environ,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-    def run(self, *arguments: object, code: int = 0, **variables: str) -> str:
-        with self.started(*arguments, **variables) as process:
-            _, err = process.communicate(timeout=SECONDS)
-        assert process.returncode == code, (process.returncode, err[-4000:])
-        return err
-
-    def trained(self, *options: object, **variables: str) -> tuple[str, list[dict[str, Any]]]:
-        """Train; return all that must be equal to the bit, and the events."""
-        self.count += 1
-        result, events = self.folder / f"result{self.count}", self.folder / f"events{self.count}"
-        script = (RESUMABLE, result, self.folder / f"backup{self.count}", "tfdist", "1")
-        self.run("--event-file", events, *options, *script, **variables)
-        return result.read_text(), [json.loads(line) for line in events.read_text().splitlines()]
 
     def left(self) -> list[str]:
         """Return the processes of jobs that run, on whatever machine."""
@@ -110,7 +70,7 @@ class Trial:
         return [line for line in self.left() if "worker.py" in line]
 
 
-def equal_to_the_bit(trial: Trial) -> None:
+def equal_to_the_bit(trial: OverSsh) -> None:
     """A job on two hosts has the weights of one on one host, also when a worker is killed or a host ends."""
     kill = json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 3}])
     for options in (("multi-worker", "tensorflow"), ("multi-worker", "native"), ("sharded-data-parallel", "native")):
@@ -133,7 +93,7 @@ def equal_to_the_bit(trial: Trial) -> None:
         )
 
 
-def parameter_servers(trial: Trial) -> None:
+def parameter_servers(trial: OverSsh) -> None:
     """A chief, workers and a server on two hosts."""
     options = ("--strategy", "parameter-server", "-n", 2, "--parameter-servers", 1)
     variables = {"TFDIST_MAX_STALENESS": "0"}
@@ -143,7 +103,7 @@ def parameter_servers(trial: Trial) -> None:
     print("parameter-server: one host and two over ssh: equal to the bit", flush=True)
 
 
-def what_ends(trial: Trial) -> None:
+def what_ends(trial: OverSsh) -> None:
     """What ends the launcher, or the network, ends the workers."""
     script = trial.folder / "script.py"
     script.write_text("import time\nprint('here', flush=True)\ntime.sleep(10_000)\n")
@@ -161,7 +121,7 @@ def what_ends(trial: Trial) -> None:
         wait_until(lambda: len(trial.workers()) == 2)
         begun = time.monotonic()
         trial.found.cut("b")
-        _, err = process.communicate(timeout=SECONDS)
+        err, _ = process.communicate(timeout=SECONDS)
         seconds = time.monotonic() - begun
         assert "the connection to host b has ended" in err, err
         wait_until(lambda: not trial.left(), seconds=150)
@@ -174,7 +134,7 @@ def what_ends(trial: Trial) -> None:
     print("a host whose key is not known: refused before anything is started", flush=True)
 
 
-def a_machine_is_lost(trial: Trial) -> None:
+def a_machine_is_lost(trial: OverSsh) -> None:
     """The chief's agent is killed with all on its machine, and then the machine; a third one takes its place."""
     strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
     local, _ = trial.trained(*strategy)
@@ -188,7 +148,7 @@ def a_machine_is_lost(trial: Trial) -> None:
         wait_until(gone.exists, seconds=SECONDS)
         begun = time.monotonic()
         trial.found.end("a")
-        _, err = process.communicate(timeout=SECONDS)
+        err, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err[-4000:]
     assert result.read_text() == local
     happened = [json.loads(line) for line in events.read_text().splitlines()]
@@ -203,13 +163,6 @@ def a_machine_is_lost(trial: Trial) -> None:
     print(f"equal to the bit, {time.monotonic() - begun:.0f} s after the machine's end", flush=True)
 
 
-def wait_until(test: Any, *, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not test():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sshd", default="/usr/sbin/sshd")
@@ -220,7 +173,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = stack.enter_context(machines(["a", "b", "c"], folder, users=[SSHD_USER]))
-        trial = Trial(found, stack.enter_context(with_sshd(found, options.sshd)))
+        trial = OverSsh(found, stack.enter_context(with_sshd(found, options.sshd)))
         for name in options.trials:
             globals()[name](trial)
 

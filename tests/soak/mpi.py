@@ -17,8 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.soak.hosts import SECONDS, SSHD_USER, Trial, with_sshd
+from tests.soak.hosts import SSHD_USER, OverSsh, with_sshd
 from tests.soak.machines import LAUNCHER, Machines, machines, quoted
+from tests.soak.trials import SECONDS
 from tfdist.cluster import job_key
 from tfdist.launch.plan.hosts import Host, Remote
 from tfdist.launch.remote.connecting.joining import RENDEZVOUS
@@ -36,7 +37,7 @@ def reached_by(program: str, found: Machines, config: Path) -> str:
     return quoted(program, "--mca", "plm_rsh_agent", shell)
 
 
-def places(trial: Trial, where: tuple[object, ...]) -> None:
+def places(trial: OverSsh, where: tuple[object, ...]) -> None:
     """Four workers are on the hosts in whose places they belong."""
     script = trial.folder / "script_places.py"
     told = trial.folder / "places"
@@ -51,7 +52,7 @@ def places(trial: Trial, where: tuple[object, ...]) -> None:
     assert found == ["a", "a", "b", "b"], found
 
 
-def maps(trial: Trial, where: tuple[object, ...]) -> dict[int, str]:
+def maps(trial: OverSsh, where: tuple[object, ...]) -> dict[int, str]:
     """The host that mpirun shows for each rank is the one on which it runs what is the agent of that host."""
     says = trial.folder / "script_says"
     says.write_text('#!/bin/sh\necho "said: $TFDIST_HOST_NAME is $(hostname)"\n')
@@ -86,7 +87,7 @@ def maps(trial: Trial, where: tuple[object, ...]) -> dict[int, str]:
     return shown
 
 
-def equal_to_the_bit(trial: Trial, where: tuple[object, ...]) -> str:
+def equal_to_the_bit(trial: OverSsh, where: tuple[object, ...]) -> str:
     """A job on two hosts has the weights of one on one host, also when a worker is killed at its third step."""
     kill = json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 3}])
     strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
@@ -112,7 +113,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = stack.enter_context(machines(["a", "b"], folder, users=[SSHD_USER]))
         config = stack.enter_context(with_sshd(found, options.sshd))
-        trial = Trial(found, config)
+        trial = OverSsh(found, config)
         for program in options.programs:
             begun = time.monotonic()
             where = ("--engine", "mpi", "--mpi-command", reached_by(program, found, config))

@@ -8,18 +8,13 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.ray_nodes import ROOT, added_nodes, ray_nodes
-
-RESUMABLE = ROOT / "tests" / "integration" / "cases" / "resumable.py"
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1"}
-SECONDS = 500.0
+from tests.ray_nodes import added_nodes, ray_nodes
+from tests.soak.trials import QUIET, SECONDS, Trial
 
 # kills the raylet of worker 1 at its third step, unless that is the head's, whose end is the cluster's: then worker 0's
 KILLING = """
@@ -47,33 +42,6 @@ if os.environ["TFDIST_RESTARTS"] == "0" and me == victim:
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-
-
-class Trial:
-    """Runs jobs, and keeps what came of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.count = 0
-
-    def trained(self, *options: object, before: tuple[object, ...] = (), **variables: str) -> tuple[str, list[Any]]:
-        """Train; return all that must be equal to the bit, and the events."""
-        self.count += 1
-        result, events = self.folder / f"result{self.count}", self.folder / f"events{self.count}"
-        script = (*before, RESUMABLE, result, self.folder / f"backup{self.count}", "tfdist", "1")
-        words = ("--event-file", events, "--hang-seconds", 60, *options, *script)
-        done = subprocess.run(
-            [sys.executable, "-m", "tfdist", "run", *map(str, words)],
-            env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **variables},
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, (done.returncode, done.stderr[-4000:])
-        return result.read_text(), [json.loads(line) for line in events.read_text().splitlines()]
 
 
 def equal_to_the_bit(trial: Trial, where: tuple[object, ...]) -> None:

@@ -13,15 +13,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.soak.hosts import QUIET, RESUMABLE, ROOT, SECONDS, wait_until
 from tests.soak.machines import LAUNCHER, Machines, machines, quoted
+from tests.soak.trials import SECONDS, Trial, wait_until
 
 CONFIG = """
 ClusterName=trial
@@ -106,59 +105,27 @@ def command(found: Machines, *words: str) -> str:
     return done.stdout
 
 
-class Trial:
-    """Submits jobs from the launcher, and keeps what came of them."""
+class UnderSlurm(Trial):
+    """Jobs that are submitted by the launcher."""
 
     def __init__(self, found: Machines) -> None:
+        super().__init__(found.folder, found)
         self.found = found
-        self.folder = found.folder
-        self.count = 0
-
-    @contextlib.contextmanager
-    def started(self, *arguments: object, **variables: str) -> Iterator["subprocess.Popen[str]"]:
-        words = [sys.executable, "-m", "tfdist", "run", *map(str, arguments)]
-        environ = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **self.found.variables, **variables}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = subprocess.Popen(
-            self.found.inside(LAUNCHER, words),
-            env=environ,
-            cwd=self.folder,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-            **pipes,  # type: ignore[call-overload]
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-    def run(self, *arguments: object, code: int = 0, **variables: str) -> str:
-        with self.started(*arguments, **variables) as process:
-            out, _ = process.communicate(timeout=SECONDS)
-        assert process.returncode == code, (process.returncode, out[-4000:])
-        return out
-
-    def trained(self, *options: object, **variables: str) -> str:
-        self.count += 1
-        result, events = self.folder / f"result{self.count}", self.folder / f"events{self.count}"
-        script = (RESUMABLE, result, self.folder / f"backup{self.count}", "tfdist", "1")
-        self.run("--event-file", events, *options, *script, **variables)
-        return result.read_text()
 
 
-def equal_to_the_bit(trial: Trial) -> None:
+def equal_to_the_bit(trial: UnderSlurm) -> None:
     """A job that is submitted has the weights of one on one host, also when a worker is killed."""
     strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
-    local = trial.trained(*strategy)
+    local, _ = trial.trained(*strategy)
     submitted = (*strategy, "--engine", "slurm", "--sbatch", "--nodes=2")
-    assert trial.trained(*submitted) == local
+    assert trial.trained(*submitted)[0] == local
     kill = json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 3}])
     more = {"TFDIST_FAULTS": kill, "OWN_BACKUPS": "1"}
-    assert trial.trained(*submitted, "--max-restarts", 1, "--hang-seconds", 60, **more) == local
+    assert trial.trained(*submitted, "--max-restarts", 1, "--hang-seconds", 60, **more)[0] == local
     print("multi-worker native: one host, two nodes, and two with a worker killed: equal to the bit", flush=True)
 
 
-def what_is_shown_and_what_ends(trial: Trial) -> None:
+def what_is_shown_and_what_ends(trial: UnderSlurm) -> None:
     """Lines are followed, an exit code is kept, Ctrl-C ends the job, and nothing is left in the queue."""
     script = trial.folder / "script.py"
     code = (
@@ -200,7 +167,7 @@ def what_is_shown_and_what_ends(trial: Trial) -> None:
     print("lines of both nodes are followed, exit code 7 is kept; what a job waits for, and refusals, are said")
 
 
-def what_each_worker_is_given(trial: Trial) -> None:
+def what_each_worker_is_given(trial: UnderSlurm) -> None:
     """A node takes as many workers as have CPUs there, with the memory that was asked for, and none counts twice."""
     script = trial.folder / "given.py"
     script.write_text(
@@ -220,11 +187,11 @@ def what_each_worker_is_given(trial: Trial) -> None:
     print("four workers of a CPU and 512 MiB, two of two CPUs and 2 GiB: places and memory; too much is refused")
 
 
-def components_and_arrays(trial: Trial) -> None:
+def components_and_arrays(trial: UnderSlurm) -> None:
     """A chief and servers are a component of their own, to the same bit; an array has one job for each value."""
     options = ("--strategy", "parameter-server", "-n", 2, "--parameter-servers", 1)
     variables = {"TFDIST_MAX_STALENESS": "0"}
-    local = trial.trained(*options, **variables)
+    local, _ = trial.trained(*options, **variables)
     apart = (
         *options,
         "--engine",
@@ -236,7 +203,7 @@ def components_and_arrays(trial: Trial) -> None:
         "--sbatch",
         "-N 1",
     )
-    assert trial.trained(*apart, **variables) == local
+    assert trial.trained(*apart, **variables)[0] == local
     script = trial.folder / "script.py"
     script.write_text(
         "import socket, sys\nprint(socket.gethostname(), sys.argv[1:], flush=True)\nsys.exit('-x=2' in sys.argv)\n"
@@ -250,10 +217,10 @@ def components_and_arrays(trial: Trial) -> None:
     print("a chief and a server beside two workers in two components: equal to the bit; an array of four, two at once")
 
 
-def preempted_and_requeued(trial: Trial) -> None:
+def preempted_and_requeued(trial: UnderSlurm) -> None:
     """A job that has to make room saves, is started again when there is room, and comes to the same bit."""
     strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
-    local = trial.trained(*strategy)
+    local, _ = trial.trained(*strategy)
     slow = json.dumps([{"kind": "slow", "worker": 0, "at": "step", "step": 3, "seconds": 8, "restart": None}])
     log = trial.folder / f"events{trial.count + 1}"
     urgent = ["sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"]
@@ -264,17 +231,18 @@ def preempted_and_requeued(trial: Trial) -> None:
 
     other = threading.Thread(target=make_room)
     other.start()
-    requeued = trial.trained(*strategy, "--engine", "slurm", "--sbatch", "--nodes=2 --requeue", TFDIST_FAULTS=slow)
+    requeued, happened = trial.trained(
+        *strategy, "--engine", "slurm", "--sbatch", "--nodes=2 --requeue", TFDIST_FAULTS=slow
+    )
     other.join()
     assert requeued == local
-    happened = [json.loads(line) for line in log.read_text().splitlines()]
     resumed = [one["resumed"] for one in happened if one["event"] == "stepping"]
     ended = [one["exit_code"] for one in happened if one["event"] == "ended"]
     assert len(resumed) == 2, happened
     print(f"preempted, and requeued: went on from step {resumed[1]}, ended with {ended}; equal to the bit", flush=True)
 
 
-def ended_by_others(trial: Trial) -> None:
+def ended_by_others(trial: UnderSlurm) -> None:
     """A job that somebody else cancels, and one whose time is up, say so."""
     script = trial.folder / "script.py"
     script.write_text("import time\nprint('here', flush=True)\ntime.sleep(10_000)\n")
@@ -312,7 +280,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = stack.enter_context(machines(["a", "b"], folder))
         stack.enter_context(with_slurm(found, options.root))
-        trial = Trial(found)
+        trial = UnderSlurm(found)
         for name in options.trials:
             TRIALS[name](trial)
 

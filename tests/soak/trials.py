@@ -1,0 +1,90 @@
+"""Jobs of the same script, on one host and elsewhere, of which the results are compared."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.soak.machines import LAUNCHER, Machines
+
+ROOT = Path(__file__).parents[2]
+RESUMABLE = ROOT / "tests" / "integration" / "cases" / "resumable.py"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1"}
+SECONDS = 500.0
+
+
+class Trial:
+    """Runs jobs, and keeps what came of them.
+
+    Args:
+        folder: in which they run.
+        found: machines, in whose launcher's network they do.
+    """
+
+    def __init__(self, folder: Path, found: Machines | None = None) -> None:
+        self.folder = folder
+        self.count = 0
+        self._machines = found
+
+    @contextlib.contextmanager
+    def started(self, *arguments: object, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+        """Start a job, whose output and errors are one stream; it ends with the block."""
+        command = [sys.executable, "-m", "tfdist", "run", *map(str, arguments)]
+        inside = self._machines
+        process = subprocess.Popen(
+            command if inside is None else inside.inside(LAUNCHER, command),
+            env={
+                **os.environ,
+                **QUIET,
+                "PYTHONPATH": str(ROOT),
+                **({} if inside is None else inside.variables),
+                **variables,
+            },
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def run(self, *arguments: object, code: int = 0, **variables: str) -> str:
+        """Run a job to its end; return what it has written."""
+        with self.started(*arguments, **variables) as process:
+            out, _ = process.communicate(timeout=SECONDS)
+        assert process.returncode == code, (process.returncode, out[-4000:])
+        return out
+
+    def trained(
+        self, *options: object, before: tuple[object, ...] = (), **variables: str
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """Train; return all that must be equal to the bit, and the events.
+
+        Args:
+            options: of `tfdist run`.
+            before: words before those of the script.
+            variables: of the environment.
+        """
+        self.count += 1
+        result, events = self.folder / f"result{self.count}", self.folder / f"events{self.count}"
+        script = (*before, RESUMABLE, result, self.folder / f"backup{self.count}", "tfdist", "1")
+        self.run("--event-file", events, *options, *script, **variables)
+        return result.read_text(), [json.loads(line) for line in events.read_text().splitlines()]
+
+
+def wait_until(test: Callable[[], object], *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
