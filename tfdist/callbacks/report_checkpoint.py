@@ -29,14 +29,8 @@ class ReportCheckpointCallback(keras.callbacks.ModelCheckpoint):
         ConfigError: as `report`; a metric is not in the logs.
 
     Example:
-        >>> def train(config):
-        ...     import keras
-        ...     import tfdist
-        ...     with tfdist.strategies.from_environment().scope():
-        ...         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        ...         model.compile("sgd", "mse")
-        ...     x, y = keras.random.normal((64, 4), seed=1), keras.random.normal((64, 1), seed=2)
-        ...     model.fit(x, y, epochs=5, callbacks=[ReportCheckpointCallback(checkpoint_every=5)])
+        >>> def callbacks():  # for `fit` in a function as `tfdist.engines.ray.Trainer` has one in its example
+        ...     return [ReportCheckpointCallback(checkpoint_every=5), tfdist.callbacks.BackupAndRestore("backup")]
     """
 
     def __init__(self, *, checkpoint_every: int | None = 1, metrics: list[str] | None = None) -> None:
