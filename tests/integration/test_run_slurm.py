@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.agents import DEADLINE_SECONDS, agent, another_host, environment, finished, own_lines, wait_until
 from tfdist.launch.remote.engines import ENGINES
+from tfdist.launch.remote.sbatch import REQUEUE, run_in_allocation
 
 pytestmark = pytest.mark.quick
 
@@ -39,6 +40,7 @@ case "$*" in
     *) grep -q -- '--begin=later' "$SHARED/batch" && echo BeginTime;;
 esac
 """
+SCONTROL = '#!/bin/sh\n[ "$2" = 13 ] && { echo "no such job" >&2; exit 1; }\necho "scontrol $@" >> "$SHARED/cancels"\n'
 SCANCEL = '#!/bin/sh\necho "$@" >> "$SHARED/cancels"\ntouch "$SHARED/cancelled"\n'
 
 
@@ -48,7 +50,13 @@ def slurm(shared: Path, tmp_path: Path) -> dict[str, Any]:
     programs = tmp_path / "programs"
     programs.mkdir()
     srun = SRUN.format(host=another_host(tmp_path))
-    for name, text in (("sbatch", SBATCH), ("srun", srun), ("squeue", SQUEUE), ("scancel", SCANCEL)):
+    for name, text in (
+        ("sbatch", SBATCH),
+        ("srun", srun),
+        ("squeue", SQUEUE),
+        ("scancel", SCANCEL),
+        ("scontrol", SCONTROL),
+    ):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
@@ -87,6 +95,36 @@ def test_one_that_waits_says_why_and_ctrl_c_takes_it_out(slurm: dict[str, Any], 
     wait_until(lambda: len((shared / "cancels").read_text().splitlines()) == 2, "it was not cancelled twice")
     assert set((shared / "cancels").read_text().splitlines()) == {"--batch --signal=TERM 42", "--state=PENDING 42"}
     assert process.returncode == 1
+
+
+def test_one_that_had_to_stop_is_put_into_the_queue_again_where_that_was_asked_for(
+    slurm: dict[str, Any], shared: Path, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = script("")
+    for options, is_asked in (("--requeue --nodes=2", True), ("--nodes=2", False)):
+        _, shown, _ = finished("--engine", "slurm", "--dry-run", "--sbatch", options, path, **slurm)
+        assert (f"export {REQUEUE}=1" in shown) == is_asked
+    for name in ("PATH", "SHARED"):
+        monkeypatch.setenv(name, slurm["env"][name])
+    said: list[str] = []
+    asked = {REQUEUE: "1", "SLURM_JOB_ID": "42"}
+    for code, environ in ((143, asked), (143, {}), (0, asked), (1, asked)):
+        assert run_in_allocation(lambda code=code: code, environ, say=said.append) == code  # type: ignore[misc]
+    assert (shared / "cancels").read_text() == "scontrol requeue 42\n"
+    assert run_in_allocation(lambda: 143, {**asked, "SLURM_JOB_ID": "13"}, say=said.append) == 143
+    assert said == ["job 42 is in the queue again", "job 13 is not started again: no such job"]
+
+
+def test_ctrl_c_lets_none_come_back(slurm: dict[str, Any], script: Any, shared: Path) -> None:
+    with agent("--engine", "slurm", "--sbatch", "--begin=later --requeue", script(""), **slurm) as process:
+        assert process.stderr is not None
+        assert b"job 42 is in the queue" in process.stderr.readline()
+        assert b"job 42 waits: BeginTime" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_SECONDS)
+    wait_until(lambda: len((shared / "cancels").read_text().splitlines()) == 3, "it was not cancelled twice")
+    said = (shared / "cancels").read_text().splitlines()
+    assert said.index("scontrol update JobId=42 Requeue=0") < said.index("--batch --signal=TERM 42")
 
 
 @pytest.mark.parametrize(

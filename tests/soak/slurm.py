@@ -14,11 +14,12 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.integration.agents import PRELUDE
+from tests.integration.test_run_resize import FOREVER
 from tests.soak.machines import LAUNCHER, Machines, machines, quoted
 from tests.soak.trials import SECONDS, Trial, wait_until
 
@@ -27,7 +28,7 @@ ClusterName=trial
 SlurmctldHost=launcher
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket;cred_expire=15
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool_%n
@@ -140,7 +141,7 @@ def what_is_shown_and_what_ends(trial: UnderSlurm) -> None:
     key = trial.folder / "the key"
     told = f"open({str(key)!r}, 'w').write(os.environ['TFDIST_JOB_KEY'])"
     script.write_text(f"import os, time\n{told}\nprint('here', flush=True)\ntime.sleep(10_000)\n")
-    with trial.started("--engine", "slurm", "-n", 2, "--sbatch", "--nodes=2", script) as process:
+    with trial.started("--engine", "slurm", "-n", 2, "--sbatch", "--nodes=2 --requeue", script) as process:
         wait_until(lambda: any("[worker 1] here" in log.read_text() for log in trial.folder.glob("tfdist-*.log")))
         secret = key.read_text().encode()
         key.unlink()
@@ -218,28 +219,34 @@ def components_and_arrays(trial: UnderSlurm) -> None:
 
 
 def preempted_and_requeued(trial: UnderSlurm) -> None:
-    """A job that has to make room saves, is started again when there is room, and comes to the same bit."""
-    strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
-    local, _ = trial.trained(*strategy)
-    slow = json.dumps([{"kind": "slow", "worker": 0, "at": "step", "step": 3, "seconds": 8, "restart": None}])
-    log = trial.folder / f"events{trial.count + 1}"
-    urgent = ["sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"]
+    """A job that has to make room stops everywhere before the same step, and goes on there when there is room."""
+    shared, events = trial.folder / "shared", trial.folder / "events of the preempted"
+    shared.mkdir()
+    script = trial.folder / "script_steps.py"
+    script.write_text(PRELUDE + FOREVER.replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"'))
 
-    def make_room() -> None:
-        wait_until(lambda: log.exists() and '"stepping"' in log.read_text(), seconds=SECONDS)
+    def stepped() -> int:
+        return events.read_text().count('"stepping"') if events.exists() else 0
+
+    options = ("--engine", "slurm", "-n", 2, "--event-file", events, "--pass-env", "SHARED")
+    urgent = ("sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
+    with trial.started(*options, "--sbatch", "--nodes=2 --requeue", script, SHARED=str(shared)) as process:
+        wait_until(lambda: stepped() == 1, seconds=SECONDS)
+        begun = time.monotonic()
         assert command(trial.found, *urgent).strip().isdigit()
-
-    other = threading.Thread(target=make_room)
-    other.start()
-    requeued, happened = trial.trained(
-        *strategy, "--engine", "slurm", "--sbatch", "--nodes=2 --requeue", TFDIST_FAULTS=slow
+        wait_until(lambda: stepped() == 2, seconds=SECONDS)
+        again = time.monotonic() - begun
+        (shared / "enough").touch()
+        out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out
+    halted = {(shared / f"halted 0 {worker}").read_text() for worker in range(2)}
+    steps = json.loads((shared / "done 0").read_text())
+    assert (len(halted), steps) == (1, list(range(len(steps)))), (halted, len(steps))
+    print(
+        f"preempted, and requeued: all stopped before step {halted.pop()} of {len(steps)}, none is lost or repeated; "
+        f"stepping again {again:.0f} s after the other job came",
+        flush=True,
     )
-    other.join()
-    assert requeued == local
-    resumed = [one["resumed"] for one in happened if one["event"] == "stepping"]
-    ended = [one["exit_code"] for one in happened if one["event"] == "ended"]
-    assert len(resumed) == 2, happened
-    print(f"preempted, and requeued: went on from step {resumed[1]}, ended with {ended}; equal to the bit", flush=True)
 
 
 def ended_by_others(trial: UnderSlurm) -> None:

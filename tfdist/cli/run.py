@@ -18,6 +18,7 @@ from tfdist.cli.common.hosts import (
     most_processes,
     remote_of,
     require_places,
+    run_in_allocation,
     show_engines,
     submit,
     worker_count,
@@ -321,7 +322,9 @@ def command(
         def launch() -> int:
             return run(config, verbose=verbose).exit_code
 
-        context.exit(kubernetes.run_in_pod(launch) if engine == "kubernetes" else launch())
+        if engine == "kubernetes":
+            context.exit(kubernetes.run_in_pod(launch))
+        context.exit(run_in_allocation(launch) if engine == "slurm" else launch())
     require_script(config)
     job_id = secrets.token_hex(8)
     directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")

@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -261,4 +261,13 @@ def submit(text: str, *, dry_run: bool, searched: Sequence[Sequence[str]] = ()) 
             "--engine slurm needs sbatch, which is not found. Run it where Slurm's commands are; --dry-run prints the "
             "batch script."
         )
-    return sbatch.submit(text, say=lambda said: click.echo(f"tfdist run: {said}", err=True), searched=searched)
+    return sbatch.submit(text, say=_say, searched=searched)
+
+
+def run_in_allocation(launch: Callable[[], int]) -> int:
+    """Run a job in an allocation of Slurm, as `sbatch.run_in_allocation`."""
+    return sbatch.run_in_allocation(launch, say=_say)
+
+
+def _say(text: str) -> None:
+    click.echo(f"tfdist run: {text}", err=True)

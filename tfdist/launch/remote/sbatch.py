@@ -23,6 +23,7 @@ _FOLLOW_SECONDS = 0.2
 _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
 _ASK_SECONDS = 30.0
 _LOG, _LOG_OF_TASK = "tfdist-%j.log", "tfdist-%A_%a.log"
+REQUEUE = "TFDIST_SLURM_REQUEUE"  # set in the script of a job that is to start again where it had to stop
 _ENDS = {  # states of Slurm's that are no exit code of the job's
     "CANCELLED": "was cancelled, by somebody else",
     "TIMEOUT": "was ended by Slurm: its time was up",
@@ -122,8 +123,37 @@ def script(
         lines += ["#SBATCH hetjob", *(f"#SBATCH {option}" for option in second)]
     cases = [f"{number}) set -- {shlex.join(more)};;" for number, more in enumerate(searched)]
     choice = ['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac"] if searched else []
+    again = [f"export {REQUEUE}=1"] if "--requeue" in shlex.split(options) else []
     command = shlex.join([python, "-m", "tfdist", "run", *arguments]) + (' "$@"' if searched else "")
-    return "\n".join(["#!/bin/bash", *lines, *choice, f"exec {command}", ""])
+    return "\n".join(["#!/bin/bash", *lines, *choice, *again, f"exec {command}", ""])
+
+
+def run_in_allocation(
+    launch: Callable[[], int], environ: Mapping[str, str] = os.environ, *, say: Callable[[str], None]
+) -> int:
+    """Run a job in an allocation; where it had to stop, and is to start again (`--requeue`), put it into the queue.
+
+    Slurm does that with a job that it has to kill. One that has saved and ended before is over, as far as Slurm knows.
+
+    Args:
+        launch: runs it; returns its exit code.
+        environ: of this process.
+        say: tells the user.
+    Returns:
+        Its exit code; when it is put into the queue again, Slurm may end this process before.
+    """
+    code = launch()
+    if code == 128 + signal.SIGTERM and environ.get(REQUEUE):
+        job = environ.get("SLURM_JOB_ID", "")
+        try:
+            done = subprocess.run(
+                ["scontrol", "requeue", job], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+            )
+            error = done.stderr.strip() if done.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as failure:
+            error = str(failure)
+        say(f"job {job} is not started again: {error}" if error else f"job {job} is in the queue again")
+    return code
 
 
 def searches(asked: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -194,7 +224,10 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
     def ask(number: int, _frame: object) -> None:
         asked[0] += 1
         how = ("--batch", "--signal=TERM") if asked[0] == 1 else ()
-        subprocess.Popen(["scancel", *how, job])
+        if REQUEUE in text:  # it is to end, and not to come back
+            subprocess.Popen(["sh", "-c", 'scontrol update "JobId=$0" Requeue=0; exec scancel "$@" "$0"', job, *how])
+        else:
+            subprocess.Popen(["scancel", *how, job])
         if asked[0] == 1:  # one that waits in the queue gets no signal, and is taken out of it
             subprocess.Popen(["scancel", "--state=PENDING", job])
 
