@@ -28,7 +28,7 @@ ClusterName=trial
 SlurmctldHost=launcher
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket;cred_expire=15
+AuthInfo=socket={folder}/munge/socket,cred_expire=15
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool_%n
