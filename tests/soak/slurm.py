@@ -218,35 +218,37 @@ def components_and_arrays(trial: UnderSlurm) -> None:
     print("a chief and a server beside two workers in two components: equal to the bit; an array of four, two at once")
 
 
-def preempted_and_requeued(trial: UnderSlurm) -> None:
-    """A job that has to make room stops everywhere before the same step, and goes on there when there is room."""
-    shared, events = trial.folder / "shared", trial.folder / "events of the preempted"
-    shared.mkdir()
+def stopped_and_requeued(trial: UnderSlurm) -> None:
+    """A job that has to make room, or whose time is up, stops before one step, and goes on there when it may."""
     script = trial.folder / "script_steps.py"
     script.write_text(PRELUDE + FOREVER.replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"'))
-
-    def stepped() -> int:
-        return events.read_text().count('"stepping"') if events.exists() else 0
-
-    options = ("--engine", "slurm", "-n", 2, "--event-file", events, "--pass-env", "SHARED")
     urgent = ("sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
-    with trial.started(*options, "--sbatch", "--nodes=2 --requeue", script, SHARED=str(shared)) as process:
-        wait_until(lambda: stepped() == 1, seconds=SECONDS)
-        begun = time.monotonic()
-        assert command(trial.found, *urgent).strip().isdigit()
-        wait_until(lambda: stepped() == 2, seconds=SECONDS)
-        again = time.monotonic() - begun
-        (shared / "enough").touch()
-        out, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, out
-    halted = {(shared / f"halted 0 {worker}").read_text() for worker in range(2)}
-    steps = json.loads((shared / "done 0").read_text())
-    assert (len(halted), steps) == (1, list(range(len(steps)))), (halted, len(steps))
-    print(
-        f"preempted, and requeued: all stopped before step {halted.pop()} of {len(steps)}, none is lost or repeated; "
-        f"stepping again {again:.0f} s after the other job came",
-        flush=True,
-    )
+    for what, asked in (("preempted", ""), ("its time was up", "--time=2")):
+        shared, events = trial.folder / what, trial.folder / f"events, {what}"
+        shared.mkdir()
+
+        def stepped(events: Path = events) -> int:
+            return events.read_text().count('"stepping"') if events.exists() else 0
+
+        options = ("--engine", "slurm", "-n", 2, "--event-file", events, "--pass-env", "SHARED")
+        more = ("--sbatch", f"--nodes=2 --requeue {asked}")
+        with trial.started(*options, *more, script, SHARED=str(shared)) as process:
+            wait_until(lambda: stepped() == 1, seconds=SECONDS)
+            begun = time.monotonic()
+            assert asked or command(trial.found, *urgent).strip().isdigit()
+            wait_until(lambda: stepped() == 2, seconds=SECONDS)
+            again = time.monotonic() - begun
+            (shared / "enough").touch()
+            out, _ = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, out
+        halted = {(shared / f"halted 0 {worker}").read_text() for worker in range(2)}
+        steps = json.loads((shared / "done 0").read_text())
+        assert (len(halted), steps) == (1, list(range(len(steps)))), (halted, len(steps))
+        print(
+            f"{what}: all stopped before step {halted.pop()} of {len(steps)}, none is lost or repeated; stepping again "
+            f"after {again:.0f} s",
+            flush=True,
+        )
 
 
 def ended_by_others(trial: UnderSlurm) -> None:
@@ -272,7 +274,7 @@ TRIALS = {
         what_each_worker_is_given,
         components_and_arrays,
         equal_to_the_bit,
-        preempted_and_requeued,
+        stopped_and_requeued,
         ended_by_others,
     )
 }
