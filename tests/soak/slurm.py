@@ -258,7 +258,10 @@ def ended_by_others(trial: UnderSlurm) -> None:
     with trial.started("--engine", "slurm", "-n", 2, "--sbatch", "--nodes=2", script) as process:
         wait_until(lambda: command(trial.found, "squeue", "-h", "-o", "%T").strip() == "RUNNING", seconds=SECONDS)
         job = command(trial.found, "squeue", "-h", "-o", "%i").strip()
-        wait_until(lambda: "[worker 1] here" in (trial.folder / f"tfdist-{job}.log").read_text(), seconds=SECONDS)
+        logs = trial.folder.glob
+        wait_until(
+            lambda: any("[worker 1] here" in one.read_text() for one in logs(f"tfdist-{job}.log")), seconds=SECONDS
+        )
         command(trial.found, "scancel", job)
         out, _ = process.communicate(timeout=SECONDS)
     assert f"job {job} was cancelled, by somebody else" in out, out
