@@ -144,13 +144,21 @@ PARTS = "data=1,pipeline=2,model=2"
     [
         (PARTS, "mlp-accumulating", {"recompute": True}),
         (PARTS, "words", {}),
+        (PARTS, "branches", {"layout_map": "auto:last"}),
         ("data=2,pipeline=1,model=2", "mlp-scaling", {"shard_optimizer": 1}),
     ],
 )
 def test_weights_of_a_stage_in_parts_have_the_numbers_of_one_device(
     four: WorkerPool, equal: Equal, mesh: str, name: str, options: dict[str, Any]
 ) -> None:
-    equal(four, mesh, name, layout_map="auto", **options)
+    equal(four, mesh, name, **{"layout_map": "auto", **options})
+
+
+def test_replicas_of_stages_with_weights_in_parts_share_slots_and_have_the_numbers_of_one_device(
+    forking: Forks, equal: Equal
+) -> None:
+    with start(forking, 8) as eight:
+        equal(eight, "data=2,pipeline=2,model=2", "mlp-scaling", layout_map="auto", shard_optimizer=1)
 
 
 @pytest.mark.parametrize(("name", "slots"), [("mlp-scaling", 2), ("mlp-adamw", 3), ("words", 2)])
@@ -177,6 +185,19 @@ def test_passes_run_in_the_order_of_the_schedule(two: WorkerPool, schedule: str,
     ):
         assert ran == wanted
         assert traces == 2  # once for the shapes of what it returns
+
+
+def test_a_stage_reduces_and_updates_while_the_one_before_it_drains(four: WorkerPool, tmp_path: Path) -> None:
+    found = call(four, "waiting_cases:drained", mesh="data=2,pipeline=2", folder=str(tmp_path))
+    assert found == [[True], [], [True], []]
+
+
+def test_what_a_stage_sends_does_not_wait_for_what_it_computes(forking: Forks, tmp_path: Path) -> None:
+    """Also with one processor for each process, for which TensorFlow takes one thread."""
+    with start(forking, 2) as workers:
+        call(workers, "tfdist.bench.workers.processor:bind")
+        found = call(workers, "waiting_cases:sent", mesh="data=1,pipeline=2", folder=str(tmp_path))
+    assert found == [[True], []]
 
 
 @pytest.mark.parametrize(("schedule", "recompute"), [("pipedream", False), ("pipedream", True), ("spectrain", False)])

@@ -10,7 +10,9 @@ def ensure_inter_op(replicas: int) -> None:
 
     A function that makes the iterator of a distributed data set itself blocks a thread for each replica until their
     batches are there, and those need a thread to be made. TensorFlow takes as many threads as there are cores: with
-    two replicas on two cores such a function waits for ever, under TensorFlow's own strategies as well.
+    two replicas on two cores such a function waits for ever, under TensorFlow's own strategies as well. On one core
+    there is one thread, which runs what was ready last first: what is to be sent to another process waits until there
+    is nothing to compute. A second one takes what waits longest.
 
     Args:
         replicas: of this process.

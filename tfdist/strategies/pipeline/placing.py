@@ -72,6 +72,8 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
                 f"replicas_per_worker is {replicas_per_worker}; in a pipeline over {cluster.num_workers} processes "
                 "each is one device. Leave it out, and start as many processes as the mesh has places."
             )
+        # a thread that is alone runs what came last first, the next pass before what the last one has to send
+        threads.ensure_inter_op(1)
         return ()
     if mesh.size > stages:
         raise ConfigError(
