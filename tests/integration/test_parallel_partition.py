@@ -65,6 +65,8 @@ def test_a_profile_counts_and_changes_nothing() -> None:
     assert found.layers[1].state_bytes == 64
     assert found.layers[2].kept_bytes >= 32 + 8  # its result and its mask
     assert (found.batch, found.batch_sizes) == (12, (3, 12))
+    assert [one.divides for one in found.layers] == [0, 0, 0, 0, 0, 2, 0]  # a layer that is called twice lies whole
+    assert not any(one.joins for one in found.layers)
     assert found.slot_bytes == 2 * (288 + 64 + 72)
     assert min(found.whole_seconds) > 0
 
@@ -79,6 +81,8 @@ def test_plans_of_a_model_in_python() -> None:
     assert report.best is not None
     pipeline = next(one for one in report.plans if one.name == "pipeline 2")
     assert set(pipeline.layers) <= {"second", layers[-1].name}
+    found = [(one.divides, one.joins) for one in report.profile.layers]
+    assert found == [(16, False), (16, True), (2, True), (0, False)]
 
 
 class Subclassed(keras.Model):

@@ -42,6 +42,8 @@ def profiles(draw: st.DrawFn, most: int = 12) -> Profile:
                 output_bytes=float(draw(KB)),
                 gradient_bytes=float(draw(KB)),
                 kept_bytes=float(draw(KB)),
+                divides=draw(st.sampled_from([0, 3, 4])),
+                joins=draw(st.booleans()),
                 forward_seconds=(draw(st.integers(0, 9)) / 8,),
                 backward_seconds=(draw(st.integers(0, 9)) / 8,),
             )
@@ -84,6 +86,8 @@ def cases(draw: st.DrawFn, most: int = 12, most_kinds: int = 1) -> Setting:
         schedule=draw(st.sampled_from(SCHEDULES)),
         microbatches=draw(st.sampled_from([1, 2, 4, 8])),
         replicas=draw(st.sampled_from([None, 1, 2])),
+        parts=draw(st.sampled_from([1, 2])),
+        saves_memory=draw(st.booleans()),
     )
 
 
@@ -298,7 +302,7 @@ def test_the_search_takes_a_hundred_layers() -> None:
 
 
 def test_planning_loads_no_tensorflow() -> None:
-    names = "devices link planning profile search stages step_time tensor_layouts"
+    names = "devices link parts planning profile search stages step_time tensor_layouts"
     code = f"import sys\nfrom tfdist.parallel.partition import {', '.join(names.split())}\n"
     code += "print(sorted({'tensorflow', 'keras'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)

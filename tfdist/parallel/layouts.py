@@ -16,7 +16,9 @@ from tfdist.parallel.proposed import Layout, ProposedLayouts
 
 #: asks for layouts that follow from paths and shapes
 AUTO = "auto"
-#: asks for these, and that activations lie in parts of their sequence
+#: asks for these for the weights of layers that are named behind it, with commas between
+AUTO_OF = "auto:"
+#: asks for them for all weights, and that activations lie in parts of their sequence
 AUTO_SEQUENCE = "auto-sequence"
 
 
@@ -27,7 +29,8 @@ class Layouts:
         mesh: whose axes they name.
         given: patterns and layouts: a dictionary, a `keras.distribution.LayoutMap`, "auto", or None for none. "auto"
             is `ProposedLayouts` along the last axis of the mesh that is not ``batch`` and has more than one place;
-            "auto-sequence" cuts the sequence of activations too. A pattern that ends in ``/output`` is for these, see
+            "auto:dense,dense_1" is that for the weights of these layers, and of what is in them; "auto-sequence" cuts
+            the sequence of activations too. A pattern that ends in ``/output`` is for these, see
             `OutputLayouts`.
         batch: the axis along which examples are shared out.
 
@@ -44,11 +47,14 @@ class Layouts:
 
     def __init__(self, mesh: Mesh, given: Any, *, batch: str) -> None:
         self.mesh = mesh
-        self._is_auto = given in (AUTO, AUTO_SEQUENCE) if isinstance(given, str) else False
+        is_of = isinstance(given, str) and given.startswith(AUTO_OF)
+        self._is_auto = is_of or (isinstance(given, str) and given in (AUTO, AUTO_SEQUENCE))
+        self._layers = {name.strip() for name in given.removeprefix(AUTO_OF).split(",")} if is_of else None
         axes = [name for name in mesh.others(batch) if mesh.size_of(name) > 1]
         if self._is_auto:
             every: dict[str, Layout] = {}
-            outputs: dict[str, Layout] = {f".*{SUFFIX}": (batch, axes[-1])} if given != AUTO and axes else {}
+            is_sequence = given == AUTO_SEQUENCE and axes
+            outputs: dict[str, Layout] = {f".*{SUFFIX}": (batch, axes[-1])} if is_sequence else {}
         else:
             every = _layouts(given, mesh, batch)
             outputs = {pattern: layout for pattern, layout in every.items() if pattern.endswith(SUFFIX)}
@@ -78,7 +84,7 @@ class Layouts:
         """
         self._seen[path] = tuple(shape)
         if self._is_auto:
-            self._proposals[path] = self._proposed.of(path, shape)
+            self._proposals[path] = self._proposal(path, shape)
             return self._proposals[path]
         pattern = pattern_of(self.given, path, "the weight")
         if pattern is None:
@@ -99,6 +105,13 @@ class Layouts:
                 )
         return (*layout, *[None] * (len(shape) - len(layout)))
 
+    def _proposal(self, path: str, shape: Sequence[int]) -> Layout:
+        if self._layers is None:
+            return self._proposed.of(path, shape)
+        named = self._layers.intersection(path.split("/"))
+        self._matched |= named
+        return self._proposed.of(path, shape) if named else self._proposed.whole(shape)
+
     def proposal(self, paths: Iterable[str]) -> str | None:
         """Return what "auto" has proposed, as a dictionary to copy into a script; None if it was not asked.
 
@@ -118,7 +131,7 @@ class Layouts:
         Raises:
             ConfigError: one does not; the message has the weights that there are.
         """
-        lost = [pattern for pattern in self.given if pattern not in self._matched]
+        lost = [pattern for pattern in (*self.given, *sorted(self._layers or ())) if pattern not in self._matched]
         if lost:
             there = "; ".join(f"{path} {shape}" for path, shape in self._seen.items()) or "none"
             raise ConfigError(

@@ -64,6 +64,12 @@ class ProposedLayouts:
             return layout[-len(shape) :]
         return self._last_that_fits(shape) if len(shape) > 1 else (None,) * len(shape)
 
+    def whole(self, shape: Sequence[int]) -> Layout:
+        """Return the layout of a weight that is not cut; a kernel behind it follows none by columns."""
+        if len(shape) > 1:
+            self._columns = None
+        return (None,) * len(shape)
+
     def _kernel(self, layer: str, shape: tuple[int, ...]) -> Layout:
         if len(shape) == 3 and layer in _PROJECTIONS:
             return self._first_that_fits(shape, [1])

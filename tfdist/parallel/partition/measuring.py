@@ -15,6 +15,7 @@ from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
 from tfdist.errors import UnsupportedError
 from tfdist.measurement import machine
+from tfdist.parallel.partition import dividing
 from tfdist.parallel.partition.profile import LayerProfile, Profile
 
 __all__ = ["profile", "require_graph"]
@@ -211,6 +212,8 @@ def _profiled(
                 output_bytes=one.output_bytes / size,
                 gradient_bytes=one.gradient_bytes / size,
                 kept_bytes=one.kept_bytes / size,
+                divides=dividing.divides(layer, calls),
+                joins=dividing.joins(calls, place),
                 **times,
             )
         )
@@ -358,6 +361,8 @@ def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
         output_bytes=largest.output_bytes,
         gradient_bytes=largest.gradient_bytes,
         kept_bytes=largest.kept_bytes,
+        divides=largest.divides,
+        joins=largest.joins,
         forward_seconds=tuple(one.forward_seconds[0] for one in of_sizes),
         backward_seconds=tuple(one.backward_seconds[0] for one in of_sizes),
     )

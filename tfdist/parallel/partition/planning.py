@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tfdist import validation
+from tfdist.parallel.layouts import AUTO_OF
 from tfdist.parallel.partition import search, step_time
 from tfdist.parallel.partition.devices import DeviceKind, require_names
 from tfdist.parallel.partition.link import Link
@@ -38,6 +39,7 @@ class Plan:
         microbatches: of each pipeline.
         stages: in order.
         layers: names of the layers that begin stages 2 to K.
+        in_parts: names of the layers whose weights lie in parts along the axis "model" of the mesh.
         prediction: of a step.
         price: of the devices in the time of a step, in the money of their kinds.
         fits: whether each device has enough memory.
@@ -51,6 +53,7 @@ class Plan:
     microbatches: int
     stages: tuple[Stage, ...]
     layers: tuple[str, ...]
+    in_parts: tuple[str, ...] = ()
     prediction: Prediction
     price: float
     fits: bool
@@ -71,14 +74,20 @@ class Plan:
             registry.STAGES_VARIABLE: ",".join(self.layers),
             registry.SCHEDULE_VARIABLE: self.schedule,
             registry.MICROBATCHES_VARIABLE: str(self.microbatches),
+            **({registry.LAYOUTS_VARIABLE: self._layouts} if self.in_parts else {}),
         }
         variables = [f"{name}={shlex.quote(value)}" for name, value in given.items()] if self.layers else []
         words = ["tfdist", "run", "--strategy", self.strategy, "-n", str(self.devices), *mesh, *script]
         return " ".join([*variables, shlex.join(words)])
 
     def code(self) -> str:
-        """Return the argument with which a pipeline has these stages in a script; "" if this is none."""
-        return f"stages={self.layers!r}" if self.mesh else ""
+        """Return the arguments with which a pipeline has these stages in a script; "" if this is none."""
+        parts = f", layout_map={self._layouts!r}" if self.in_parts else ""
+        return f"stages={self.layers!r}{parts}" if self.mesh else ""
+
+    @property
+    def _layouts(self) -> str:
+        return AUTO_OF + ",".join(self.in_parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +189,8 @@ def plans(
     """Return what can be done with some devices, each plan with the best stages for it.
 
     Devices that are alike: one of them, data parallelism, the same with the optimizer's slots in parts, every pipeline
-    whose stages have as many devices each, and the best one whose stages have different numbers, if it is no such one.
+    whose stages have as many devices each, also with 2, 4, 8, ... of them along a model axis where weights in parts
+    make a micro-batch faster or fit, and the best one whose stages have different numbers, if it is no such one.
     Devices that are not: the best use of all, and the best use of some.
 
     Args:
@@ -235,12 +245,24 @@ class _Maker:
             if devices % stages == 0:
                 one = self._pipeline(devices // stages)
                 yield one
+                yield from self._with_parts(devices // stages)
                 if best is None or one.prediction.seconds < best.prediction.seconds:
                     best = one
         count = self._counts(1)[-1] if best is None else best.microbatches * (devices // len(best.stages))
         other = self._uneven(count)
         if other is not None and len({stage.devices for stage in other.stages}) > 1:
             yield other
+
+    def _with_parts(self, devices: int) -> Iterator[Plan]:
+        """Yield the pipelines of which a stage has so many devices, several of them along a model axis."""
+        parts = 2
+        while devices % parts == 0:
+            one = self._pipeline(devices // parts, parts)
+            if not one.fits:
+                one = self._pipeline(devices // parts, parts, saves_memory=True)
+            if one.in_parts:
+                yield one
+            parts *= 2
 
     def of_unlike(self) -> Iterator[Plan]:
         seen = set()
@@ -277,12 +299,15 @@ class _Maker:
         setting = dataclasses.replace(self._setting(1, devices, shards), kinds=(kind,), schedule="1f1b")
         return self._plan(setting, (Stage(begin=0, end=len(self.profile.layers), devices=devices),), name, strategy)
 
-    def _pipeline(self, replicas: int) -> Plan:
+    def _pipeline(self, replicas: int, parts: int = 1, saves_memory: bool = False) -> Plan:
         """Return the best pipeline whose stages have so many devices each; one that fits, if any does."""
+        kind = dataclasses.replace(self.kinds[0], count=self.kinds[0].count // parts)
         found = []
         for limits in (True, False):
             for count in self._counts(replicas):
-                setting = self._setting(count, replicas)
+                setting = dataclasses.replace(
+                    self._setting(count, replicas), kinds=(kind,), parts=parts, saves_memory=saves_memory
+                )
                 stages = search.best_stages(setting, objective=self.objective, limits_memory=limits)
                 if stages is not None:
                     found.append((setting, stages))
@@ -290,7 +315,9 @@ class _Maker:
                 break
         setting, stages = min(found, key=lambda pair: search.cost(pair[0], pair[1], self.objective))
         data = f"data {replicas} x " if replicas > 1 else ""
-        return self._plan(setting, stages, f"{data}pipeline {len(stages)}", _PIPELINE if setting.flushes else None)
+        model = f" x model {parts}" if parts > 1 else ""
+        name = f"{data}pipeline {len(stages)}{model}"
+        return self._plan(setting, stages, name, _PIPELINE if setting.flushes else None)
 
     def _uneven(self, microbatches: int, uses_all: bool = True, name: str = "pipeline") -> Plan | None:
         setting = self._setting(min(microbatches, self.profile.batch), None)
@@ -304,20 +331,26 @@ class _Maker:
     def _plan(self, setting: Setting, stages: tuple[Stage, ...], name: str, strategy: str | None) -> Plan:
         found = step_time.predict(setting, stages)
         replicas = setting.replicas or 1
-        mesh = f"data={replicas},pipeline={len(stages)}" if replicas > 1 else f"pipeline={len(stages)}"
+        axes = {"data": replicas, "pipeline": len(stages), "model": setting.parts}
+        mesh = ",".join(f"{axis}={size}" for axis, size in axes.items() if size > 1 or axis == "pipeline")
+        layers = self.profile.layers
+        laid = [(layers[one.begin : one.end], setting.in_parts(one)) for one in stages] if setting.parts > 1 else []
         kinds = [setting.kinds[one.kind] for one in stages]
         limits = zip(found.memory, kinds, strict=True)
         return Plan(
             name=name,
             strategy=strategy,
             mesh=mesh if strategy == _PIPELINE else "",
-            devices=sum(one.devices for one in stages),
+            devices=sum(one.devices for one in stages) * setting.parts,
             schedule=self.schedule if len(stages) > 1 else "",
             microbatches=setting.microbatches,
             stages=stages,
-            layers=tuple(self.profile.layers[one.begin].name for one in stages[1:]),
+            layers=tuple(layers[one.begin].name for one in stages[1:]),
+            in_parts=tuple(
+                layer.name for own, chosen in laid for layer, is_cut in zip(own, chosen, strict=True) if is_cut
+            ),
             prediction=found,
-            price=search.cost(setting, stages, "price"),
+            price=search.cost(setting, stages, "price") * setting.parts,
             fits=all(memory.total <= kind.memory_bytes for memory, kind in limits),
         )
 

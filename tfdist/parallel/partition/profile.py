@@ -32,6 +32,9 @@ class LayerProfile:
         output_bytes: of what it returns, of one example.
         gradient_bytes: of the gradient of that, of one example; integers have none.
         kept_bytes: of what the backward pass needs of the forward pass, of one example, its inputs left out.
+        divides: what a number of parts must divide for the layer to compute with a part of its weights: its units,
+            filters, heads or words; 0 if it cannot, or is called twice.
+        joins: whether it takes the result of the layer before it, and nobody else does, in parts if that is in parts.
         forward_seconds, backward_seconds: for each batch size of the profile.
     """
 
@@ -44,6 +47,8 @@ class LayerProfile:
     output_bytes: float = 0.0
     gradient_bytes: float = 0.0
     kept_bytes: float = 0.0
+    divides: int = 0
+    joins: bool = False
     forward_seconds: tuple[float, ...]
     backward_seconds: tuple[float, ...]
 
@@ -97,7 +102,7 @@ class Profile:
             if any(not 0 <= source < place for source in one.inputs):
                 raise ConfigError(f"the layer {one.name!r} takes {one.inputs}; inputs must lie before place {place}.")
             numbers = (*one.forward_seconds, *one.backward_seconds, one.parameter_bytes, one.state_bytes)
-            if min(*numbers, one.output_bytes, one.gradient_bytes, one.kept_bytes) < 0:
+            if min(*numbers, one.output_bytes, one.gradient_bytes, one.kept_bytes, one.divides) < 0:
                 raise ConfigError(f"the layer {one.name!r} has a negative time or size.")
         if min(*self.whole_seconds, self.update_seconds, self.fixed_seconds, self.call_seconds, self.slot_bytes) < 0:
             raise ConfigError("the profile has a negative time or size.")

@@ -88,8 +88,8 @@ class _Search:
                     if devices <= one.count and most >= setting.under_way(stage, devices):
                         any_fits = True
                         found.append(_Choice(stage=stage, adds=step_time.parts(setting, stage), most_under_way=most))
-            if not any_fits:
-                break  # a longer stage needs more still
+            if not any_fits and setting.parts == 1:
+                break  # a longer stage needs more still; of one with parts more layers may lie in parts
         return found
 
     def _all(self, bound: tuple[float, float] | None) -> dict[tuple[int, ...], list[_Kept]]:

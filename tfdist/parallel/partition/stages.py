@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tfdist import validation
+from tfdist.parallel.partition import parts as lying
 from tfdist.parallel.partition.devices import DeviceKind
 from tfdist.parallel.partition.link import Link
 from tfdist.parallel.partition.profile import Profile
@@ -73,6 +74,8 @@ class Setting:
         replicas: the devices of every stage: so many pipelines side by side, each with a share of the batch. None:
             stages may have different numbers, and their devices take turns with the micro-batches.
         shards: over how many devices the optimizer's slots are shared out.
+        parts: how many devices stand for one, each with the same rows and its part of the weights: the model axis.
+        saves_memory: whether every layer lies in parts that can, not those alone that make a micro-batch faster.
     """
 
     profile: Profile
@@ -82,10 +85,13 @@ class Setting:
     microbatches: int = 1
     replicas: int | None = None
     shards: int = 1
+    parts: int = 1
+    saves_memory: bool = False
 
     def __post_init__(self) -> None:
         validation.one_of("schedule", self.schedule, SCHEDULES)
         validation.integer("microbatches", self.microbatches, minimum=1)
+        validation.integer("parts", self.parts, minimum=1)
 
     @property
     def flushes(self) -> bool:
@@ -108,6 +114,39 @@ class Setting:
     @cached_property
     def _seconds(self) -> list[tuple[float, float]]:
         return self.profile.seconds(self.microbatch)
+
+    @cached_property
+    def _lying(self) -> dict[Stage, tuple[tuple[bool, ...], float]]:
+        return {}
+
+    def in_parts(self, stage: Stage) -> tuple[bool, ...]:
+        """Return for each layer of a stage whether its weights lie in parts."""
+        return self._laid(stage)[0]
+
+    def _laid(self, stage: Stage) -> tuple[tuple[bool, ...], float]:
+        """Return which layers of a stage lie in parts, and the seconds of a micro-batch."""
+        if stage not in self._lying:
+            given = self._costs(stage.kind)[stage.begin : stage.end]
+            chosen = tuple(one.part is not None for one in given) if self.saves_memory else lying.least(given)
+            self._lying[stage] = chosen, lying.seconds(given, chosen)
+        return self._lying[stage]
+
+    def _costs(self, kind: int) -> list[lying.Costs]:
+        if kind not in self._costs_of:
+            times = [sum(one) / self.kinds[kind].speed for one in self._seconds]
+            self._costs_of[kind] = lying.costs(self.profile.layers, times, self.parts, self.link, self.microbatch)
+        return self._costs_of[kind]
+
+    @cached_property
+    def _costs_of(self) -> dict[int, list[lying.Costs]]:
+        return {}
+
+    def held_bytes(self, stage: Stage) -> float:
+        """Return the bytes of weights that a device of a stage has."""
+        if self.parts == 1:
+            return self._parameters[stage.end] - self._parameters[stage.begin]
+        layers = zip(self.profile.layers[stage.begin : stage.end], self.in_parts(stage), strict=True)
+        return sum(one.parameter_bytes / (self.parts if in_parts else 1) for one, in_parts in layers)
 
     @cached_property
     def _parameters(self) -> list[float]:
@@ -144,14 +183,16 @@ class Setting:
 
     def compute_seconds(self, stage: Stage) -> float:
         """Return the seconds of a micro-batch on a device, forward and backward."""
+        calls = 2 * self.profile.call_seconds if self.microbatches > 1 else 0.0
+        if self.parts > 1:
+            return self._laid(stage)[1] + calls
         forward = self._forward[stage.end] - self._forward[stage.begin]
         backward = self._backward[stage.end] - self._backward[stage.begin]
-        calls = 2 * self.profile.call_seconds if self.microbatches > 1 else 0.0
         return (forward + backward) / self.kinds[stage.kind].speed + calls
 
     def passing_before(self, place: int) -> float:
         """Return the least seconds in which a micro-batch goes through all layers before a place, at a speed of 1."""
-        return self._forward[place] + self._backward[place]
+        return (self._forward[place] + self._backward[place]) / self.parts
 
     def sending_seconds(self, begin: int) -> tuple[float, float]:
         """Return the seconds of what travels to a stage for a micro-batch, and of what comes back."""
@@ -164,11 +205,11 @@ class Setting:
         Without micro-batches they travel while the backward pass goes on, all but the last layer's; with them, only in
         the last micro-batch's. Between processes of one host nothing is hidden.
         """
-        size = self._parameters[stage.end] - self._parameters[stage.begin]
+        size = self.held_bytes(stage)
         needed = self.link.all_reduce_seconds(size, stage.devices)
         if self.link.is_local or not needed:
             return needed
-        backward = (self._backward[stage.end] - self._backward[stage.begin]) / self.kinds[stage.kind].speed
+        backward = (self._backward[stage.end] - self._backward[stage.begin]) / self.kinds[stage.kind].speed / self.parts
         layers = self.profile.layers[stage.begin : stage.end]
         first = next((one.parameter_bytes for one in layers if one.parameter_bytes), 0)  # ready when nothing is left
         return max(needed - backward, self.link.all_reduce_seconds(first, stage.devices))
@@ -176,7 +217,7 @@ class Setting:
     def update_seconds(self, stage: Stage) -> float:
         """Return the seconds of the optimizer on a device of a stage."""
         whole = self.profile.parameter_bytes
-        share = (self._parameters[stage.end] - self._parameters[stage.begin]) / whole if whole else 0.0
+        share = self.held_bytes(stage) / whole if whole else 0.0
         return self.profile.update_seconds * share / self.shards / self.kinds[stage.kind].speed
 
     def under_way(self, stage: Stage, devices_from_here: int) -> int:
@@ -210,7 +251,7 @@ class Setting:
         return self._memory(stage, self.under_way(stage, devices_from_here))
 
     def _memory(self, stage: Stage, live: int) -> Memory:
-        weights = self._parameters[stage.end] - self._parameters[stage.begin]
+        weights = self.held_bytes(stage)
         states = self._states[stage.end] - self._states[stage.begin]
         whole = self.profile.parameter_bytes
         slots = self.profile.slot_bytes * (weights / whole if whole else 0.0) / self.shards
