@@ -26,13 +26,19 @@ def test_a_step_is_predicted_for_each_plan() -> None:
     assert found["one device"] == (12.0, None)
     assert found["data 2"] == (6.0, None)
     assert found["pipeline 2"] == (7.5, ("layer_2",))  # 6 s, and the bubble of 1 / 5
+    slower = benchmark.predicted(
+        profile(1.0, 1.0, 1.0, 1.0), LINE, 4, beside=profile(2.0, 2.0, 2.0, 2.0), begin=("layer_1",)
+    )
+    assert slower["one device"] == (12.0, None)
+    assert slower["data 2"] == (12.0, None)
+    assert slower["pipeline 2"] == (19.5, ("layer_1",))  # 18 s of the longer stage, and 1.5 s that it waits
 
 
 def test_what_a_choice_costs_is_the_chosen_step_over_the_best() -> None:
     rows = {
-        "one device": Row(predicted=2.0, measured=[2.0, 2.0, 2.0], stages=None),
-        "data 2": Row(predicted=1.0, measured=[1.5, 1.5, 1.5], stages=None),
-        "pipeline 2": Row(predicted=1.1, measured=[1.2, 1.2, 1.2], stages=("a",)),
+        "one device": Row(predicted=[2.0] * 3, measured=[2.0, 2.0, 2.0], stages=None),
+        "data 2": Row(predicted=[1.0] * 3, measured=[1.5, 1.5, 1.5], stages=None),
+        "pipeline 2": Row(predicted=[1.1] * 3, measured=[1.2, 1.2, 1.2], stages=("a",)),
     }
     report = Report(setup=Setup(models=["dense"]), link=LINE, rows={"dense": rows}, machine={})
     assert report.chosen("dense") == "data 2"
@@ -41,11 +47,18 @@ def test_what_a_choice_costs_is_the_chosen_step_over_the_best() -> None:
 
 
 def test_a_schedule_has_a_part_of_the_ideal() -> None:
-    seconds = {pipeline.ALONE: [1.8] * 3, pipeline.BESIDE: [2.7] * 3, "1f1b": [1.0] * 3, "gpipe": [2.0] * 3}
+    seconds = {
+        pipeline.ALONE: [1.8] * 3,
+        pipeline.BESIDE: [2.7] * 3,
+        pipeline.IN_PARTS: [3.6] * 3,
+        "1f1b": [1.0] * 3,
+        "gpipe": [2.0] * 3,
+    }
     report = pipeline.Report(
         setup=pipeline.Setup(batch_size=36, microbatches=9), seconds=seconds, grown_bytes={}, machine={}
     )
     assert report.bubble("1f1b") == pytest.approx(0.1)
     assert report.of_ideal("1f1b").median == pytest.approx(1.0)
     assert report.of_ideal("gpipe").median == pytest.approx(0.5)
+    assert report.of_microbatches("gpipe").median == pytest.approx(1.0)
     assert report.of_machine("gpipe").median == pytest.approx(0.75)

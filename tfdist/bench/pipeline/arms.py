@@ -19,11 +19,12 @@ _RATE = 1e-2
 _prepared: dict[str, Any] = {}
 
 
-def prepare(schedule: str | None, microbatches: int, steps: int, **shape: int) -> None:
+def prepare(schedule: str | None, stages: int, microbatches: int, steps: int, **shape: int) -> None:
     """Build the transformer and train it for some steps.
 
     Args:
-        schedule: of two stages; None: one process, without a strategy.
+        schedule: of the stages; None: one process, without a strategy.
+        stages: how many.
         microbatches: of a batch.
         steps: to train.
         **shape: of the transformer and its batch, see `benchmark.Setup`.
@@ -32,7 +33,7 @@ def prepare(schedule: str | None, microbatches: int, steps: int, **shape: int) -
     _prepared["before"] = _peak_bytes()
     strategy: Any = tf.distribute.get_strategy()
     if schedule is not None:
-        strategy = PipelineStrategy(stages=2, microbatches=microbatches, schedule=schedule)
+        strategy = PipelineStrategy(stages=stages, microbatches=microbatches, schedule=schedule)
     with strategy.scope():
         keras.utils.set_random_seed(7)
         model = networks.transformer(

@@ -1,8 +1,10 @@
 """A transformer in two stages on two processes of one host, by several schedules, beside one process, in turns.
 
 Each process has one processor. If stages are balanced and nothing but the bubble came on top, a step would take half of
-the time of one process, and the bubble: that is the ideal, of which a schedule has a part. What processors share, such
-as memory, makes two processes slower than one: so two that train the whole model each are measured too.
+the time of one process, and the bubble: that is the ideal, of which a schedule has a part. Micro-batches are smaller
+matrices, with which a processor does less in a second: so one process that computes micro-batch after micro-batch, by
+the same strategy with one stage, is measured too. And what processors share, such as memory, makes two processes slower
+than one: so are two that train the whole model each.
 """
 
 import contextlib
@@ -19,12 +21,14 @@ from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, ratio
 from tfdist.parallel import schedules
 
-__all__ = ["ALONE", "BESIDE", "SCHEDULES", "Report", "Setup", "ideal", "run"]
+__all__ = ["ALONE", "BESIDE", "IN_PARTS", "SCHEDULES", "Report", "Setup", "ideal", "run"]
 
 _STAGES = 2
 ALONE = "one process"
 #: two processes that each train the whole model, and have nothing to do with each other but the machine
 BESIDE = "two at once"
+#: one process that computes one micro-batch after the other
+IN_PARTS = "in micro-batches"
 SCHEDULES = ("1f1b", "gpipe")
 
 
@@ -81,10 +85,16 @@ class Report:
         wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[BESIDE]]
         return ratio(wanted, self.seconds[schedule])
 
+    def of_microbatches(self, schedule: str) -> Quartiles:
+        """Return the same where one process computes the same micro-batches, one after another."""
+        wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[IN_PARTS]]
+        return ratio(wanted, self.seconds[schedule])
+
     def to_json(self) -> str:
         """Return the report as JSON, with the parts of the ideal."""
         derived = {
             "of_ideal": {one: asdict(self.of_ideal(one)) for one in SCHEDULES},
+            "of_microbatches": {one: asdict(self.of_microbatches(one)) for one in SCHEDULES},
             "of_machine": {one: asdict(self.of_machine(one)) for one in SCHEDULES},
             "median_ms": {arm: 1000 * median(each) for arm, each in self.seconds.items()},
         }
@@ -118,7 +128,7 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
     Example:
         >>> run(Setup(rounds=3)).of_ideal("1f1b")                        # doctest: +SKIP
     """
-    about, order = machine.describe(), [ALONE, BESIDE, *SCHEDULES]
+    about, order = machine.describe(), [ALONE, BESIDE, IN_PARTS, *SCHEDULES]
     shape = {name: getattr(setup, name) for name in SHAPE}
     seconds: dict[str, list[float]] = {arm: [] for arm in order}
     with contextlib.ExitStack() as stack:
@@ -130,8 +140,9 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
 
         for arm in order:
             on_round(arm, 0)
-            schedule = arm if arm in SCHEDULES else None
-            call(arm, "prepare", schedule=schedule, microbatches=setup.microbatches, steps=2, **shape)
+            schedule = arm if arm in SCHEDULES else SCHEDULES[0] if arm == IN_PARTS else None
+            stages = 1 if arm == IN_PARTS else _STAGES
+            call(arm, "prepare", schedule=schedule, stages=stages, microbatches=setup.microbatches, steps=2, **shape)
         for number in range(setup.rounds):
             for arm in order[number % len(order) :] + order[: number % len(order)]:
                 on_round(arm, number + 1)
@@ -142,4 +153,5 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
 
 
 def _lane(arm: str) -> lanes.Lane:
-    return lanes.Lane("pipeline" if arm in SCHEDULES else "tensorflow", workers=1 if arm == ALONE else _STAGES)
+    name = "pipeline" if arm in (IN_PARTS, *SCHEDULES) else "tensorflow"
+    return lanes.Lane(name, workers=1 if arm in (ALONE, IN_PARTS) else _STAGES)

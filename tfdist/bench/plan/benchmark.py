@@ -1,11 +1,14 @@
 """Predicted steps beside measured ones: each model on one device, data parallel on two, and in two stages.
 
-A model is profiled in one process; of that, and of the line between two, follow how long a step takes by each plan, and
-which plan is chosen. Then the plans' steps are measured, in turns. Every process has one processor.
+A model is profiled in one process alone, and in two at once, which share what processors share: caches, memory, the
+clock. Of the one, of the other for plans of two processes, and of the line between two follow how long a step takes by
+each plan, and which plan is chosen. Profiles and the plans' steps are measured in turns, since a machine is not as fast
+at all times. Every process has one processor.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -59,19 +62,19 @@ class Row:
     """A plan for a model.
 
     Attributes:
-        predicted: seconds of a step.
-        measured: the same, one per round; the slowest process's.
+        predicted: seconds of a step, one per round, by the profile of that round.
+        measured: the same; the slowest process's.
         stages: the names of the layers that begin stages 2 to K; None: whole.
     """
 
-    predicted: float
+    predicted: Sequence[float]
     measured: Sequence[float]
     stages: tuple[str, ...] | None
 
     @property
     def ratio(self) -> Quartiles:
         """The predicted step over the measured one."""
-        return ratio([self.predicted] * len(self.measured), self.measured)
+        return ratio(self.predicted, self.measured)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +94,8 @@ class Report:
     machine: Mapping[str, str]
 
     def chosen(self, model: str) -> str:
-        """Return the plan of the shortest predicted step."""
-        return min(self.rows[model], key=lambda plan: self.rows[model][plan].predicted)
+        """Return the plan of the shortest predicted step, by the first profile."""
+        return min(self.rows[model], key=lambda plan: self.rows[model][plan].predicted[0])
 
     def regret(self, model: str) -> Quartiles:
         """Return the step of the plan that is chosen over that of the plan that was measured to be best."""
@@ -112,28 +115,44 @@ class Report:
         return json.dumps({**asdict(self), **derived}, indent=2)
 
 
-def predicted(profile: Profile, link: Link, microbatches: int) -> dict[str, tuple[float, tuple[str, ...] | None]]:
+def predicted(
+    profile: Profile,
+    link: Link,
+    microbatches: int,
+    *,
+    beside: Profile | None = None,
+    begin: tuple[str, ...] | None = None,
+) -> dict[str, tuple[float, tuple[str, ...] | None]]:
     """Return for each plan the seconds of a step, and the layers that begin stages; None: whole.
 
     Args:
         profile: of the model.
         link: between two processes.
         microbatches: of the pipeline.
+        beside: of the model in two processes at once, for plans of two; None: the same.
+        begin: the layers that begin stages; None: those of the shortest step.
     """
+    two_at_once = profile if beside is None else beside
     one, two = (DeviceKind(count=count) for count in (1, 2))
     whole = Stage(begin=0, end=len(profile.layers))
     single = Setting(profile=profile, link=link, kinds=(one,), replicas=1)
-    double = Setting(profile=profile, link=link, kinds=(two,), replicas=2)
+    double = Setting(profile=two_at_once, link=link, kinds=(two,), replicas=2)
     found: dict[str, tuple[float, tuple[str, ...] | None]] = {
         _ALONE: (predict(single, [whole]).seconds, None),
         _DATA: (predict(double, [dataclasses.replace(whole, devices=2)]).seconds, None),
     }
-    staged = Setting(profile=profile, link=link, kinds=(two,), replicas=1, microbatches=microbatches)
-    stages = best_stages(staged)
+    staged = Setting(profile=two_at_once, link=link, kinds=(two,), replicas=1, microbatches=microbatches)
+    stages = best_stages(staged) if begin is None else _stages_of(profile, begin)
     if stages is not None and len(stages) > 1:
         names = tuple(profile.layers[stage.begin].name for stage in stages[1:])
         found[_PIPELINE] = predict(staged, stages).seconds, names
     return found
+
+
+def _stages_of(profile: Profile, names: Sequence[str]) -> tuple[Stage, ...]:
+    places = [one.name for one in profile.layers]
+    cuts = [0, *(places.index(name) for name in names), len(places)]
+    return tuple(Stage(begin=begin, end=end) for begin, end in itertools.pairwise(cuts))
 
 
 def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda what, number: None) -> Report:
@@ -184,14 +203,36 @@ def _rows(
     on_round: Callable[[str, int], None],
 ) -> dict[str, Row]:
     microbatches = setup.microbatches
-    (text,) = call(_ALONE, "measured_profile", name=model, divisors=[2, microbatches])
-    plans = predicted(Profile.from_json(text), link, microbatches)
-    for plan, (_, stages) in plans.items():
+
+    def profiled(number: int) -> tuple[Profile, Profile]:
+        on_round(f"{model}, profile", number)
+        found = [
+            max(
+                (
+                    Profile.from_json(text)
+                    for text in call(plan, "measured_profile", name=model, divisors=[2, microbatches])
+                ),
+                key=lambda one: one.whole_seconds[-1],
+            )
+            for plan in (_ALONE, _DATA)
+        ]
+        return found[0], found[1]
+
+    alone, beside = profiled(0)
+    first = predicted(alone, link, microbatches, beside=beside)
+    for plan, (_, stages) in first.items():
         call(plan, "prepare", name=model, plan=plan, stages=stages, microbatches=microbatches)
-    seconds: dict[str, list[float]] = {plan: [] for plan in plans}
-    order = list(plans)
+    seconds: dict[str, list[float]] = {plan: [] for plan in first}
+    guessed: dict[str, list[float]] = {plan: [] for plan in first}
+    order, begin = list(first), first[_PIPELINE][1] if _PIPELINE in first else None
     for number in range(setup.rounds):
+        if number:
+            alone, beside = profiled(number + 1)
+        for plan, (one, _) in predicted(alone, link, microbatches, beside=beside, begin=begin).items():
+            guessed[plan].append(one)
         for plan in order[number % len(order) :] + order[: number % len(order)]:
             on_round(f"{model}, {plan}", number + 1)
             seconds[plan].append(max(call(plan, "measure", name=model, plan=plan, steps=setup.steps)))
-    return {plan: Row(predicted=one, measured=seconds[plan], stages=stages) for plan, (one, stages) in plans.items()}
+    return {
+        plan: Row(predicted=guessed[plan], measured=seconds[plan], stages=stages) for plan, (_, stages) in first.items()
+    }

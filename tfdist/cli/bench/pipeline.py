@@ -34,9 +34,9 @@ def command(json_path: str | None, **options: int) -> None:
     """A transformer in two stages over two processes, by 1F1B and GPipe, beside one process, in turns.
 
     Each process has one processor. The ideal step takes half of the time of one process, and the bubble of the
-    schedule; what is printed is the ideal over the step that was measured. Two processes that each train the whole
-    model at once show what the machine leaves of it: memory is shared. Memory is what a process took at its peak, less
-    what it had without a model.
+    schedule; what is printed is the ideal over the step that was measured. One process that computes micro-batch after
+    micro-batch shows what smaller matrices cost; two that each train the whole model at once show what the machine
+    leaves: memory is shared. Memory is what a process took at its peak, less what it had without a model.
     """
     setup = benchmark.Setup(**options)
     with unwinding(), Line() as line:
@@ -49,12 +49,16 @@ def command(json_path: str | None, **options: int) -> None:
 
 
 def _print(report: benchmark.Report) -> None:
-    arms, schedules = (benchmark.ALONE, benchmark.BESIDE, *benchmark.SCHEDULES), benchmark.SCHEDULES
+    arms, schedules = (benchmark.ALONE, benchmark.BESIDE, benchmark.IN_PARTS, *benchmark.SCHEDULES), benchmark.SCHEDULES
     table = Table("", *arms, box=None)
     table.add_row("ms per step", *(f"{1000 * median(report.seconds[arm]):.0f}" for arm in arms))
-    table.add_row("bubble of the schedule", "", "", *(f"{report.bubble(one):.1%}" for one in schedules))
-    table.add_row("of the ideal", "", "", *(escape(str(report.of_ideal(one))) for one in schedules))
-    table.add_row("  at the speed of two at once", "", "", *(escape(str(report.of_machine(one))) for one in schedules))
+    table.add_row("bubble of the schedule", "", "", "", *(f"{report.bubble(one):.1%}" for one in schedules))
+    for title, part in (
+        ("of the ideal", report.of_ideal),
+        ("  of the same micro-batches", report.of_microbatches),
+        ("  at the speed of two at once", report.of_machine),
+    ):
+        table.add_row(title, "", "", "", *(escape(str(part(one))) for one in schedules))
     table.add_row(
         "memory of each process, MB",
         *(", ".join(f"{one / 1e6:.0f}" for one in report.grown_bytes[arm]) for arm in arms),

@@ -36,7 +36,8 @@ _WIDTH_IN_FILES = 120
 def command(json_path: str | None, models: tuple[str, ...], **options: int) -> None:
     """What `tfdist parallel plan` predicts of steps, beside steps of `fit` on one and two processes.
 
-    Each process has one processor. Predicted over measured above 1: the step was shorter. The plan with the shortest
+    Each process has one processor. The layers are measured in each round, in one process alone, and for plans of two in
+    two at once. Predicted over measured above 1: the step was shorter. The plan with the shortest
     predicted step is the one that is chosen; its measured step over that of the best plan is what the choice costs.
     """
     setup = benchmark.Setup(models=models or benchmark.MODELS, **options)
@@ -53,7 +54,7 @@ def _print(report: benchmark.Report) -> None:
     table = Table("model", "plan", "predicted, ms", "measured, ms", "predicted / measured", "chosen / best", box=None)
     for model, rows in report.rows.items():
         for plan, row in rows.items():
-            times = (f"{1000 * one:.1f}" for one in (row.predicted, median(row.measured)))
+            times = (f"{1000 * one:.1f}" for one in map(median, (row.predicted, row.measured)))
             regret = escape(str(report.regret(model))) if plan == report.chosen(model) else ""
             table.add_row(model, plan, *times, escape(str(row.ratio)), regret)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
