@@ -193,11 +193,11 @@ def test_a_stage_reduces_and_updates_while_the_one_before_it_drains(four: Worker
 
 
 def test_what_a_stage_sends_does_not_wait_for_what_it_computes(forking: Forks, tmp_path: Path) -> None:
-    """Also with one processor for each process, for which TensorFlow takes one thread."""
+    """Also with one processor for each process, for which TensorFlow would take one thread."""
     with start(forking, 2) as workers:
         call(workers, "tfdist.bench.workers.processor:bind")
         found = call(workers, "waiting_cases:sent", mesh="data=1,pipeline=2", folder=str(tmp_path))
-    assert found == [[True], []]
+    assert found == [{"saw": [True], "threads": 2}, {"saw": [], "threads": 2}]
 
 
 @pytest.mark.parametrize(("schedule", "recompute"), [("pipedream", False), ("pipedream", True), ("spectrain", False)])

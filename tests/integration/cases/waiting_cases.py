@@ -81,15 +81,18 @@ def drained(mesh: str, folder: str) -> list[bool]:
     return notes
 
 
-def sent(mesh: str, folder: str) -> list[bool]:
-    """Train one step; return whether the first stage's last forward pass saw that the next one has begun."""
+def sent(mesh: str, folder: str) -> dict[str, Any]:
+    """Train one step; return whether the first stage's last forward pass saw that the next one has begun, and threads.
+
+    With one thread a send may wait for all passes, or may not: that depends on what was ready when.
+    """
     notes: list[bool] = []
     over = strategy(mesh, microbatches=MICROBATCHES, stages=("second",), schedule="gpipe")
     with over.scope():
         file = Path(folder, "begun")
         model = _model(Waiting("forward", file, notes), Telling(file, name="second"))
     model.fit(X[:12], Y[:12], batch_size=12, verbose=0)
-    return notes
+    return {"saw": notes, "threads": tf.config.threading.get_inter_op_parallelism_threads()}
 
 
 def _model(first: keras.layers.Layer, second: keras.layers.Layer) -> keras.Model:
