@@ -62,7 +62,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             begin the second and later stages, such as ``("block_2", "block_4")``; "auto", which takes the number from
             the mesh; or a function that returns names, given the model and the number of parts.
         layout_map: how the weights of a stage lie along the axis "model" of the mesh, see `ModelParallelStrategy`:
-            layouts by patterns, or "auto".
+            layouts by patterns, "auto", or "auto:dense,dense_1" for the weights of these layers alone.
         microbatches: into how many parts a replica's batch is cut; fewer where it has fewer examples. 1: the stages
             compute one after the other.
         schedule: "1f1b", "gpipe" or "interleaved", which update weights once a batch; "pipedream" or "spectrain", which
