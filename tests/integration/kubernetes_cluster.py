@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,8 @@ class FakeCluster:
         if not self.complaint:
             return []
         ours = event("train", f"train-0-{uuid.uuid4().hex[:5]}")
+        if len(self.asked) % 2:  # as when there are many
+            ours["message"] = f"(combined from similar events): {ours['message']}"
         others = event("train-2", "train-2-0-aaaaa", minutes=1), event("train", "train-0-bbbbb of old", minutes=-60)
         return [ours, *others]
 
@@ -272,6 +275,17 @@ class FakeCluster:
             self.events.append({"type": kind, "object": copy.deepcopy(pod.value)})
 
 
+@cache
+def rules() -> list[Values]:
+    """What may be asked for: what the documentation says that who submits needs."""
+    found: list[Values] = yaml.safe_load((ROOT / "docker" / "kubernetes" / "role.yaml").read_text())["rules"]
+    return found
+
+
+def may(verb: str, group: str, resource: str) -> bool:
+    return any(group in one["apiGroups"] and resource in one["resources"] and verb in one["verbs"] for one in rules())
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
@@ -309,7 +323,12 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, {"major": "1", "minor": "37", "gitVersion": "v1.37.0"})
         found = re.fullmatch(r"/apis?/(.*)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(/log)?", url.path)
         assert found, url.path
-        _, _, plural, name, is_log = found.groups()
+        group, _, plural, name, is_log = found.groups()
+        verb = {"POST": "create", "PATCH": "patch"}.get(self.command, "delete" if self.command == "DELETE" else "get")
+        if name is None and verb != "create":
+            verb = "deletecollection" if verb == "delete" else "watch" if "watch" in query else "list"
+        if not may(verb, group.rpartition("/")[0], plural + (is_log or "")):
+            return self.answer(403, {"message": f'{plural} is forbidden: User "u" cannot {verb} resource "{plural}"'})
         if is_log:
             assert query["container"] == "node"  # a pod may have others
             return self.follow(name)

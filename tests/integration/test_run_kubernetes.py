@@ -151,6 +151,24 @@ def test_ctrl_c_deletes_the_job_whose_workers_save(with_pods: FakeCluster, scrip
     assert told(shared, "halted 0 0") == told(shared, "halted 0 1")
 
 
+@pytest.mark.quick
+@needs_pods
+def test_ctrl_c_again_kills_the_pods(with_pods: FakeCluster, script: Any, shared: Path) -> None:
+    path = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntell(f'here {ME}')\ntime.sleep(1000)")
+    with_pods.variables["TMPDIR"] = str(with_pods.folder)  # what is killed leaves files, which go with a pod
+    with serving(with_pods) as variables:
+        options = (*OPTIONS, "-n", 2, "--grace-seconds", 500, path)
+        with agent(*options, shared=shared, env=environment(shared, **variables)) as process:
+            for worker in range(2):
+                told(shared, f"here {worker}")
+            process.send_signal(signal.SIGINT)
+            wait_until(lambda: "deletionTimestamp" in with_pods.objects["jobs", "train"]["metadata"], "is not deleted")
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=DEADLINE_SECONDS)
+        assert (process.returncode, err.count(b"SIGINT: the job is deleted; its pods are killed")) == (130, 1), err
+        assert not with_pods.objects
+
+
 @needs_pods
 def test_a_training_in_pods_goes_on_where_one_was_killed_and_equals_that_on_one_host(
     with_pods: FakeCluster, forking: Forks, tmp_path: Path, shared: Path
@@ -211,6 +229,8 @@ def test_what_cannot_be_made_and_a_server_that_is_out_are_told_once(
         options = (*OPTIONS, "-n", 2, "--cpus-per-worker", 2, script(""))
         with agent(*options, shared=shared, env=environment(shared, **variables)) as process:
             asked_again("/events?")
+            process.send_signal(signal.SIGUSR1)
+            asked_again("/jobs/train")
             cluster.outage = "etcdserver: request timed out"
             asked_again("/jobs/train")
             cluster.outage = ""
@@ -218,7 +238,8 @@ def test_what_cannot_be_made_and_a_server_that_is_out_are_told_once(
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=DEADLINE_SECONDS)
     lines = err.decode().splitlines()[1:]
-    assert (process.returncode, len(lines)) == (130, 4), lines
+    assert (process.returncode, len(lines)) == (130, 5), lines
+    assert lines.pop(1).endswith("runs in the first pod: kubectl -n team exec POD -- kill -USR1 1")
     why = f'pods "train-..." is forbidden: {cluster.complaint}'
     assert lines[0] == f"tfdist run: 0 of 2 pods are there: {why}. Each asks for cpu 2"
     assert lines[1] == "tfdist run: the API server does not answer: etcdserver: request timed out"

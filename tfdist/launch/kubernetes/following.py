@@ -6,8 +6,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.errors import TfdistError
 from tfdist.launch.kubernetes import watching
@@ -17,6 +16,7 @@ from tfdist.launch.kubernetes.outputs import Receiver, require_writable
 from tfdist.launch.kubernetes.pods import Values
 from tfdist.launch.kubernetes.request import Request
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_SECONDS = 1.0  # from one look at the Job to the next
 _AGAIN_SECONDS = 1.0  # after which what has broken is begun again
 _LOG_SECONDS = 10.0  # for which the rest of a log is waited for
@@ -49,7 +49,8 @@ def submit(
     """
     require_writable(request.outputs)
     first = {**made[0], "spec": {**made[0]["spec"], "suspend": True}}
-    with _signals() as received:
+    asked: list[int] = []
+    with _signals(asked, signal.SIGUSR1, signal.SIGUSR2), _signals([], *_ENDING) as received:
         created = cluster.create(first)
         owner: Values = {**{name: first[name] for name in ("apiVersion", "kind")}, "metadata": created["metadata"]}
         owner["selector"] = "=".join(request.selector)
@@ -62,13 +63,11 @@ def submit(
                 cluster.delete(owner)
             raise
         say(f"{first['kind'].lower()} {request.name} is submitted to namespace {cluster.namespace} (Ctrl-C deletes it)")
-        return _Following(cluster, request, owner, say, received).run()
+        return _Following(cluster, request, owner, say, received, asked).run()
 
 
 @contextlib.contextmanager
-def _signals() -> Any:
-    received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def _signals(received: list[int], *numbers: int) -> Iterator[list[int]]:
     before = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in numbers}
     try:
         yield received
@@ -85,17 +84,25 @@ class _Following:
         request: what was asked for.
         owner: the Job, JobSet or TrainJob.
         say: tells the user.
-        received: signals that have come.
+        received: signals to end that have come.
+        asked: other signals that have come, which are for the launcher.
     """
 
     def __init__(
-        self, cluster: Cluster, request: Request, owner: Values, say: Callable[[str], None], received: list[int]
+        self,
+        cluster: Cluster,
+        request: Request,
+        owner: Values,
+        say: Callable[[str], None],
+        received: list[int],
+        asked: list[int],
     ) -> None:
         self._cluster = cluster
         self._request = request
         self._owner = owner
         self._say = say
         self._received = received
+        self._asked = asked
         self._changes: queue.SimpleQueue[tuple[str, Values]] = queue.SimpleQueue()
         self._pods: dict[int, Values] = {}  # the last of each index, as long as it is there
         self._uids: dict[int, str] = {}  # of the last of each index
@@ -192,7 +199,12 @@ class _Following:
         return self._uids[0] != uid or 0 in self._ended
 
     def _heed(self) -> None:
-        """Delete the job when a signal has come, and at once when another one has."""
+        """Delete the job when a signal has come, and at once when another one has; say who heeds others."""
+        while self._asked:
+            name = signal.Signals(self._asked.pop(0)).name
+            pod = self._pods[0]["metadata"]["name"] if 0 in self._pods else "POD"
+            how = f"kubectl -n {self._cluster.namespace} exec {pod} -- kill -{name.removeprefix('SIG')} 1"
+            self._say(f"{name} is for the launcher, which runs in the first pod: {how}")
         while self._heeded < len(self._received):
             number, self._heeded = self._received[self._heeded], self._heeded + 1
             again = self._heeded > 1

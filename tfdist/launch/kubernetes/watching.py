@@ -130,7 +130,7 @@ def missing(there: int, complaints: Sequence[str], request: Request) -> str:
     """
     if not complaints:
         return f"{there} of {request.pods} pods are there: the cluster has not made the others, and does not say why"
-    why = complaints[-1].removeprefix("Error creating: ").rstrip(".")
+    why = complaints[-1].rpartition("Error creating: ")[2].rstrip(".")  # behind it when there are many like it
     why = re.sub(rf'pods "{request.name}-[a-z0-9-]*"', f'pods "{request.name}-..."', why)
     return f"{there} of {request.pods} pods are there: {why}. {_asked(request)}"
 
