@@ -1,8 +1,9 @@
 """What stands for a cluster of Kubernetes: an API server that speaks what `tfdist run` asks, pods that are processes.
 
-No API server can be had from a registry. This one checks what it gets against the published schema, and does with the
-pods of an indexed Job what the documentation of Kubernetes says: by their policies for success and for failures, their
-grace period, and their names. A pod is a process with process numbers and an address of its own, in one network of all.
+A real one is too large for a test (`tests/soak/kubernetes.py` has one). This one checks what it gets against the
+published schema, lets who asks do what docker/kubernetes/role.yaml says, and does with the pods of an indexed Job what
+the documentation of Kubernetes says: by their policies for success and for failures, their grace period, and their
+names. A pod is a process with process numbers and an address of its own, in one network of all.
 """
 
 import contextlib

@@ -390,7 +390,8 @@ def what_policies_do(trial: Trial) -> None:
             assert out.count(f"mine is {mine}") == out.count("mine is") == 2, out
     out = trial.run(*trial.on("train"), script, code=1)
     assert "already exists" in out, out
-    trial.removed("train")
+    trial.batch.delete_namespaced_job("train-2", NAMESPACE, propagation_policy="Background")
+    trial.removed("train")  # both, by the beginning of their names
     print(f"two jobs at once: each its own; a third of the same name: {out.strip()}", flush=True)
 
 
