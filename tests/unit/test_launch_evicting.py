@@ -57,6 +57,10 @@ def decided(slow: Slow, means: Means, before: Evictions | None = None) -> tuple[
         ({}, {"min_workers": 3}, None, Measure.KEPT),
         ({"waited": 0.9}, {"workers": 1, "min_workers": 1}, None, Measure.KEPT),
         ({"waited": 0.9}, {"workers": 2, "min_workers": 1}, None, Measure.LEFT_OUT),
+        # a worker fewer on several hosts would be another one
+        ({}, {"is_on_one_host": False}, None, Measure.KEPT),
+        ({}, {"is_on_one_host": False, "has_standby": True}, None, Measure.REPLACED),
+        ({}, {"is_on_one_host": False, "has_standby": True}, Evictions(replaced=frozenset({1})), Measure.KEPT),
         ({}, {}, Evictions(count=MOST), Measure.KEPT),
         ({}, {"keeps_state": False, "has_standby": True}, None, Measure.KEPT),
     ],
@@ -193,6 +197,12 @@ def test_requests_that_cannot_be(changes: dict[str, Any], what: str) -> None:
     given = {"target": "train.py", "workers": 2, "evict_stragglers": True, "monitor": True}
     with pytest.raises((ConfigError, TypeError), match=what):
         LaunchConfig(**{**given, **changes})
+
+
+def test_on_several_hosts_it_takes_a_standby() -> None:
+    given = {"target": "train.py", "workers": 2, "evict_stragglers": True, "monitor": True, "min_workers": 1}
+    config = LaunchConfig(**given, remote=Remote(hosts=parse_hosts("a,b")), standby=True, max_restarts=1)  # type: ignore[arg-type]
+    assert config.evict_stragglers
 
 
 def test_what_is_left_may_be_as_few_as_may_be() -> None:

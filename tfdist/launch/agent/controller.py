@@ -96,13 +96,16 @@ class Controller:
     def _straggler(self, state: State, seen: list[Seen]) -> Evict | None:
         """Return that a worker is to be evicted, where that is asked for and could be done now."""
         config, monitoring, standby = self._job.config, self._job.monitoring, self._job.standby
-        if not config.evict_stragglers or monitoring is None or not may_evict(state) or standby.is_starting:
+        if not config.evict_stragglers or monitoring is None or not may_evict(state):
+            return None
+        if config.standby and standby.is_starting:
             return None
         means = Means(
             workers=state.size,
             min_workers=self._rules.min_workers,
             has_standby=standby.is_ready,
             keeps_state=all(one.status.done is not None for one in seen),
+            is_on_one_host=config.remote is None,
         )
         return monitoring.straggler(config.evict_seconds, means)
 

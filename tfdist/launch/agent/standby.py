@@ -79,8 +79,10 @@ class Standby:
 
     @property
     def is_starting(self) -> bool:
-        """Whether there will be a reserve, and is not yet."""
-        return self._reserve is not None and not self._events.kept and not self.is_ready
+        """Whether there will be a reserve, and is not yet; asked only where one is wanted."""
+        if self._reserve is None:
+            return not self._tried
+        return not self._events.kept and not self.is_ready
 
     @property
     def is_ready(self) -> bool:

@@ -130,10 +130,12 @@ class LaunchConfig:
                 f"evict_stragglers (--evict-stragglers) is given with {self.parameter_servers} parameter servers; "
                 "their workers do not wait for each other, and a slow one keeps nobody waiting. Leave it out."
             )
-        if self.remote is not None:
+        if self.remote is not None and not self.standby:
             raise ConfigError(
-                "evict_stragglers (--evict-stragglers) is given with hosts (--hosts); workers fill the hosts in their "
-                "order, so one worker fewer would not be the slow one. Leave it out; --monitor tells who is slow."
+                "evict_stragglers (--evict-stragglers) is given on several hosts (--hosts or --engine) without standby "
+                "(--standby); workers fill the hosts in their order, so one worker fewer would not be the slow one. "
+                "Give --standby and --max-restarts, so that another process takes the slow one's place, or leave it "
+                "out: --monitor tells who is slow."
             )
         if not self.monitor:
             raise ConfigError(

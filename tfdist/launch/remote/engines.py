@@ -272,15 +272,16 @@ ENGINES = {
     )
 }
 
-# engine: restarts a worker, adds workers up to --max-workers, standby, notice before the machine is taken away
+# engine: restarts a worker, adds workers up to --max-workers, standby, what becomes of a slow worker with
+# --evict-stragglers, notice before the machine is taken away
 _CAN = {
-    "local": ("yes", "yes", "yes", "SIGTERM to a worker"),
-    "ssh": ("yes", "within HOSTS", "yes", "SIGTERM to a worker"),
-    "slurm": ("yes", "within the allocation", "yes", "--signal=B:TERM@SECONDS"),
-    "mpi": ("yes", "within HOSTS", "yes", "SIGTERM to a worker"),
-    "agent": ("yes", "within HOSTS", "yes", "SIGTERM to a worker"),
-    "ray": ("yes", "as nodes have room", "yes", "SIGTERM to a worker"),
-    "kubernetes": ("yes", "within the pods", "yes", "SIGTERM to a pod"),
+    "local": ("yes", "yes", "yes", "replaced or left out", "SIGTERM to a worker"),
+    "ssh": ("yes", "within HOSTS", "yes", "replaced", "SIGTERM to a worker"),
+    "slurm": ("yes", "within the allocation", "yes", "replaced", "--signal=B:TERM@SECONDS"),
+    "mpi": ("yes", "within HOSTS", "yes", "replaced", "SIGTERM to a worker"),
+    "agent": ("yes", "within HOSTS", "yes", "replaced", "SIGTERM to a worker"),
+    "ray": ("yes", "as nodes have room", "yes", "replaced", "SIGTERM to a worker"),
+    "kubernetes": ("yes", "within the pods", "yes", "replaced", "SIGTERM to a pod"),
 }
 
 
@@ -291,7 +292,7 @@ def table() -> str:
         >>> len(table().splitlines()) == 2 + len(ENGINES)
         True
     """
-    heads = ("engine", "restarts a worker", "adds workers", "standby", "notice of preemption")
+    heads = ("engine", "restarts a worker", "adds workers", "standby", "slow workers", "notice of preemption")
     rows = [heads, *((name, *can) for name, can in _CAN.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -2,8 +2,8 @@
 
     --standby            the second set of workers takes over, once for each place: where the new one is slow as well,
                          it is not the process
-    --min-workers        the others go on without it, if they are then faster in spite of what it did: they have its
-                         share of the batch to compute
+    --min-workers        on one host the others go on without it, if they are then faster in spite of what it did: they
+                         have its share of the batch to compute
     neither, too often,  it stays, and that is said
     or no state is kept
 
@@ -69,12 +69,14 @@ class Means:
         min_workers: with how many the job goes on.
         has_standby: whether a second set of workers is ready to take over.
         keeps_state: whether others can go on where these stop.
+        is_on_one_host: whether a worker fewer can be the slow one: several hosts are filled in their order again.
     """
 
     workers: int
     min_workers: int
     has_standby: bool
     keeps_state: bool
+    is_on_one_host: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,8 @@ def what_to_do(slow: "Slow", before: Evictions, means: Means) -> Decided:
             return Decided(measure=Measure.REPLACED)
     if left < max(1, means.min_workers):
         reasons.append(f"{shown(left)} would be left, and --min-workers is {means.min_workers}")
+    elif not means.is_on_one_host:
+        reasons.append("on several hosts one worker fewer would not be the slow one")
     elif (1 - slow.waited) * means.workers >= left:
         reasons.append(f"without it the others would win {won}, and have its part of the batch to compute")
     else:
