@@ -17,11 +17,17 @@ def report() -> Report:
         "everything": [1.5, 2.2, 5.0],
     }
     nothing = {arm: [0.0] * 3 for arm in ARMS}
-    return Report(setup=Setup(), seconds=seconds, processor=seconds, flushing=nothing, machine={})
+    inside = nothing | {"everything": [0.01, 0.03, 0.02]}
+    return Report(setup=Setup(), seconds=seconds, processor=seconds, flushing=nothing, inside=inside, machine={})
 
 
 def test_each_arm_is_compared_with_the_step_of_the_same_round() -> None:
     assert report().added("everything") == pytest.approx([0.5, 0.1, 0.25])
+
+
+def test_what_is_added_at_most_is_a_part_of_the_usual_step() -> None:
+    assert report().most("everything") == pytest.approx([0.005, 0.015, 0.01])
+    assert json.loads(report().to_json())["added_at_most"]["everything"]["median"] == pytest.approx(0.01)
 
 
 def test_what_an_arm_adds_is_beside_the_one_before_it() -> None:

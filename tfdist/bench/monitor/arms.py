@@ -8,23 +8,26 @@ import atexit
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+from tfdist.bench.monitor.alone import Graphs
 from tfdist.bench.workers import loops, strategies
 from tfdist.monitor.process import step_clock
 from tfdist.monitor.recording.graph import Stamps
 from tfdist.monitor.recording.recorder import Recorder
 from tfdist.training import stamping
 
-__all__ = ["measure", "prepare"]
+__all__ = ["measure", "measure_graphs", "prepare", "prepare_graphs"]
 
 
 class _Timed(Recorder):
-    """Knows for how long it kept the processor busy with writing."""
+    """Knows for how long it kept the processor busy with writing, and the thread that steps with all it does there."""
 
     flushing = 0.0
+    inside = 0.0
 
     def flush(self) -> None:
         """Write the steps that have ended."""
@@ -32,10 +35,36 @@ class _Timed(Recorder):
         super().flush()
         self.flushing += time.thread_time() - began
 
+    def on_begin(self, *told: Any) -> None:
+        """Begin a row."""
+        self._for(super().on_begin, told)
+
+    def on_enter(self, *told: Any) -> None:
+        """Note that workers agree on something."""
+        self._for(super().on_enter, told)
+
+    def on_phase(self, *told: Any) -> None:
+        """Add up the time in a phase."""
+        self._for(super().on_phase, told)
+
+    def on_end(self, *told: Any) -> None:
+        """Keep the row, and write those that have gathered if it is time."""
+        self._for(super().on_end, told)
+
+    def on_activity(self, *told: Any) -> None:
+        """Add up what is done between steps."""
+        self._for(super().on_activity, told)
+
+    def _for(self, call: Callable[..., None], told: tuple[Any, ...]) -> None:
+        began = time.perf_counter()
+        call(*told)
+        self.inside += time.perf_counter() - began
+
 
 # by arm; a worker process keeps what it has built
 _prepared: dict[str, loops.Runner] = {}
 _recorders: dict[str, _Timed] = {}
+_graphs: list[Graphs] = []
 
 
 def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: int) -> None:
@@ -56,21 +85,37 @@ def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: 
 def measure(arm: str, steps: int) -> dict[str, float]:
     """Return the seconds that this worker needs for so many steps: of time, of its processors, and of writing rows.
 
-    Those of processors are of all threads, and of the whole call of `fit`.
+    Those of processors are of all threads, and of the whole call of `fit`. "inside" are those in which the thread that
+    steps did what the recorder does; they have no noise of the steps.
     """
     with _recorded(arm):
-        flushed = _flushing(arm)
+        flushed, inside = _flushing(arm), _inside(arm)
         began = time.process_time()
         seconds = _prepared[arm](steps).seconds
         return {
             "seconds": seconds,
             "processor": time.process_time() - began,
             "flushing": _flushing(arm) - flushed,
+            "inside": _inside(arm) - inside,
         }
+
+
+def prepare_graphs(model: str) -> None:
+    """Trace functions that have the stamps of a model's step and nothing else."""
+    _graphs[:] = [Graphs(model)]
+
+
+def measure_graphs() -> dict[str, float]:
+    """Return the seconds that stamps, and the norm as well, add to a call of such a function."""
+    return _graphs[0].added()
 
 
 def _flushing(arm: str) -> float:
     return _recorders[arm].flushing if arm in _recorders else 0.0
+
+
+def _inside(arm: str) -> float:
+    return _recorders[arm].inside if arm in _recorders else 0.0
 
 
 @contextlib.contextmanager

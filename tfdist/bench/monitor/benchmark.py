@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import comb
+from statistics import median
 from typing import Any
 
 from tfdist.bench.workers import lanes
@@ -61,6 +62,8 @@ class Report:
         processor: seconds for which a step kept processors busy, the mean of the workers: what other programs take
             from a worker is not in it, and what workers wait for each other is, as far as they look again and again.
         flushing: processor seconds of a step in which rows were written; the worker's that wrote longest.
+        inside: seconds that an arm adds to a step at most, one per round: those in which the thread that steps did what
+            the recorder does, and what stamps add to a function in which nothing hides them; of the slowest worker.
         machine: processor, cores, versions, time and load.
     """
 
@@ -68,6 +71,7 @@ class Report:
     seconds: Mapping[str, Sequence[float]]
     processor: Mapping[str, Sequence[float]]
     flushing: Mapping[str, Sequence[float]]
+    inside: Mapping[str, Sequence[float]]
     machine: Mapping[str, str]
 
     def added(self, arm: str, of: str = "seconds") -> list[float]:
@@ -88,6 +92,13 @@ class Report:
             for less, arm in pairwise(ARMS)
         }
 
+    def most(self, arm: str) -> list[float]:
+        """Return what an arm adds to a step at most, as a part of the step of which nothing is recorded, per round.
+
+        The step is the median of all rounds: what is divided by it has no noise of a step.
+        """
+        return [one / median(self.seconds["nothing"]) for one in self.inside[arm]]
+
     def to_json(self) -> str:
         """Return the report as JSON."""
         added = {
@@ -98,7 +109,9 @@ class Report:
             for of in ("seconds", "processor")
         }
         more = {arm: asdict(one) for arm, one in self.added_seconds().items()}
-        return json.dumps({**asdict(self), "added": added, "added_processor_seconds": more}, indent=2)
+        most = {arm: asdict(quartiles(self.most(arm))) for arm in ARMS[1:]}
+        found = {**asdict(self), "added": added, "added_processor_seconds": more, "added_at_most": most}
+        return json.dumps(found, indent=2)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -132,7 +145,7 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
         >>> interval(run(Setup()).added("everything"))             # doctest: +SKIP
         (-0.001, 0.004)
     """
-    seconds, processor, flushing = ({arm: list[float]() for arm in ARMS} for _ in range(3))
+    seconds, processor, flushing, inside = ({arm: list[float]() for arm in ARMS} for _ in range(4))
     about = machine.describe()
     with lanes.Lane(setup.strategy, workers=setup.workers) as lane:
 
@@ -143,6 +156,7 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
         for arm in ARMS:
             on_round(arm, 0)
             call("prepare", arm=arm, steps=setup.warm_up_steps, **what)
+        call("prepare_graphs", model=setup.model)
         for number in range(setup.rounds):
             # forwards and backwards, so that each arm is as often before another one as behind it
             turn = number // 2 % len(ARMS)
@@ -153,5 +167,9 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
                 seconds[arm].append(max(one["seconds"] for one in found) / setup.steps)
                 processor[arm].append(sum(one["processor"] for one in found) / len(found) / setup.steps)
                 flushing[arm].append(max(one["flushing"] for one in found) / setup.steps)
+                inside[arm].append(max(one["inside"] for one in found) / setup.steps)
+            graphs = call("measure_graphs")
+            for arm in graphs[0]:
+                inside[arm][-1] += max(one[arm] for one in graphs)
     about["load average at the end"] = machine.describe()["load average"]
-    return Report(setup=setup, seconds=seconds, processor=processor, flushing=flushing, machine=about)
+    return Report(setup=setup, seconds=seconds, processor=processor, flushing=flushing, inside=inside, machine=about)

@@ -50,6 +50,9 @@ def command(json_path: str | None, strategy: str, model: str, **options: int) ->
     Each arm is compared with the step of the same round of which nothing was recorded, in time and in processor time,
     of which other programs take nothing. The interval is that of the median, with a probability of 95 %: where it has 0
     in it, nothing was seen.
+
+    The last table has no noise of a step in it: for how long the thread that steps did what the recorder does, and how
+    much longer a function takes by the stamps of a step and nothing else of it, where nothing hides them.
     """
     setup = benchmark.Setup(strategy=strategy, model=model, **options)
     with unwinding(), Line() as line:
@@ -64,6 +67,7 @@ def command(json_path: str | None, strategy: str, model: str, **options: int) ->
 def _print(report: benchmark.Report) -> None:
     result = Table("recorded", "ms", "added, %", "interval", "processor ms", "added, %", "interval", box=None)
     parts = Table("", "processor µs of a step", "of that, writing rows", box=None)
+    most = Table("added at most", "µs of a step", "of a step, %", box=None)
     more = report.added_seconds()
     for arm in benchmark.ARMS:
         cells = []
@@ -79,9 +83,12 @@ def _print(report: benchmark.Report) -> None:
         if arm in more:
             writing = f"{1e6 * median(report.flushing[arm]):.0f}"
             parts.add_row(f"{_MORE[arm]} adds", escape(_shown(more[arm], 1e6, 0)), writing)
+            microseconds, share = quartiles(report.inside[arm]), quartiles(report.most(arm))
+            most.add_row(arm, escape(_shown(microseconds, 1e6, 0)), escape(_shown(share, 100, 3)))
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
     console.print(result)
     console.print(parts)
+    console.print(most)
     setup = report.setup
     console.print(
         f"Of a step: {setup.strategy}, {setup.workers} workers, {setup.model}, global batch {setup.batch_size}; "
