@@ -1,12 +1,15 @@
 """Records what the steps of this process were made of, and writes it into a ring where others may read it.
 
-In the thread that steps it only adds up numbers; twice a second, and when an epoch ends, it takes the stamps of the
-graph and writes what has gathered. Loads no TensorFlow.
+In the thread that steps it only adds up numbers. Twice a second a thread beside it takes the stamps of the graph and
+writes what has gathered; when an epoch ends, which is no time of a step, that is done at once. Loads no TensorFlow.
 """
 
 import atexit
+import logging
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,7 +72,12 @@ class Recorder(StepObserver):
         self._offset = self._wall_offset()
         self._stamps: ReadStamps | None = None
         self._seen = 0  # rows of stamps
-        self._steps: list[list[int]] = []
+        self._left = np.zeros([0, len(STAMPS)], np.int64)  # stamps of a step that has not ended
+        self._steps: deque[list[int]] = deque()
+        self._writing = threading.Lock()
+        self._is_due = threading.Event()
+        self._writer: threading.Thread | None = None
+        self._closed = False
         self._open: dict[int, list[int]] = {}  # by the number of the step; threads have one each
         self._number = -1
         self._is_first = True
@@ -94,8 +102,9 @@ class Recorder(StepObserver):
 
     def take_stamps_from(self, read: ReadStamps) -> None:
         """Take the stamps of steps from this ring of the graph's from now on."""
-        self._stamps = read
-        self._seen = 0
+        with self._writing:
+            self._stamps, self._seen = read, 0
+            self._left = self._left[:0]
 
     # What is told of steps
 
@@ -132,8 +141,14 @@ class Recorder(StepObserver):
             return
         row[_END] = now
         self._steps.append(row)
-        if now - self._flushed > FLUSH_SECONDS * 1e9 or len(self._steps) >= MOST_STEPS:
+        if len(self._steps) >= MOST_STEPS:  # the thread is behind
             self.flush()
+        elif now - self._flushed > FLUSH_SECONDS * 1e9:
+            self._flushed = now
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write, name="tfdist-recorder", daemon=True)
+                self._writer.start()
+            self._is_due.set()
 
     def on_epoch_end(self) -> None:
         """Write what has gathered; what comes before the next step is no time of a step."""
@@ -154,22 +169,39 @@ class Recorder(StepObserver):
     # What is written
 
     def flush(self) -> None:
-        """Write the steps that have ended."""
+        """Write the steps that have ended; from any thread."""
         if os.getpid() != self._process:  # a fork writes nothing in its parent's name
             return
-        self._flushed = self._clocks()[1]
-        steps, self._steps = self._steps, []
-        if not steps:
-            return
-        rows = np.zeros([len(steps), WIDTH], np.int64)
-        rows[:, :_FIRST] = steps
-        self._ring.add(joined(rows, self._new_stamps()))
+        with self._writing:
+            self._flushed = self._clocks()[1]
+            steps = [self._steps.popleft() for _ in range(len(self._steps))]
+            if not steps or self._closed:
+                return
+            rows = np.zeros([len(steps), WIDTH], np.int64)
+            rows[:, :_FIRST] = steps
+            stamps = np.concatenate([self._left, self._new_stamps()])
+            is_later = stamps[:, 0] > rows[-1, _END]  # of a step that is under way meanwhile
+            self._left = stamps[is_later]
+            self._ring.add(joined(rows, stamps[~is_later]))
+
+    def _write(self) -> None:
+        try:
+            while not self._closed:
+                self._is_due.wait()
+                self._is_due.clear()
+                self.flush()
+        except Exception as error:  # nothing that is recorded is worth a training
+            text = "Recording the steps of this process has failed with %r; it ends, and training goes on."
+            logging.getLogger("tfdist").warning(text, error, exc_info=error)
 
     def close(self) -> None:
         """Write the steps that have ended, and let go of the ring; the recorder is told nothing more."""
         self.flush()
         atexit.unregister(self.flush)
-        self._ring.close()
+        with self._writing:
+            self._closed = True
+            self._ring.close()
+        self._is_due.set()
 
     def _new_stamps(self) -> np.ndarray:
         """Return the rows of stamps since the last time, on the monotonic clock, shape (n, len(STAMPS))."""
