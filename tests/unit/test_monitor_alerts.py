@@ -9,7 +9,7 @@ import pytest
 from tests.simulated_steps import USUAL, simulated
 from tfdist.monitor.recording.rows import LEAST_NORM, Column
 from tfdist.monitor.verdict.alarm import AGAIN_SECONDS, Alarm, Looks
-from tfdist.monitor.verdict.alerts import LOOKS, Alert, Kind, alerts, grows
+from tfdist.monitor.verdict.alerts import LOOKS, SLOW_SECONDS, Alert, Kind, alerts, grows
 from tfdist.monitor.verdict.stragglers import SLOW_STEPS
 from tfdist.monitor.verdict.timeline import OF_STEPS, Timeline, timeline
 
@@ -57,10 +57,17 @@ def test_a_worker_that_stays_slow_is_named_with_the_part(workers: int, part: str
 def test_slow_is_by_deviations_and_for_steps_one_after_the_other() -> None:
     rows = simulated(workers=2, steps=300, noise=0.1, late=(0, "backward", 8.0))
     usual = simulated(workers=2, steps=300, noise=0.1)
-    for run, raised in ((SLOW_STEPS + 1, True), (SLOW_STEPS - 1, False)):
+    of_seconds = SLOW_SECONDS / SLOW_STEPS
+    for run, step, raised in (
+        (SLOW_STEPS + 1, of_seconds, True),
+        (SLOW_STEPS - 1, of_seconds, False),
+        (SLOW_STEPS + 1, 0.9 * of_seconds, False),  # for a moment
+        (2 * SLOW_STEPS, 0.6 * of_seconds, True),
+    ):
         whole = timeline(usual)
         slow = timeline(rows)
         mixed = {name: np.concatenate([getattr(slow, name)[:run], getattr(whole, name)[run:]]) for name in OF_STEPS}
+        mixed["ends"] = step * np.arange(300.0)[:, None] * np.ones(2)
         found = Timeline(ranks=whole.ranks, traced=-1, is_divided=True, **mixed)
         assert bool(alerts(found)) == raised
         assert not alerts(found, after=run)  # it was over when it was looked at last

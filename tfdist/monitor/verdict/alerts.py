@@ -16,6 +16,9 @@ from tfdist.monitor.verdict.timeline import Part, Timeline
 
 #: steps one after the other whose loss is not finite
 NOT_FINITE_STEPS = 3
+#: seconds for which a worker must be slow, or steps where they are short: another program that takes a processor for
+#: a moment makes no worker slow
+SLOW_SECONDS, SLOW_AT_LEAST = 2.0, 512
 #: steps of which a loss is the median, and how often such medians rise one after the other: where another training
 #: begins, with another loss, two may do so
 LOSS_STEPS, RISES = 50, 3
@@ -110,8 +113,12 @@ def diverges(found: Timeline) -> list[Alert]:
 
 
 def slow(found: Timeline, after: int = -1) -> list[Alert]:
-    """Return the workers for which the others have waited in many steps one after the other."""
-    return [Alert(Kind.SLOW_WORKER, one.worker, one.text) for one in slow_workers(found) if one.last > after]
+    """Return the workers for which the others have waited in many steps one after the other, and for some seconds."""
+    return [
+        Alert(Kind.SLOW_WORKER, one.worker, one.text)
+        for one in slow_workers(found)
+        if one.last > after and (one.ended - one.began >= SLOW_SECONDS or one.steps >= SLOW_AT_LEAST)
+    ]
 
 
 def starved(found: Timeline) -> list[Alert]:
