@@ -179,7 +179,8 @@ def test_the_command(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(main, ["watch", "--web", "--port", "70000", JOB]).exit_code == 2
 
 
-def test_a_job_that_has_ended_is_shown_from_its_event_file(job: Path) -> None:
+def ended(job: Path) -> Path:
+    """Return the event file of a job that has ended."""
     path = job / "events"
     verdict = {
         "bound": "input",
@@ -191,12 +192,30 @@ def test_a_job_that_has_ended_is_shown_from_its_event_file(job: Path) -> None:
         for event in ({"event": "verdict", **verdict}, {"event": "ended", "exit_code": 0, "restarts": 1}):
             file.write(json.dumps({"job": JOB, "start": 1, "time": 5.0, **event}) + "\n")
         file.write('{"job": "3f9a')  # a line that is being written
+    return path
+
+
+def test_a_job_that_has_ended_is_shown_from_its_event_file(job: Path) -> None:
+    path = ended(job)
     shown = CliRunner().invoke(main, ["watch", str(path)])
     assert shown.exit_code == 0
     assert "verdict x" in shown.output
     assert "ended with code 0 after 1 restarts" in shown.output
     (job / "empty").touch()
     assert CliRunner().invoke(main, ["watch", str(job / "empty")]).exit_code == 2
+
+
+def test_a_job_that_has_ended_is_served_from_its_event_file(job: Path) -> None:
+    with Page(observing.Past(ended(job)), every=0.01) as past:
+        connection = http.client.HTTPConnection("127.0.0.1", past.port, timeout=60)
+        connection.request("GET", "/events", headers={"Host": "localhost:1"})
+        answer = connection.getresponse()
+        told = json.loads(answer.readline().decode().removeprefix("data: "))
+        assert (told["is_running"], told["verdict"], told["workers"][0]["activity"]) == (False, ["verdict x"], "ended")
+        assert json.loads(got(past, "/history")[2])["loss"] == []
+        assert got(past, "/metrics")[0] == 200
+    assert answer.read() == b"\nevent: end\ndata: {}\n\n", "it is told once"
+    connection.close()
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_watch import JOB, job, page  # noqa: F401 - fixtures
+from tests.unit.test_watch import JOB, ended, job, page  # noqa: F401 - fixtures
+from tfdist.watch.observing import Past
 from tfdist.watch.server import Page
 
 DEADLINE_SECONDS = 120
@@ -144,3 +145,14 @@ def test_the_page_draws_what_it_is_told_until_the_job_ends(browser: Browser, pag
     assert browser.events("Runtime.exceptionThrown") == []
     errors = [one["entry"]["text"] for one in browser.events("Log.entryAdded") if one["entry"]["level"] == "error"]
     assert [one for one in errors if "favicon" not in one and "404" not in one] == []
+
+
+def test_a_job_that_has_ended_is_drawn_from_its_event_file(browser: Browser, job: Path) -> None:  # noqa: F811
+    with Page(Past(ended(job)), every=0.05) as past:
+        browser.open(f"http://127.0.0.1:{past.port}/")
+        browser.wait_for("document.getElementById('state').textContent.startsWith('ended; start 1')")
+        text = browser.value("document.body.innerText")
+        assert "verdict x" in text
+        assert "ended with code 0 after 1 restarts" in text
+        assert browser.value("document.querySelectorAll('#workers i').length") == 2, "input and forward"
+        assert browser.events("Runtime.exceptionThrown") == []

@@ -16,7 +16,7 @@ from tfdist.validation import number
         "tfdist run --monitor -n 2 train.py": "prints, for instance: job 3f9ac1d2...",
         "tfdist watch 3f9a": "that job; without a name the only one that runs",
         "tfdist watch --web 3f9a": "the same as a web page on this machine",
-        "tfdist watch --json events.jsonl": "a job that has ended, from its event file",
+        "tfdist watch --json events.jsonl": "a job that has ended, from its event file; --web: as a page",
     },
     epilog="Exit code: 0 when the job has ended or was shown, 2 when there is none.",
     page="monitoring",
@@ -42,7 +42,8 @@ def command(*, every: float, once: bool, as_json: bool, web: bool, port: int, jo
 
     if job and Path(job).is_file():
         if web:
-            raise click.UsageError("--web is for a job that runs; show its event file without it.")
+            _serve(observing.Past(Path(job)), every, port)
+            return
         _print(observing.from_events(Path(job)), as_json=as_json)
         return
     observer = observing.Observer(job)

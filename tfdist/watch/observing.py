@@ -253,3 +253,24 @@ def from_events(path: Path) -> Snapshot:
         bound=str(verdicts[-1].get("bound", "")) if verdicts else "",
         events=tuple(events),
     )
+
+
+class Past:
+    """A job as its event file says, for `tfdist.watch.server.Page`: what a look finds stays the same.
+
+    Args:
+        path: of the event file.
+
+    Raises:
+        ConfigError: the file has no event.
+    """
+
+    timeline = None  # steps themselves are in no event
+
+    def __init__(self, path: Path) -> None:
+        self._found = from_events(path)
+        self.job = self._found.job
+
+    def look(self) -> Snapshot:
+        """Return the job as it was when the file was written."""
+        return self._found

@@ -32,7 +32,7 @@ class Page:
 
     Args:
         look: an object whose `look()` returns the job as it is now, or None when it has ended, and whose `timeline` is
-            what it has seen of steps.
+            what it has seen of steps; `observing.Observer`, or `observing.Past`.
         every: seconds between two looks.
         port: of the loopback interface; 0 for any that is free.
     Raises:
@@ -93,10 +93,10 @@ class Page:
         return history(self._recorded())
 
     def snapshots(self, send: Callable[[Snapshot], None]) -> None:
-        """Send each look, until the job or the page ends."""
+        """Send each look, until the job or the page ends; of a job that has ended there is one."""
         while (found := self.snapshot()) is not None and not self._closed.is_set():
             send(found)
-            self._closed.wait(self._every)
+            self._closed.wait(self._every if found.is_running else None)
 
 
 class _Handler(BaseHTTPRequestHandler):
