@@ -6,6 +6,7 @@ free, so who takes the processor away from it makes it longer, as in a training 
 
 import gc
 import os
+import threading
 import time
 from typing import Any
 
@@ -42,6 +43,8 @@ def late(where: str) -> Any:
     def pause() -> np.int64:
         longer = _now["seconds"] if _now["where"] == where else 0.0
         if where == "input":
+            if longer:
+                _turns.next_batch()
             time.sleep(longer)  # as reading does
         else:
             work(PASSES[where] + longer)
@@ -50,10 +53,36 @@ def late(where: str) -> Any:
     return behind(pause)
 
 
+class Turns:
+    """Lets a batch be read once the step before has ended: what is read ahead would hide for how long it is read."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._read, self._stepped = 0, 0
+
+    def begin(self) -> None:
+        with self._changed:
+            self._read, self._stepped = 0, 0
+
+    def step(self) -> None:
+        with self._changed:
+            self._stepped += 1
+            self._changed.notify_all()
+
+    def next_batch(self) -> None:
+        with self._changed:
+            self._read += 1
+            self._changed.wait_for(lambda: self._stepped >= self._read - 1, timeout=10)
+
+
+_turns = Turns()
+
+
 class Collects(keras.callbacks.Callback):
-    """Has Python collect its garbage after each step, for as long as it is told to."""
+    """Has Python collect its garbage after each step, for as long as it is told to, and says that it has ended."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        _turns.step()
         end = time.perf_counter() + (_now["seconds"] if _now["where"] == "gc" else 0.0)
         while time.perf_counter() < end:
             gc.collect(0)
@@ -95,6 +124,7 @@ def run(where: str, worker: int, seconds: float, steps: int) -> float:
     _now.update(where=where if here else "none", seconds=seconds)
     data = tf.data.Dataset.from_tensors(tuple(_examples)).repeat(steps).map(lambda x, y: (late("input")(x), y))
     data = data.apply(tf.data.experimental.assert_cardinality(steps))
+    _turns.begin()
     began = time.perf_counter()
     _model[-1].fit(data, epochs=1, verbose=0, callbacks=[Collects()])
     found = recorder()
