@@ -444,6 +444,10 @@ def _masked_by_values() -> keras.Model:
     return keras.Model(ids, keras.layers.Dense(2)(Block(name="mine")(x)))
 
 
+def _normalized() -> keras.layers.Layer:
+    return keras.layers.SpectralNormalization(keras.layers.Dense(2))
+
+
 _REFUSED: dict[str, Callable[[str], None]] = {
     "subclassed": _fit(Subclassed),
     "between blocks": _fit(lambda: Named(between=2.0)),
@@ -457,6 +461,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "no momentum": _without_a_flush(schedule="spectrain"),
     "clipping": _without_a_flush(clipnorm=1.0, schedule="pipedream"),
     "mask": _fit(_masked_by_values),
+    "own weight": _fit(lambda: keras.Sequential([keras.Input((6,)), _normalized(), keras.layers.Dense(2)])),
     "engine": _pipeline(collectives="tensorflow"),
     "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),
     "axis": lambda _: _pipeline()("batch=1,model=2"),

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.errors import UnsupportedError
 from tfdist.parallel.compute import chains, kept
 from tfdist.parallel.pipeline.division import Division, Edge
 from tfdist.parallel.pipeline.gradients import Accumulated
@@ -295,7 +296,7 @@ class Run:
             if self._training and with_loss and losses:
                 total = losses[0] if len(losses) == 1 else tf.add_n([losses[0], tf.cast(losses[1], losses[0].dtype)])
                 target = self._model.optimizer.scale_loss(total)
-        changed = self._changed(scope, part, {id(one) for one, _ in weights}) if self._training else []
+        changed = self._changed(scope, part, {id(one): value for one, value in weights}) if self._training else []
         states = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in changed]
         return Made(sent, outputs, loss, added, target, states, changed, dict(current.draws))
 
@@ -320,11 +321,25 @@ class Run:
             for key, count in made.draws.items():
                 self.found.draws[key] = self.found.draws.get(key, 0) + count
 
-    def _changed(self, scope: keras.StatelessScope, part: int, given: set[int]) -> list[keras.Variable]:
-        """Return the variables that layers have changed, but those of generators, and weights that were given."""
+    def _changed(self, scope: keras.StatelessScope, part: int, given: dict[int, tf.Tensor]) -> list[keras.Variable]:
+        """Return the variables that layers have changed, but those of generators.
+
+        Raises:
+            UnsupportedError: one of them is trained: its new value and its update would come from different values.
+        """
         own = [variable for layer in self._division.layers_of(part) for variable in layer.variables]
-        own = list({id(one): one for one in own if id(one) not in given}.values())
-        return [one for one in own if scope.get_current_value(one) is not None and id(one) not in self._seeds]
+        own = list({id(one): one for one in own}.values())
+        changed = [one for one in own if scope.get_current_value(one) is not given.get(id(one))]
+        trained = {id(one) for one in self._weights[part]}
+        for one in changed:
+            if id(one) in trained:
+                raise UnsupportedError(
+                    f"a layer changes its weight {one.path!r} (shape {tuple(one.shape)}) in the forward pass, as "
+                    "SpectralNormalization does, and the micro-batches of a pipeline compute with the weights that a "
+                    "step has begun with. Let such a layer change a variable with trainable=False, or take a strategy "
+                    "that computes a batch at once, such as multi-worker."
+                )
+        return [one for one in changed if id(one) not in self._seeds]
 
     def _note_state(self, variable: keras.Variable, value: tf.Tensor, microbatch: MicroBatch) -> None:
         """Take what a layer has changed: each micro-batch begins with what the step has begun with."""
