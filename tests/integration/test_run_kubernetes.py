@@ -260,6 +260,8 @@ def test_what_cannot_be_submitted_is_one_error_and_leaves_nothing(
         cluster.refuses = {"secrets": (403, 'secrets is forbidden: User "u" cannot create'), "jobsets": (404, "no")}
         assert "you may not: secrets is forbidden" in error(**variables)
         assert "Install JobSet" in error("--kind", "jobset", **variables)
+        cluster.refuses = {"jobs": (409, 'jobs.batch "train" already exists')}
+        assert 'jobs.batch "train" already exists. Take another --name' in error(**variables)
         cluster.refuses = {"jobsets": (404, 'namespaces "team" not found')}
         assert "Install JobSet" not in error("--kind", "jobset", **variables)
     assert "does not answer" in error(**variables)

@@ -22,6 +22,7 @@ _CURES = {
     "TrainJob": " Install Kubeflow's Trainer v2, or leave --kind out.",
 }
 _FORBIDDEN = (401, 403)
+_CONFLICT = 409
 
 
 class Cluster:
@@ -252,6 +253,8 @@ def _refused(error: Any, missing: str) -> str:
     message = said(error)
     if error.status in _FORBIDDEN:
         return f"you may not: {message}. Try: kubectl auth can-i create jobs"
+    if error.status == _CONFLICT:
+        return f"{message}. Take another --name, or delete that one first"
     is_unknown = error.status == 404 and "namespaces " not in message  # else the namespace is what is missing
     return f"the cluster does not take it: {message}.{missing if is_unknown else ''}"
 
