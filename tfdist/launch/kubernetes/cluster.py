@@ -45,6 +45,8 @@ class Cluster:
         api = library.client.ApiClient(configuration)
         self._core = library.client.CoreV1Api(api)
         self._owners = library.client.CustomObjectsApi(api)
+        self._answers: set[Any] = set()  # that are read, maybe for long
+        self._is_over = False
         with self._errors(f"the API server {configuration.host}"):
             library.client.VersionApi(api).get_code(_preload_content=False, _request_timeout=_ANSWER_SECONDS)
 
@@ -142,7 +144,7 @@ class Cluster:
             _preload_content=False,
             _request_timeout=_WATCH_SECONDS + _ANSWER_SECONDS,
         )
-        with contextlib.closing(answer):
+        with self._read(answer):
             for line in answer:
                 event = json.loads(line)
                 if event["type"] == "ERROR" or ended():  # what it was asked to begin at is too old
@@ -159,7 +161,7 @@ class Cluster:
             _preload_content=False,
             _request_timeout=(_ANSWER_SECONDS, _SILENCE_SECONDS),
         )
-        with contextlib.closing(answer):
+        with self._read(answer):
             while data := answer.read1(1 << 16):
                 yield data
 
@@ -182,6 +184,23 @@ class Cluster:
         except self._library.client.ApiException as error:
             if error.status != 404:
                 raise
+
+    def end(self) -> None:
+        """End what is read in other threads, which then end as well: they would hinder the end of the process."""
+        self._is_over = True
+        for answer in list(self._answers):
+            _shut(answer)
+
+    @contextlib.contextmanager
+    def _read(self, answer: Any) -> Iterator[None]:
+        self._answers.add(answer)
+        try:
+            if self._is_over:
+                _shut(answer)
+            with contextlib.closing(answer):
+                yield
+        finally:
+            self._answers.discard(answer)
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
@@ -222,6 +241,11 @@ class Cluster:
             raise TfdistError(f"{what}: {_refused(error, missing)}") from error
         except _transport_errors() as error:
             raise TfdistError(f"{what} does not answer ({error}). Try: kubectl version") from error
+
+
+def _shut(answer: Any) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it has ended, or urllib3 is older than 2.3
+        answer.shutdown()
 
 
 def _values(answer: Any) -> Values:

@@ -19,6 +19,7 @@ from tfdist.launch.kubernetes.request import Request
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_SECONDS = 1.0  # from one look at the Job to the next
 _AGAIN_SECONDS = 1.0  # after which what has broken is begun again
+_END_SECONDS = 5.0  # for threads, before the process ends without them
 _LOG_SECONDS = 10.0  # for which the rest of a log is waited for
 _UNMADE_SECONDS = 5.0  # after which it is asked why there are fewer pods than there should be
 
@@ -135,6 +136,9 @@ class _Following:
                     return code
         finally:
             self._over.set()
+            self._cluster.end()
+            for thread in (watcher, *self._logs.values()):
+                thread.join(_END_SECONDS)
 
     def _watch(self) -> None:
         while not self._over.is_set():
