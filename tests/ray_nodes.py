@@ -93,6 +93,7 @@ def main() -> None:
         for process in processes:  # those of nodes that the autoscaler has started are not this cluster's
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        psutil.wait_procs(processes, timeout=SECONDS)  # who still writes would keep the folder
 
 
 def autoscaled(head: int, more: int) -> dict[str, Any]:
