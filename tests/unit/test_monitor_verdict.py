@@ -59,6 +59,14 @@ def test_what_all_workers_wait_for_is_what_the_job_is_bound_by(part: str, bound:
         assert verdict.won == pytest.approx(30 / (19 - USUAL[part] + 31), abs=0.1)
 
 
+def test_what_one_of_two_takes_longer_for_is_not_what_both_are_bound_by() -> None:
+    # as recorded: garbage of one worker, by a tenth of a step, where the others' Python is as long
+    usual = {"input": 1.3, "forward": 7.9, "backward": 13.9, "communication": 3.1, "update": 3.2, "python": 5.5}
+    verdict = judge(timeline(simulated(2, late=(0, "python", 3.0), usual=usual, noise=0.02)))
+    assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, 0, Part.PYTHON)
+    assert judge(timeline(simulated(2, usual={**usual, "python": 8.0}, noise=0.02))).bound is Bound.PYTHON
+
+
 def test_a_pause_now_and_then_is_no_slow_worker() -> None:
     assert judge(timeline(simulated(2, late=(1, "forward", 200.0), every=10))).rank is None
 
