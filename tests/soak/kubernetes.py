@@ -27,8 +27,8 @@ import yaml
 
 from tests.pods import network
 from tests.soak.control_plane import Control, control_plane, install
-from tests.soak.hosts import QUIET, RESUMABLE, ROOT, SECONDS
 from tests.soak.kubelet import Nodes, Running, listed
+from tests.soak.trials import QUIET, RESUMABLE, ROOT, SECONDS
 from tfdist.launch.kubernetes.manifests import objects, runtime, secret
 from tfdist.launch.kubernetes.request import Request
 
