@@ -106,7 +106,7 @@ ATTENTION = (
 NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     # of modules alone
     **{f"{name}.py": {} for name in ("horovod/ops", "keras/calls", "keras/first_batch", "versions")},
-    **{f"tensorflow/{name}.py": {} for name in ("coordination", "numeric_variables", "sparse_sums", "variable_part")},
+    **{f"tensorflow/{name}.py": {} for name in ("coordination", "numeric_variables", "sparse_sums")},
     "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
     "keras/callbacks.py": {
         **{
@@ -214,9 +214,8 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_constraint _shape _value", lambda: keras.Variable([1.0])),
         **each("_get_on_device_or_primary _shared_name _unique_id", lambda: model().weights[0].value),
     },
-    "tensorflow/partitioned.py": {
-        **each("_dtype _shape _value", lambda: keras.Variable([1.0])),
-    },
+    "tensorflow/new_variables.py": each("_dtype _shape", lambda: keras.Variable([1.0])),
+    "tensorflow/partitioned.py": each("_value", lambda: keras.Variable([1.0])),
     "tensorflow/replay.py": {"_class": node},
     "tensorflow/ring.py": {
         **each(EXTENDED, lambda: MirroredExtended),

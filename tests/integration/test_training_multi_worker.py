@@ -111,6 +111,7 @@ def test_all_begin_with_the_chiefs_weights(pool: WorkerPool) -> None:
     chief, other = call(pool, "seeds_that_differ")
     assert chief == other
     assert chief["began"] != chief["ended"]
+    assert chief["small"] == [[0.0, 100.0]] * len(chief["small"])
 
 
 @under_two

@@ -39,7 +39,12 @@ def seeds_that_differ() -> dict[str, Any]:
     network = model(seed=RANK)
     began = weights(network)
     network.fit(X, Y, batch_size=8, verbose=0)
-    return {"began": began, "ended": weights(network)}
+    with STRATEGY.scope():  # what policies, quantization and layers of one's own make
+        own = [tf.Variable(tf.cast([RANK, 100 + RANK], dtype)) for dtype in SMALL]
+    return {"began": began, "ended": weights(network), "small": [one.numpy().astype(float).tolist() for one in own]}
+
+
+SMALL = ("bfloat16", "float16", "int8", "uint8", "int16", "uint16", "uint32", "int64")
 
 
 def data_that_differs(rows: list[int], shift: list[float]) -> str:

@@ -4,7 +4,7 @@ TensorFlow's `ShardedVariable` has no handle, so Keras can neither take a gradie
 is told that reading the whole, or looking up rows, is a function of one handle; gradients arrive as those of one
 variable, and the optimizer updates part by part with the slot variables of that part.
 
-Private names, read in TensorFlow 2.21.0 (`record`, `tape`) and Keras 3.15.1 (`Variable._shape`, `_dtype`, `_value`).
+Private names, read in TensorFlow 2.21.0 (`record`, `tape`) and Keras 3.15.1 (`Variable._value`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,17 +19,6 @@ from tfdist.compat.keras import variables as keras_variables
 # A table up to this size is made whole and cut, so that it starts as on one device; a larger one is made in parts,
 # each from a seed of its own, because no machine may be able to hold it.
 WHOLE_BYTES = 256 << 20
-
-
-def shape_of_new_variable(value: Any, shape: Any, dtype: Any) -> tuple[tf.TensorShape | None, tf.DType]:
-    """Return shape and dtype of a variable that is being made, without making it; shape None: unknown."""
-    if not callable(value):
-        tensor = value if hasattr(value, "shape") and hasattr(value, "dtype") else tf.convert_to_tensor(value, dtype)
-        return tf.TensorShape(tensor.shape), tf.as_dtype(dtype or tensor.dtype)
-    known = keras_variables.being_made()
-    if known is not None:
-        return tf.TensorShape(known[0]._shape), tf.as_dtype(known[0]._dtype)
-    return (None if shape is None else tf.TensorShape(shape)), tf.as_dtype(dtype or tf.float32)
 
 
 def create(

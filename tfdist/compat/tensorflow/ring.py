@@ -19,9 +19,9 @@ from tensorflow.python.distribute import (
     values,
 )
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
-from tensorflow.python.trackable import base
 
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow.sparse_sums import as_rows, mean_of, of_rows, reduced_by
 from tfdist.compat.tensorflow.strategies import ReduceInReplicas, one_of_each, owned, packed, replica_index, told
 
@@ -98,11 +98,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         path = keras_variables.path_of_new_variable(kwargs.get("name") or "a variable")
 
         def initial_value() -> tf.Tensor:
-            value = kwargs["initial_value"]
-            value = value() if callable(value) else value
-            if isinstance(value, base.CheckpointInitialValue):
-                value = value.wrapped_value
-            value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+            value = new_variables.first_value(kwargs["initial_value"], kwargs.get("dtype"))
             what = f"the initial value of {path} {value.dtype.name} {value.shape}"
             with tf.device(device), self._waiting(what):
                 return self._collective.broadcast(value, what)

@@ -27,6 +27,7 @@ from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from tensorflow.python.eager import context, executor
 
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -266,7 +267,7 @@ class ServerVariables(OneDeviceExtended):
         self._container_strategy().on_variable()
         reference = kwargs.pop("colocate_with", None)
         value = kwargs["initial_value"]
-        shape, dtype = tf_partitioned.shape_of_new_variable(value, kwargs.get("shape"), kwargs.get("dtype"))
+        shape, dtype = new_variables.shape_of_new_variable(value, kwargs.get("shape"), kwargs.get("dtype"))
         # What metrics count, what optimizers count, the states of random numbers: small, and the chief's business.
         counts = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         scalar = shape is not None and shape.rank == 0 and not kwargs.get("trainable", True)

@@ -39,7 +39,7 @@ from tensorflow.python.eager import context
 
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer
-from tfdist.compat.tensorflow import data, numeric_variables, sparse_sums
+from tfdist.compat.tensorflow import data, new_variables, numeric_variables, sparse_sums
 from tfdist.errors import UnsupportedError
 
 # A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
@@ -291,7 +291,10 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
             if value.shape.rank or sharded_optimizer.makes_parts(optimizer):
                 return lambda: value
             kwargs["initial_value"] = value
-        return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
+        create = super()._get_variable_creator_initial_value
+        if replica_id == 0:
+            return new_variables.chief_value(create, device, kwargs)
+        return create(replica_id, device, primary_var, **kwargs)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self.between and not tf.executing_eagerly():

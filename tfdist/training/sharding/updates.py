@@ -11,11 +11,11 @@ from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.compat.tensorflow.meshes import sharded
-from tfdist.compat.tensorflow.variable_part import VariablePart
 from tfdist.errors import UnsupportedError
 from tfdist.training.reduction import norms
 from tfdist.training.sharding import exchange, saving
 from tfdist.training.sharding.parts import Everywhere, Owned, Part, Stretch, balanced
+from tfdist.training.sharding.variable_part import VariablePart
 
 
 class Updates:

@@ -12,14 +12,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.trackable import base
 
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes.gathering import Gathers
 from tfdist.compat.tensorflow.meshes.late import Late
 from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding, innermost
-from tfdist.compat.tensorflow.partitioned import shape_of_new_variable
+from tfdist.compat.tensorflow.new_variables import first_value, shape_of_new_variable
 from tfdist.compat.tensorflow.ring import RingReplicas
 from tfdist.compat.tensorflow.strategies import MultiWorkerReplicas, ReduceInReplicas, one_of_each
 from tfdist.errors import UnsupportedError
@@ -198,10 +197,7 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
         path = keras_variables.path_of_new_variable(kwargs.get("name") or "a variable")
 
         def initial_value() -> tf.Tensor:
-            whole = value() if callable(value) else value
-            if isinstance(whole, base.CheckpointInitialValue):
-                whole = whole.wrapped_value
-            whole = tf.convert_to_tensor(whole, dtype=kwargs.get("dtype"))
+            whole = first_value(value, kwargs.get("dtype"))
             what = f"the initial value of {path} {whole.dtype.name} {whole.shape}"
             with tf.device(device), self._waiting(what):
                 return self._everybody.broadcast(whole, what)

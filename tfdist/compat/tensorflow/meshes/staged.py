@@ -16,7 +16,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas, _is_weight, _Part
 from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding, innermost
-from tfdist.compat.tensorflow.partitioned import shape_of_new_variable
+from tfdist.compat.tensorflow.new_variables import shape_of_new_variable
 
 
 class Staged(Sharding, Protocol):

@@ -1,0 +1,64 @@
+"""Variables that are being made: their shapes, and the values that they begin with.
+
+Private names, read in TensorFlow 2.21.0: `CheckpointInitialValue`, what a variable begins with that a checkpoint knew
+before it was made. Of Keras 3.15.1: `Variable._shape` and `_dtype`, while one has no value yet.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.trackable import base
+
+from tfdist.compat.keras import variables as keras_variables
+
+
+def shape_of_new_variable(value: Any, shape: Any, dtype: Any) -> tuple[tf.TensorShape | None, tf.DType]:
+    """Return shape and dtype of a variable that is being made, without making it; shape None: unknown."""
+    if not callable(value):
+        tensor = value if hasattr(value, "shape") and hasattr(value, "dtype") else tf.convert_to_tensor(value, dtype)
+        return tf.TensorShape(tensor.shape), tf.as_dtype(dtype or tensor.dtype)
+    known = keras_variables.being_made()
+    if known is not None:
+        return tf.TensorShape(known[0]._shape), tf.as_dtype(known[0]._dtype)
+    return (None if shape is None else tf.TensorShape(shape)), tf.as_dtype(dtype or tf.float32)
+
+
+def first_value(value: Any, dtype: Any) -> tf.Tensor:
+    """Return the value that a variable begins with, of what it is made from: a value, or a function that returns it."""
+    value = value() if callable(value) else value
+    if isinstance(value, base.CheckpointInitialValue):
+        value = value.wrapped_value
+    return tf.convert_to_tensor(value, dtype)
+
+
+def chief_value(create: Callable[..., Callable[[], tf.Tensor]], device: Any, given: dict[str, Any]) -> Any:
+    """Return what makes the chief's value by TensorFlow's broadcast, also in a dtype that TensorFlow does not send.
+
+    Those are bfloat16 and small integers, of which Keras' policies and its quantization make weights.
+
+    Args:
+        create: TensorFlow's method that returns what makes the value of the first replica of a worker.
+        device: of that replica.
+        given: what the variable is made from.
+    """
+
+    def made() -> tf.Tensor:
+        with tf.device(device):
+            own = first_value(given["initial_value"], given.get("dtype"))
+            carrier = _carrier(own.dtype)
+            carried = tf.cast(own, carrier)
+        received = create(0, device, None, **{**given, "initial_value": carried, "dtype": carrier})()
+        with tf.device(device):
+            return tf.cast(received, own.dtype)
+
+    return made
+
+
+def _carrier(dtype: tf.DType) -> tf.DType:
+    """Return a dtype that TensorFlow broadcasts and that has every value of this one; itself where there is none."""
+    if dtype.is_integer and dtype.size < 4:
+        return tf.int32
+    if dtype == tf.uint32:
+        return tf.int64
+    return tf.float32 if dtype.is_floating and dtype.size < 4 and dtype != tf.float16 else dtype
