@@ -366,6 +366,21 @@ def equal_to_the_bit(trial: Trial) -> None:
         print(f"{strategy} {collectives}: one host, two pods; a pod {'; '.join(told)}: equal to the bit", flush=True)
 
 
+def parameter_servers(trial: Trial) -> None:
+    """A chief, workers and a server, each in a pod, have the weights of one host."""
+    options = ("--strategy", "parameter-server", "-n", 2, "--parameter-servers", 1)
+    variables = {"TFDIST_MAX_STALENESS": "0"}  # so that gradients are added up in an order that is always the same
+    result, _, words = trial.places()
+    trial.run(*options, RESUMABLE, *words, **variables)
+    local = result.read_text()
+    result, _, words = trial.places()
+    passed = ("--pass-env", *variables)
+    trial.run(*trial.on("servers"), *passed, *options, RESUMABLE, *words, **variables)
+    assert result.read_text() == local
+    trial.removed("servers")
+    print("parameter-server: one host, and a pod for each: equal to the bit", flush=True)
+
+
 def what_policies_do(trial: Trial) -> None:
     """A pod that is killed more often than may be ends the job; two jobs at once do not meet."""
     sleeping = trial.script("sleeping.py", "import time\nprint('here', flush=True)\ntime.sleep(1000)\n")
@@ -398,7 +413,8 @@ def what_policies_do(trial: Trial) -> None:
 TRIALS: dict[str, Callable[[Trial], None]] = {
     trial.__name__: trial
     for trial in (
-        what_is_shown_and_what_ends, what_cannot_run, what_is_submitted, what_policies_do, equal_to_the_bit
+        what_is_shown_and_what_ends, what_cannot_run, what_is_submitted, what_policies_do, equal_to_the_bit,
+        parameter_servers,
     )
 }  # fmt: skip
 

@@ -104,6 +104,16 @@ def equal_to_the_bit(trial: OverSsh, where: tuple[object, ...]) -> str:
     return f"resumed at step {stepping['resumed']}, {stepping['lost']} repeated, {stepping['seconds']:.1f} s after it"
 
 
+def parameter_servers(trial: OverSsh, where: tuple[object, ...]) -> None:
+    """A chief and a worker on one host, a worker and a server on the other have the weights of one host."""
+    options = ("--strategy", "parameter-server", "-n", 2, "--parameter-servers", 1)
+    variables = {"TFDIST_MAX_STALENESS": "0"}
+    local, _ = trial.trained(*options, **variables)
+    there = (*options, *where, "--hosts", "a:2,b:2", "--pass-env", *variables)
+    remote, _ = trial.trained(*there, **variables)
+    assert remote == local
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sshd", default="/usr/sbin/sshd")
@@ -121,11 +131,12 @@ def main() -> None:
             shown = maps(trial, where)
             print(f"{program}: four workers on two hosts, each in its place; hosts of ranks: {shown}", flush=True)
             resumed = equal_to_the_bit(trial, where)
+            parameter_servers(trial, where)
             assert not trial.left()
             seconds = time.monotonic() - begun
             print(
-                f"{program}: multi-worker native on one host, on two, and on two with a worker killed: equal to the "
-                f"bit; {resumed} ({seconds:.0f} s in all)",
+                f"{program}: multi-worker native on one host, on two, and on two with a worker killed, and "
+                f"parameter-server on one and on two: equal to the bit; {resumed} ({seconds:.0f} s in all)",
                 flush=True,
             )
 
