@@ -15,21 +15,11 @@ from pathlib import Path
 
 import psutil
 
-ETC = Path("/etc/netns")  # of which `ip netns exec` lays the files of a namespace over those in /etc
+from tests.namespaces import ETC, ip
+
 _OWN = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
 _FIRST = 'hostname "$0" && mount -t tmpfs -o size=1g none /dev/shm && exec "$@"'
-_IP_SECONDS = 200
-
-
-def ip(*arguments: str) -> None:
-    """Run `ip`.
-
-    Raises:
-        OSError: it fails.
-    """
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=_IP_SECONDS, check=False)
-    if done.returncode:
-        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+_PROBE_SECONDS = 200
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,7 @@ def why_not() -> str:
     try:
         with network() as found:
             words = ["ip", "netns", "exec", found.space, *_OWN, "sh", "-c", _FIRST, "probe", "true"]
-            subprocess.run(words, check=True, capture_output=True, timeout=_IP_SECONDS)
+            subprocess.run(words, check=True, capture_output=True, timeout=_PROBE_SECONDS)
             return ""
     except (OSError, subprocess.SubprocessError) as error:
         return f"namespaces need root and the capability to make them: {error}"

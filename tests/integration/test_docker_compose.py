@@ -16,19 +16,12 @@ import yaml
 
 from tests.integration import light
 from tests.integration.agents import wait_until
+from tests.namespaces import ETC, ip
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
 EPOCHS = 4
 DEADLINE_SECONDS = 800
-
-ETC = Path("/etc/netns")  # of which `ip netns exec` lays the files of a namespace over those in /etc
-
-
-def ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=200)
-    if done.returncode:
-        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 @contextmanager

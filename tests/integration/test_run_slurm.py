@@ -85,16 +85,24 @@ def test_a_job_is_submitted_followed_and_its_exit_code_kept(slurm: dict[str, Any
     assert (shown[0], shown[1].splitlines()) == (0, batch)
 
 
-def test_one_that_waits_says_why_and_ctrl_c_takes_it_out(slurm: dict[str, Any], script: Any, shared: Path) -> None:
-    with agent("--engine", "slurm", "--sbatch", "--begin=later", script(""), **slurm) as process:
+def ended_in_the_queue(
+    options: str, count: int, slurm: dict[str, Any], script: Any, shared: Path
+) -> tuple[int, list[str]]:
+    """Send Ctrl-C to a job that waits; return its exit code, and so many commands that Slurm was given for it."""
+    with agent("--engine", "slurm", "--sbatch", options, script(""), **slurm) as process:
         assert process.stderr is not None
         assert b"job 42 is in the queue" in process.stderr.readline()
         assert b"job 42 waits: BeginTime" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=DEADLINE_SECONDS)
-    wait_until(lambda: len((shared / "cancels").read_text().splitlines()) == 2, "it was not cancelled twice")
-    assert set((shared / "cancels").read_text().splitlines()) == {"--batch --signal=TERM 42", "--state=PENDING 42"}
-    assert process.returncode == 1
+    wait_until(lambda: len((shared / "cancels").read_text().splitlines()) == count, "it was not cancelled twice")
+    return process.returncode, (shared / "cancels").read_text().splitlines()
+
+
+def test_one_that_waits_says_why_and_ctrl_c_takes_it_out(slurm: dict[str, Any], script: Any, shared: Path) -> None:
+    code, said = ended_in_the_queue("--begin=later", 2, slurm, script, shared)
+    assert set(said) == {"--batch --signal=TERM 42", "--state=PENDING 42"}
+    assert code == 1
 
 
 def test_one_that_had_to_stop_is_put_into_the_queue_again_where_that_was_asked_for(
@@ -116,14 +124,7 @@ def test_one_that_had_to_stop_is_put_into_the_queue_again_where_that_was_asked_f
 
 
 def test_ctrl_c_lets_none_come_back(slurm: dict[str, Any], script: Any, shared: Path) -> None:
-    with agent("--engine", "slurm", "--sbatch", "--begin=later --requeue", script(""), **slurm) as process:
-        assert process.stderr is not None
-        assert b"job 42 is in the queue" in process.stderr.readline()
-        assert b"job 42 waits: BeginTime" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=DEADLINE_SECONDS)
-    wait_until(lambda: len((shared / "cancels").read_text().splitlines()) == 3, "it was not cancelled twice")
-    said = (shared / "cancels").read_text().splitlines()
+    _, said = ended_in_the_queue("--begin=later --requeue", 3, slurm, script, shared)
     assert said.index("scontrol update JobId=42 Requeue=0") < said.index("--batch --signal=TERM 42")
 
 

@@ -12,7 +12,6 @@ rights of docker/kubernetes/role.yaml and no others.
 import argparse
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ import yaml
 from tests.pods import network
 from tests.soak.control_plane import Control, control_plane, install
 from tests.soak.kubelet import Nodes, Running, listed
-from tests.soak.trials import QUIET, RESUMABLE, ROOT, SECONDS
+from tests.soak.trials import QUIET, RESUMABLE, ROOT, RUN, SECONDS, ended, started, wait_until
 from tfdist.launch.kubernetes.manifests import objects, runtime, secret
 from tfdist.launch.kubernetes.request import Request
 
@@ -70,13 +69,6 @@ time.sleep(1000)
 """
 
 
-def wait_until(test: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not test():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-
-
 class Trial:
     """Submits jobs, and keeps what came of them."""
 
@@ -112,7 +104,9 @@ class Trial:
         self.token = token
         self.configuration = control.configuration("submitter", token=token, namespace=NAMESPACE)
         # which a controller makes
-        wait_until(lambda: "default" in [one["metadata"]["name"] for one in self.of("service_account")])
+        wait_until(
+            lambda: "default" in [one["metadata"]["name"] for one in self.of("service_account")], seconds=SECONDS
+        )
 
     def install(self) -> None:
         """Install the definitions that were given, once."""
@@ -126,35 +120,16 @@ class Trial:
 
     @contextlib.contextmanager
     def started(self, *arguments: object, **variables: str) -> Iterator["subprocess.Popen[str]"]:
-        words = [sys.executable, "-m", "tfdist", "run", *map(str, arguments)]
-        process = subprocess.Popen(
-            words,
-            env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT), "KUBECONFIG": str(self.configuration), **variables},
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        try:
+        command = [*RUN, *map(str, arguments)]
+        with started(command, cwd=self.folder, KUBECONFIG=str(self.configuration), **variables) as process:
             yield process
-        finally:
-            process.kill()
-            process.wait()
 
     def on(self, name: str, *options: object) -> tuple[object, ...]:
         return ("--engine", "kubernetes", "--image", "tfdist:cpu", "--name", name, *options)
 
-    def ended(self, process: "subprocess.Popen[str]", code: int) -> str:
-        """Wait for the end of a submission; return what it has written."""
-        out, _ = process.communicate(timeout=SECONDS)
-        assert process.returncode == code, (process.returncode, out[-6000:])
-        return out
-
     def run(self, *arguments: object, code: int = 0, **variables: str) -> str:
         with self.started(*arguments, **variables) as process:
-            return self.ended(process, code)
+            return ended(process, code)
 
     def script(self, name: str, text: str) -> Path:
         path = self.folder / name
@@ -169,7 +144,7 @@ class Trial:
 
     def pod(self, job: str, index: int) -> Running:
         """Return a pod that runs, once it does."""
-        wait_until(lambda: self.nodes.pod(job, index) is not None)
+        wait_until(lambda: self.nodes.pod(job, index) is not None, seconds=SECONDS)
         found = self.nodes.pod(job, index)
         assert found is not None
         return found
@@ -186,7 +161,7 @@ class Trial:
             return [one["metadata"]["name"] for kind in kinds for one in self.of(kind)
                     if one["metadata"]["name"].startswith(job)]  # fmt: skip
 
-        wait_until(lambda: not left())
+        wait_until(lambda: not left(), seconds=SECONDS)
 
 
 def what_is_submitted(trial: Trial) -> None:
@@ -245,7 +220,7 @@ def what_is_submitted(trial: Trial) -> None:
                 assert f"{kind} nobody is submitted" in said[0], said
                 assert "0 of 2 pods are there" in said[1], said
                 process.send_signal(signal.SIGINT)
-                trial.ended(process, 130)
+                ended(process, 130)
             trial.is_gone("nobody")
             print(f"{kind}: submitted, started and deleted; {said[1].strip()}", flush=True)
 
@@ -274,7 +249,7 @@ def what_is_shown_and_what_ends(trial: Trial) -> None:
             if signals == 2:
                 time.sleep(0.5)
                 process.send_signal(signal.SIGINT)
-            out = trial.ended(process, 130)
+            out = ended(process, 130)
         trial.is_gone("ctrl-c")
         print(
             f"{signals} Ctrl-C: all is gone after {time.monotonic() - begun:.0f} s\n  {out.splitlines()[0]}", flush=True
@@ -282,7 +257,7 @@ def what_is_shown_and_what_ends(trial: Trial) -> None:
     with trial.started(*trial.on("deleted", "-n", 2), sleeping) as process:
         trial.pod("deleted", 1)
         trial.removed("deleted")
-        out = trial.ended(process, 143)
+        out = ended(process, 143)
     assert "the job was deleted by somebody else" in out, out
     print("a job that is deleted by others: told, exit code 143", flush=True)
 
@@ -301,7 +276,7 @@ def what_cannot_run(trial: Trial) -> None:
                     break
             time.sleep(15)  # in which the cluster tries again
             process.send_signal(signal.SIGINT)
-            lines += trial.ended(process, 130).splitlines()
+            lines += ended(process, 130).splitlines()
         trial.is_gone(name)
         assert len([line for line in lines if until in line]) == 1, lines
         print(next(line for line in lines if until in line).strip(), flush=True)
@@ -311,7 +286,7 @@ def what_cannot_run(trial: Trial) -> None:
     said("gpus", "-n", 2, "--gpus-per-worker", 1, until="Insufficient nvidia.com/gpu")
     quota = {"metadata": {"name": "small"}, "spec": {"hard": {"requests.cpu": "1", "requests.memory": "1Gi"}}}
     trial.core.create_namespaced_resource_quota(NAMESPACE, quota)
-    wait_until(lambda: trial.of("resource_quota")[0]["status"].get("hard"))
+    wait_until(lambda: trial.of("resource_quota")[0]["status"].get("hard"), seconds=SECONDS)
     said("quota", "-n", 3, "--cpus-per-worker", 1, "--memory-per-worker", "512M", until="exceeded quota")
     said("nothing-asked", "-n", 2, until="failed quota")
     trial.core.delete_namespaced_resource_quota("small", NAMESPACE)
@@ -349,14 +324,14 @@ def equal_to_the_bit(trial: Trial) -> None:
             script = trial.script("waiting.py", WAITING.format(script=RESUMABLE, seconds=seconds))
             more = ("--hang-seconds", 60, "--max-restarts", 1, "--event-file", events)
             with trial.started(*trial.on(how), *options, *more, script, *words) as process:
-                wait_until(now.exists)
+                wait_until(now.exists, seconds=SECONDS)
                 pod = trial.pod(how, 1)
                 if how == "killed":
                     pod.container.signal(signal.SIGKILL)
                 else:
                     name = pod.pod["metadata"]["name"]
                     trial.core.create_namespaced_pod_eviction(name, NAMESPACE, {"metadata": {"name": name}})
-                trial.ended(process, 0)
+                ended(process, 0)
             assert result.read_text() == local
             [again] = [one for one in map(json.loads, events.read_text().splitlines())
                        if one["event"] == "stepping" and "seconds" in one]  # fmt: skip
@@ -388,10 +363,10 @@ def what_policies_do(trial: Trial) -> None:
         first = trial.pod("often", 1)
         time.sleep(3)
         first.container.signal(signal.SIGKILL)
-        wait_until(lambda: trial.nodes.pod("often", 1) not in (None, first))
+        wait_until(lambda: trial.nodes.pod("often", 1) not in (None, first), seconds=SECONDS)
         time.sleep(3)
         trial.pod("often", 1).container.signal(signal.SIGKILL)
-        out = trial.ended(process, 137)
+        out = ended(process, 137)
     [line] = [line for line in out.splitlines() if "failed first" in line and "pod " in line]
     print(f"killed twice with one restart: {line}", flush=True)
     trial.removed("often")
@@ -401,7 +376,7 @@ def what_policies_do(trial: Trial) -> None:
         trial.started(*trial.on("train-2", "-n", 2, "--pass-env", "MINE"), script, MINE="two") as other,
     ):
         for process, mine in ((one, "one"), (other, "two")):
-            out = trial.ended(process, 0)
+            out = ended(process, 0)
             assert out.count(f"mine is {mine}") == out.count("mine is") == 2, out
     out = trial.run(*trial.on("train"), script, code=1)
     assert "already exists" in out, out

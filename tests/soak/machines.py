@@ -5,6 +5,7 @@ with a shared file system, but for /run and /dev/shm. It needs root and iproute2
 """
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
@@ -16,20 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ETC = Path("/etc/netns")  # of which `ip netns exec` lays the files of a namespace over those in /etc
+from tests import namespaces
+from tests.namespaces import ETC
+
 LAUNCHER = "launcher"
 SECONDS = 60.0
-
-
-def ip(*arguments: str) -> None:
-    """Run `ip`.
-
-    Raises:
-        OSError: it fails.
-    """
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
-    if done.returncode:
-        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+ip = functools.partial(namespaces.ip, seconds=SECONDS)
 
 
 @dataclass(kw_only=True)

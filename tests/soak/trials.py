@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,35 @@ from tests.soak.machines import LAUNCHER, Machines
 ROOT = Path(__file__).parents[2]
 RESUMABLE = ROOT / "tests" / "integration" / "cases" / "resumable.py"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1"}
+RUN = (sys.executable, "-m", "tfdist", "run")
 SECONDS = 500.0
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], *, cwd: Path, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start a command, whose output and errors are one stream; it ends with the block."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **variables},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ended(process: "subprocess.Popen[str]", code: int) -> str:
+    """Wait for the end of a command, with this exit code; return what it has written."""
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == code, (process.returncode, out[-6000:])
+    return out
 
 
 class Trial:
@@ -34,37 +62,18 @@ class Trial:
 
     @contextlib.contextmanager
     def started(self, *arguments: object, **variables: str) -> Iterator["subprocess.Popen[str]"]:
-        """Start a job, whose output and errors are one stream; it ends with the block."""
-        command = [sys.executable, "-m", "tfdist", "run", *map(str, arguments)]
-        inside = self._machines
-        process = subprocess.Popen(
-            command if inside is None else inside.inside(LAUNCHER, command),
-            env={
-                **os.environ,
-                **QUIET,
-                "PYTHONPATH": str(ROOT),
-                **({} if inside is None else inside.variables),
-                **variables,
-            },
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        try:
+        """Start a job, which ends with the block."""
+        command = [*RUN, *map(str, arguments)]
+        if self._machines is not None:
+            command = self._machines.inside(LAUNCHER, command)
+            variables = {**self._machines.variables, **variables}
+        with started(command, cwd=self.folder, **variables) as process:
             yield process
-        finally:
-            process.kill()
-            process.wait()
 
     def run(self, *arguments: object, code: int = 0, **variables: str) -> str:
         """Run a job to its end; return what it has written."""
         with self.started(*arguments, **variables) as process:
-            out, _ = process.communicate(timeout=SECONDS)
-        assert process.returncode == code, (process.returncode, out[-4000:])
-        return out
+            return ended(process, code)
 
     def trained(
         self, *options: object, before: tuple[object, ...] = (), **variables: str

@@ -178,28 +178,30 @@ def _outputs(config: LaunchConfig, passed: Sequence[str]) -> tuple[list[str], tu
     """
     from tfdist.exporters.registry import KINDS, parse_all  # which few ask for
 
-    options: list[tuple[str, Output | str]] = []
-    if config.event_file is not None:
-        options.append(("--event-file ", Output(place=Path(config.event_file), grows=True)))
-    if config.trace is not None:
-        options.append(("--trace ", Output(place=Path(config.trace))))
-    for target in parse_all(config.exporters, option="--export"):
-        if KINDS[target.name].default:
-            place, is_folder = Path(target.where or KINDS[target.name].default), target.name == "tensorboard"
-            options.append((f"--export {target.name}:", Output(place=place, grows=is_folder, is_folder=is_folder)))
-        else:
-            if target.name == "mlflow" and "://" not in (target.where or _given("MLFLOW_TRACKING_URI", passed)):
-                raise ConfigError(
-                    f"--export is {target}, which would be a folder of the first pod, and go with it. Name a server: "
-                    "--export mlflow:http://HOST:PORT, or MLFLOW_TRACKING_URI with --pass-env MLFLOW_TRACKING_URI."
-                )
-            options.append(("--export ", str(target)))
-    outputs = tuple(what for _, what in options if isinstance(what, Output))
     words: list[str] = []
-    for begins, what in options:
-        option, _, value = begins.partition(" ")
-        words += [option, value + (what if isinstance(what, str) else what.in_pod(outputs.index(what)))]
-    return words, outputs
+    outputs: list[Output] = []
+
+    def bring(option: str, output: Output, *, before: str = "") -> None:
+        words.extend((option, before + output.in_pod(len(outputs))))
+        outputs.append(output)
+
+    if config.event_file is not None:
+        bring("--event-file", Output(place=Path(config.event_file), grows=True))
+    if config.trace is not None:
+        bring("--trace", Output(place=Path(config.trace)))
+    for target in parse_all(config.exporters, option="--export"):
+        if default := KINDS[target.name].default:
+            is_folder = target.name == "tensorboard"
+            output = Output(place=Path(target.where or default), grows=is_folder, is_folder=is_folder)
+            bring("--export", output, before=f"{target.name}:")
+            continue
+        if target.name == "mlflow" and "://" not in (target.where or _given("MLFLOW_TRACKING_URI", passed)):
+            raise ConfigError(
+                f"--export is {target}, which would be a folder of the first pod, and go with it. Name a server: "
+                "--export mlflow:http://HOST:PORT, or MLFLOW_TRACKING_URI with --pass-env MLFLOW_TRACKING_URI."
+            )
+        words.extend(("--export", str(target)))
+    return words, tuple(outputs)
 
 
 def _given(name: str, passed: Sequence[str]) -> str:
