@@ -37,6 +37,10 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def precise_now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 @dataclass
 class Running:
     """A pod on one of the nodes."""
@@ -127,7 +131,9 @@ class Nodes:
             },
         }
         self._core.create_node(made)
-        lease = {"metadata": {"name": name}, "spec": {"holderIdentity": name, "leaseDurationSeconds": 40}}
+        # without the time of a first renewal the controller sees none of those that follow
+        spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": precise_now()}
+        lease = {"metadata": {"name": name}, "spec": spec}
         deadline = time.monotonic() + KILL_SECONDS
         while True:
             try:
@@ -139,7 +145,7 @@ class Nodes:
             time.sleep(LOOK_SECONDS)
 
     def _renew(self) -> None:
-        spec = {"renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
+        spec = {"renewTime": precise_now()}
         for name in self.names:
             self._leases.patch_namespaced_lease(name, "kube-node-lease", {"spec": spec})
 

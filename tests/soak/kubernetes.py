@@ -316,7 +316,7 @@ def equal_to_the_bit(trial: Trial) -> None:
         assert result.read_text() == local
         trial.removed("plain")
         told = []
-        for how in ("killed", "evicted") if strategy == "multi-worker" else ("killed",):
+        for how in ("killed", "evicted"):
             result, events, words = trial.places()
             now = trial.folder / f"now{trial.count}"
             trial.nodes.variables |= {"NOW": str(now), "OWN_BACKUPS": "1"}
@@ -333,9 +333,13 @@ def equal_to_the_bit(trial: Trial) -> None:
                     trial.core.create_namespaced_pod_eviction(name, NAMESPACE, {"metadata": {"name": name}})
                 ended(process, 0)
             assert result.read_text() == local
-            [again] = [one for one in map(json.loads, events.read_text().splitlines())
-                       if one["event"] == "stepping" and "seconds" in one]  # fmt: skip
-            told.append(f"{how}: steps again after {again['seconds']:.1f} s, {again['lost']} repeated")
+            happened = [json.loads(line) for line in events.read_text().splitlines()]
+            first, again = (one for one in happened if one["event"] == "stepping")
+            assert (first["resumed"], again["lost"]) == (None, 0)
+            assert again["resumed"] > 0
+            # the launcher that is in the first pod sees a pod that is killed, and ends with one that is evicted
+            assert ("seconds" in again) == (how == "killed")
+            told.append(f"{how}: steps again {again['time'] - first['time']:.1f} s after it did first, 0 repeated")
             del trial.nodes.variables["OWN_BACKUPS"]
             trial.removed(how)
         print(f"{strategy} {collectives}: one host, two pods; a pod {'; '.join(told)}: equal to the bit", flush=True)
