@@ -70,6 +70,15 @@ def added_nodes(address: str) -> list[str]:
     return sorted(word for word in here if word.startswith("--node_ip_address=127."))
 
 
+def files_of(address: str) -> list[Path]:
+    """Return the files that a cluster has made: logs of its processes and of their actors, and what a session keeps."""
+    raylets = [
+        one for one in psutil.process_iter(["cmdline"]) if f"--gcs-address={address}" in (one.info["cmdline"] or ())
+    ]
+    folders = {one.environ()["RAY_TMPDIR"] for one in raylets}
+    return [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
+
+
 def main() -> None:
     from ray.cluster_utils import Cluster
 

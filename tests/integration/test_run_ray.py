@@ -15,7 +15,7 @@ import pytest
 from tests.integration.agents import DEADLINE_SECONDS, alive, finished, told, wait_until
 from tests.integration.steppers import STEPPER, done, happened, job
 from tests.integration.test_run_resize import sizes
-from tests.ray_nodes import ray_nodes
+from tests.ray_nodes import files_of, ray_nodes
 from tfdist.engines.ray import FailureConfig, RunConfig, ScalingConfig, Trainer
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
 
@@ -113,8 +113,10 @@ time.sleep(1000)
     options = ("-n", 2, "--min-workers", 1, "--max-restarts", 1, "--pass-env", "SHARED")
     with job(*cluster, *options, path, shared=shared) as process:
         pid, host_agent, key = told(shared, "end").split()
+        secrets = {key, psutil.Process(int(host_agent)).environ()["TFDIST_JOB_KEY"]}
+        assert len(secrets) == 2
         lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
-        assert not [line for line in lines if key in line]
+        assert not [line for line in lines if any(secret in line for secret in secrets)]
         assert "TFDIST_JOB_KEY" not in " ".join(lines)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=DEADLINE_SECONDS)
@@ -125,6 +127,10 @@ time.sleep(1000)
     assert sizes(shared) == [2, 1]
     assert {line.partition("] ")[2] for line in out.decode().splitlines()} == {"[] None", "sees ", "set()"}
     wait_until(lambda: not any(alive(int(one)) for one in (pid, host_agent)), "a process is left")
+    written = {path: path.read_bytes() for path in files_of(cluster[-1])}
+    assert any(happened(shared)[0]["job"].encode() in text for text in written.values()), "Ray's logs are elsewhere"
+    forms = [form for secret in secrets for form in (secret.encode(), bytes.fromhex(secret))]
+    assert not [path for path, text in written.items() if any(form in text for form in forms)], "a file has the key"
 
 
 def test_what_cannot_be_is_one_error_before_anything_is_started(cluster: list[str], script: Any, shared: Path) -> None:
