@@ -1,7 +1,8 @@
-"""`tfdist run --engine mpi`: by the mpirun that is installed, with a program in place of its ssh."""
+"""`tfdist run --engine mpi`: by the mpirun that is installed, and by programs that do what others do at a signal."""
 
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,44 @@ import psutil
 import pytest
 
 from tests.integration.agents import DEADLINE_SECONDS, agent, alive, finished, own_lines, told, wait_until
-from tests.integration.steppers import done, fault, happened, job
+from tests.integration.steppers import done, fault, happened, job, wait_for_event
 from tests.integration.test_run_hosts import ON_HOSTS
 
-pytestmark = [
-    pytest.mark.quick,
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun"),
-]
+pytestmark = pytest.mark.quick
+# what starts the agents here, as MPICH's mpirun does; at SIGTERM, and when one of them has ended, it does what is told
+STARTS_AGENTS = """
+import os, pathlib, signal, subprocess, sys, time
+if "--version" in sys.argv:
+    sys.exit(print("HYDRA build details:"))
+pathlib.Path(os.environ["SHARED"], "mpirun").write_text(str(os.getpid()))
+words, agents = sys.argv[1:], []
+def end_all(number, frame=None):
+    for one in agents:
+        one.send_signal(number)
+signal.signal(signal.SIGTERM, end_all)
+while "env" in words:
+    words = words[words.index("env") :]
+    end = words.index(":") if ":" in words else len(words)
+    agents.append(subprocess.Popen(words[:end]))
+    words = words[end:]
+codes = []
+while len(codes) < len(agents):
+    pid, status = os.wait()
+    codes.append(os.waitstatus_to_exitcode(status))
+    [one] = [one for one in agents if one.pid == pid]
+    one.returncode = codes[-1]
+    if codes[-1] < 0 and ENDS_ALL:
+        end_all(signal.SIGTERM)
+        time.sleep(1)
+        end_all(signal.SIGKILL)
+sys.exit(max(map(abs, codes)))
+"""
 
 
 @pytest.fixture
 def options() -> list[str]:
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun")
     return ["--engine", "mpi", "--hosts", "localhost:2", "--mpi-command", str(shutil.which("mpirun"))]
 
 
@@ -78,3 +106,48 @@ def test_workers_that_are_killed_lose_and_repeat_no_step(options: list[str], scr
     assert done(shared) == list(range(20))
     failures = [one for one in happened(shared) if one["event"] == "failed"]
     assert [(one["cause"], one["worker"], one["tick"]) for one in failures] == [("signal", 1, 4), ("signal", 0, 7)]
+
+
+def by_program(shared: Path, *, ends_all: bool) -> list[str]:
+    program = shared / "starts agents"
+    program.write_text(f"#!{sys.executable}\nENDS_ALL = {ends_all}\n{STARTS_AGENTS}")
+    program.chmod(0o755)
+    return ["--engine", "mpi", "--hosts", "one=127.0.0.1,two=127.0.0.2", "--mpi-command", f"'{program}'"]
+
+
+def test_sigterm_to_an_mpirun_that_only_hands_it_on_ends_the_job_as_one_to_tfdist_does(
+    script: Any, shared: Path
+) -> None:
+    where = by_program(shared, ends_all=False)
+    with job(*where, "--max-restarts", 3, script(ON_HOSTS[""]), shared=shared) as process:
+        wait_for_event(shared, "stepping")
+        psutil.Process(int(told(shared, "mpirun"))).send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 143, err
+    assert b"SIGTERM has come to the agents of all hosts" in err
+    assert len({told(shared, f"halted 0 {worker}") for worker in range(2)}) == 1, "they stopped before different steps"
+    assert not [one for one in happened(shared) if one["event"] == "failed"]
+
+
+def test_sigterm_to_the_agents_that_are_left_when_one_is_lost_ends_no_job(script: Any, shared: Path) -> None:
+    lose = """
+def lose(tick):
+    if (tick, ME, START) == (5, 1, 0):
+        os.kill(os.getppid(), signal.SIGKILL)
+
+train(20, before=lose)
+"""
+    where = by_program(shared, ends_all=True)
+    with job(*where, "--max-restarts", 1, script(ON_HOSTS["40"] + lose), shared=shared) as process:
+        _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, err
+    assert done(shared) == list(range(20))
+    assert b"SIGTERM has come" not in err
+
+
+def test_an_mpirun_that_is_killed_ends_the_job_though_its_agents_go_on(script: Any, shared: Path) -> None:
+    where = by_program(shared, ends_all=False)
+    path = script("os.kill(int((SHARED / 'mpirun').read_text()), signal.SIGKILL)\ntime.sleep(1000)")
+    code, _, err = finished(*where, path, shared=shared)
+    assert code == 1, err
+    assert "starts agents was ended by SIGKILL" in err

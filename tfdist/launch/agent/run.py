@@ -57,7 +57,7 @@ from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.placement import remote_placement
 from tfdist.launch.supervision.failure import Outcome, format_report, read_record
 from tfdist.launch.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
-from tfdist.launch.supervision.state import Event, Next, State, first_state, shown
+from tfdist.launch.supervision.state import Event, Next, Received, State, first_state, shown
 from tfdist.launch.supervision.supervise import decide
 
 
@@ -217,6 +217,7 @@ def _run(
                     say=lambda text: announce(out, text),
                     interrupted=at_a_signal(events),
                     memory=guard.memory if config.monitor else None,
+                    end=lambda: events.put(Received(number=signal.SIGTERM)),
                 )
             )
             placement, preparing, reserving = elsewhere, elsewhere, elsewhere.reserving()

@@ -36,8 +36,9 @@ class Brought(Protocol):
         """End it, and wait until it has."""
 
 
-# (how hosts are reached, the hosts, with what each joins, environment of the launcher) -> what has started their agents
-Bring = Callable[[Remote, Sequence[Host], Sequence[Ticket], Mapping[str, str]], Brought]
+# (how hosts are reached, the hosts, with what each joins, environment of the launcher, what it calls when it has ended
+# and nobody has closed it) -> what has started their agents
+Bring = Callable[[Remote, Sequence[Host], Sequence[Ticket], Mapping[str, str], Callable[[], None]], Brought]
 
 
 class Allots(Protocol):
@@ -162,6 +163,9 @@ class Engine:
         of_each_host: variables that it sets on each host for itself, so that the launcher's go to none.
         ends_at_sigterm: whether SIGTERM to an agent on a host is for it; else the engine sends it to every process.
         passes_sigterm_on: whether it is for the workers there, as a notice that their host is taken away.
+        ends_the_job_at_sigterm: whether it is for the launcher, as soon as it has come to the agents of all hosts: what
+            has started them was asked to end, and hands that on. To some of them it is none: so mpirun ends those that
+            are left when one is lost.
         does_without: whether the job may go on without a host that was lost and cannot be reached again.
         by_hand: whether somebody has to be told to start the agents.
         join_seconds: how long the launcher waits for a host to join: its engine has to start it, and it may have to
@@ -181,6 +185,7 @@ class Engine:
     of_each_host: tuple[str, ...] = ()
     ends_at_sigterm: bool = False
     passes_sigterm_on: bool = False
+    ends_the_job_at_sigterm: bool = False
     does_without: bool = False
     by_hand: bool = False
     join_seconds: float = 120.0
@@ -234,12 +239,13 @@ ENGINES = {
             hosts=hosts_of_slurm,
             without="Name the hosts: --hosts a:2,b:2, or --hosts localhost:4 for this machine.",
             removed=(*_STEP, *_PMI, "OMPI_", "OPAL_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIR_CVAR_"),
+            ends_the_job_at_sigterm=True,
         ),
         Engine(
             name="agent",
             program="",
             install="",
-            bring=lambda remote, hosts, tickets, environ: Nobody(),
+            bring=lambda *_: Nobody(),
             hosts=lambda environ: (),
             without="Name the hosts that will join: --hosts a:2,b:2",
             ends_at_sigterm=True,
@@ -262,7 +268,7 @@ ENGINES = {
             name="kubernetes",
             program="",
             install="",
-            bring=lambda remote, hosts, tickets, environ: Nobody(),  # every pod runs its own agent
+            bring=lambda *_: Nobody(),  # every pod runs its own agent
             hosts=hosts_of_pod,
             without="",
             removed=("JOB_COMPLETION_INDEX", "TFDIST_K8S_", "JAX_"),
@@ -278,7 +284,7 @@ _CAN = {
     "local": ("yes", "yes", "yes", "replaced or left out", "SIGTERM to a worker"),
     "ssh": ("yes", "within HOSTS", "yes", "replaced", "SIGTERM to a worker"),
     "slurm": ("yes", "within the allocation", "yes", "replaced", "--signal=B:TERM@SECONDS"),
-    "mpi": ("yes", "within HOSTS", "yes", "replaced", "SIGTERM to a worker"),
+    "mpi": ("yes", "within HOSTS", "yes", "replaced", "SIGTERM to a worker, or to mpirun"),
     "agent": ("yes", "within HOSTS", "yes", "replaced", "SIGTERM to a worker"),
     "ray": ("yes", "as nodes have room", "yes", "replaced", "SIGTERM to a worker"),
     "kubernetes": ("yes", "within the pods", "yes", "replaced", "SIGTERM to a pod"),

@@ -169,6 +169,8 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: 
     agent = HostAgent(wire, guard, placement, factory, copies, reserving=reserving, steps=steps, key=key_of_all)
     if hello["passes_sigterm_on"]:
         signal.signal(signal.SIGTERM, lambda *_: agent.give_notice())
+    if hello["ends_the_job_at_sigterm"]:
+        signal.signal(signal.SIGTERM, lambda *_: agent.tell_of_sigterm())
     return agent
 
 
@@ -240,6 +242,7 @@ class HostAgent:
             "send copies": lambda asked: copies.send(asked["to"], asked["name"], self._key_of(asked["key"])),
             "table": lambda asked: self._tables.tell(asked["number"], asked["what"], asked["step"]),
             "notice": self._notice,
+            "tell of sigterm": lambda asked: self._send({"sigterm": True}),
             "close table": lambda asked: self._tables.close(asked["number"]),
             "beat": lambda asked: None,
         }
@@ -269,6 +272,10 @@ class HostAgent:
     def give_notice(self) -> None:
         """Tell the workers here that this host is taken away, in a handler of a signal."""
         self._requests.put({"do": "notice"})
+
+    def tell_of_sigterm(self) -> None:
+        """Tell the agent that SIGTERM has come here, in a handler of a signal."""
+        self._requests.put({"do": "tell of sigterm"})
 
     def end(self) -> None:
         """End every process, and what it has left."""

@@ -33,6 +33,7 @@ class HostLink:
         connection: to what acts there.
         say: tells the user what the host has to say.
         recorded: takes the steps that its workers record; None where they record none.
+        terminated: called when SIGTERM has come to what acts there.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class HostLink:
         *,
         say: Callable[[str], None] = lambda text: None,
         recorded: Recorded | None = None,
+        terminated: Callable[[], None] = lambda: None,
     ) -> None:
         self.host = host
         self._say = say
         self._recorded = recorded
+        self._terminated = terminated
         self._recent = records.RecentOffset()
         self.report: HostReport | None = None
         self._offset = math.inf  # what is added to its clock to have this host's
@@ -236,6 +239,8 @@ class HostLink:
             self._take_rows(message["rows"], message["worker"], base64.b64decode(message["data"]))
         elif "say" in message:
             self._say(f"host {self.host.name}: {message['say']}")
+        elif "sigterm" in message:
+            self._terminated()
         elif "record" in message:
             if (handle := self._handles.get(message["record"])) is not None:
                 handle.record(records.on_our_clock(message["content"], self._offset))

@@ -90,7 +90,7 @@ class Meeting:
             self._brought = self._allots.bring(hosts, tickets)
         else:
             assert self._engine.bring is not None
-            self._brought = self._engine.bring(self._remote, hosts, tickets, self._environ)
+            self._brought = self._engine.bring(self._remote, hosts, tickets, self._environ, self._lose_all)
 
     def connection(
         self, host: Host, *, interrupted: Callable[[], bool], join_seconds: float | None = None
@@ -141,6 +141,10 @@ class Meeting:
     def _lose(self, address: str) -> None:
         if address in self._joined:
             self._joined[address].cut()
+
+    def _lose_all(self) -> None:
+        for connection in list(self._joined.values()):
+            connection.cut()
 
     def _addresses(self) -> list[tuple[str, int]]:
         given = self._remote.rendezvous

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.cluster import job_key
 from tfdist.errors import ConfigError, TfdistError
@@ -113,7 +113,13 @@ def shown(remote: Remote, environ: Mapping[str, str]) -> str:
     return shlex.join(command(kind, remote, remote.hosts, environ, as_root=os.geteuid() == 0))
 
 
-def start(remote: Remote, hosts: Sequence[Host], tickets: Sequence[Ticket], environ: Mapping[str, str]) -> "MpiRun":
+def start(
+    remote: Remote,
+    hosts: Sequence[Host],
+    tickets: Sequence[Ticket],
+    environ: Mapping[str, str],
+    lose: Callable[[], None],
+) -> "MpiRun":
     """Start mpirun.
 
     Args:
@@ -121,6 +127,7 @@ def start(remote: Remote, hosts: Sequence[Host], tickets: Sequence[Ticket], envi
         hosts: of the job.
         tickets: with what each joins.
         environ: of the launcher.
+        lose: called when mpirun has ended by itself, or somebody else has ended it.
     Raises:
         ConfigError: a host is named with a user, or mpirun is none that is known.
         TfdistError: it cannot be started.
@@ -134,7 +141,7 @@ def start(remote: Remote, hosts: Sequence[Host], tickets: Sequence[Ticket], envi
     words = command(found_kind(remote.shell, environ), remote, hosts, environ, as_root=os.geteuid() == 0)
     secret = tickets[0].environment()
     del secret[HOST_NAME]  # each has its own in its part
-    return MpiRun(words, {**without_those_of_a_host(environ), **secret})
+    return MpiRun(words, {**without_those_of_a_host(environ), **secret}, lose)
 
 
 class MpiRun:
@@ -143,12 +150,17 @@ class MpiRun:
     Args:
         words: its command line.
         environ: complete.
+        lose: called when it has ended before `close`. Agents do not end with every mpirun that is killed: those of Open
+            MPI beside it go on.
     Raises:
         TfdistError: it cannot be started.
     """
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], lose: Callable[[], None]) -> None:
         self._words = words
+        self._lose = lose
+        self._closing = False
+        self._deciding = threading.Lock()
         try:
             self._process = subprocess.Popen(
                 words,
@@ -163,6 +175,7 @@ class MpiRun:
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def ended(self) -> str:
         """Return why it has ended, once it has."""
@@ -177,11 +190,15 @@ class MpiRun:
 
     def said(self) -> str:
         """Return the last that it has written."""
-        self._reader.join(_DRAIN_SECONDS if self._process.poll() is not None else 0.0)
-        return "\n".join(self._lines)
+        code = self._process.poll()
+        self._reader.join(_DRAIN_SECONDS if code is not None else 0.0)
+        ended = [f"{self._words[0]} was ended by {signal.Signals(-code).name}"] if code is not None and code < 0 else []
+        return "\n".join([*self._lines, *ended])
 
     def close(self) -> None:
         """Wait until it has ended with the agents, which have been told; else end it."""
+        with self._deciding:
+            self._closing = True
         for number, seconds in ((0, _END_SECONDS), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
             if number:
                 self._process.send_signal(number)
@@ -191,6 +208,12 @@ class MpiRun:
             except subprocess.TimeoutExpired:
                 continue
         self._reader.join(_DRAIN_SECONDS)
+
+    def _watch(self) -> None:
+        self._process.wait()
+        with self._deciding:
+            if not self._closing:
+                self._lose()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

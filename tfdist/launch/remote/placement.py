@@ -45,6 +45,7 @@ class RemotePlacement:
         say: tells the user.
         interrupted: whether to stop waiting for hosts.
         memory: where what workers record is kept for who looks here; None: nowhere.
+        end: called when what has started the agents of all hosts hands SIGTERM on to them.
         environ: of the agent; that of this process by default.
     """
 
@@ -58,6 +59,7 @@ class RemotePlacement:
         say: Callable[[str], None],
         interrupted: Callable[[], bool] = lambda: False,
         memory: Path | None = None,
+        end: Callable[[], None] = lambda: None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
@@ -67,6 +69,8 @@ class RemotePlacement:
         self._say = say
         self._interrupted = interrupted
         self._memory = memory
+        self._end = end
+        self._terminated: set[str] = set()  # names of the hosts whose agents have got SIGTERM
         self._recorded = None if memory is None else Recorded(memory)
         self._engine = ENGINES[remote.engine]
         self._environ = os.environ if environ is None else environ
@@ -202,6 +206,7 @@ class RemotePlacement:
     def _end_links(self) -> None:
         _at_once([link.close for link in self._links.values()])
         self._links.clear()
+        self._terminated.clear()
 
     def _reached_places(self, count: int) -> tuple[Host, ...]:
         """Return hosts with places for so many processes, all of them reached; none that was lost and stays so."""
@@ -258,7 +263,8 @@ class RemotePlacement:
                     old.close()
                 seconds = AGAIN_SECONDS if in_a_hurry else None
                 connection = self._meeting.connection(host, interrupted=self._interrupted, join_seconds=seconds)
-                link = HostLink(host, connection, say=self._say, recorded=self._recorded)
+                terminated = partial(self._note_sigterm, host)
+                link = HostLink(host, connection, say=self._say, recorded=self._recorded, terminated=terminated)
                 self._links[host.name] = link
                 hello = self._hello(host)
                 try:
@@ -276,6 +282,14 @@ class RemotePlacement:
             self._meeting.begin(missing)
             _at_once([partial(reach, host) for host in missing])
         return errors
+
+    def _note_sigterm(self, host: Host) -> None:
+        """End the job once SIGTERM has come to all agents; one that is lost has not got it."""
+        self._terminated.add(host.name)
+        if self._terminated == self._links.keys():
+            self._terminated.clear()
+            self._say(f"SIGTERM has come to the agents of all hosts, by what has started them ({self._engine.program})")
+            self._end()
 
     def _copy_between(self, hosts: Sequence[Host]) -> None:
         """Let each host copy the newest states of its workers into the memory of the next one."""
@@ -306,6 +320,7 @@ class RemotePlacement:
             "address": host.address,
             "ends_at_sigterm": self._engine.ends_at_sigterm,
             "passes_sigterm_on": self._engine.passes_sigterm_on,
+            "ends_the_job_at_sigterm": self._engine.ends_the_job_at_sigterm,
             "removed": self._engine.removed,
             "job": self._job_id,
             "guard": f"{self._job_id}-{self._hosts.index(host)}-{self._reached}",
@@ -465,9 +480,12 @@ def remote_placement(
     say: Callable[[str], None],
     interrupted: Callable[[], bool],
     memory: Path | None = None,
+    end: Callable[[], None],
 ) -> Iterator[RemotePlacement]:
     """Yield a placement; after the block nothing of the job is left on any host that answers."""
-    placement = RemotePlacement(config, remote, job_id=job_id, key=key, say=say, interrupted=interrupted, memory=memory)
+    placement = RemotePlacement(
+        config, remote, job_id=job_id, key=key, say=say, interrupted=interrupted, memory=memory, end=end
+    )
     try:
         yield placement
     finally:
