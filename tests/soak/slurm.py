@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.integration.agents import PRELUDE
 from tests.integration.test_run_resize import FOREVER
 from tests.soak.machines import LAUNCHER, Machines, machines, quoted
-from tests.soak.trials import SECONDS, Trial, wait_until
+from tests.soak.trials import RESUMABLE, SECONDS, Trial, wait_until
 
 CONFIG = """
 ClusterName=trial
@@ -51,6 +51,31 @@ PreemptMode=REQUEUE
 SchedulerParameters=preempt_send_user_signal
 PartitionName=all Nodes=a,b Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=a,b MaxTime=INFINITE State=UP PriorityTier=2
+"""
+
+TRAINING = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
+# what a worker has done goes into a file of its own; before its third step one of them holds, once, until it is let go
+HOLDING = """
+import os, pathlib, runpy, sys, time
+import keras
+folder, me = pathlib.Path(sys.argv[1]), os.environ["TFDIST_WORKER_INDEX"]
+begin, end = keras.callbacks.CallbackList.on_train_batch_begin, keras.callbacks.CallbackList.on_train_batch_end
+steps = []
+def hold(self, batch, logs=None):
+    steps.append(batch)
+    if (len(steps), me) == (3, "1") and not (folder / "holds").exists():
+        (folder / "holds").touch()
+        while not (folder / "go on").exists():
+            time.sleep(0.05)
+    begin(self, batch, logs)
+def count(self, batch, logs=None):
+    end(self, batch, logs)
+    with open(folder / f"steps {me}", "a") as file:
+        file.write(f"{batch}\\n")
+keras.callbacks.CallbackList.on_train_batch_begin = hold
+keras.callbacks.CallbackList.on_train_batch_end = count
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -251,6 +276,65 @@ def stopped_and_requeued(trial: UnderSlurm) -> None:
         )
 
 
+def a_training_goes_on(trial: UnderSlurm) -> None:
+    """A training that has to make room, whose time is up, or that Slurm kills, comes to what one on one host does."""
+    local, _ = trial.trained(*TRAINING)
+    urgent = ("sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
+    interrupted(trial, local, "preempted", does=urgent)
+    interrupted(trial, local, "its time was up", options="--time=2")
+    requeue = ("scontrol", "requeue", "JOB")
+    interrupted(trial, local, "killed and queued again by somebody", does=requeue, is_asked=False)
+    down = ("scontrol", "update", "NodeName=b", "State=DOWN", "Reason=trial")
+    interrupted(trial, local, "a node was down", does=down, is_asked=False)
+
+
+def interrupted(
+    trial: UnderSlurm, local: str, what: str, *, options: str = "", does: tuple[str, ...] = (), is_asked: bool = True
+) -> None:
+    """Train with an interruption before the third step.
+
+    Args:
+        trial: runs it.
+        local: what comes of a training on one host.
+        what: is done to it.
+        options: of sbatch.
+        does: the command for that, in which JOB stands for the job; none: Slurm does it by itself.
+        is_asked: whether the job gets a signal, and time.
+    """
+    told = trial.folder / what
+    told.mkdir()
+    (trial.folder / "holding.py").write_text(HOLDING)
+    result, events = told / "result", told / "events"
+    submitted = (*TRAINING, "--engine", "slurm", "--event-file", events, "--sbatch", f"-N 2 --requeue {options}")
+    words = (trial.folder / "holding.py", told, RESUMABLE, result, told / "backup", "tfdist", "1")
+    with trial.started(*submitted, *words) as process:
+        wait_until((told / "holds").exists, seconds=SECONDS)
+        job = command(trial.found, "squeue", "-h", "-t", "R", "-p", "all", "-o", "%i").strip()
+        assert job.isdigit(), job
+        begun = time.monotonic()
+        command(trial.found, *(job if word == "JOB" else word for word in does))
+        if is_asked:
+            log = trial.folder / f"tfdist-{job}.log"
+            wait_until(lambda: "stop after this step" in log.read_text(), seconds=SECONDS)
+            (told / "go on").touch()
+        else:
+            wait_until(lambda: "R" not in command(trial.found, "squeue", "-h", "-j", job, "-o", "%t").split())
+            command(trial.found, "scontrol", "update", "NodeName=b", "State=RESUME")
+        out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out
+    assert result.read_text() == local, what
+    done = [(told / f"steps {worker}").read_text().split() for worker in range(2)]
+    stepping = [one for one in map(json.loads, events.read_text().splitlines()) if one["event"] == "stepping"]
+    repeated = [len(steps) - len(json.loads(local)["seen"]) for steps in done]
+    assert len(stepping) == 2, stepping
+    assert repeated == [0, 0] or not is_asked, done
+    print(
+        f"a training, {what}: equal to the bit; went on at step {stepping[1]['resumed']}, {max(repeated)} repeated, "
+        f"{stepping[1]['clock'] - begun:.0f} s later",
+        flush=True,
+    )
+
+
 def ended_by_others(trial: UnderSlurm) -> None:
     """A job that somebody else cancels, and one whose time is up, say so."""
     script = trial.folder / "script.py"
@@ -278,6 +362,7 @@ TRIALS = {
         components_and_arrays,
         equal_to_the_bit,
         stopped_and_requeued,
+        a_training_goes_on,
         ended_by_others,
     )
 }
