@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.integration.agents import DEADLINE_SECONDS, agent, another_host, environment, finished, own_lines, wait_until
 from tfdist.launch.remote.engines import ENGINES
-from tfdist.launch.remote.sbatch import REQUEUE, run_in_allocation
+from tfdist.launch.remote.sbatch import REQUEUE, run_in_allocation, tell_why_it_waits
 
 pytestmark = pytest.mark.quick
 
@@ -40,7 +41,11 @@ case "$*" in
     *) grep -q -- '--begin=later' "$SHARED/batch" && echo BeginTime;;
 esac
 """
-SCONTROL = '#!/bin/sh\n[ "$2" = 13 ] && { echo "no such job" >&2; exit 1; }\necho "scontrol $@" >> "$SHARED/cancels"\n'
+SCONTROL = """#!/bin/sh
+[ "$1" = show ] && exit 0
+[ "$2" = 13 ] && { echo "no such job" >&2; exit 1; }
+echo "scontrol $@" >> "$SHARED/cancels"
+"""
 SCANCEL = '#!/bin/sh\necho "$@" >> "$SHARED/cancels"\ntouch "$SHARED/cancelled"\n'
 
 
@@ -121,6 +126,38 @@ def test_one_that_had_to_stop_is_put_into_the_queue_again_where_that_was_asked_f
     assert (shared / "cancels").read_text() == "scontrol requeue 42\n"
     assert run_in_allocation(lambda: 143, {**asked, "SLURM_JOB_ID": "13"}, say=said.append) == 143
     assert said == ["job 42 is in the queue again", "job 13 is not started again: no such job"]
+
+
+def test_one_that_slurm_has_taken_back_says_why_it_waits_again(
+    slurm: dict[str, Any], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PATH", "SHARED"):
+        monkeypatch.setenv(name, slurm["env"][name])
+    programs = Path(slurm["env"]["PATH"].partition(os.pathsep)[0])
+    # what squeue says of it, look by look: it waits, runs, and waits again for the same reason
+    (programs / "squeue").write_text(
+        '#!/bin/sh\nread -r reason < "$SHARED/reasons"\nsed -i 1d "$SHARED/reasons"\necho $reason\n'
+    )
+    (shared / "reasons").write_text("None\nPriority\nPriority\n\nPriority\nResources\n")
+    (programs / "scontrol").write_text(
+        '#!/bin/sh\n[ "$*" = "show job -o 42" ] && echo "JobId=42 Restarts=$(cat "$SHARED/times") x"\n'
+    )
+    (shared / "times").write_text("0")
+    said: list[str] = []
+    ended = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        (shared / "times").write_text(str(len(said)))
+        if len(said) == 3:
+            ended.set()
+
+    tell_why_it_waits("42", ended, say, queue_seconds=0.01, running_seconds=0.02)
+    assert [text.removesuffix(" (Ctrl-C takes it out of the queue)") for text in said] == [
+        "job 42 waits: Priority",
+        "job 42 waits: Priority, and has been started 1 time before",
+        "job 42 waits: Resources, and has been started 2 times before",
+    ]
 
 
 def test_ctrl_c_lets_none_come_back(slurm: dict[str, Any], script: Any, shared: Path) -> None:

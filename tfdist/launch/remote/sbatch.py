@@ -21,6 +21,7 @@ from tfdist.errors import ConfigError, TfdistError
 
 _FOLLOW_SECONDS = 0.2
 _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
+_RUNNING_SECONDS = 30.0  # to the next where it runs: Slurm may take it back into the queue
 _ASK_SECONDS = 30.0
 _LOG, _LOG_OF_TASK = "tfdist-%j.log", "tfdist-%A_%a.log"
 REQUEUE = "TFDIST_SLURM_REQUEUE"  # set in the script of a job that is to start again where it had to stop
@@ -239,7 +240,7 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
         logs = {Path(of_array.replace("%a", str(at))): f"[{job}_{at}] ".encode() for at in range(len(searched))}
     followers = [
         threading.Thread(target=_follow, args=(logs, ended), daemon=True),
-        threading.Thread(target=_tell_why_it_waits, args=(job, tuple(logs), ended, say), daemon=True),
+        threading.Thread(target=tell_why_it_waits, args=(job, ended, say), daemon=True),
     ]
     for follower in followers:
         follower.start()
@@ -255,14 +256,42 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
             signal.signal(number, handler)
 
 
-def _tell_why_it_waits(job: str, logs: Sequence[Path], ended: threading.Event, say: Callable[[str], None]) -> None:
-    """Say why the job waits in the queue, each time that it is something else, until it writes."""
-    told = ""
-    while not any(log.exists() for log in logs) and not ended.wait(_QUEUE_SECONDS):
+def tell_why_it_waits(
+    job: str,
+    ended: threading.Event,
+    say: Callable[[str], None],
+    *,
+    queue_seconds: float = _QUEUE_SECONDS,
+    running_seconds: float = _RUNNING_SECONDS,
+) -> None:
+    """Say why a job waits in the queue, each time that it is something else, also where Slurm has put it there again.
+
+    Args:
+        job: its number.
+        ended: set when it has ended.
+        say: tells the user.
+        queue_seconds: from one look to the next while it waits, or part of an array does.
+        running_seconds: while it runs.
+    """
+    told, seconds = "", queue_seconds
+    while not ended.wait(seconds):
         why = ", ".join(_column(job, "PENDING", "%r"))
+        seconds = queue_seconds if why else running_seconds
         if why not in ("", "None", told):
-            told = why
-            say(f"job {job} waits: {why} (Ctrl-C takes it out of the queue)")
+            times = _restarts(job)
+            before = f", and has been started {times} time{'s' * (times > 1)} before" if times else ""
+            say(f"job {job} waits: {why}{before} (Ctrl-C takes it out of the queue)")
+        told = why
+
+
+def _restarts(job: str) -> int:
+    """Return how often Slurm has put a job into the queue again."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command = ["scontrol", "show", "job", "-o", job]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
+        if found := re.search(r"\bRestarts=(\d+)", done.stdout):
+            return int(found[1])
+    return 0
 
 
 def _tell_how_it_ended(job: str, say: Callable[[str], None], *, is_asked: bool) -> None:
