@@ -106,7 +106,7 @@ class Nodes:
         with self.lock:
             for one in self.running.values():
                 metadata = one.pod["metadata"]
-                found = (metadata["labels"].get("batch.kubernetes.io/job-name"), index_of(one.pod))
+                found = (metadata.get("labels", {}).get("batch.kubernetes.io/job-name"), index_of(one.pod))
                 if found == (job, index) and not one.ended:
                     return one
         return None
@@ -170,9 +170,9 @@ class Nodes:
         (spec,) = pod["spec"]["containers"]
         number = next(self._addresses)
         address = f"10.79.{number >> 8}.{number & 255}"
-        environ = {one["name"]: self._value_of(one, pod) for one in spec["env"]}
-        words, mounts = list(spec["args"]), {one["name"]: one["mountPath"] for one in spec["volumeMounts"]}
-        for volume in pod["spec"]["volumes"]:
+        environ = {one["name"]: self._value_of(one, pod) for one in spec.get("env", ())}
+        words, mounts = list(spec["args"]), {one["name"]: one["mountPath"] for one in spec.get("volumeMounts", ())}
+        for volume in pod["spec"].get("volumes", ()):
             if "configMap" in volume:
                 place = self._folder / uid / volume["name"]
                 place.mkdir(parents=True)

@@ -44,6 +44,7 @@ PLACES = {
     "ClusterTrainingRuntime": ("/apis/trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes"),
 }
 CAPACITY = {"cpu": "4", "memory": "8Gi", "pods": "20"}
+MOST_CPUS = "3"  # of which a node has room for one pod
 MANIFESTS = ROOT / "docker" / "kubernetes"
 WAITING = """
 import os, pathlib, runpy, time
@@ -148,6 +149,21 @@ class Trial:
         found = self.nodes.pod(job, index)
         assert found is not None
         return found
+
+    def preempts(self, node: str) -> None:
+        """Have a pod run on a node for some seconds that is more urgent than what tfdist submits."""
+        scheduling = kubernetes.client.SchedulingV1Api(self.api)
+        scheduling.create_priority_class({"metadata": {"name": "urgent"}, "value": 1000})
+        container = {"name": "node", "image": "tfdist:cpu", "args": ["python", "-c", "import time; time.sleep(5)"]}
+        container["resources"] = {"requests": {"cpu": MOST_CPUS}}
+        spec = {
+            "priorityClassName": "urgent",
+            "restartPolicy": "Never",
+            "hostname": "urgent",
+            "containers": [container],
+        }
+        spec |= {"nodeSelector": {"kubernetes.io/hostname": node}, "automountServiceAccountToken": False}
+        self.core.create_namespaced_pod(NAMESPACE, {"metadata": {"name": "urgent"}, "spec": spec})
 
     def removed(self, job: str) -> None:
         """Delete a job, as kubectl does, and look that all that belongs to it goes."""
@@ -305,7 +321,7 @@ def what_cannot_run(trial: Trial) -> None:
 
 
 def equal_to_the_bit(trial: Trial) -> None:
-    """A job that is submitted has the weights of one on one host, also when a pod is killed, or is evicted."""
+    """A job that is submitted has the weights of one on one host, also when a pod is killed, evicted or preempted."""
     for strategy, collectives in (("multi-worker", "native"), ("sharded-data-parallel", "native")):
         options = ("--strategy", strategy, "--collectives", collectives, "-n", 2)
         result, _, words = trial.places()
@@ -316,18 +332,22 @@ def equal_to_the_bit(trial: Trial) -> None:
         assert result.read_text() == local
         trial.removed("plain")
         told = []
-        for how in ("killed", "evicted"):
+        for how in ("killed", "evicted", *(("preempted",) if strategy == "multi-worker" else ())):
             result, events, words = trial.places()
             now = trial.folder / f"now{trial.count}"
             trial.nodes.variables |= {"NOW": str(now), "OWN_BACKUPS": "1"}
-            seconds = 1000 if how == "killed" else 4  # an eviction leaves time to reach the next step
+            seconds = {"killed": 1000, "evicted": 4, "preempted": 8}[how]  # but for the first there is a next step
             script = trial.script("waiting.py", WAITING.format(script=RESUMABLE, seconds=seconds))
-            more = ("--hang-seconds", 60, "--max-restarts", 1, "--event-file", events)
+            more: tuple[object, ...] = ("--hang-seconds", 60, "--max-restarts", 1, "--event-file", events)
+            if how == "preempted":
+                more += ("--cpus-per-worker", MOST_CPUS)
             with trial.started(*trial.on(how), *options, *more, script, *words) as process:
                 wait_until(now.exists, seconds=SECONDS)
                 pod = trial.pod(how, 1)
                 if how == "killed":
                     pod.container.signal(signal.SIGKILL)
+                elif how == "preempted":
+                    trial.preempts(pod.pod["spec"]["nodeName"])
                 else:
                     name = pod.pod["metadata"]["name"]
                     trial.core.create_namespaced_pod_eviction(name, NAMESPACE, {"metadata": {"name": name}})
@@ -337,7 +357,7 @@ def equal_to_the_bit(trial: Trial) -> None:
             first, again = (one for one in happened if one["event"] == "stepping")
             assert (first["resumed"], again["lost"]) == (None, 0)
             assert again["resumed"] > 0
-            # the launcher that is in the first pod sees a pod that is killed, and ends with one that is evicted
+            # the launcher that is in the first pod sees a pod that is killed, and ends with one that is taken away
             assert ("seconds" in again) == (how == "killed")
             told.append(f"{how}: steps again {again['time'] - first['time']:.1f} s after it did first, 0 repeated")
             del trial.nodes.variables["OWN_BACKUPS"]
