@@ -9,15 +9,17 @@ has in the package openssh-server; where that is not installed, PATH is the prog
 import argparse
 import contextlib
 import json
+import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.soak.machines import Machines, machines, quoted
-from tests.soak.trials import RESUMABLE, SECONDS, Trial, wait_until
+from tests.soak.machines import LAUNCHER, Machines, machines, quoted
+from tests.soak.trials import RESUMABLE, ROOT, SECONDS, Trial, ended, started, wait_until
 
 SSHD_USER = "sshd:x:120:65534::/run/sshd:/usr/sbin/nologin"
 
@@ -58,7 +60,15 @@ class OverSsh(Trial):
     def __init__(self, found: Machines, config: Path) -> None:
         super().__init__(found.folder, found)
         self.found = found
-        self.shell = ("--ssh-command", quoted("ssh", "-F", config))
+        self._ssh = ("ssh", "-F", str(config))
+        self.shell = ("--ssh-command", quoted(*self._ssh))
+
+    @contextlib.contextmanager
+    def running(self, name: str, *words: object) -> Iterator["subprocess.Popen[str]"]:
+        """Run a command of tfdist on a machine, as somebody does who is logged in there."""
+        command = f"cd {self.folder} && PYTHONPATH={ROOT} exec {quoted(sys.executable, '-m', 'tfdist', *words)}"
+        with started(self.found.inside(LAUNCHER, [*self._ssh, name, command]), cwd=self.folder) as process:
+            yield process
 
     def left(self) -> list[str]:
         """Return the processes of jobs that run, on whatever machine."""
@@ -101,6 +111,38 @@ def parameter_servers(trial: OverSsh) -> None:
     remote, _ = trial.trained(*options, "--hosts", "a:2,b:2", *trial.shell, **variables)
     assert local == remote
     print("parameter-server: one host and two over ssh: equal to the bit", flush=True)
+
+
+def agents_join(trial: OverSsh) -> None:
+    """Agents that somebody has started on two machines train to the weights of one; one with another key is none."""
+    key, other = trial.folder / "job.key", trial.folder / "other.key"
+    other.touch(0o600)
+    other.write_text(secrets.token_hex(32))
+    at = f"{trial.found.address(LAUNCHER)}:7000"
+    strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
+    local, _ = trial.trained(*strategy)
+    kill = json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 3}])
+    where = ("--engine", "agent", "--hosts", "a,b", "--rendezvous", at, "--key-file", key)
+    for more, variables in (((), {}), (("--max-restarts", 1), {"TFDIST_FAULTS": kill, "OWN_BACKUPS": "1"})):
+        with contextlib.ExitStack() as stack:
+            if not key.exists():  # the launcher makes it
+                first = stack.enter_context(trial.started(*where, *strategy, RESUMABLE))
+                wait_until(key.exists)
+                first.send_signal(signal.SIGINT)
+                ended(first, 130)
+            agents = [
+                stack.enter_context(trial.running(name, "agent", at, "--key-file", key, "--name", name))
+                for name in ("a", "b")
+            ]
+            stranger = stack.enter_context(trial.running("c", "agent", at, "--key-file", other, "--name", "a"))
+            joined, events = trial.trained(*strategy, *where, *more, **variables)
+            assert joined == local
+            assert [one for one in events if one["event"] == "failed"] == [] or more
+            for process in agents:
+                assert "the job has ended" in ended(process, 0)
+            refused = ended(stranger, 1)
+            assert "has another key" in refused, refused
+    print("agents on two machines, also with a worker killed: equal to the bit; one with another key: refused")
 
 
 def what_ends(trial: OverSsh) -> None:
@@ -167,7 +209,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sshd", default="/usr/sbin/sshd")
     parser.add_argument(
-        "trials", nargs="*", default=["equal_to_the_bit", "parameter_servers", "what_ends", "a_machine_is_lost"]
+        "trials",
+        nargs="*",
+        default=["equal_to_the_bit", "parameter_servers", "agents_join", "what_ends", "a_machine_is_lost"],
     )
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
