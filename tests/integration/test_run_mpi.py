@@ -9,7 +9,16 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, agent, alive, finished, own_lines, told, wait_until
+from tests.integration.agents import (
+    DEADLINE_SECONDS,
+    agent,
+    alive,
+    environment,
+    finished,
+    own_lines,
+    told,
+    wait_until,
+)
 from tests.integration.steppers import done, fault, happened, job, wait_for_event
 from tests.integration.test_run_hosts import ON_HOSTS
 
@@ -151,3 +160,15 @@ def test_an_mpirun_that_is_killed_ends_the_job_though_its_agents_go_on(script: A
     code, _, err = finished(*where, path, shared=shared)
     assert code == 1, err
     assert "starts agents was ended by SIGKILL" in err
+
+
+def test_dry_run_shows_the_line_of_mpirun_without_the_key_and_starts_nothing(script: Any, shared: Path) -> None:
+    where = by_program(shared, ends_all=False)
+    key = {"TFDIST_JOB_KEY": "ab" * 32, "TOKEN": "secret"}
+    options = ("--dry-run", *where, "--pass-env", "TOKEN", script("sys.exit('it was started')"))
+    code, out, err = finished(*options, shared=shared, env=environment(shared, **key))
+    assert code == 0, err
+    assert "starts agents' -bind-to none -genvall -hosts one:1,two:1 -n 1 env TFDIST_HOST_NAME=one" in out
+    assert "TFDIST_WORKERS=127.0.0.1:10000,127.0.0.2:10001" in out
+    assert not (shared / "mpirun").exists()
+    assert not [secret for secret in key.values() if secret in out + err]

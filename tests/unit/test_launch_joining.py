@@ -6,15 +6,19 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tfdist.cluster.job_key import VARIABLE
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, DeadlineError, TfdistError
+from tfdist.launch.plan.hosts import Host, Remote
 from tfdist.launch.remote.connecting import joining
 from tfdist.launch.remote.connecting.joining import Rendezvous, Ticket, join
 from tfdist.launch.remote.connecting.wire import Seal, Wire
+from tfdist.launch.remote.engines import ENGINES, Nobody
+from tfdist.launch.remote.meeting import Meeting
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 SECONDS = 60.0
@@ -156,6 +160,23 @@ def test_nobody_is_there() -> None:
         nowhere = ticket(gone, wait_seconds=0.0)
     with pytest.raises(TfdistError, match=r"no launcher could be joined as host a, .* must run, be reached"):
         join(nowhere)
+
+
+def test_a_host_that_does_not_join_in_time_is_an_error_with_what_to_try() -> None:
+    class Waits(Nobody):
+        def said(self) -> str:
+            return "ssh asks for a password"
+
+        def cure(self) -> str:
+            return "This has to work: mpirun hostname"
+
+    host = Host(name="a", address="127.0.0.1")
+    engine = replace(ENGINES["mpi"], bring=lambda *_: Waits())
+    meeting = Meeting(engine, Remote(hosts=(host,)), key=KEY.hex(), environ={}, say=lambda text: None)
+    with contextlib.closing(meeting):
+        meeting.begin([host])
+        with pytest.raises(DeadlineError, match=r"has not joined within 0 s at .*\n  ssh asks.*\nThis has to work"):
+            meeting.connection(host, interrupted=lambda: False, join_seconds=0.0)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ class Brought(Protocol):
     def said(self) -> str:
         """Return what is known of why a host has ended, as lines; empty when nothing is."""
 
+    def cure(self) -> str:
+        """Return what to try when a host does not join, as a sentence; empty when nothing is known."""
+
     def close(self) -> None:
         """End it, and wait until it has."""
 
@@ -77,6 +80,10 @@ class Nobody:
 
     def said(self) -> str:
         """Return nothing: what they write is shown where they were started."""
+        return ""
+
+    def cure(self) -> str:
+        """Return nothing: who has started them knows."""
         return ""
 
     def close(self) -> None:

@@ -183,10 +183,11 @@ class MpiRun:
         if code is None:
             return ""
         said = "".join(f"\n  {line}" for line in self.said().splitlines())
-        return (
-            f"{self._words[0]} has ended with {code}.{said}\nThis has to work without a question: "
-            f"{shlex.join(_trial(self._words))}"
-        )
+        return f"{self._words[0]} has ended with {code}.{said}\n{self.cure()}"
+
+    def cure(self) -> str:
+        """Return what to try when a host does not join: MPICH waits for one that its ssh does not reach."""
+        return f"This has to work without a question: {shlex.join(_trial(self._words))}"
 
     def said(self) -> str:
         """Return the last that it has written."""

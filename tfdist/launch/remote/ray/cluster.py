@@ -258,6 +258,10 @@ class _Driver:
         with self._changed:
             return "\n".join(self._ended.values())
 
+    def cure(self) -> str:
+        """Return nothing: Ray has started them, or says why not."""
+        return ""
+
     def close(self) -> None:
         """Do nothing: agents end with their connections, and with what is allotted."""
 
