@@ -79,13 +79,12 @@ class Input:
         self._readings = [source for source in tf_data.sources(dataset) if isinstance(source, Reading)]
         self._reading = dataset if isinstance(dataset, Reading) else None
         if self._reading is not None:
-            elements = _share(self._reading, local_replicas, part, parts)
-            self.element_spec = _whole(elements.element_spec.slices[0][1], self._reading.rows)
+            elements, self.layout = _share(self._reading, local_replicas, part, parts)
+            self.element_spec = _whole(self.layout.spec[0][1], self._reading.rows)
         else:
             self.element_spec = tf_data.without_nones(dataset.element_spec)
-            elements = _slices(dataset, self.source, local_replicas, workers, part, parts)
-        self.layout = Layout(tf_data.without_nones(elements.element_spec.slices))
-        self._dataset = elements.map(_as_it_is(Element.flat)).prefetch(2)
+            elements, self.layout = _slices(dataset, self.source, local_replicas, workers, part, parts)
+        self._dataset = elements.prefetch(2)
 
     def __iter__(self) -> Epoch:
         # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
@@ -121,10 +120,31 @@ class Input:
         return next((error for reading in self._readings if (error := reading.failure(text))), None)
 
 
-def _share(reading: Reading, local_replicas: int, part: int, parts: int) -> tf.data.Dataset:
-    """Return the dataset of this worker's elements, of which nothing else is read."""
+def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: Any) -> tuple[tf.data.Dataset, Layout]:
+    """Return the dataset of what is made of a dataset's elements, flat, and its layout.
+
+    One function does both: to trace another one, and to start it, takes a tenth of a second.
+    """
+    made: list[Any] = []
+
+    @_as_it_is
+    def flat(*given: Any) -> tuple[Any, ...]:
+        element = make(*given)
+        made.append(tf.nest.map_structure(_spec_of, element.slices, expand_composites=False))
+        return element.flat()
+
+    mapped = dataset.map(flat, **options)
+    return mapped, Layout(made[-1])
+
+
+def _spec_of(leaf: Any) -> Any:
+    return None if leaf is None else tf.type_spec_from_value(leaf)
+
+
+def _share(reading: Reading, local_replicas: int, part: int, parts: int) -> tuple[tf.data.Dataset, Layout]:
+    """Return the dataset of this worker's elements, of which nothing else is read, and their layout."""
     own = reading.share(part * local_replicas, local_replicas, parts * local_replicas)
-    return own.map(_as_it_is(lambda mark, rows, slices: Element(slices, rows, mark)))
+    return _mapped(own, lambda mark, rows, slices: Element(slices, rows, mark))
 
 
 def _whole(spec: Any, rows: int | None) -> Any:
@@ -144,19 +164,21 @@ def _own_batches(batches: int | None, workers: Workers) -> int | None:
 
 def _slices(
     dataset: tf.data.Dataset, source: Source, local_replicas: int, workers: Workers, mine: int, parts: int
-) -> tf.data.Dataset:
-    """Return the dataset of this worker's elements; of a batch in ``parts`` it has part ``mine``."""
+) -> tuple[tf.data.Dataset, Layout]:
+    """Return the dataset of this worker's elements, and their layout; of a batch in ``parts`` it has part ``mine``."""
     replicas = local_replicas * parts
 
     def cut(data: Any, first: int, of: int) -> Element:
-        slices = tuple(step.part_of(data, part, of) for part in range(first, first + local_replicas))
-        return Element(slices, step.rows_of(data), tf.constant(0, tf.int64))
+        slices = step.parts_of(data, first, local_replicas, of)
+        return Element(tuple(slices), step.rows_of(data), tf.constant(0, tf.int64))
+
+    def alone(*given: Any) -> Element:
+        data = given if type(dataset.element_spec) is tuple else given[0]
+        return cut(tf_data.none_for_optionals(data), mine * local_replicas, replicas)
 
     def shared(index: tf.Tensor, data: Any) -> Element:
         data = tf_data.none_for_optionals(data)
         element = cut(data, mine * local_replicas, replicas)
-        if workers.count == 1:
-            return element
         # The first batch tells whether workers read the same data; the others are not worth the time.
         first = tf.equal(index, 0)
         return element._replace(fingerprint=tf.cond(first, lambda: fingerprint(data), lambda: tf.constant(0, tf.int64)))
@@ -171,12 +193,12 @@ def _slices(
             elements = elements.concatenate(tf.data.Dataset.from_tensors(element))
         return elements
 
-    numbered = dataset.enumerate()
-    if source is Source.SHARED:
-        numbered = numbered.map(_as_it_is(shared), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    else:
-        numbered = numbered.flat_map(_as_it_is(own))
-    return numbered
+    if source is Source.OWN:
+        return _mapped(dataset.enumerate().flat_map(_as_it_is(own)), lambda element: element)
+    options = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+    if workers.count == 1:
+        return _mapped(dataset, alone, **options)
+    return _mapped(dataset.enumerate(), shared, **options)
 
 
 def fingerprint(data: Any) -> tf.Tensor:

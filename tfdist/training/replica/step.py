@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
@@ -198,12 +199,30 @@ def slice_rows(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
     return tf.nest.map_structure(rows, data, expand_composites=False)
 
 
-def part_of(data: Any, part: int, parts: int) -> tuple[tf.Tensor, Any]:
-    """Return one of ``parts`` contiguous parts of a batch, and its number of rows; sizes differ by at most one.
+def part_of(data: Any, part: int | tf.Tensor, parts: int) -> tuple[tf.Tensor, Any]:
+    """Return one of ``parts`` contiguous parts of a batch, see `parts_of`."""
+    return parts_of(data, part, 1, parts)[0]
 
-    A part without rows is given as one row, a copy of a neighbour's, with the number 0.
+
+def parts_of(data: Any, first: int | tf.Tensor, count: int, parts: int) -> list[tuple[tf.Tensor, Any]]:
+    """Return ``count`` parts, from ``first`` on, of ``parts`` contiguous ones of a batch; each with its number of rows.
+
+    Sizes differ by at most one. A part without rows is given as one row, a copy of a neighbour's, with the number 0.
     """
     rows = rows_of(data)
-    begin, end = rows * part // parts, rows * (part + 1) // parts
-    first = tf.minimum(begin, tf.maximum(rows - 1, 0))
-    return end - begin, slice_rows(data, first, tf.maximum(end, first + 1))
+    numbers = first + np.arange(count, dtype=np.int32)  # of all at once: each operation takes time to trace
+    begins, ends = rows * numbers // parts, rows * (numbers + 1) // parts
+    firsts = tf.minimum(begins, tf.maximum(rows - 1, 0))
+    slices = zip(tf.split(firsts, count), tf.split(tf.maximum(ends, firsts + 1), count), strict=True)
+    return list(zip(tf.unstack(ends - begins, count), (_between(data, *both) for both in slices), strict=True))
+
+
+def _between(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    """Return rows of a batch as `slice_rows` does, from vectors of one element."""
+
+    def rows(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+            return tf.strided_slice(leaf, begin, end)
+        return slice_rows(leaf, begin[0], end[0])
+
+    return tf.nest.map_structure(rows, data, expand_composites=False)
