@@ -141,6 +141,8 @@ def run_tfdist(arguments: list[str]) -> None:
 
 def work_for_a_pool() -> None:
     """Be a worker of a pool, whose requests come from standard input, and whose replies go where errors would."""
+    import tests.integration.built_first  # noqa: F401
+
     requests, replies = os.dup(0), os.dup(2)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -46,6 +46,7 @@ MODULES = (
     "tfdist.data.writing.external",
     "tfdist.optimizers.distributed",
     "tfdist.strategies.pipeline",
+    "tests.integration.without_lookups",
     "tests.integration.without_stacks",
 )
 

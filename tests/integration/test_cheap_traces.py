@@ -1,10 +1,14 @@
-"""What forks of the tests do not remember, and that the errors of operations are the same nevertheless."""
+"""What forks of the tests leave out when they trace, and that what is traced is the same nevertheless."""
 
 from pathlib import Path
 
 from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist.testing.pool import WorkerPool, worker_environments
 
-SCRIPT = """
+CASES = Path(__file__).parent / "cases"
+
+FAILING = """
 import tensorflow as tf
 
 @tf.function
@@ -19,10 +23,54 @@ except tf.errors.InvalidArgumentError as error:
     print(error.message)
 """
 
+ORDERED = """
+import tensorflow as tf
+
+asked, get_attr = [], tf.Operation.get_attr
+tf.Operation.get_attr = lambda self, name: (asked.append(name), get_attr(self, name))[1]
+variable = tf.Variable(1.0)
+
+@tf.function
+def changed(x):
+    before = variable.read_value()
+    variable.assign(2.0 * x)
+    for _ in range(20):
+        x = x * 1.0
+    between = variable.read_value()
+    variable.assign_add(x)
+    return before, between, variable.read_value()
+
+print("values", [float(value) for value in changed(tf.constant(3.0))])
+print("asked", asked.count("_read_only_resource_inputs"))
+"""
+
+
+def run(forking: Forks, folder: Path, text: str) -> str:
+    script = folder / "script.py"
+    script.write_text(text)
+    assert forking.run(str(script)) == 0, forking.output
+    return forking.output
+
 
 def test_operations_do_not_remember_where_they_were_made(forking: Forks, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    assert forking.run(str(script)) == 0, forking.output
-    assert "made at {None}" in forking.output, "TensorFlow takes stacks in another place: all tests cost more"
-    assert "this sum : Tensor had NaN values" in forking.output
+    said = run(forking, tmp_path, FAILING)
+    assert "made at {None}" in said, "TensorFlow takes stacks in another place: all tests cost more"
+    assert "this sum : Tensor had NaN values" in said
+
+
+def test_a_pool_traces_a_step_of_one_device_once(forking: Forks) -> None:
+    def environments() -> list[dict[str, str]]:
+        made = worker_environments(forking.environment, strategy=None, ports=[41000], replicas_per_worker=1)
+        return [one | {"PYTHONPATH": python_path(CASES)} for one in made]
+
+    with WorkerPool(environments, start=forking.worker) as pool:
+        (reply,) = pool.call("traced_cases:of_one_device", {}, timeout_seconds=800)
+    assert reply.status == "returned", reply.detail
+    assert reply.value["traces"] == 1, "Keras makes variables in a step again: TensorFlow traces it twice"
+    assert reply.value["updates"] == 3
+
+
+def test_operations_without_resources_are_not_asked_for_them(forking: Forks, tmp_path: Path) -> None:
+    said = run(forking, tmp_path, ORDERED)
+    assert "values [1.0, 6.0, 9.0]" in said  # in the order of the program
+    assert 0 < int(said.split("asked ")[1].split()[0]) < 20, "TensorFlow asks in another place: all tests cost more"
