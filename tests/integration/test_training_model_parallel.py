@@ -16,6 +16,11 @@ from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
+# Once for each kind of mesh; a partial batch takes part in what follows.
+ALL = {"rows": 41, "then": ["validate", "evaluate", "predict"]}
+EVALUATE = {"rows": 41, "then": ["evaluate", "predict"]}
+PREDICT = {"rows": 41, "then": ["predict"]}
+THEN: dict[str, dict[str, Any]] = {"convolution": EVALUATE, "embedding": PREDICT}
 
 
 def start(forking: Forks, workers: int, *, cpus: int = 1) -> WorkerPool:
@@ -51,7 +56,7 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     """What requires a training to have the numbers of one device, in every process."""
     references = str(tmp_path_factory.mktemp("references"))
 
-    def require(pool: WorkerPool, mesh: str, name: str, *, cut: int | None, **options: str) -> None:
+    def require(pool: WorkerPool, mesh: str, name: str, *, cut: int | None, **options: Any) -> None:
         found = call(pool, "distances", mesh=mesh, name=name, references=references, **options)
         assert found[0]["far"] == {}
         assert found == [found[0]] * len(found)
@@ -93,11 +98,11 @@ Equal = Callable[..., None]
 
 @pytest.mark.parametrize("name", MODELS)
 def test_two_processes_have_the_numbers_of_one_device(two: WorkerPool, equal: Equal, name: str) -> None:
-    equal(two, "batch=1,model=2", name, cut=CUT[name.split("-")[0]])
+    equal(two, "batch=1,model=2", name, cut=CUT[name.split("-")[0]], **{"mlp": ALL, **THEN}.get(name, {}))
 
 
 def test_an_axis_of_one_cuts_nothing(two: WorkerPool, equal: Equal) -> None:
-    equal(two, "batch=2,model=1", "convolution", cut=0)
+    equal(two, "batch=2,model=1", "convolution", cut=0, **EVALUATE)
 
 
 # layers by rows have the native collectives in the test of attention
@@ -115,13 +120,13 @@ def test_rows_may_be_cut(two: WorkerPool, equal: Equal, name: str, layouts: str,
 
 @pytest.mark.parametrize("name", ["mlp", "embedding"])
 def test_three_processes_have_the_numbers_of_one_device(three: WorkerPool, equal: Equal, name: str) -> None:
-    equal(three, "batch=1,model=3", name, cut=None)
+    equal(three, "batch=1,model=3", name, cut=None, **THEN.get(name, {}))
 
 
 # what has sums over both axes: norms, finite checks, statistics of batches, rows of tables
 @pytest.mark.parametrize("name", ["mlp-accumulating", "mlp-scaling", "embedding", "convolution"])
 def test_four_processes_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal, name: str) -> None:
-    equal(four, "batch=2,model=2", name, cut=CUT[name.split("-")[0]])
+    equal(four, "batch=2,model=2", name, cut=CUT[name.split("-")[0]], **THEN.get(name, {}))
 
 
 @pytest.mark.parametrize(
@@ -135,23 +140,23 @@ def test_four_processes_have_the_numbers_of_one_device(four: WorkerPool, equal: 
     ],
 )
 def test_devices_of_a_process_have_the_numbers_of_one(devices: WorkerPool, equal: Equal, mesh: str, name: str) -> None:
-    equal(devices, mesh, name, cut=CUT[name.split("-")[0]])
+    equal(devices, mesh, name, cut=CUT[name.split("-")[0]], **{"attention": PREDICT, **THEN}.get(name, {}))
 
 
 @pytest.mark.parametrize(
-    ("mesh", "name", "layouts", "collectives"),
+    ("mesh", "name", "layouts", "collectives", "options"),
     [
-        ("batch=2,model=2", "mlp-accumulating", "auto", "native"),
-        ("batch=2,model=2", "embedding", "auto", "tensorflow"),
-        ("model=2,batch=2", "mlp", "auto", "native"),
-        ("batch=4,model=1", "mlp", "auto", "native"),
-        ("batch=1,model=2,row=2", "mlp", "both", "native"),
+        ("batch=2,model=2", "mlp-accumulating", "auto", "native", {}),
+        ("batch=2,model=2", "embedding", "auto", "tensorflow", PREDICT),
+        ("model=2,batch=2", "mlp", "auto", "native", {}),
+        ("batch=4,model=1", "mlp", "auto", "native", ALL),
+        ("batch=1,model=2,row=2", "mlp", "both", "native", {}),
     ],
 )
 def test_processes_of_several_devices_have_the_numbers_of_one(
-    two: WorkerPool, equal: Equal, mesh: str, name: str, layouts: str, collectives: str
+    two: WorkerPool, equal: Equal, mesh: str, name: str, layouts: str, collectives: str, options: dict[str, Any]
 ) -> None:
-    equal(two, mesh, name, cut=None, layouts=layouts, collectives=collectives)
+    equal(two, mesh, name, cut=None, layouts=layouts, collectives=collectives, **options)
 
 
 def test_parts_of_a_batch_may_have_other_sizes(devices: WorkerPool, four: WorkerPool) -> None:
@@ -223,7 +228,7 @@ def test_those_with_the_same_examples_draw_the_same_masks(four: WorkerPool) -> N
 
 
 def test_heads_and_what_is_between_columns_and_rows_stay_in_parts(two: WorkerPool, equal: Equal) -> None:
-    equal(two, "batch=1,model=2", "attention", cut=CUT["attention"])
+    equal(two, "batch=1,model=2", "attention", cut=CUT["attention"], **PREDICT)
     for worker, seen in enumerate(call(two, "gathered", mesh="batch=1,model=2", name="attention")):
         told = re.search(r"attention\w*/query/kernel': \(None, 'model', None\)", "".join(seen["logged"]))
         assert (told is not None) == (worker == 0)

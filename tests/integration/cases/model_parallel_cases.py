@@ -36,7 +36,9 @@ from tfdist.strategies import ModelParallelStrategy
 
 RANK = int(os.environ.get("TFDIST_WORKER_INDEX", "0"))
 tfdist.strategies.use_logical_cpus(int(os.environ["LOGICAL_CPUS"]))
-ROWS, BATCH = 41, 12  # four batches, the last of 5
+# Four batches, the last of 5. Where that is not asked, three even ones are trained, since a step is traced for each
+# number of examples.
+ROWS, EVEN, BATCH = 41, 36, 12
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(ROWS, 6)).astype("float32")
 Y = np.tanh(X[:, :2] - X[:, 2:4]) + 0.05 * np.arange(ROWS)[:, None].astype("float32") / ROWS
@@ -62,7 +64,9 @@ LAYOUT_MAPS: dict[str, dict[str, tuple[str | None, ...]]] = {
 }
 
 
+# In a step of the others most operations are of the optimizer: where layers are asked for, it is the plain one.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "plain": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1),
     "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2),
     "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=2),
@@ -77,11 +81,11 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], np.ndarray, str]] = {
     "mlp-accumulating": (mlp, X, "accumulating"),
     "mlp-scaling": (mlp, X, "scaling"),
     "embedding": (embedding, IDS, "adam"),
-    "convolution": (convolution, PICTURES, "adam"),
-    "attention": (attention, IDS, "adam"),
-    "einsums": (einsums, PICTURES[..., 0], "sgd"),
-    "sequence": (sequence, np.concatenate([IDS, IDS[::-1] // 2], axis=1), "sgd"),
-    "recurrent": (recurrent, PICTURES[..., 0], "adam"),
+    "convolution": (convolution, PICTURES, "plain"),
+    "attention": (attention, IDS, "plain"),
+    "einsums": (einsums, PICTURES[..., 0], "plain"),
+    "sequence": (sequence, np.concatenate([IDS, IDS[::-1] // 2], axis=1), "plain"),
+    "recurrent": (recurrent, PICTURES[..., 0], "plain"),
 }
 
 
@@ -105,27 +109,29 @@ def digest(values: Iterable[np.ndarray]) -> int:
     return zlib.crc32(b"".join(value.tobytes() for value in values))
 
 
-EVALUATED, PREDICTED = ("mlp", "convolution"), ("mlp", "convolution", "embedding", "attention")
-
-
-def trained(name: str, model: keras.Model, x: np.ndarray, *, dropped: bool) -> dict[str, Any]:
-    """Train; evaluate and predict where layers matter to that: each batch of another size is traced."""
+def trained(
+    name: str, model: keras.Model, x: np.ndarray, *, dropped: bool, rows: int = EVEN, then: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Train, and then validate, evaluate and predict, where that is asked."""
     if not dropped:
         for layer in model._flatten_layers():  # those in layers as well
             if hasattr(layer, "rate"):
                 layer.rate = 0.0
-    other = (x[:7], Y[:7]) if name == "mlp" else None
-    history = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=other).history
+    options: dict[str, Any] = {"batch_size": BATCH, "verbose": 0}
+    other = (x[:7], Y[:7]) if "validate" in then else None
+    history = model.fit(x[:rows], Y[:rows], epochs=2, shuffle=False, validation_data=other, **options).history
     return {
         **{key: np.array(history[key]) for key in ("loss", "mae", "val_loss", "val_mae")[: 4 if other else 2]},
-        "evaluate": np.array(model.evaluate(x, Y, batch_size=BATCH, verbose=0) if name in EVALUATED else 0),
-        "predict": model.predict(x, batch_size=BATCH, verbose=0) if name in PREDICTED else np.zeros(1),
+        "evaluate": np.array(model.evaluate(x[:rows], Y[:rows], **options) if "evaluate" in then else 0),
+        "predict": model.predict(x[:rows], **options) if "predict" in then else np.zeros(1),
         **{f"weight {index}": weight for index, weight in enumerate(model.get_weights())},
         **{f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)},
     }
 
 
-def distances(mesh: str, name: str, references: str, **options: str) -> dict[str, Any]:
+def distances(
+    mesh: str, name: str, references: str, *, rows: int = EVEN, then: Iterable[str] = (), **options: str
+) -> dict[str, Any]:
     """Train on the mesh, and in process 0 on one device: return what differs by more than 1e-5, beside what is cut.
 
     Every process returns a digest of all that it found, which must be the same everywhere.
@@ -134,10 +140,10 @@ def distances(mesh: str, name: str, references: str, **options: str) -> dict[str
     dropped = Mesh.parse(mesh).size_of("batch") == 1
     with strategy(mesh, **options).scope():
         model, x = made(name)
-    found = trained(name, model, x, dropped=dropped)
+    found = trained(name, model, x, dropped=dropped, rows=rows, then=then)
     far: dict[str, float] = {}
     if RANK == 0:
-        wanted = on_one_device(name, dropped, references)
+        wanted = on_one_device(name, references, dropped=dropped, rows=rows, then=then)
         assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
         far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
     return {
@@ -147,11 +153,11 @@ def distances(mesh: str, name: str, references: str, **options: str) -> dict[str
     }
 
 
-def on_one_device(name: str, dropped: bool, references: str) -> dict[str, Any]:
+def on_one_device(name: str, references: str, *, dropped: bool, rows: int, then: Iterable[str]) -> dict[str, Any]:
     """Train on one device, or read what another process has found; those of one folder do it one after another."""
-    path = f"{references}/{name}-{dropped}.npz"
+    path = f"{references}/{name}-{dropped}-{rows}-{'-'.join(then)}.npz"
     if not os.path.exists(path):
-        np.savez(path, **trained(name, *made_alone(name), dropped=dropped))
+        np.savez(path, **trained(name, *made_alone(name), dropped=dropped, rows=rows, then=then))
     with np.load(path) as arrays:
         return dict(arrays)
 
@@ -172,7 +178,7 @@ def saved(mesh: str, folder: str) -> dict[str, Any]:
     with strategy(mesh).scope():
         model, x = made("mlp")
     checkpoint = keras.callbacks.ModelCheckpoint(f"{folder}/last.keras")
-    model.fit(x, Y, batch_size=BATCH, verbose=0, callbacks=[checkpoint])
+    model.fit(x[:EVEN], Y[:EVEN], batch_size=BATCH, verbose=0, callbacks=[checkpoint])
     model.save_weights(f"{folder}/own.weights.h5")
     both = {"one device": keras.models.load_model(f"{folder}/last.keras")}
     with strategy(mesh).scope():
@@ -188,6 +194,9 @@ def saved(mesh: str, folder: str) -> dict[str, Any]:
         "export": _said(lambda: model.export(f"{folder}/exported")),
         "files": sorted(os.listdir(folder)),
     }
+
+
+FOUR_BATCHES: dict[str, Any] = {"batch_size": 10, "epochs": 3, "shuffle": False, "verbose": 0}
 
 
 def resumed(folder: str, meshes: list[str | None], *, ends: bool = True) -> dict[str, float]:
@@ -207,7 +216,7 @@ def resumed(folder: str, meshes: list[str | None], *, ends: bool = True) -> dict
         callbacks = [BackupAndRestore(mine, save_freq=3, asynchronous=False, delete_checkpoint=False)]
         callbacks += [] if last else [Interrupt(3 + 3 * turn)]
         with contextlib.suppress(KeyboardInterrupt):
-            model.fit(x, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+            model.fit(x[:40], Y[:40], **FOUR_BATCHES, callbacks=callbacks)
     ours = [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
     return {
         "far": far(ours, uninterrupted()) if ends and RANK == 0 else 0.0,
@@ -219,7 +228,7 @@ def resumed(folder: str, meshes: list[str | None], *, ends: bool = True) -> dict
 @functools.cache
 def uninterrupted() -> list[np.ndarray]:
     one, x = made_alone("mlp-adamw")
-    one.fit(x, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    one.fit(x[:40], Y[:40], **FOUR_BATCHES)
     return [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]
 
 
@@ -303,7 +312,7 @@ def _classifying(kind: str, targets: np.ndarray, *, alone: bool = False) -> tupl
     model = keras.Sequential([keras.Input((3, 2)), *layers])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=activation is None)
     model.compile(keras.optimizers.Adam(0.02, global_clipnorm=0.5), loss, metrics=metrics, run_eagerly=alone)
-    examples = X.reshape(ROWS, 3, 2)
+    examples, targets = X[:EVEN].reshape(EVEN, 3, 2), targets[:EVEN]
     options: dict[str, Any] = {"batch_size": BATCH, "verbose": 0}
     gathered: set[int] = set()
     own = Axes.all_gather
@@ -319,10 +328,10 @@ def _classifying(kind: str, targets: np.ndarray, *, alone: bool = False) -> tupl
     finally:
         Axes.all_gather = own  # type: ignore[method-assign]
     found = {name: np.asarray(values) for name, values in history.history.items()}
-    found |= {
-        f"evaluated {i}": one for i, one in enumerate(np.atleast_1d(model.evaluate(examples, targets, **options)))
-    }
-    found["predicted"] = model.predict(examples, batch_size=BATCH, verbose=0)
+    if kind in ("logits", "probabilities"):  # the others are about the step
+        evaluated = np.atleast_1d(model.evaluate(examples, targets, **options))
+        found |= {f"evaluated {i}": one for i, one in enumerate(evaluated)}
+        found["predicted"] = model.predict(examples, **options)
     return found | {f"weights {i}": one for i, one in enumerate(model.get_weights())}, gathered
 
 
@@ -343,7 +352,7 @@ def digests_with_dropout(mesh: str) -> list[float]:
     """Return sums of what each process has after training with masks, which all of a group must have alike."""
     with strategy(mesh).scope():
         model, x = made("convolution")
-    model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    model.fit(x[:EVEN], Y[:EVEN], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     return [float(np.sum(np.abs(weight))) for weight in model.get_weights()]
 
 
