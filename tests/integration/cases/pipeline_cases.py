@@ -24,7 +24,8 @@ from tfdist.strategies import PipelineStrategy, use_logical_cpus
 if "LOGICAL_CPUS" in os.environ:
     use_logical_cpus(int(os.environ["LOGICAL_CPUS"]))
 RANK = int(os.environ.get("TFDIST_WORKER_INDEX", 0))
-ROWS, BATCH = 27, 12  # three batches, the last of 3: of two replicas one has a micro-batch more
+# three batches, the last of 3: of two replicas one has a micro-batch more; even ones where each size need not be traced
+ROWS, EVEN, BATCH = 27, 24, 12
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(ROWS, 6)).astype("float32")
 Z = RANDOM.normal(size=(ROWS, 3)).astype("float32")
@@ -154,7 +155,9 @@ def masked() -> keras.Model:
     return keras.Model(ids, [layers.Dense(2, name="first")(x), layers.Dense(1, name="second")(x)])
 
 
+# In a step of the others most operations are of the optimizer: where layers are asked for, it is the plain one.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "plain": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1),
     "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2),
     "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=2),
@@ -170,11 +173,11 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Any, str]] = {
     "mlp-scaling": (mlp, X, "scaling"),
     "branches": (branches, [X, Z], "adam"),
     "words": (words, IDS, "adam"),
-    "whole batches": (whole_batches, SERIES, "adam"),
-    "statistics": (statistics, X, "adam"),
-    "named": (Named, X, "adam"),
-    "short": (short, X, "adam"),
-    "masked": (masked, IDS * (RANDOM.uniform(size=IDS.shape) < 0.6), "adam"),
+    "whole batches": (whole_batches, SERIES, "plain"),
+    "statistics": (statistics, X, "plain"),
+    "named": (Named, X, "plain"),
+    "short": (short, X, "plain"),
+    "masked": (masked, IDS * (RANDOM.uniform(size=IDS.shape) < 0.6), "plain"),
 }
 
 
@@ -192,33 +195,46 @@ def made(name: str) -> tuple[keras.Model, Any, Any]:
     return model, x, [Y, Y[:, :1]] if several else Y
 
 
-def trained(model: keras.Model, x: Any, y: Any) -> dict[str, Any]:
+def made_alone(name: str) -> tuple[keras.Model, Any, Any]:
+    """Return a model for one device, which runs eagerly where Keras' losses have the same bits then."""
+    model, x, y = made(name)
+    model.run_eagerly = len(getattr(model, "outputs", [])) < 2
+    return model, x, y
+
+
+def trained(model: keras.Model, x: Any, y: Any, *, rows: int, evaluates: bool) -> dict[str, Any]:
+    x, y = keras.tree.map_structure(lambda one: one[:rows], (x, y))
     y, *weights = y if isinstance(y, tuple) else (y,)
+    options: dict[str, Any] = {"batch_size": BATCH, "verbose": 0}
     named = {"sample_weight": weights[0]} if weights else {}
-    validation = (x, y, *weights)
-    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=validation, **named)
-    predicted = model.predict(x, batch_size=BATCH, verbose=0)
+    validation = (x, y, *weights) if evaluates else None
+    history = model.fit(x, y, epochs=2, shuffle=False, validation_data=validation, **named, **options)
+    found = {}
+    if evaluates:
+        found["predict"] = np.concatenate([one.ravel() for one in keras.tree.flatten(model.predict(x, **options))])
+        found["evaluate"] = np.array(model.evaluate(x, y, **named, **options))
     names = [key for key in sorted(history.history) if key.endswith(("loss", "mae"))]  # a loss scale is shown as well
     return {
+        **found,
         "history": np.array([history.history[key] for key in names]),
-        "evaluate": np.array(model.evaluate(x, y, batch_size=BATCH, verbose=0, **named)),
-        "predict": np.concatenate([rows.ravel() for rows in keras.tree.flatten(predicted)]),
         **{f"weight {index}": weight for index, weight in enumerate(model.get_weights())},
         **{f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)},
     }
 
 
-def distances(mesh: str, name: str, references: str, **options: Any) -> dict[str, Any]:
+def distances(
+    mesh: str, name: str, references: str, *, rows: int = ROWS, evaluates: bool = True, **options: Any
+) -> dict[str, Any]:
     """Train on the mesh, and in process 0 on one device: return what differs by more than 1e-5, and bytes held.
 
     Every process returns a digest of all that it found, which must be the same everywhere.
     """
     with strategy(mesh, **options).scope():
         model, x, y = made(name)
-    found = trained(model, x, y)
+    found = trained(model, x, y, rows=rows, evaluates=evaluates)
     far: dict[str, float] = {}
     if RANK == 0:
-        wanted = on_one_device(name, references)
+        wanted = on_one_device(name, references, rows=rows, evaluates=evaluates)
         assert found.keys() == wanted.keys()
         far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
     shards = [sharded.innermost(variable._value) for variable in model.weights]
@@ -240,11 +256,11 @@ def distances(mesh: str, name: str, references: str, **options: Any) -> dict[str
     }
 
 
-def on_one_device(name: str, references: str) -> dict[str, Any]:
+def on_one_device(name: str, references: str, *, rows: int, evaluates: bool) -> dict[str, Any]:
     """Train on one device, or read what another process has found; those of one folder do it one after another."""
-    path = f"{references}/{name}.npz"
+    path = f"{references}/{name}-{rows}-{evaluates}.npz"
     if not os.path.exists(path):
-        np.savez(path, **trained(*made(name)))
+        np.savez(path, **trained(*made_alone(name), rows=rows, evaluates=evaluates))
     with np.load(path) as arrays:
         return dict(arrays)
 
@@ -298,20 +314,22 @@ def order(mesh: str, **options: Any) -> list[Any]:
     return ["".join(notes[::per_stage]), "".join(wanted), max(map(traces.count, traces))]
 
 
-def saved(mesh: str, folder: str, **options: Any) -> dict[str, Any]:
+def saved(mesh: str, folder: str, *, predicts: bool = True, **options: Any) -> dict[str, Any]:
     """Save from all processes; return how far what is loaded, on one device and in stages, is from what was saved."""
     with strategy(mesh, **options).scope():
         model, x, y = made("branches")
+    x, y = keras.tree.map_structure(lambda one: one[:EVEN], (x, y))
     checkpoint = keras.callbacks.ModelCheckpoint(f"{folder}/last.keras")
     model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[checkpoint])
     both = {"one device": keras.models.load_model(f"{folder}/last.keras")}
     with strategy(mesh, **options).scope():
         both["stages"] = keras.models.load_model(f"{folder}/last.keras")
-    rows = {name: one.predict(x, batch_size=BATCH, verbose=0) for name, one in {"": model, **both}.items()}
+    models = {"": model, **both} if predicts else {}
+    predicted = {name: one.predict(x, batch_size=BATCH, verbose=0) for name, one in models.items()}
     wanted = _state(model)
     return {
         "far": {name: far(wanted, _state(one)) for name, one in both.items()},
-        "rows": max(far(rows[""], rows[name]) for name in both),
+        "rows": max((far(predicted[""], one) for one in predicted.values()), default=0.0),
         "files": sorted(os.listdir(folder)),
     }
 
@@ -323,9 +341,10 @@ def _state(model: keras.Model) -> list[np.ndarray]:
 def resumed(folder: str, meshes: list[str | None], **options: Any) -> dict[str, float]:
     """Train on one mesh after another, each from the other's backup; return how far from one device it ends.
 
-    On one device, None, the first process alone goes on; others return nothing then.
+    On one device, None, the first process alone goes on; others return nothing.
     """
     folder = f"{folder}/backup"
+    three_batches: dict[str, Any] = {"batch_size": EVEN // 3, "epochs": 3, "shuffle": False, "verbose": 0}
     for turn, mesh in enumerate(meshes):
         if mesh is None and RANK:
             return {}
@@ -337,10 +356,12 @@ def resumed(folder: str, meshes: list[str | None], **options: Any) -> dict[str, 
         callbacks = [BackupAndRestore(mine, save_freq=2, asynchronous=False, delete_checkpoint=False)]
         callbacks += [] if turn == len(meshes) - 1 else [Interrupt(2 + 2 * turn)]
         with contextlib.suppress(KeyboardInterrupt):
-            model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+            model.fit(x[:EVEN], y[:EVEN], **three_batches, callbacks=callbacks)
     ours = _state(model)
-    one, x, y = made("mlp-adamw")
-    one.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    if RANK:
+        return {}
+    one, x, y = made_alone("mlp-adamw")
+    one.fit(x[:EVEN], y[:EVEN], **three_batches)
     return {"far": far(ours, _state(one)), "steps": float(model.optimizer.iterations.numpy())}
 
 
@@ -354,7 +375,8 @@ def dropped(mesh: str) -> list[Any]:
             inside = [layers.Dense(16, "tanh"), layers.Dropout(0.4), layers.Dense(16, "tanh"), layers.Dropout(0.4)]
             model = keras.Sequential([keras.Input((6,)), *inside, layers.Dense(2)])
             model.compile("adam", "mse")
-        losses = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]
+        x, y = X[:EVEN], Y[:EVEN]
+        losses = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]
         found.append([round(loss, 6) for loss in losses])
     return found
 
