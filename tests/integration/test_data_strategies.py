@@ -107,7 +107,9 @@ def test_fit_has_the_numbers_of_one_device(strategy: str, call: Pools, folders: 
         for case, seen in zip(TRAINED[strategy], worker, strict=True):
             assert seen["steps"] == one[case]["steps"] == EPOCHS * STEPS[case[1]], case
             assert seen["epoch"] == one[case]["epoch"] == EPOCHS, case
-            for name in ("weights", "logs"):
+            evaluated = case == TRAINED[strategy][0]
+            assert len(seen["measured"]) == 2 * evaluated
+            for name in ("weights", "logs", "measured")[: 2 + evaluated]:
                 np.testing.assert_allclose(seen[name], one[case][name], rtol=1e-5, atol=1e-5, err_msg=str(case))
 
 
