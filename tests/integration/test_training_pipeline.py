@@ -83,7 +83,7 @@ def alone(forking: Forks) -> Iterator[WorkerPool]:
         ("mlp-accumulating", FIT),
         ("mlp-scaling", FIT),
         ("branches", {"schedule": "interleaved", "chunks": 2, "microbatches": 2, **EVEN}),
-        ("words", FIT),
+        ("words", {"schedule": "eager-1f1b", **FIT}),
         ("whole batches", {"microbatches": 1, **EVEN}),
         ("masked", {"microbatches": 3, **EVEN}),
         ("statistics", {"schedule": "interleaved", "chunks": 2, "recompute": True}),
@@ -223,7 +223,7 @@ def test_weights_are_updated_after_each_micro_batch_by_delayed_gradients(
 
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "chunks"),
-    [("1f1b", 5, 1), ("gpipe", 3, 1), ("interleaved", 4, 2), ("pipedream", 4, 1)],
+    [("1f1b", 5, 1), ("eager-1f1b", 5, 1), ("gpipe", 3, 1), ("interleaved", 4, 2), ("pipedream", 4, 1)],
 )
 def test_a_step_that_is_measured_ran_as_planned(two: WorkerPool, schedule: str, microbatches: int, chunks: int) -> None:
     planned = schedules.named(schedule, stages=2, microbatches=microbatches, chunks=chunks)

@@ -52,6 +52,7 @@ def test_a_schedule_has_a_part_of_the_ideal() -> None:
         pipeline.BESIDE: [2.7] * 3,
         pipeline.IN_PARTS: [3.6] * 3,
         "1f1b": [1.0] * 3,
+        "eager-1f1b": [1.0] * 3,
         "gpipe": [2.0] * 3,
     }
     report = pipeline.Report(

@@ -1,6 +1,7 @@
 """The partition of a model: the search beside brute force, predictions beside closed forms, memory, monotony."""
 
 import dataclasses
+import itertools
 import json
 import math
 import subprocess
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError
+from tfdist.parallel import schedules
 from tfdist.parallel.partition import search
 from tfdist.parallel.partition.devices import DeviceKind
 from tfdist.parallel.partition.link import Link
@@ -199,11 +201,13 @@ def test_live_activations_are_those_of_the_schedule() -> None:
     profile = alike(4, kept_bytes=10.0)
     stages = [Stage(begin=n, end=n + 1) for n in range(4)]
     options: dict[str, Any] = {"profile": profile, "link": FAST, "kinds": (DeviceKind(count=4),), "replicas": 1}
-    for schedule, live in (("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("pipedream", [4, 3, 2, 1])):
-        setting = Setting(schedule=schedule, microbatches=8, **options)
-        assert [one.activations for one in predict(setting, stages).memory] == [10.0 * 4 * count for count in live]
-    few = Setting(schedule="1f1b", microbatches=2, **options)
-    assert [one.activations for one in predict(few, stages).memory] == [10.0 * 16 * count for count in (2, 2, 2, 1)]
+    for schedule, microbatches in itertools.product(SCHEDULES, (2, 4, 8)):
+        setting = Setting(schedule=schedule, microbatches=microbatches, **options)
+        live = schedules.named(schedule, stages=4, microbatches=microbatches).live
+        if schedule == "pipedream":  # there is always a next micro-batch
+            live = (4, 3, 2, 1)
+        size = 32 / microbatches
+        assert [one.activations for one in predict(setting, stages).memory] == [10.0 * size * count for count in live]
 
 
 def test_a_cut_counts_every_tensor_that_crosses_it() -> None:

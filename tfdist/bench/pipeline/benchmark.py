@@ -29,7 +29,7 @@ ALONE = "one process"
 BESIDE = "two at once"
 #: one process that computes one micro-batch after the other
 IN_PARTS = "in micro-batches"
-SCHEDULES = ("1f1b", "gpipe")
+SCHEDULES = ("1f1b", "eager-1f1b", "gpipe")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ _WIDTH_IN_FILES = 120
 @transformer_options(benchmark.Setup())
 @json_option
 def command(json_path: str | None, **options: int) -> None:
-    """A transformer in two stages over two processes, by 1F1B and GPipe, beside one process, in turns.
+    """A transformer in two stages over two processes, by three schedules, beside one process, in turns.
 
     Each process has one processor. The ideal step takes half of the time of one process, and the bubble of the
     schedule; what is printed is the ideal over the step that was measured. One process that computes micro-batch after

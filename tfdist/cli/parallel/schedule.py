@@ -60,10 +60,10 @@ def command(
 ) -> None:
     """Show what the stages of a pipeline do when.
 
-    SCHEDULE is gpipe, 1f1b, interleaved, pipedream or spectrain. F3 is the forward pass of micro-batch 3, B3 its
-    backward pass, B3.1 that through the stage's second part of the model; a dot is a unit of time in which a stage
-    waits. Below stand the bubble (the part of the time in which stages wait) and of how many micro-batches each stage
-    holds the activations at most. Where a step is measured, a line follows that says the same of it, and the
+    SCHEDULE is 1f1b, eager-1f1b, gpipe, interleaved, pipedream or spectrain. F3 is the forward pass of micro-batch 3,
+    B3 its backward pass, B3.1 that through the stage's second part of the model; a dot is a unit of time in which a
+    stage waits. Below stand the bubble (the part of the time in which stages wait) and of how many micro-batches each
+    stage holds the activations at most. Where a step is measured, a line follows that says the same of it, and the
     picture has that step below the schedule.
     """
     if plot is not None:

@@ -15,7 +15,7 @@ from tfdist.parallel.partition.profile import Profile
 __all__ = ["SCHEDULES", "Memory", "Setting", "Stage"]
 
 #: the schedules whose time and memory are known
-SCHEDULES = ("1f1b", "gpipe", "pipedream")
+SCHEDULES = ("1f1b", "eager-1f1b", "gpipe", "pipedream")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +231,8 @@ class Setting:
         ahead = math.ceil(devices_from_here / stage.devices)
         if self.schedule == "gpipe":
             return share
+        if self.schedule == "eager-1f1b":
+            return min(share, 2 * ahead - 1)
         return min(share, ahead) if self.flushes else ahead
 
     def most_under_way(self, stage: Stage) -> float:

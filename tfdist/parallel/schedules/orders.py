@@ -3,8 +3,9 @@
 Sources: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019;
 D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019; D. Narayanan et al.,
 "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021 (1F1B with a flush,
-interleaved); C.-C. Chen, C.-L. Yang, H.-Y. Cheng, "Efficient and Robust Parallel DNN Training through Model Parallelism
-on Multi-GPU Platform" (SpecTrain), 2018.
+interleaved); Y. Zhuang et al., "On Optimizing the Communication of Model Parallelism", 2023 (eager 1F1B); C.-C. Chen,
+C.-L. Yang, H.-Y. Cheng, "Efficient and Robust Parallel DNN Training through Model Parallelism on Multi-GPU Platform"
+(SpecTrain), 2018.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,16 +40,17 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
 
     As long as GPipe, with the activations of at most K - s micro-batches.
     """
-    ahead = [min(microbatches, stages - 1 - stage) for stage in range(stages)]
-    forwards = [Work("forward", m) for m in range(microbatches)]
-    backwards = [Work("backward", m) for m in range(microbatches)]
-    return Schedule(
-        name="1f1b",
-        stages=stages,
-        microbatches=microbatches,
-        orders=tuple(_alternating(forwards, backwards, first) for first in ahead),
-        live=tuple(min(microbatches, stages - stage) for stage in range(stages)),
-    )
+    return _flushed("1f1b", stages, microbatches, [stages - 1 - stage for stage in range(stages)])
+
+
+def eager_one_f_one_b(stages: int, microbatches: int) -> Schedule:
+    """Return eager 1F1B: twice as many forward passes ahead, 2 (K - 1 - s), so that what is sent has time to travel.
+
+    In 1F1B a stage needs each gradient at the moment at which the next stage has it: whatever a message takes, or a
+    pass takes longer than the others, all stages wait. Here it is there a forward pass earlier. As long as 1F1B where
+    sending takes no time, with the activations of at most 2 (K - 1 - s) + 1 micro-batches.
+    """
+    return _flushed("eager-1f1b", stages, microbatches, [2 * (stages - 1 - stage) for stage in range(stages)])
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
@@ -99,6 +101,7 @@ _MADE: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
     {
         "gpipe": gpipe,
         "1f1b": one_f_one_b,
+        "eager-1f1b": eager_one_f_one_b,
         "interleaved": interleaved,
         "pipedream": pipedream,
         "spectrain": spectrain,
@@ -135,6 +138,19 @@ def named(name: str, *, stages: int, microbatches: int, chunks: int = 1) -> Sche
             "'interleaved' and 'gpipe' are for. Leave chunks out, or choose one of these."
         )
     return _MADE[name](stages, microbatches)
+
+
+def _flushed(name: str, stages: int, microbatches: int, ahead: list[int]) -> Schedule:
+    """Return a schedule of one forward and one backward pass in turns, after so many forward passes on each stage."""
+    forwards = [Work("forward", m) for m in range(microbatches)]
+    backwards = [Work("backward", m) for m in range(microbatches)]
+    return Schedule(
+        name=name,
+        stages=stages,
+        microbatches=microbatches,
+        orders=tuple(_alternating(forwards, backwards, first) for first in ahead),
+        live=tuple(min(microbatches, first + 1) for first in ahead),
+    )
 
 
 def _alternating(forwards: list[Work], backwards: list[Work], ahead: int) -> tuple[Work, ...]:

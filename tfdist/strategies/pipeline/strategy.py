@@ -65,9 +65,9 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             layouts by patterns, "auto", or "auto:dense,dense_1" for the weights of these layers alone.
         microbatches: into how many parts a replica's batch is cut; fewer where it has fewer examples. 1: the stages
             compute one after the other.
-        schedule: "1f1b", "gpipe" or "interleaved", which update weights once a batch; "pipedream" or "spectrain", which
-            do so after each micro-batch, by gradients of older weights; or a function of your own that returns a
-            `tfdist.parallel.schedules.Schedule`, given stages, micro-batches and chunks.
+        schedule: "1f1b", "eager-1f1b", "gpipe" or "interleaved", which update weights once a batch; "pipedream" or
+            "spectrain", which do so after each micro-batch, by gradients of older weights; or a function of your own
+            that returns a `tfdist.parallel.schedules.Schedule`, given stages, micro-batches and chunks.
         chunks: parts of the model on each stage, of "interleaved".
         mesh: a text such as ``"data=2,pipeline=2"`` or ``"data=2,pipeline=2,model=2"``, a dictionary or a
             `tfdist.cluster.mesh.Mesh`; None takes the variable ``TFDIST_MESH`` (`tfdist run --mesh`), or else as many
