@@ -137,6 +137,12 @@ class UnderSlurm(Trial):
     def __init__(self, found: Machines) -> None:
         super().__init__(found.folder, found)
         self.found = found
+        self._local = ""
+
+    def local(self) -> str:
+        """Return what comes of TRAINING on one host."""
+        self._local = self._local or self.trained(*TRAINING)[0]
+        return self._local
 
 
 def equal_to_the_bit(trial: UnderSlurm) -> None:
@@ -276,32 +282,37 @@ def stopped_and_requeued(trial: UnderSlurm) -> None:
         )
 
 
-def a_training_goes_on(trial: UnderSlurm) -> None:
-    """A training that has to make room, whose time is up, or that Slurm kills, comes to what one on one host does."""
-    local, _ = trial.trained(*TRAINING)
+def a_training_makes_room(trial: UnderSlurm) -> None:
+    """A training that has to make room comes to what one on one host does."""
     urgent = ("sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
-    interrupted(trial, local, "preempted", does=urgent)
-    interrupted(trial, local, "its time was up", options="--time=2")
-    requeue = ("scontrol", "requeue", "JOB")
-    interrupted(trial, local, "killed and queued again by somebody", does=requeue, is_asked=False)
+    interrupted(trial, "preempted", does=urgent)
+
+
+def a_training_out_of_time(trial: UnderSlurm) -> None:
+    """So does one whose time is up: Slurm says so a minute before, or two, and each start needs some."""
+    interrupted(trial, "its time was up", options="--time=4")
+
+
+def a_training_that_slurm_kills(trial: UnderSlurm) -> None:
+    """So does one that Slurm kills without a signal, and one of which a node is down."""
+    interrupted(trial, "killed and queued again by somebody", does=("scontrol", "requeue", "JOB"), is_asked=False)
     down = ("scontrol", "update", "NodeName=b", "State=DOWN", "Reason=trial")
-    interrupted(trial, local, "a node was down", does=down, is_asked=False)
+    interrupted(trial, "a node was down", does=down, is_asked=False)
 
 
 def interrupted(
-    trial: UnderSlurm, local: str, what: str, *, options: str = "", does: tuple[str, ...] = (), is_asked: bool = True
+    trial: UnderSlurm, what: str, *, options: str = "", does: tuple[str, ...] = (), is_asked: bool = True
 ) -> None:
     """Train with an interruption before the third step.
 
     Args:
         trial: runs it.
-        local: what comes of a training on one host.
         what: is done to it.
         options: of sbatch.
         does: the command for that, in which JOB stands for the job; none: Slurm does it by itself.
         is_asked: whether the job gets a signal, and time.
     """
-    told = trial.folder / what
+    local, told = trial.local(), trial.folder / what
     told.mkdir()
     (trial.folder / "holding.py").write_text(HOLDING)
     result, events = told / "result", told / "events"
@@ -362,7 +373,9 @@ TRIALS = {
         components_and_arrays,
         equal_to_the_bit,
         stopped_and_requeued,
-        a_training_goes_on,
+        a_training_makes_room,
+        a_training_out_of_time,
+        a_training_that_slurm_kills,
         ended_by_others,
     )
 }
