@@ -5,6 +5,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,28 @@ time.sleep(1000)
     assert any(happened(shared)[0]["job"].encode() in text for text in written.values()), "Ray's logs are elsewhere"
     forms = [form for secret in secrets for form in (secret.encode(), bytes.fromhex(secret))]
     assert not [path for path, text in written.items() if any(form in text for form in forms)], "a file has the key"
+
+
+REMOVE = """
+import sys
+import ray
+from ray.util import placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
+ray.init(address=sys.argv[1], log_to_driver=False)
+made = {one["name"]: name for name, one in placement_group_table().items()}
+remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(made[sys.argv[2]])))
+"""
+
+
+def test_a_job_whose_places_somebody_else_takes_away_says_so(cluster: list[str], script: Any, shared: Path) -> None:
+    path = script("tell('here')\ntime.sleep(1000)")
+    with job(*cluster, "-n", 1, "--pass-env", "SHARED", path, shared=shared) as process:
+        told(shared, "here")
+        name = f"tfdist-{happened(shared)[0]['job']}"
+        subprocess.run([sys.executable, "-c", REMOVE, cluster[-1], name], check=True, timeout=DEADLINE_SECONDS)
+        _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 1, err
+    assert err.count(b"Ray has lost the actor on ") == 1, err
 
 
 def test_what_cannot_be_is_one_error_before_anything_is_started(cluster: list[str], script: Any, shared: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.launch.supervision.failure import (
+    HOST_LOST,
     Failure,
     Record,
     format_report,
@@ -106,6 +107,10 @@ def test_the_report() -> None:
 def test_the_report_of_a_single_worker_does_not_repeat_the_traceback() -> None:
     text = format_report([failure(0, 5.0, error="boom")], workers=1, started=3.0)
     assert text == "the script failed, 2.0 s after the start: exit code 1"
+    # what it has not written itself is told
+    record = Record(clock=5.0, type=HOST_LOST, message="gone", traceback="host a is gone\n", exit_code=1)
+    lost = Failure(worker=0, time=5.0, returncode=1, record=record)
+    assert format_report([lost], workers=1, started=3.0) == f"{text}\n  host a is gone"
 
 
 @pytest.mark.parametrize(("returncode", "advice"), [(-9, "memory"), (-11, "PYTHONFAULTHANDLER"), (4, "output above")])

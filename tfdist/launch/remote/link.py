@@ -217,7 +217,8 @@ class HostLink:
                 self._connection.note(f"it said what cannot be ({error!r})")
                 self._connection.cut()
                 break
-        self._lose(f"the connection to host {self.host.name} has ended{self._connection.quoted()}")
+        quoted = "" if self._ending else self._connection.quoted()
+        self._lose(f"the connection to host {self.host.name} has ended{quoted}")
 
     def _take(self, message: dict[str, Any]) -> None:
         if "clock" in message:

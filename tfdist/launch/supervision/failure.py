@@ -225,7 +225,7 @@ def format_report(failures: Sequence[Failure], *, workers: int, started: float, 
     lines = [f"{place}, {root.time - started:.1f} s after the start: {ended}"]
     if root.record is None:
         lines.append(f"  {_advice(root.returncode)}")
-    elif not (alone and shown):
+    elif not (alone and shown) or root.record.type == HOST_LOST:  # which the worker has not written
         lines.append(textwrap.indent(root.record.traceback.rstrip("\n"), "  "))
     lines += [
         f"  {max(one.time - root.time, 0.0):.1f} s later {one.name or f'worker {one.worker}'}: {in_short(one)}"

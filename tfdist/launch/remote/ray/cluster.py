@@ -22,6 +22,7 @@ DRIVER = "tfdist.launch.remote.ray.driver"
 _CONNECT_SECONDS = 60.0
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.1
+_LEARN_SECONDS = 1.0  # for Ray to know why, after a connection's end
 
 
 def require() -> None:
@@ -248,14 +249,16 @@ class _Driver:
         """Return why no host that has not joined will do so any more."""
         if self._gone:
             return f"the driver of Ray has ended.{self._errors.quoted()}"
-        said = self.said()
+        with self._changed:
+            said = "\n".join(self._ended.values())
         if "No module named" in said and "tfdist" in said:
             said += "\nInstall the same version of tfdist there, or name an interpreter that has it: --remote-python"
         return said
 
     def said(self) -> str:
-        """Return what is known of why hosts have ended."""
+        """Return what is known of why hosts have ended; what Ray does not know yet it may learn in a moment."""
         with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._gone, _LEARN_SECONDS)
             return "\n".join(self._ended.values())
 
     def cure(self) -> str:
