@@ -29,7 +29,6 @@ OVER_HOROVOD = (2, 1, "horovod")
 # Every optimizer is trained in one of the lists. Where weights lie in parts, which is traced longest, other tests train
 # several optimizers and a scaled loss.
 OF_TWO = [
-    ("sgd", "plain"),
     ("sgd", "table"),
     ("momentum, clipvalue", "plain"),
     ("adam, clipnorm", "table"),
@@ -41,13 +40,11 @@ OF_TWO = [
     ("unknown", "plain"),
     ("several", "plain"),
     ("distributed", "plain"),
-    ("distributed, accumulating whole", "plain"),
 ]
 # What is updated element by element and whole, by one worker each; accumulated in parts and whole; clipped by all.
 OF_THREE = [
     ("adam, global_clipnorm", "plain"),
     ("adam, accumulating", "plain"),
-    ("adafactor", "plain"),
     ("distributed, accumulating", "plain"),
     ("distributed, accumulating", "table"),
     ("distributed, accumulating whole", "plain"),

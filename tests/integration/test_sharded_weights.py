@@ -32,7 +32,6 @@ OF_WEIGHTS = [
     ("lamb, average", "plain"),
     ("adafactor", "table"),
     ("unknown", "plain"),
-    ("distributed", "table"),
     ("distributed, accumulating", "plain"),
     ("distributed, accumulating whole", "plain"),
 ]
