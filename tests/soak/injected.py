@@ -102,12 +102,14 @@ def prepare(strategy: str, processors: list[int], steps: int) -> None:
 
 def prepare_chief(strategy: str, processors: list[int], steps: int) -> None:
     """Start a worker on each processor and a server, and train a model that computes on the workers for some steps."""
-    chief = tfdist.strategies.ParameterServerStrategy(local_workers=len(processors), local_servers=1, max_staleness=0)
+    chief = tfdist.strategies.ParameterServerStrategy(local_workers=2, local_servers=1, max_staleness=0)
     tasks = chief._tasks
     assert tasks is not None
-    for index, processor in enumerate(processors):
-        for thread in os.listdir(f"/proc/{tasks.pid('worker', index)}/task"):
-            os.sched_setaffinity(int(thread), {processor})
+    bound = {tasks.pid("worker", index): {processor} for index, processor in enumerate(processors[:2])}
+    others = set(processors[2:] or processors)  # of chief and server
+    for pid, where in {**bound, tasks.pid("ps", 0): others, os.getpid(): others}.items():
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), where)
     with chief.scope():
         layers = [keras.layers.Dense(512, "relu") for _ in range(4)]
         model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10)])

@@ -5,8 +5,9 @@ backward pass, its update, garbage collection, or a process that takes its proce
 or the bandwidth; or nothing. The verdict sees what the workers have recorded, and nothing else. Of a link that is slow
 between two workers nobody can tell whose it is: right is "communication", of no worker. Each strategy has two pairs of
 workers, each worker with a processor of its own: on this host, and in network namespaces (which need root). Workers of
-parameter servers run no script: there it is the chief's input or garbage, of no worker, or a worker's processor. Run as
-root it has the highest priority, so that other programs take little from it.
+parameter servers run no script: there it is the chief's input or garbage, of no worker, or a worker's processor where
+chief and server have others: what takes a processor away from them too makes every worker wait. Run as root it has the
+highest priority, so that other programs take little from it.
 
     python -m tests.soak.injections
     python -m tests.soak.injections --strategies ring --shares 0.25 --rounds 3 --keep cases.npz
@@ -282,11 +283,14 @@ class Results:
             print(f"{cause:16}" + "".join(f"{self.said[cause, column] or '.':>15}" for column in columns))
 
 
-def cases_of(strategies: Sequence[str], shares: Sequence[float], rounds: int, causes: Sequence[str]) -> list[Case]:
+def cases_of(
+    strategies: Sequence[str], shares: Sequence[float], rounds: int, causes: Sequence[str], *, is_wide: bool
+) -> list[Case]:
+    """Return the cases; is_wide: there are processors beside those of workers."""
     found = []
     for strategy in strategies:
         for cause in causes:
-            if strategy == PARAMETER_SERVER and cause not in ("none", "steal", *OF_A_CHIEF):
+            if strategy == PARAMETER_SERVER and cause not in ("none", *OF_A_CHIEF, *(["steal"] if is_wide else [])):
                 continue
             for share in shares:
                 for worker in range(WORKERS):
@@ -296,7 +300,9 @@ def cases_of(strategies: Sequence[str], shares: Sequence[float], rounds: int, ca
 
 def run(options: argparse.Namespace) -> None:
     processors = sorted(os.sched_getaffinity(0))
-    cases = cases_of(options.strategies, options.shares, options.rounds, options.causes)
+    cases = cases_of(
+        options.strategies, options.shares, options.rounds, options.causes, is_wide=len(processors) > WORKERS
+    )
     random.Random(options.seed).shuffle(cases)
     results, kept = Results(), []
     with contextlib.ExitStack() as stack:

@@ -34,15 +34,18 @@ class _Ends(keras.callbacks.Callback):
         self.seconds.append(time.perf_counter())
 
 
-def measured_profile(name: str, divisors: Sequence[int]) -> str:
+def measured_profile(name: str, divisors: Sequence[int], in_scope: bool) -> str:
     """Return the profile of a model, as JSON.
 
     Args:
         name: of the model.
         divisors: into how many parts plans cut a batch.
+        in_scope: whether its steps are tfdist's, of a job of one worker, as in plans of several; else Keras' own.
     """
     keras.utils.clear_session()  # names of layers are those of the plans
-    model, x, y = made(name)
+    one = tfdist.strategies.MultiWorkerMirroredStrategy(clusters.Cluster()) if in_scope else None
+    with contextlib.nullcontext() if one is None else one.scope():
+        model, x, y = made(name)
 
     def in_fit(batch: Any, steps: int) -> float:
         return _step_seconds(model, tuple(one for one in batch if one is not None), steps)

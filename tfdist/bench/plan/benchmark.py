@@ -1,9 +1,9 @@
 """Predicted steps beside measured ones: each model on one device, data parallel on two, and in two stages.
 
 A model is profiled in one process alone, and in two at once, which share what processors share: caches, memory, the
-clock. Of the one, of the other for plans of two processes, and of the line between two follow how long a step takes by
-each plan, and which plan is chosen. Profiles and the plans' steps are measured in turns, since a machine is not as fast
-at all times. Every process has one processor.
+clock; there in steps of tfdist's, as plans of two have. Of the one, of the other for plans of two processes, and of the
+line between two follow how long a step takes by each plan, and which plan is chosen. Profiles and the plans' steps are
+measured in turns, since a machine is not as fast at all times. Every process has one processor.
 """
 
 import contextlib
@@ -212,7 +212,9 @@ def _rows(
             max(
                 (
                     Profile.from_json(text)
-                    for text in call(plan, "measured_profile", name=model, divisors=[2, microbatches])
+                    for text in call(
+                        plan, "measured_profile", name=model, divisors=[2, microbatches], in_scope=plan == _TWO
+                    )
                 ),
                 key=lambda one: one.whole_seconds[-1],
             )
