@@ -77,6 +77,8 @@ def test_the_first_failure_is_the_cause_and_its_code_is_kept(options: list[str],
 def test_ctrl_c_ends_the_job_and_no_command_line_has_the_key(options: list[str], script: Any, shared: Path) -> None:
     path = script("tell(f'{ME}', f'{os.getpid()} ' + os.environ['TFDIST_JOB_KEY'])\ntime.sleep(1000)")
     with agent(*options, path, shared=shared) as process:
+        wait_until(lambda: process.poll() is not None or (shared / "1").exists(), "worker 1 has not begun")
+        assert process.poll() is None, process.communicate()
         pids, keys = zip(*(told(shared, str(worker)).split() for worker in range(2)), strict=True)
         joining = psutil.Process(int(pids[0])).parent()
         assert joining is not None
