@@ -480,7 +480,7 @@ def remote_placement(
     say: Callable[[str], None],
     interrupted: Callable[[], bool],
     memory: Path | None = None,
-    end: Callable[[], None],
+    end: Callable[[], None] = lambda: None,
 ) -> Iterator[RemotePlacement]:
     """Yield a placement; after the block nothing of the job is left on any host that answers."""
     placement = RemotePlacement(
