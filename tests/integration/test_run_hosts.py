@@ -130,6 +130,23 @@ def test_all_hosts_stop_before_the_same_step(hosts: list[str], script: Any, shar
 
 
 @quick
+def test_a_host_whose_agent_is_asked_to_end_is_lost_and_its_workers_have_not_failed(
+    hosts: list[str], script: Any, shared: Path
+) -> None:
+    path = script("tell(f'agent {ME}', str(os.getppid()))\ntime.sleep(1000)")
+    with agent(*hosts, path, shared=shared) as process:
+        for worker in (0, 1, 3):
+            told(shared, f"agent {worker}")
+        os.kill(int(told(shared, "agent 2")), signal.SIGTERM)
+        _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 1, err
+    assert (
+        b"the connection to host two has ended\n    what acts for the launcher there was asked to end (SIGTERM)" in err
+    )
+    assert b"SIGKILL" not in err
+
+
+@quick
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_what_ends_the_agent_ends_the_workers(number: int, hosts: list[str], script: Any, shared: Path) -> None:
     path = script("tell(f'pid {ME}', str(os.getpid()))\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)")

@@ -55,6 +55,7 @@ _TELL_WHILE_HALTING_SECONDS = 0.002
 _STEPS_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 _CHUNK = 1 << 15
+_why_sigterm = ["was asked to end (SIGTERM)"]  # what is told of this process at that signal
 
 
 def main() -> None:
@@ -92,6 +93,7 @@ def _end_with(descriptor: int) -> None:
     """End this process as SIGTERM does when nobody can write there any more."""
     while os.read(descriptor, _CHUNK):
         pass
+    _why_sigterm[0] = "has ended with what had started it"
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -120,7 +122,11 @@ def serve(wire: Wire, key: bytes | None = None) -> int:
             sys.stderr.write(f"{error}\n")
             return 1
         stack.callback(agent.end)
-        return 0 if agent.run() else UNFINISHED
+        try:
+            return 0 if agent.run() else UNFINISHED
+        except SystemExit:  # SIGTERM
+            agent.tell_why_it_ends()
+            raise
 
 
 def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: bytes | None) -> "HostAgent":
@@ -277,6 +283,12 @@ class HostAgent:
         """Tell the agent that SIGTERM has come here, in a handler of a signal."""
         self._requests.put({"do": "tell of sigterm"})
 
+    def tell_why_it_ends(self) -> None:
+        """Tell the agent that this process was asked to end, which is no failure of its workers."""
+        self._gone.set()
+        with contextlib.suppress(WireError):
+            self._wire.send({"note": f"what acts for the launcher there {_why_sigterm[0]}"})
+
     def end(self) -> None:
         """End every process, and what it has left."""
         self._gone.set()
@@ -343,6 +355,8 @@ class HostAgent:
     def _watch(self, number: int, handle: Handle) -> None:
         returncode = handle.wait()
         clock = time.monotonic()
+        if self._gone.is_set():  # it ends with this host, whose end is what the agent is to see
+            return
         self._tell_record(number, handle)
         self._tell_once()  # how far it was comes before its end
         self._tell_steps()

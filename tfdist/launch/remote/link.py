@@ -238,15 +238,21 @@ class HostLink:
                 handle.take(message["stream"], base64.b64decode(message["data"]))
         elif "rows" in message:
             self._take_rows(message["rows"], message["worker"], base64.b64decode(message["data"]))
-        elif "say" in message:
-            self._say(f"host {self.host.name}: {message['say']}")
-        elif "sigterm" in message:
-            self._terminated()
+        elif {"say", "note", "sigterm"} & message.keys():
+            self._take_word(message)
         elif "record" in message:
             if (handle := self._handles.get(message["record"])) is not None:
                 handle.record(records.on_our_clock(message["content"], self._offset))
         elif "ended" in message and (handle := self._handles.get(message["ended"])) is not None:
             handle.end(message["returncode"], unasked=message["unasked"])
+
+    def _take_word(self, message: dict[str, Any]) -> None:
+        if "say" in message:
+            self._say(f"host {self.host.name}: {message['say']}")
+        elif "note" in message:
+            self._connection.note(str(message["note"]))
+        else:
+            self._terminated()
 
     def _take_rows(self, start: int, worker: int, data: bytes) -> None:
         if self._recorded is not None and math.isfinite(self._recent.value):
