@@ -72,6 +72,15 @@ def on_another_host(guard: Guard, folder: Path) -> Iterator[Placement]:
 
 
 @contextlib.contextmanager
+def ended_after_an_error(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        process.terminate()
+        raise
+
+
+@contextlib.contextmanager
 def on_a_host_that_joins(guard: Guard, folder: Path) -> Iterator[Placement]:
     """Over TCP, by an agent that somebody else has started."""
     ports = free_addresses(1)
@@ -81,6 +90,7 @@ def on_a_host_that_joins(guard: Guard, folder: Path) -> Iterator[Placement]:
     environ = {**os.environ, job_key.VARIABLE: key}
     with (
         subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+        ended_after_an_error(process),
         remote_placement(
             LaunchConfig(target="json", is_module=True),
             Remote(hosts=hosts, engine="agent", shell=("",), rendezvous=address),

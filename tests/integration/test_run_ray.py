@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.integration.agents import DEADLINE_SECONDS, alive, finished, told, wait_until
-from tests.integration.steppers import STEPPER, done, happened, job
+from tests.integration.steppers import STEPPER, done, happened, job, wait_for_event
 from tests.integration.test_run_resize import sizes
 from tests.ray_nodes import files_of, ray_nodes
 from tfdist.engines.ray import FailureConfig, RunConfig, ScalingConfig, Trainer
@@ -150,7 +150,7 @@ def test_a_job_whose_places_somebody_else_takes_away_says_so(cluster: list[str],
     path = script("tell('here')\ntime.sleep(1000)")
     with job(*cluster, "-n", 1, "--pass-env", "SHARED", path, shared=shared) as process:
         told(shared, "here")
-        name = f"tfdist-{happened(shared)[0]['job']}"
+        name = f"tfdist-{wait_for_event(shared, 'started')['job']}"
         subprocess.run([sys.executable, "-c", REMOVE, cluster[-1], name], check=True, timeout=DEADLINE_SECONDS)
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 1, err

@@ -24,7 +24,7 @@ train(Enough())
 
 
 def resize(shared, workers, job_id=""):  # type: ignore[no-untyped-def]
-    command = [sys.executable, "-m", "tfdist", "resize", "--timeout-seconds", "60", job_id, str(workers)]
+    command = [sys.executable, "-m", "tfdist", "resize", "--timeout-seconds", "400", job_id, str(workers)]
     env = environment(shared, TFDIST_CACHE_DIR=str(shared / "cache"))
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
     return ended.returncode, ended.stdout, ended.stderr
@@ -63,12 +63,12 @@ def test_requests_that_cannot_be(script, shared):  # type: ignore[no-untyped-def
     path = script(FOREVER)
     with job("-n", 2, "--max-workers", 3, path, shared=shared) as process:
         wait_for_event(shared, "stepping")
+        process.send_signal(signal.SIGUSR2)  # one fewer is too few; what is asked next is answered after that
         code, _, err = resize(shared, 4)
         assert code == 1
         assert "--min-workers 2 and --max-workers 3" in err
         code, _, err = resize(shared, 3, "no such id")
         assert (code, "no job has an id like it" in err) == (2, True)
-        process.send_signal(signal.SIGUSR2)  # one fewer is too few
         (shared / "enough").write_text("x")
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert (process.returncode, sizes(shared)) == (0, [2])
