@@ -125,20 +125,16 @@ def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: A
 
     One function does both: to trace another one, and to start it, takes a tenth of a second.
     """
-    made: list[Any] = []
+    layouts: list[Layout] = []
 
     @_as_it_is
     def flat(*given: Any) -> tuple[Any, ...]:
         element = make(*given)
-        made.append(tf.nest.map_structure(_spec_of, element.slices, expand_composites=False))
+        layouts.append(Layout.of(element.slices))
         return element.flat()
 
     mapped = dataset.map(flat, **options)
-    return mapped, Layout(made[-1])
-
-
-def _spec_of(leaf: Any) -> Any:
-    return None if leaf is None else tf.type_spec_from_value(leaf)
+    return mapped, layouts[-1]
 
 
 def _share(reading: Reading, local_replicas: int, part: int, parts: int) -> tuple[tf.data.Dataset, Layout]:

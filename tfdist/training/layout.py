@@ -20,6 +20,15 @@ class Layout:
         self.signature = _specs(spec)
         self.key = repr(spec)
 
+    @classmethod
+    def of(cls, slices: tuple[Any, ...]) -> "Layout":
+        """Return the layout of slices, in a trace or out of it."""
+
+        def spec(leaf: Any) -> Any:
+            return None if leaf is None else tf.type_spec_from_value(leaf)
+
+        return cls(tf.nest.map_structure(spec, slices, expand_composites=False))
+
     def pack(self, tensors: Sequence[Any], of_replicas: Sequence[int]) -> Any:
         """Return a nest of per-replica values from tensors in the order of `signature`.
 

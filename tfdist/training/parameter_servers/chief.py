@@ -441,9 +441,8 @@ def as_batch(element: Any, parts: int) -> Batch:
     if isinstance(element, Batch):
         return element
     data = models.tensors(element)
-    slices = tuple(step.part_of(data, part, parts) for part in range(parts))
-    spec = tf.nest.map_structure(_spec, slices, expand_composites=False)
-    return Batch(flat(slices), step.rows_of(data), Layout(spec))
+    slices = tuple(step.parts_of(data, 0, parts, parts))
+    return Batch(flat(slices), step.rows_of(data), Layout.of(slices))
 
 
 def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
@@ -461,12 +460,8 @@ def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
     ((_, rows, leaves),) = present_parts(batch, 1)
     if not int(rows):
         return [(0, rows, leaves)]
-    cut = [step.part_of(leaves, part, parts) for part in range(parts)]
+    cut = step.parts_of(leaves, 0, parts, parts)
     return [(part, count, data) for part, (count, data) in enumerate(cut) if int(count)]
-
-
-def _spec(leaf: Any) -> Any:
-    return None if leaf is None else tf.type_spec_from_value(leaf)
 
 
 def _result(outcome: Outcome) -> Any:
