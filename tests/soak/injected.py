@@ -101,7 +101,7 @@ def prepare(strategy: str, processors: list[int], steps: int) -> None:
 
 
 def prepare_chief(strategy: str, processors: list[int], steps: int) -> None:
-    """Start a worker on each processor and a server, and train a model that computes on the workers for some steps."""
+    """Start a server and two workers with a processor each, and train a model that computes on them for some steps."""
     chief = tfdist.strategies.ParameterServerStrategy(local_workers=2, local_servers=1, max_staleness=0)
     tasks = chief._tasks
     assert tasks is not None

@@ -154,15 +154,20 @@ class Trial:
         """Have a pod run on a node for some seconds that is more urgent than what tfdist submits."""
         scheduling = kubernetes.client.SchedulingV1Api(self.api)
         scheduling.create_priority_class({"metadata": {"name": "urgent"}, "value": 1000})
-        container = {"name": "node", "image": "tfdist:cpu", "args": ["python", "-c", "import time; time.sleep(5)"]}
-        container["resources"] = {"requests": {"cpu": MOST_CPUS}}
+        container = {
+            "name": "node",
+            "image": "tfdist:cpu",
+            "args": ["python", "-c", "import time; time.sleep(5)"],
+            "resources": {"requests": {"cpu": MOST_CPUS}},
+        }
         spec = {
             "priorityClassName": "urgent",
             "restartPolicy": "Never",
             "hostname": "urgent",
             "containers": [container],
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "automountServiceAccountToken": False,
         }
-        spec |= {"nodeSelector": {"kubernetes.io/hostname": node}, "automountServiceAccountToken": False}
         self.core.create_namespaced_pod(NAMESPACE, {"metadata": {"name": "urgent"}, "spec": spec})
 
     def removed(self, job: str) -> None:

@@ -39,6 +39,8 @@ def test_what_is_live() -> None:
     assert schedules.named("gpipe", stages=3, microbatches=8).live == (8, 8, 8)
     assert schedules.named("1f1b", stages=3, microbatches=8).live == (3, 2, 1)
     assert schedules.named("1f1b", stages=4, microbatches=2).live == (2, 2, 2, 1)
+    assert schedules.named("eager-1f1b", stages=3, microbatches=8).live == (5, 3, 1)
+    assert schedules.named("eager-1f1b", stages=4, microbatches=2).live == (2, 2, 2, 1)
     assert schedules.named("interleaved", stages=2, microbatches=4, chunks=2).live == (5, 3)
 
 

@@ -43,8 +43,10 @@ def measured_profile(name: str, divisors: Sequence[int], in_scope: bool) -> str:
         in_scope: whether its steps are tfdist's, of a job of one worker, as in plans of several; else Keras' own.
     """
     keras.utils.clear_session()  # names of layers are those of the plans
-    one = tfdist.strategies.MultiWorkerMirroredStrategy(clusters.Cluster()) if in_scope else None
-    with contextlib.nullcontext() if one is None else one.scope():
+    scope: Any = contextlib.nullcontext()
+    if in_scope:
+        scope = tfdist.strategies.MultiWorkerMirroredStrategy(clusters.Cluster()).scope()
+    with scope:
         model, x, y = made(name)
 
     def in_fit(batch: Any, steps: int) -> float:
