@@ -59,7 +59,8 @@ def agent(*arguments: object, shared: Path, **options: object) -> Iterator["subp
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=DEADLINE_SECONDS)
+        # what it started may outlive it after a failure, and hold its output open
+        process.communicate(timeout=60)
     wait_until(lambda: not list((shared.parent / "tmp").iterdir()), "temporary files are left")
 
 

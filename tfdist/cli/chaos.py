@@ -15,6 +15,7 @@ import click
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.errors import ConfigError
 from tfdist.launch.plan.choice import server_count
+from tfdist.launch.process.waiting import wait_heeding_signals
 from tfdist.monitor import faults
 
 
@@ -127,7 +128,7 @@ def _run(argv: list[str], environment: dict[str, str]) -> int:
 
         before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
-            code = job.wait()
+            code = wait_heeding_signals(job)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

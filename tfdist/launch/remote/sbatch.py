@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.launch.process.waiting import wait_heeding_signals
 
 _FOLLOW_SECONDS = 0.2
 _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
@@ -245,7 +246,7 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
     for follower in followers:
         follower.start()
     try:
-        code = process.wait()
+        code = wait_heeding_signals(process)
         _tell_how_it_ended(job, say, is_asked=bool(asked[0]))
         return code
     finally:

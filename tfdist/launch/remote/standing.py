@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from tfdist.launch.process.waiting import wait_heeding_signals
 from tfdist.launch.remote.connecting.joining import JOIN_SECONDS_VARIABLE, Ticket
 from tfdist.launch.remote.host_agent import UNFINISHED
 from tfdist.launch.remote.ssh import MODULE
@@ -48,7 +49,7 @@ def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], st
             current[:] = [process]
             if received:  # it came between the two
                 process.terminate()
-            code = process.wait()
+            code = wait_heeding_signals(process)
             if code != UNFINISHED and not (stay and code == 0) and not received:
                 say("the job has ended" if code == 0 else f"the agent of this host has ended with {code}")
                 return code if code >= 0 else 128 - code
