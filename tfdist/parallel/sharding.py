@@ -41,6 +41,9 @@ class Sharding:
         path: of the weight, for messages.
     """
 
+    #: within the bounds: all
+    elements: tuple[int, int] | None = None
+
     def __init__(self, axes: Axes, layout: Layout, shape: Sequence[int], path: str) -> None:
         self.layout = layout
         self.shape = tuple(int(size) for size in shape)

@@ -36,6 +36,8 @@ class StretchSharding:
     is_first = True
     layout = ("elements",)
     axes = ("elements",)
+    #: within the bounds: all
+    elements: tuple[int, int] | None = None
 
     def __init__(
         self,

@@ -53,8 +53,7 @@ class Cuts:
             for name, variable in variables_of(self._model).cut.items():
                 for sharding, part in sharded.parts_of(variable):
                     if sharding.is_first:
-                        elements = getattr(sharding, "elements", None)
-                        own[key(name, sharding.shape, sharding.bounds, elements)] = part
+                        own[key(name, sharding.shape, sharding.bounds, sharding.elements)] = part
             self._keys = list(own)
             self._hold = tf_arrays.holder(list(own.values()))
         return dict(zip(self._keys, self._hold(), strict=True))

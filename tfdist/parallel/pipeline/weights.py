@@ -27,6 +27,9 @@ class StageSharding:
         within: how this process's part lies in what a stage has of it; None: a process of a stage has the whole.
     """
 
+    #: within the bounds: all
+    elements: tuple[int, int] | None = None
+
     def __init__(
         self,
         axes: Axes,

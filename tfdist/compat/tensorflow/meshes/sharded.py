@@ -28,6 +28,7 @@ class Sharding(Protocol):
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
+    elements: tuple[int, int] | None  # which of those within the bounds it has; None: all
     is_first: bool
     layout: tuple[str | None, ...]
     path: str
