@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -46,12 +47,20 @@ def serve(cluster: dict[str, list[str]], task_type: str, task_index: int, *, par
         task_index: which of them, from 0.
         parent: whose signals end it; 0 for anybody's.
     """
+    # Blocked before anything starts a thread, NumPy's among them: a signal of somebody else's would end this process
+    # by any thread that does not block it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    threading.Thread(target=_end_when_asked, args=(parent,), daemon=True).start()
     import tensorflow as tf
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # in all threads of the server
     # The address 0.0.0.0 is TensorFlow's own choice; it offers no other.
     server = tf.distribute.Server(cluster, job_name=task_type, task_index=task_index, protocol="grpc")
     del server  # TensorFlow's server never stops; it ends with the process
+    while True:
+        signal.pause()
+
+
+def _end_when_asked(parent: int) -> NoReturn:
     while True:
         asked = signal.sigwaitinfo(_ENDING)
         if parent in (0, asked.si_pid):
