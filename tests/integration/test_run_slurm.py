@@ -110,6 +110,21 @@ def test_one_that_waits_says_why_and_ctrl_c_takes_it_out(slurm: dict[str, Any], 
     assert code == 1
 
 
+def test_ctrl_c_before_slurm_has_told_the_number_ends_the_job_too(
+    slurm: dict[str, Any], script: Any, shared: Path
+) -> None:
+    sbatch = Path(slurm["env"]["PATH"].partition(os.pathsep)[0]) / "sbatch"
+    waits = 'touch "$SHARED/taken"; while [ ! -e "$SHARED/tell" ]; do sleep 0.05; done\necho 42'
+    sbatch.write_text(SBATCH.replace("echo 42", waits))
+    with agent("--engine", "slurm", "--sbatch", "--begin=later", script(""), **slurm) as process:
+        wait_until((shared / "taken").exists, "nothing was submitted")
+        process.send_signal(signal.SIGINT)
+        (shared / "tell").touch()
+        process.communicate(timeout=DEADLINE_SECONDS)
+    wait_until(lambda: len((shared / "cancels").read_text().splitlines()) == 2, "it was not cancelled")
+    assert process.returncode == 1
+
+
 def test_one_that_had_to_stop_is_put_into_the_queue_again_where_that_was_asked_for(
     slurm: dict[str, Any], shared: Path, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from tfdist.launch.plan.choice import server_count
 from tfdist.launch.process.waiting import wait_heeding_signals
 from tfdist.monitor import faults
 
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @click.command(
     cls=Command,
@@ -120,18 +122,27 @@ def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
 
 def _run(argv: list[str], environment: dict[str, str]) -> int:
     """Run the job to its end, and pass signals on; return its exit code, as a shell has it."""
-    with subprocess.Popen(argv, env=environment) as job:
+    jobs: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []  # signals that have come before the job was started
 
-        def pass_on(number: int, _frame: Any) -> None:
-            if number != signal.SIGINT:  # that comes from the keyboard, and to the job too
+    def pass_on(number: int, _frame: Any) -> None:
+        if number == signal.SIGINT:  # that comes from the keyboard, and to the job too
+            return
+        early.extend([] if jobs else [number])
+        for job in jobs:
+            job.send_signal(number)
+
+    heeded = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]  # so does the job
+    before = {number: signal.signal(number, pass_on) for number in heeded}
+    try:
+        with subprocess.Popen(argv, env=environment) as job:
+            jobs.append(job)
+            for number in early:
                 job.send_signal(number)
-
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
             code = wait_heeding_signals(job)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return code if code >= 0 else 128 - code
 
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.errors import ConfigError, TfdistError
@@ -208,37 +208,38 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
     Raises:
         TfdistError: Slurm does not take it.
     """
-    process = subprocess.Popen(
-        ["sbatch", "--parsable", "--wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(text)
-    process.stdin.close()
-    job = process.stdout.readline().strip().partition(";")[0]
-    if not job:
-        raise TfdistError(f"sbatch has not taken the job (exit code {process.wait()}); it says why above.")
-    say(f"job {job} is in the queue of Slurm")
-    for number, more in enumerate(searched):
-        say(f"job {job}_{number} has {shlex.join(more)}")
-    asked = [0]
+    asking = _Asking(requeues=REQUEUE in text)
+    with asking.at_signals():
+        process = subprocess.Popen(
+            ["sbatch", "--parsable", "--wait"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(text)
+        process.stdin.close()
+        job = process.stdout.readline().strip().partition(";")[0]
+        if not job:
+            raise TfdistError(f"sbatch has not taken the job (exit code {process.wait()}); it says why above.")
+        say(f"job {job} is in the queue of Slurm")
+        for number, more in enumerate(searched):
+            say(f"job {job}_{number} has {shlex.join(more)}")
+        asking.begin(job)
+        return _followed(process, job, len(searched), asking, say)
 
-    def ask(number: int, _frame: object) -> None:
-        asked[0] += 1
-        how = ("--batch", "--signal=TERM") if asked[0] == 1 else ()
-        if REQUEUE in text:  # it is to end, and not to come back
-            subprocess.Popen(["sh", "-c", 'scontrol update "JobId=$0" Requeue=0; exec scancel "$@" "$0"', job, *how])
-        else:
-            subprocess.Popen(["scancel", *how, job])
-        if asked[0] == 1:  # one that waits in the queue gets no signal, and is taken out of it
-            subprocess.Popen(["scancel", "--state=PENDING", job])
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+def _followed(
+    process: "subprocess.Popen[str]", job: str, tasks: int, asking: "_Asking", say: Callable[[str], None]
+) -> int:
+    """Show what a job writes until `sbatch` has ended, and return its exit code; without tasks it is no array."""
     ended = threading.Event()
     logs = {Path(_LOG.replace("%j", job)): b""}
-    if searched:
+    if tasks:
         of_array = _LOG_OF_TASK.replace("%A", job)
-        logs = {Path(of_array.replace("%a", str(at))): f"[{job}_{at}] ".encode() for at in range(len(searched))}
+        logs = {Path(of_array.replace("%a", str(at))): f"[{job}_{at}] ".encode() for at in range(tasks)}
     followers = [
         threading.Thread(target=_follow, args=(logs, ended), daemon=True),
         threading.Thread(target=tell_why_it_waits, args=(job, ended, say), daemon=True),
@@ -247,14 +248,70 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
         follower.start()
     try:
         code = wait_heeding_signals(process)
-        _tell_how_it_ended(job, say, is_asked=bool(asked[0]))
+        _tell_how_it_ended(job, say, is_asked=asking.times > 0)
         return code
     finally:
         ended.set()
         for follower in followers:
             follower.join()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+
+class _Asking:
+    """Asks Slurm to end a job at signals to this process: first so that it saves, then at once.
+
+    Args:
+        requeues: whether Slurm may put the job into the queue again.
+
+    Attributes:
+        times: how many signals have come.
+    """
+
+    def __init__(self, *, requeues: bool) -> None:
+        self.times = 0
+        self._told = 0  # of these, to Slurm
+        self._requeues = requeues
+        self._job = ""
+
+    @contextlib.contextmanager
+    def at_signals(self) -> Iterator[None]:
+        """Heed SIGINT, SIGTERM and SIGHUP; one that is ignored stays ignored."""
+        ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.getsignal(number) for number in ending}
+        heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in heeded:
+            signal.signal(number, self._heed)
+        try:
+            yield
+        finally:
+            for number in heeded:
+                signal.signal(number, before[number])
+
+    def begin(self, job: str) -> None:
+        """Take the number of the job; a signal that came before Slurm had told it counts now."""
+        self._job = job
+        self._ask_as_often()
+
+    def _heed(self, _number: int, _frame: object) -> None:
+        self.times += 1
+        if self._job:
+            self._ask_as_often()
+        elif self.times > 1:  # Slurm does not answer
+            raise KeyboardInterrupt
+
+    def _ask_as_often(self) -> None:
+        while self._told < self.times:
+            self._told += 1
+            self._ask(again=self._told > 1)
+
+    def _ask(self, *, again: bool) -> None:
+        how = () if again else ("--batch", "--signal=TERM")
+        if self._requeues:  # it is to end, and not to come back
+            command = 'scontrol update "JobId=$0" Requeue=0; exec scancel "$@" "$0"'
+            subprocess.Popen(["sh", "-c", command, self._job, *how])
+        else:
+            subprocess.Popen(["scancel", *how, self._job])
+        if not again:  # one that waits in the queue gets no signal, and is taken out of it
+            subprocess.Popen(["scancel", "--state=PENDING", self._job])
 
 
 def tell_why_it_waits(
