@@ -1,26 +1,123 @@
-"""A signal is heeded while a process is waited for, whichever thread the system hands it to."""
+"""A signal is heeded while something is waited for, whichever thread the system hands it to."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
-from tfdist.launch.process.waiting import wait_heeding_signals
+import numpy as np
+import pytest
+
+from tfdist.checkpoint import Store, Writer
+from tfdist.launch.process.waiting import Flag, done_heeding_signals, join_heeding_signals, wait_heeding_signals
+from tfdist.watch.server import Page
+from tfdist.watch.snapshot import Snapshot
 
 
-def test_one_that_another_thread_gets() -> None:
+@contextlib.contextmanager
+def handled(handler: Callable[[], object], *, otherwise: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Have another thread get a signal in a moment, and this one its handler; after a minute do something else."""
+    before = signal.signal(signal.SIGUSR2, lambda *_: handler())
+    limit = threading.Timer(60, otherwise)
+    other = threading.Timer(0.5, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR2))
+    try:
+        for thread in (limit, other):
+            thread.start()
+        yield
+    finally:
+        limit.cancel()
+        for thread in (other, limit):
+            thread.join()
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_process() -> None:
     code = "import sys; sys.exit(7 if sys.stdin.read() else 8)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
-        before = signal.signal(signal.SIGUSR2, lambda *_: process.communicate(b"heeded"))
-        # the process ends by itself if nobody heeds the signal, with another code
-        limit = threading.Timer(60, process.stdin.close)  # type: ignore[union-attr]
-        other = threading.Timer(0.5, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR2))
-        try:
-            limit.start()
-            other.start()
+        assert process.stdin is not None
+        # it ends by itself if nobody heeds the signal, with another code
+        with handled(lambda: process.communicate(b"heeded"), otherwise=process.stdin.close):
             assert wait_heeding_signals(process) == 7
-        finally:
-            limit.cancel()
-            for thread in (other, limit):
-                thread.join()
-            signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_thread() -> None:
+    ends, heeded = threading.Event(), Flag()
+    thread = threading.Thread(target=ends.wait, args=(120,))
+    thread.start()
+
+    def heed() -> None:
+        heeded.set()
+        ends.set()
+
+    with handled(heed, otherwise=ends.set):
+        join_heeding_signals(thread)
+    assert heeded.is_set()
+    assert not thread.is_alive()
+
+
+def test_work_of_threads() -> None:
+    first: Future[str] = Future()
+    second: Future[str] = Future()
+    second.set_result("there")
+
+    def late() -> None:
+        if not first.done():
+            first.set_result("late")
+
+    with handled(lambda: first.set_result("heeded"), otherwise=late):
+        assert [one.result() for one in done_heeding_signals([first, second])] == ["there", "heeded"]
+    assert list(done_heeding_signals([])) == []
+
+
+def test_a_flag() -> None:
+    flag = Flag()
+    with handled(flag.set):
+        assert flag.wait(60)
+    flag.clear()
+    assert not flag.wait(0.01)
+
+
+def test_a_checkpoint(tmp_path: Path) -> None:
+    may_go_on, heeded = threading.Event(), Flag()
+
+    class Slow(Store):
+        def save(self, *arguments: Any, **parts: Any) -> None:
+            may_go_on.wait(120)
+            super().save(*arguments, **parts)
+
+    writer = Writer(Slow(tmp_path / "backup"), warn=print)
+    writer.submit(1, {"x": np.zeros(3)}, {})
+
+    def heed() -> None:
+        heeded.set()
+        may_go_on.set()
+
+    with handled(heed, otherwise=may_go_on.set):
+        writer.close()
+    assert heeded.is_set()
+    assert writer.written == 1
+
+
+class Runs:
+    """A job that runs at the first look, and has ended at the next."""
+
+    timeline = None
+
+    def __init__(self) -> None:
+        self._seen: list[Snapshot | None] = [Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=()), None]
+
+    def look(self) -> Snapshot | None:
+        return self._seen.pop(0)
+
+
+def test_a_page() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with Page(Runs(), every=90.0) as page, handled(interrupt), pytest.raises(KeyboardInterrupt):
+        page.wait()

@@ -14,6 +14,8 @@ from tfdist.checkpoint.store import Store
 from tfdist.errors import ConfigError, DeadlineError
 from tfdist.monitor import faults
 
+_LOOK_SECONDS = 0.2
+
 #: of this process, the last for each place that is written to
 _last: "weakref.WeakValueDictionary[str, Writer]" = weakref.WeakValueDictionary()
 
@@ -143,7 +145,8 @@ class Writer:
                         f"Saving into {self._store.url} has not ended after {timeout_seconds:g} seconds. Look whether "
                         "the disk or the store answers."
                     )
-                self._changed.wait(left)
+                # a wait without a limit may miss Ctrl-C
+                self._changed.wait(_LOOK_SECONDS if left is None else min(left, _LOOK_SECONDS))
             self._raise_broken()
 
     def close(self, timeout_seconds: float | None = None) -> None:

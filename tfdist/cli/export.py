@@ -3,12 +3,13 @@
 import contextlib
 import logging
 import sys
-from threading import Event, Thread
+from threading import Thread
 
 import click
 
 from tfdist.cli.common.command import Command
 from tfdist.errors import ConfigError
+from tfdist.launch.process.waiting import Flag
 from tfdist.validation import integer
 
 
@@ -43,7 +44,7 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
     from tfdist.watch.observing import Observer
 
     targets = parse_all(exporters, option="EXPORTERS")
-    enough = Event()
+    enough = Flag()
     if not beside:
         feed = Feed(Observer(job), every=every, after=after)
         with _left_at_ctrl_c(enough):
@@ -63,7 +64,7 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
 
 
 @contextlib.contextmanager
-def _left_at_ctrl_c(enough: Event):  # type: ignore[no-untyped-def]
+def _left_at_ctrl_c(enough: Flag):  # type: ignore[no-untyped-def]
     import signal
 
     def leave(number: int, frame: object) -> None:
@@ -76,6 +77,6 @@ def _left_at_ctrl_c(enough: Event):  # type: ignore[no-untyped-def]
         signal.signal(signal.SIGINT, before)
 
 
-def _wait_for_input(enough: Event) -> None:
+def _wait_for_input(enough: Flag) -> None:
     sys.stdin.buffer.read(1)  # a line, or the end: then whoever started this is gone
     enough.set()

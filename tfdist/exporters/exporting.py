@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import Event
 
 from tfdist.exporters.feed import Feed
 from tfdist.exporters.outlet import Outlet
 from tfdist.exporters.registry import Target, make
+from tfdist.launch.process.waiting import Flag
 
 LOOK_SECONDS = 1.0
 #: that exporters have at the end
@@ -21,7 +21,7 @@ def export(
     targets: Sequence[Target],
     *,
     warn: Callable[[str], None],
-    enough: Event,
+    enough: Flag,
     look_seconds: float = LOOK_SECONDS,
 ) -> bool:
     """Look at the job again and again, and hand over what is new, until it ends or it is enough.

@@ -6,11 +6,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tfdist.launch.process.waiting import done_heeding_signals
 from tfdist.validation import integer
 from tfdist.verify import judge
 from tfdist.verify.column import COLUMNS, Column
@@ -108,7 +109,7 @@ class _Matrix:
         with ThreadPoolExecutor(jobs, thread_name_prefix="tfdist-verify") as executor:
             work = [executor.submit(self._run_one_device), *(executor.submit(self._run_lane, x) for x in self.lanes)]
             try:
-                for done in as_completed(work):
+                for done in done_heeding_signals(work):
                     done.result()
             except BaseException:
                 self._stop(work)

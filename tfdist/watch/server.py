@@ -23,6 +23,7 @@ from tfdist.monitor.verdict.timeline import Timeline
 from tfdist.watch.history import history
 from tfdist.watch.snapshot import Snapshot
 
+_LOOK_SECONDS = 0.2  # a longer wait may miss Ctrl-C, which a thread that answers can have taken
 _LOCAL = ("127.0.0.1", "localhost")
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 
@@ -76,7 +77,7 @@ class Page:
     def wait(self) -> None:
         """Wait until the job has ended."""
         while self.snapshot() is not None:
-            self._ended.wait(self._every)
+            self._ended.wait(min(self._every, _LOOK_SECONDS))
 
     def snapshot(self) -> Snapshot | None:
         """Return what is known of the job, not older than an interval; None when it has ended."""

@@ -6,12 +6,12 @@ NumPy is loaded once there is something to tell: `tfdist run` starts without it.
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING
 
 from tfdist.launch.agent.events import EventFile
 from tfdist.launch.plan.plan import progress_file, steps_folder
 from tfdist.launch.process.beside import Exporting
+from tfdist.launch.process.waiting import Flag
 from tfdist.launch.supervision.evicting import Evictions, Means, Measure, is_due, told, what_to_do
 from tfdist.launch.supervision.state import Evict
 
@@ -35,7 +35,7 @@ class Monitoring:
     """
 
     def __init__(
-        self, memory: Path, file: EventFile, say: Callable[[str], None], asked: Event, *, evicts: bool = False
+        self, memory: Path, file: EventFile, say: Callable[[str], None], asked: Flag, *, evicts: bool = False
     ) -> None:
         self._memory = memory
         self._file = file

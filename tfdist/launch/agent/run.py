@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event as Flag
 from typing import Any
 
 from tfdist.cluster import job_key
@@ -52,6 +51,7 @@ from tfdist.launch.plan.roles import tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process import shared_memory
 from tfdist.launch.process.resources import Guard, guarded
+from tfdist.launch.process.waiting import Flag
 from tfdist.launch.remote.connecting.joining import key_of_workers
 from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.placement import remote_placement

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
+from tfdist.launch.process.waiting import Flag
 from tfdist.launch.supervision.state import Received
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -40,9 +41,9 @@ def signals_into(events: "SimpleQueue[Any]", *more: signal.Signals) -> Iterator[
 
 
 @contextlib.contextmanager
-def signal_sets(number: signal.Signals) -> Iterator[threading.Event]:
+def signal_sets(number: signal.Signals) -> Iterator[Flag]:
     """Yield what is set when the signal arrives; outside of the main thread, or where it is ignored, it never is."""
-    asked = threading.Event()
+    asked = Flag()
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) == signal.SIG_IGN:
         yield asked
         return

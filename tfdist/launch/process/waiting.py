@@ -1,17 +1,25 @@
-"""Wait for a process in a way that no signal is left lying meanwhile."""
+"""Wait in a way that no signal is left lying meanwhile.
+
+Python runs handlers in its main thread, which the system has to wake for that. It does not always: a signal may come
+just before the main thread begins to wait, and any other thread may take it, which those do that start threads or
+processes, because they block signals for that moment. A wait without a limit then goes on, and Ctrl-C is forgotten.
+"""
 
 import contextlib
 import subprocess
-from typing import Any
+import threading
+import time
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _LOOK_SECONDS = 0.2
 
 
 def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:
     """Wait for the end of a process, with the handlers of this process run for every signal that arrives.
-
-    Python runs handlers in its main thread. The system may hand a signal to any other thread, and it may come just
-    before the main thread begins to wait; a wait without a limit goes on then, and Ctrl-C is forgotten.
 
     Args:
         process: as it was started.
@@ -21,3 +29,57 @@ def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(_LOOK_SECONDS)
+
+
+def join_heeding_signals(thread: threading.Thread) -> None:
+    """Wait for the end of a thread, with the handlers of this process run for every signal that arrives."""
+    while thread.is_alive():
+        thread.join(_LOOK_SECONDS)
+
+
+def done_heeding_signals(work: "Collection[Future[Any]]") -> "Iterator[Future[Any]]":
+    """Yield what is done, in the order in which it is, with the handlers run for every signal that arrives.
+
+    Args:
+        work: each of it once.
+    """
+    from concurrent import futures  # most who wait have none
+
+    left = set(work)
+    while left:
+        done, left = futures.wait(left, _LOOK_SECONDS, futures.FIRST_COMPLETED)
+        yield from done
+
+
+class Flag:
+    """What a handler of a signal sets, and anybody else may.
+
+    An event has a lock, which the thread that a handler interrupts may hold: the two would wait for each other.
+
+    Example:
+        >>> flag = Flag()
+        >>> flag.wait(0), flag.set(), flag.wait(60)
+        (False, None, True)
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        """Set it."""
+        self._is_set = True
+
+    def clear(self) -> None:
+        """Take it back."""
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is set, so long at most; return whether it is."""
+        until = time.monotonic() + seconds
+        while not self._is_set and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_SECONDS))
+        return self._is_set

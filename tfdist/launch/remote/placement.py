@@ -18,6 +18,7 @@ from tfdist.launch.plan.demand import NoRoomError
 from tfdist.launch.plan.hosts import Host, Remote, places
 from tfdist.launch.plan.plan import progress_file
 from tfdist.launch.plan.spec import WorkerSpec
+from tfdist.launch.process.waiting import join_heeding_signals
 from tfdist.launch.remote.connecting.joining import key_of_workers
 from tfdist.launch.remote.copying.copies import ring
 from tfdist.launch.remote.engines import ENGINES
@@ -357,8 +358,8 @@ def _at_once(calls: Sequence[Callable[[], None]]) -> None:
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    for thread in threads:  # which look whether a signal has come, and start processes
+        join_heeding_signals(thread)
 
 
 class Reserving:
