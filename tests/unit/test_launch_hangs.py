@@ -203,6 +203,16 @@ def test_an_agent_that_was_stopped_has_seen_nothing() -> None:
     assert hang.since == 5000.0
 
 
+def test_a_short_stop_of_the_agent_is_no_hang_where_that_is_short_too() -> None:
+    patience, watch, seen = replace(PATIENCE, hang_seconds=0.5), after_steps(), [worker(0), worker(1, stopped=True)]
+    for now in (100.1, 100.7, 100.9, 101.1):  # all stood still from the first look to the second
+        watch, hang = look(watch, seen, now, patience)
+        assert hang is None
+    _, hang = look(watch, seen, 101.3, patience)
+    assert hang is not None
+    assert hang.since == 100.7
+
+
 def test_the_bounds_can_be_chosen() -> None:
     patience = Patience(hang_seconds=100.0, stall_seconds=7.0)
     samples = [0.1] * 10

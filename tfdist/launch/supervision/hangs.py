@@ -24,7 +24,7 @@ SAMPLES = 50  # steps of which that is the median
 FEWEST = 3  # steps, before there is one
 FIRST = 5.0  # after a restart, until then, a step may take so many times as long as it could before
 INPUT_SECONDS = 60.0
-GAP_SECONDS = 1.0  # between two looks of an agent that was not stopped
+GAP_SECONDS = 1.0  # at most between two looks of an agent that was not stopped, and half of what is a hang
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def look(
 def _look_for_stopped(
     watch: Watch, names: Mapping[int, str], now: float, patience: Patience
 ) -> tuple[Watch, Hang | None]:
-    if now - watch.looked > GAP_SECONDS:
+    if now - watch.looked > min(GAP_SECONDS, patience.hang_seconds / 2):
         watch = replace(watch, awake=now, stopped={})
     stopped = {index: watch.stopped.get(index, now) for index in names}
     watch = replace(watch, looked=now, stopped=stopped)
