@@ -15,6 +15,7 @@ from tfdist.data.check.decoding import Decoding
 from tfdist.data.check.examining import Examined, Place, examine
 from tfdist.data.format import manifest as manifests
 from tfdist.data.format.manifest import Manifest, read_manifest
+from tfdist.data.pool import awaited
 from tfdist.data.writing.external import place_of
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
@@ -200,7 +201,7 @@ def examine_all(
             for number in range(len(found.shards))
         ]
         try:
-            return [task.result() for task in tasks]
+            return [awaited(task).result() for task in tasks]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
