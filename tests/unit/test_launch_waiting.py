@@ -1,6 +1,7 @@
 """A signal is heeded while something is waited for, whichever thread the system hands it to."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import pytest
 
 from tfdist.checkpoint import Store, Writer
 from tfdist.launch.process.waiting import Flag, done_heeding_signals, join_heeding_signals, wait_heeding_signals
+from tfdist.launch.remote import standing
+from tfdist.launch.remote.connecting.joining import Ticket
 from tfdist.watch.server import Page
 from tfdist.watch.snapshot import Snapshot
 
 
 @contextlib.contextmanager
-def handled(handler: Callable[[], object], *, otherwise: Callable[[], object] = lambda: None) -> Iterator[None]:
+def signalled(handler: Callable[[], object], *, otherwise: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Have another thread get a signal in a moment, and this one its handler; after a minute do something else."""
     before = signal.signal(signal.SIGUSR2, lambda *_: handler())
     limit = threading.Timer(60, otherwise)
@@ -41,7 +44,7 @@ def test_a_process() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         # it ends by itself if nobody heeds the signal, with another code
-        with handled(lambda: process.communicate(b"heeded"), otherwise=process.stdin.close):
+        with signalled(lambda: process.communicate(b"heeded"), otherwise=process.stdin.close):
             assert wait_heeding_signals(process) == 7
 
 
@@ -54,7 +57,7 @@ def test_a_thread() -> None:
         heeded.set()
         ends.set()
 
-    with handled(heed, otherwise=ends.set):
+    with signalled(heed, otherwise=ends.set):
         join_heeding_signals(thread)
     assert heeded.is_set()
     assert not thread.is_alive()
@@ -69,14 +72,14 @@ def test_work_of_threads() -> None:
         if not first.done():
             first.set_result("late")
 
-    with handled(lambda: first.set_result("heeded"), otherwise=late):
+    with signalled(lambda: first.set_result("heeded"), otherwise=late):
         assert [one.result() for one in done_heeding_signals([first, second])] == ["there", "heeded"]
     assert list(done_heeding_signals([])) == []
 
 
 def test_a_flag() -> None:
     flag = Flag()
-    with handled(flag.set):
+    with signalled(flag.set):
         assert flag.wait(60)
     flag.clear()
     assert not flag.wait(0.01)
@@ -97,7 +100,7 @@ def test_a_checkpoint(tmp_path: Path) -> None:
         heeded.set()
         may_go_on.set()
 
-    with handled(heed, otherwise=may_go_on.set):
+    with signalled(heed, otherwise=may_go_on.set):
         writer.close()
     assert heeded.is_set()
     assert writer.written == 1
@@ -119,5 +122,23 @@ def test_a_page() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with Page(Runs(), every=90.0) as page, handled(interrupt), pytest.raises(KeyboardInterrupt):
+    with Page(Runs(), every=90.0) as page, signalled(interrupt), pytest.raises(KeyboardInterrupt):
         page.wait()
+
+
+def test_an_agent_of_a_host_ends_at_no_signal_that_is_ignored() -> None:
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        ticket = Ticket(addresses=("127.0.0.1:1",), name="n1", key=bytes(32))
+        assert standing.serve(ticket, wait_seconds=0.0, say=say) == 128 + signal.SIGTERM
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert said == ["host n1 joins the job at 127.0.0.1:1"]

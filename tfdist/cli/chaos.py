@@ -15,10 +15,8 @@ import click
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.errors import ConfigError
 from tfdist.launch.plan.choice import server_count
-from tfdist.launch.process.waiting import wait_heeding_signals
+from tfdist.launch.process.waiting import handled, wait_heeding_signals
 from tfdist.monitor import faults
-
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command(
@@ -132,17 +130,11 @@ def _run(argv: list[str], environment: dict[str, str]) -> int:
         for job in jobs:
             job.send_signal(number)
 
-    heeded = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]  # so does the job
-    before = {number: signal.signal(number, pass_on) for number in heeded}
-    try:
-        with subprocess.Popen(argv, env=environment) as job:
-            jobs.append(job)
-            for number in early:
-                job.send_signal(number)
-            code = wait_heeding_signals(job)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled(pass_on), subprocess.Popen(argv, env=environment) as job:
+        jobs.append(job)
+        for number in early:
+            job.send_signal(number)
+        code = wait_heeding_signals(job)
     return code if code >= 0 else 128 - code
 
 

@@ -6,7 +6,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.errors import TfdistError
 from tfdist.launch.kubernetes import watching
@@ -15,8 +15,8 @@ from tfdist.launch.kubernetes.manifests import secret
 from tfdist.launch.kubernetes.outputs import Receiver, require_writable
 from tfdist.launch.kubernetes.pods import Values
 from tfdist.launch.kubernetes.request import Request
+from tfdist.launch.process.waiting import handled
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_SECONDS = 1.0  # from one look at the Job to the next
 _AGAIN_SECONDS = 1.0  # after which what has broken is begun again
 _END_SECONDS = 5.0  # for threads, before the process ends without them
@@ -51,7 +51,9 @@ def submit(
     require_writable(request.outputs)
     first = {**made[0], "spec": {**made[0]["spec"], "suspend": True}}
     asked: list[int] = []
-    with _signals(asked, signal.SIGUSR1, signal.SIGUSR2), _signals([], *_ENDING) as received:
+    received: list[int] = []
+    sizing = (signal.SIGUSR1, signal.SIGUSR2)
+    with handled(lambda got, _: asked.append(got), sizing), handled(lambda got, _: received.append(got)):
         created = cluster.create(first)
         owner: Values = {**{name: first[name] for name in ("apiVersion", "kind")}, "metadata": created["metadata"]}
         owner["selector"] = "=".join(request.selector)
@@ -65,16 +67,6 @@ def submit(
             raise
         say(f"{first['kind'].lower()} {request.name} is submitted to namespace {cluster.namespace} (Ctrl-C deletes it)")
         return _Following(cluster, request, owner, say, received, asked).run()
-
-
-@contextlib.contextmanager
-def _signals(received: list[int], *numbers: int) -> Iterator[list[int]]:
-    before = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Following:

@@ -1,4 +1,4 @@
-"""Wait in a way that no signal is left lying meanwhile.
+"""Wait in a way that no signal is left lying meanwhile, and handle those that ask to end.
 
 Python runs handlers in its main thread, which the system has to wake for that. It does not always: a signal may come
 just before the main thread begins to wait, and any other thread may take it, which those do that start threads or
@@ -6,16 +6,36 @@ processes, because they block signals for that moment. A wait without a limit th
 """
 
 import contextlib
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.2
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, Any], Any], numbers: Collection[signal.Signals] = ENDING) -> Iterator[None]:
+    """Handle signals; one that is ignored stays ignored, as SIGHUP is under `nohup`.
+
+    Args:
+        handler: is given the number, and where the main thread was.
+        numbers: of the signals.
+    """
+    before = {one: signal.getsignal(one) for one in numbers if signal.getsignal(one) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:

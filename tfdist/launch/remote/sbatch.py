@@ -14,11 +14,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.launch.process.waiting import wait_heeding_signals
+from tfdist.launch.process.waiting import handled, wait_heeding_signals
 
 _FOLLOW_SECONDS = 0.2
 _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
@@ -209,7 +209,7 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
         TfdistError: Slurm does not take it.
     """
     asking = _Asking(requeues=REQUEUE in text)
-    with asking.at_signals():
+    with handled(asking.heed):
         process = subprocess.Popen(
             ["sbatch", "--parsable", "--wait"],
             stdin=subprocess.PIPE,
@@ -272,26 +272,13 @@ class _Asking:
         self._requeues = requeues
         self._job = ""
 
-    @contextlib.contextmanager
-    def at_signals(self) -> Iterator[None]:
-        """Heed SIGINT, SIGTERM and SIGHUP; one that is ignored stays ignored."""
-        ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.getsignal(number) for number in ending}
-        heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-        for number in heeded:
-            signal.signal(number, self._heed)
-        try:
-            yield
-        finally:
-            for number in heeded:
-                signal.signal(number, before[number])
-
     def begin(self, job: str) -> None:
         """Take the number of the job; a signal that came before Slurm had told it counts now."""
         self._job = job
         self._ask_as_often()
 
-    def _heed(self, _number: int, _frame: object) -> None:
+    def heed(self, _number: int, _frame: object) -> None:
+        """Handle a signal."""
         self.times += 1
         if self._job:
             self._ask_as_often()

@@ -4,13 +4,12 @@ Each time that it joins, another process does (`host_agent`), so nothing of what
 """
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-from tfdist.launch.process.waiting import wait_heeding_signals
+from tfdist.launch.process.waiting import handled, wait_heeding_signals
 from tfdist.launch.remote.connecting.joining import JOIN_SECONDS_VARIABLE, Ticket
 from tfdist.launch.remote.host_agent import UNFINISHED
 from tfdist.launch.remote.ssh import MODULE
@@ -21,7 +20,7 @@ _AGAIN_SECONDS = 1.0
 def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], stay: bool = False) -> int:
     """Serve a job until it has ended; return the exit code.
 
-    SIGINT, SIGTERM and SIGHUP end it, and the workers here with it.
+    SIGINT, SIGTERM and SIGHUP end it, and the workers here with it, unless they are ignored.
 
     Args:
         ticket: with what this host joins.
@@ -37,10 +36,8 @@ def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], st
         for process in current:
             process.terminate()  # one that has ended gets nothing
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, end) for number in numbers}
     environ = {**os.environ, **ticket.environment(), JOIN_SECONDS_VARIABLE: str(wait_seconds)}
-    try:
+    with handled(end):
         while not received:
             say(f"host {ticket.name} joins the job at {', '.join(ticket.addresses)}")
             process = subprocess.Popen(
@@ -55,6 +52,3 @@ def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], st
                 return code if code >= 0 else 128 - code
             time.sleep(_AGAIN_SECONDS)
         return 128 + received[0]
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
