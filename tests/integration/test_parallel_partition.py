@@ -117,13 +117,17 @@ def planned(folder: Path, body: str, *arguments: str) -> subprocess.CompletedPro
 
 @pytest.mark.readme("tfdist parallel plan --devices 4 --memory 8GB train.py")
 def test_a_script_is_measured_at_its_fit_and_does_not_train(tmp_path: Path) -> None:
-    files = ["--save-profile", "costs.json", "--json", "plans.json"]
-    done = planned(tmp_path, FITS, "--memory", "8GB", "--threads", "1", *files)  # the line is measured as well
+    options = ["--at-once", "2", "--save-profile", "costs.json", "--json", "plans.json"]
+    done = planned(tmp_path, FITS, "--memory", "8GB", "--threads", "1", *options)  # the line is measured as well
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.iterdir()
     found = json.loads((folder / "plans.json").read_text())
     assert (found["model"], found["batch"], found["link"]["is_local"]) == ("small", 12, True)
-    assert [one.name for one in read(folder / "costs.json").layers][:2] == ["_first", "second"]
+    costs = read(folder / "costs.json")
+    assert [one.name for one in costs.layers][:2] == ["_first", "second"]
+    assert costs.alone is not None
+    assert (costs.processes, costs.alone.processes) == (2, 1)
+    assert "measured in 2 processes at once, one device in one alone" in done.stdout
     assert "tfdist run" in done.stdout or "python train.py" in done.stdout
 
 

@@ -8,7 +8,7 @@ from tfdist.bench.pipeline import benchmark as pipeline
 from tfdist.bench.plan import benchmark
 from tfdist.bench.plan.benchmark import Report, Row, Setup
 from tfdist.parallel.partition.link import Link
-from tfdist.parallel.partition.profile import LayerProfile, Profile
+from tfdist.parallel.partition.profile import LayerProfile, Profile, beside_each_other
 
 LINE = Link(latency_seconds=0.0, bytes_per_second=1e9)
 
@@ -26,9 +26,8 @@ def test_a_step_is_predicted_for_each_plan() -> None:
     assert found["one device"] == (12.0, None)
     assert found["data 2"] == (6.0, None)
     assert found["pipeline 2"] == (7.5, ("layer_2",))  # 6 s, and the bubble of 1 / 5
-    slower = benchmark.predicted(
-        profile(1.0, 1.0, 1.0, 1.0), LINE, 4, beside=profile(2.0, 2.0, 2.0, 2.0), begin=("layer_1",)
-    )
+    two = [profile(2.0, 2.0, 2.0, 2.0), profile(1.5, 1.5, 1.5, 1.5)]
+    slower = benchmark.predicted(beside_each_other(two, alone=profile(1.0, 1.0, 1.0, 1.0)), LINE, 4, begin=("layer_1",))
     assert slower["one device"] == (12.0, None)
     assert slower["data 2"] == (12.0, None)
     assert slower["pipeline 2"] == (19.5, ("layer_1",))  # 18 s of the longer stage, and 1.5 s that it waits

@@ -1,5 +1,6 @@
 """The file of a profile, and `tfdist parallel plan` that reads one."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingFileError
-from tfdist.parallel.partition.profile import LayerProfile, Profile, read
+from tfdist.parallel.partition.devices import DeviceKind
+from tfdist.parallel.partition.link import Link
+from tfdist.parallel.partition.planning import plans
+from tfdist.parallel.partition.profile import LayerProfile, Profile, beside_each_other, read
 
 
 def profile() -> Profile:
@@ -45,6 +49,21 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read(path) == profile()
 
 
+def test_of_several_at_once_the_slowest_is_kept_beside_one_alone(tmp_path: Path) -> None:
+    slow = dataclasses.replace(profile(), whole_seconds=(0.012, 0.096))
+    found = beside_each_other([profile(), slow, profile()], alone=profile())
+    assert (found.processes, found.whole_seconds, found.alone) == (3, (0.012, 0.096), profile())
+    path = tmp_path / "profile.json"
+    path.write_text(found.to_json(), encoding="utf-8")
+    assert read(path) == found
+    assert (found.for_devices(1), found.for_devices(2), slow.for_devices(1)) == (profile(), found, slow)
+    report = plans(found, [DeviceKind(count=2)], Link(latency_seconds=0.0, bytes_per_second=1e12), microbatches=1)
+    steps = {one.name: one.prediction.seconds for one in report.plans}
+    assert steps["one device"] == pytest.approx(0.048)
+    assert steps["data 2"] == pytest.approx(0.04, abs=1e-5)  # of 16 examples, as fast as the slowest of several
+    assert json.loads(report.to_json())["measured_at_once"] == 3
+
+
 @given(batch=st.floats(0.25, 1e4))
 def test_layers_sum_up_to_the_whole_and_rise(batch: float) -> None:
     one = profile()
@@ -69,6 +88,10 @@ def test_layers_sum_up_to_the_whole_and_rise(batch: float) -> None:
         ({"batch_size": 3}, "Did you mean"),
         ({"update_seconds": -1.0}, "negative"),
         ({"machine": {"cores": 2}}, "texts"),
+        ({"processes": 0}, "processes"),
+        ({"alone": 3}, "alone is no profile"),
+        ({"alone": {**json.loads(profile().to_json()), "batch": 64}}, "the same layers and batch"),
+        ({"alone": {**json.loads(profile().to_json()), "processes": 2}}, "one process alone"),
     ],
 )
 def test_what_is_no_profile_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -115,6 +138,16 @@ def test_the_table_ends_with_the_command(tmp_path: Path) -> None:
     assert "PipelineStrategy(stages=(" in code
 
 
+def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
+    done = planned(tmp_path, "--devices", "2", "--link", "1gbit")
+    assert "measured in one process alone\n" in done.stdout
+    both = tmp_path / "both.json"
+    both.write_text(beside_each_other([profile(), profile()], alone=profile()).to_json(), encoding="utf-8")
+    arguments = ["parallel", "plan", "--profile", str(both), "--devices", "2", "--link", "1gbit"]
+    done = CliRunner().invoke(main, arguments)
+    assert "measured in 2 processes at once, one device in one alone\n" in done.stdout
+
+
 def test_nothing_fits(tmp_path: Path) -> None:
     done = planned(tmp_path, "--devices", "2", "--link", "1gbit", "--memory", "1M")
     assert done.exit_code == 1
@@ -132,6 +165,8 @@ def test_nothing_fits(tmp_path: Path) -> None:
         (["--kind", "fast=2", "--kind", "fast=3"], "a name of its own"),
         (["--devices", "2", "--link", "quick"], "the link is"),
         (["--devices", "2", "--link", "1gbit", "--microbatches", "0"], "microbatches"),
+        (["--devices", "2", "--at-once", "0"], "at-once"),
+        (["--devices", "2", "--at-once", "2"], "--profile reads what was measured"),
     ],
 )
 def test_wrong_requests_end_with_2(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -148,3 +183,6 @@ def test_a_script_is_needed(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["parallel", "plan", "--devices", "2", str(tmp_path / "none.py")])
     assert done.exit_code == 2
     assert "no such file" in done.output
+    done = CliRunner().invoke(main, ["parallel", "plan", "--devices", "2", "--at-once", "3", "train.py"])
+    assert done.exit_code == 2
+    assert "there are 2 device(s)" in done.output

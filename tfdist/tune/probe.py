@@ -18,7 +18,9 @@ from typing import Any
 from tfdist.errors import TfdistError
 from tfdist.launch.process.worker import end_with_parent
 
-__all__ = ["Request", "main", "trainer"]
+__all__ = ["Request", "main"]
+
+_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Request:
         is_module: whether the script is the name of a module.
         divisors: the batch of `fit` is measured whole, and divided by each of these.
         counts_processor: whether seconds are those of the processor, which others cannot lengthen.
+        together: the paths of all requests that are measured at once; each process waits until all have come to `fit`.
     """
 
     path: str
@@ -38,6 +41,7 @@ class Request:
     is_module: bool
     divisors: tuple[int, ...]
     counts_processor: bool
+    together: tuple[str, ...] = ()
 
 
 def main(arguments: list[str]) -> None:
@@ -63,8 +67,16 @@ def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) 
     clock = time.process_time if request.counts_processor else time.perf_counter
     rows = int(next(iter(_flat(batch[0]))).shape[0])
     sizes = [max(rows // divisor, 1) for divisor in request.divisors]
+
+    def in_fit(batch: Any, steps: int) -> float:
+        return measuring.step_seconds(model, batch, steps, fit=fit, clock=clock)
+
     try:
-        found = measuring.profile(model, batch, batch_sizes=sizes, in_fit=trainer(model, fit, clock), clock=clock)
+        measuring.require_graph(model)  # before others are waited for
+        _meet(request)
+        found = measuring.profile(
+            model, batch, batch_sizes=sizes, in_fit=in_fit if model.compiled else None, clock=clock
+        )
     except TfdistError as error:
         Path(request.path + ".error").write_text(str(error), encoding="utf-8")
         raise SystemExit(1) from error
@@ -78,28 +90,11 @@ def _flat(value: Any) -> list[Any]:
     return list(keras.tree.flatten(value))
 
 
-def trainer(model: Any, fit: Callable[..., Any], clock: Callable[[], float]) -> Callable[[Any, int], float] | None:
-    """Return what trains some steps with one batch, and returns the seconds of one; None for what is not compiled."""
-    import keras
-    import tensorflow as tf
-
-    class Clock(keras.callbacks.Callback):
-        """The time at which each step has ended."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.ends: list[float] = []
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.ends.append(clock())
-
-    def train(batch: Any, steps: int) -> float:
-        times = Clock()
-        data = tf.data.Dataset.from_tensors(tuple(one for one in batch if one is not None)).repeat()
-        fit(model, data, steps_per_epoch=steps + 1, epochs=1, callbacks=[times], verbose=0)
-        return (times.ends[-1] - times.ends[0]) / steps
-
-    return train if model.compiled else None
+def _meet(request: Request) -> None:
+    """Wait until every process is here that is measured at once; whoever has started them has a deadline."""
+    Path(f"{request.path}.here").touch()
+    while not all(Path(f"{path}.here").exists() for path in request.together):
+        time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":

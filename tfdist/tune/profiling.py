@@ -1,29 +1,101 @@
-"""The profile of a script's model, measured in a process of its own; the line between two processes of this host."""
+"""The profile of a script's model, measured in processes of their own; the line between two processes of this host."""
 
+import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.ports import free_ports
+from tfdist.doctor import cgroup
+from tfdist.doctor.checks.resources import observe_memory, observe_processors
 from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
 from tfdist.launch.pool.environment import worker_environments
 from tfdist.launch.pool.pool import WorkerPool
+from tfdist.launch.process.shared_memory import observe_gpus
 from tfdist.parallel.partition.link import Link
-from tfdist.parallel.partition.profile import Profile, read
+from tfdist.parallel.partition.profile import Profile, beside_each_other, read
 from tfdist.tune.probe import Request
 
-__all__ = ["measured_link", "profiled"]
+__all__ = ["beside", "measured", "measured_link", "profiled"]
 
 _FOREIGN = ("TF_CONFIG", "TFDIST_")  # the script is to find a process alone
 _SIZES = (4 << 10, 4 << 20)
 _LINK_SECONDS = 120.0
+_POLL_SECONDS = 0.05
 _SHOWN_LINES = 15
+
+
+def beside(devices: int, *, threads: int | None, processors: int, gpus: int, free_bytes: int, each_bytes: int) -> int:
+    """Return how many processes of a host to measure at once: as many as devices, if they can run beside each other.
+
+    Each needs its GPU where there are some, else a processor, or as many as it has threads; and memory.
+
+    Args:
+        devices: of the plans.
+        threads: of the processor, that a device has; None for all, which processes then share.
+        processors: on which they may run.
+        gpus: that they see.
+        free_bytes: of the host's memory.
+        each_bytes: that one process takes.
+
+    Example:
+        >>> host = {"processors": 8, "gpus": 0, "free_bytes": 16 << 30, "each_bytes": 1 << 30}
+        >>> beside(4, threads=None, **host), beside(4, threads=4, **host), beside(32, threads=None, **host)
+        (4, 2, 8)
+    """
+    places = gpus or processors // (threads or 1)
+    return max(min(devices, places, free_bytes // max(each_bytes, 1)), 1)
+
+
+def measured(
+    script: Sequence[str],
+    *,
+    devices: int,
+    at_once: int | None = None,
+    threads: int | None = None,
+    timeout_seconds: float = 600.0,
+    on_processes: Callable[[int], None] = lambda processes: None,
+    **options: Any,
+) -> Profile:
+    """Return the profile of a script's model as several processes of this host have it, and as one process alone has.
+
+    Args:
+        script: the script and its arguments.
+        devices: of the plans, processes of this host.
+        at_once: how many are measured at once; None: what `beside` finds.
+        threads: see `profiled`.
+        timeout_seconds: for the process alone, and again for all together.
+        on_processes: told how many are measured next.
+        **options: see `profiled`.
+    Raises:
+        TfdistError: see `profiled`.
+    """
+    given = {"threads": threads, "timeout_seconds": timeout_seconds, **options}
+    on_processes(1)
+    alone = profiled(script, **given)
+    if at_once is None:
+        limits = cgroup.observe()
+        seen = observe_processors(limits)
+        at_once = beside(
+            devices,
+            threads=threads,
+            processors=max(int(seen.quota or seen.usable), 1),
+            gpus=0 if threads == 1 else len(_gpus(os.environ, observe_gpus())),
+            free_bytes=observe_memory(limits).free_bytes,
+            each_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10,  # of the largest: the one alone
+        )
+    if at_once == 1:
+        return alone
+    on_processes(at_once)
+    return profiled(script, alone=alone, processes=at_once, **given)
 
 
 def profiled(
@@ -33,8 +105,10 @@ def profiled(
     divisors: Sequence[int] = (),
     threads: int | None = None,
     timeout_seconds: float = 600.0,
+    processes: int = 1,
+    alone: Profile | None = None,
 ) -> Profile:
-    """Return the profile of the model that a script gives to `fit` first; the script's process has ended then.
+    """Return the profile of the model that a script gives to `fit` first; the script's processes have ended then.
 
     Args:
         script: the script and its arguments.
@@ -43,62 +117,137 @@ def profiled(
         threads: of a processor, that a device has; None for all. With one, seconds are those of the processor: what
             else the machine does is not in them.
         timeout_seconds: the longest time for it.
+        processes: how many are measured at once, each a worker alone in a job of tfdist's, so that its steps are those
+            of a plan of several; the profile is that of the slowest. One is no worker of any job.
+        alone: the profile of one process, where there are several.
     Raises:
         UnsupportedError: the model has no graph of layers.
         TfdistError: the script fails, or ends without a call of `fit`; the message has the end of what it printed.
         DeadlineError: it has not come to `fit` in time, or measuring took too long.
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-plan-", ignore_cleanup_errors=True) as folder:
-        path, log = Path(folder, "profile.json"), Path(folder, "output")
-        request = Request(
-            path=str(path),
-            parent=os.getpid(),
-            is_module=is_module,
-            divisors=tuple(divisors),
-            counts_processor=threads == 1,
-        )
-        command = [sys.executable, "-m", "tfdist.tune.probe", json.dumps(asdict(request)), *script]
-        with open(log, "wb") as output:
-            code = _finished(command, _environment(threads), output.fileno(), timeout_seconds)
-        refused = Path(f"{path}.error")
-        if refused.exists():
-            raise UnsupportedError(refused.read_text(encoding="utf-8"))
-        text = log.read_text(encoding="utf-8", errors="replace").rstrip()
-        end = "\n".join(["", *text.splitlines()[-_SHOWN_LINES:]])
-        if code is None:
+        paths = [Path(folder, f"profile-{number}.json") for number in range(processes)]
+        commands = []
+        for path in paths:
+            request = Request(
+                path=str(path),
+                parent=os.getpid(),
+                is_module=is_module,
+                divisors=tuple(divisors),
+                counts_processor=threads == 1,
+                together=tuple(map(str, paths)),
+            )
+            commands.append([sys.executable, "-m", "tfdist.tune.probe", json.dumps(asdict(request)), *script])
+        gpus = _gpus(os.environ, observe_gpus())
+        environments = [
+            environment(os.environ, number, processes, threads=threads, gpus=gpus) for number in range(processes)
+        ]
+        codes = _finished(commands, environments, paths, timeout_seconds)
+        for path, code in zip(paths, codes, strict=True):
+            _require(path, code, script[0])
+        if any(code is None for code in codes):
+            late = paths[codes.index(None)]
             raise DeadlineError(
                 f"{script[0]} has not been measured after {timeout_seconds:g} s. Let it come to `fit` sooner, or give "
-                f"more with --timeout-seconds. It printed:{end}"
+                f"more with --timeout-seconds. It printed:{_end(late)}"
             )
-        if path.exists():
-            return read(path)
-        if code == 0:
-            raise TfdistError(
-                f"{script[0]} ended without a call of `fit` of a Keras model, which is what is measured. Let it train "
-                f"with `fit`, or profile the model in Python: tfdist.parallel.plan(model, batch). It printed:{end}"
-            )
-        raise TfdistError(f"{script[0]} failed before it was measured, with code {code}. It printed:{end}")
+        found = [read(path) for path in paths]
+    return found[0] if alone is None else beside_each_other(found, alone)
 
 
-def _environment(threads: int | None) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+def _require(path: Path, code: int | None, script: str) -> None:
+    """Raise if a process has ended without a profile."""
+    refused = Path(f"{path}.error")
+    if refused.exists():
+        raise UnsupportedError(refused.read_text(encoding="utf-8"))
+    if code is None or path.exists():
+        return
+    if code == 0:
+        raise TfdistError(
+            f"{script} ended without a call of `fit` of a Keras model, which is what is measured. Let it train "
+            f"with `fit`, or profile the model in Python: tfdist.parallel.plan(model, batch). It printed:{_end(path)}"
+        )
+    raise TfdistError(f"{script} failed before it was measured, with code {code}. It printed:{_end(path)}")
+
+
+def _log(path: Path) -> Path:
+    """Return where the process prints whose profile goes to a path."""
+    return path.with_suffix(".output")
+
+
+def _end(path: Path) -> str:
+    text = _log(path).read_text(encoding="utf-8", errors="replace").rstrip()
+    return "\n".join(["", *text.splitlines()[-_SHOWN_LINES:]])
+
+
+def environment(
+    base: Mapping[str, str], number: int, processes: int, *, threads: int | None, gpus: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the variables of one of several processes that are measured at once.
+
+    Args:
+        base: variables to start from; those of jobs are left out.
+        number: which one, from 0.
+        processes: how many there are. Each of several is the worker of a job of its own, with a GPU of its own.
+        threads: of the processor, that each has; None for all.
+        gpus: that there are, as CUDA_VISIBLE_DEVICES names them.
+
+    Example:
+        >>> environment({"TFDIST_MESH": "data=2"}, 1, 2, threads=None, gpus=["0", "1"])
+        {'TFDIST_STRATEGY': 'multi-worker', 'CUDA_VISIBLE_DEVICES': '1'}
+    """
+    kept = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
+    if processes > 1:
+        kept["TFDIST_STRATEGY"] = "multi-worker"
     if threads == 1:
         kept["CUDA_VISIBLE_DEVICES"] = ""  # the processor is the device
+    elif gpus and processes > 1:
+        kept["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     if threads is not None:
-        number = str(threads)
-        kept |= {"TF_NUM_INTRAOP_THREADS": number, "TF_NUM_INTEROP_THREADS": number, "OMP_NUM_THREADS": number}
+        count = str(threads)
+        kept |= {"TF_NUM_INTRAOP_THREADS": count, "TF_NUM_INTEROP_THREADS": count, "OMP_NUM_THREADS": count}
     return kept
 
 
-def _finished(command: Sequence[str], environment: dict[str, str], output: int, seconds: float) -> int | None:
-    """Run a command to its end; return its code, None if it was ended for taking too long."""
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-    )
+def _gpus(base: Mapping[str, str], there: int) -> list[str]:
+    """Return the GPUs that a process sees, as CUDA_VISIBLE_DEVICES names them."""
+    given = base.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return [str(number) for number in range(there)]
+    return [one.strip() for one in given.split(",") if one.strip() not in ("", "-1")] if there else []
+
+
+def _finished(
+    commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], paths: Sequence[Path], seconds: float
+) -> list[int | None]:
+    """Run commands at once until all have ended, or one without its profile, or for so long.
+
+    Returns:
+        Their codes; None of those that were ended.
+    """
+    deadline = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(_running(command, variables, _log(path)))
+            for command, variables, path in zip(commands, environments, paths, strict=True)
+        ]
+        while time.monotonic() < deadline:
+            ended = [path for one, path in zip(processes, paths, strict=True) if one.poll() is not None]
+            if len(ended) == len(paths) or not all(path.exists() for path in ended):
+                break
+            time.sleep(_POLL_SECONDS)
+        return [one.poll() for one in processes]
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], variables: dict[str, str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a command that has ended, or is killed, after the block."""
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
     try:
-        return process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return None
+        yield process
     finally:
         if process.poll() is None:
             process.kill()

@@ -10,28 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import tfdist.strategies
 from tfdist import cluster as clusters
 from tfdist.bench.plan.models import made
-from tfdist.parallel.partition.measuring import profile
+from tfdist.parallel.partition.measuring import profile, step_seconds
 
 _TIMES = 9
 _trained: dict[tuple[str, str], Any] = {}
-
-
-class _Ends(keras.callbacks.Callback):
-    """When each step has ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the time."""
-        self.seconds.append(time.perf_counter())
 
 
 def measured_profile(name: str, divisors: Sequence[int], in_scope: bool) -> str:
@@ -50,11 +37,10 @@ def measured_profile(name: str, divisors: Sequence[int], in_scope: bool) -> str:
         model, x, y = made(name)
 
     def in_fit(batch: Any, steps: int) -> float:
-        return _step_seconds(model, tuple(one for one in batch if one is not None), steps)
+        return step_seconds(model, batch, steps)
 
-    return profile(
-        model, (x, y), batch_sizes=[len(x) // one for one in divisors], in_fit=in_fit, clock=time.perf_counter
-    ).to_json()
+    sizes = [len(x) // one for one in divisors]
+    return profile(model, (x, y), batch_sizes=sizes, in_fit=in_fit).to_json()
 
 
 def line(sizes: Sequence[int]) -> list[float]:
@@ -88,17 +74,10 @@ def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: in
     with strategy:
         model, x, y = made(name)
     _trained[name, plan] = model, (x, y)
-    _step_seconds(model, (x, y), 1)
+    step_seconds(model, (x, y), 1)
 
 
 def measure(name: str, plan: str, steps: int) -> float:
     """Return the seconds of a step, of so many."""
     model, batch = _trained[name, plan]
-    return _step_seconds(model, batch, steps)
-
-
-def _step_seconds(model: keras.Model, batch: Sequence[np.ndarray], steps: int) -> float:
-    ends = _Ends()
-    batches = tf.data.Dataset.from_tensors(tuple(batch)).repeat()
-    model.fit(batches, steps_per_epoch=steps + 1, callbacks=[ends], verbose=0)
-    return (ends.seconds[-1] - ends.seconds[0]) / steps
+    return step_seconds(model, batch, steps)

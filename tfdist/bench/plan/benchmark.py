@@ -21,7 +21,7 @@ from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, ratio
 from tfdist.parallel.partition.devices import DeviceKind
 from tfdist.parallel.partition.link import Link
-from tfdist.parallel.partition.profile import Profile
+from tfdist.parallel.partition.profile import Profile, beside_each_other
 from tfdist.parallel.partition.search import best_stages
 from tfdist.parallel.partition.stages import Setting, Stage
 from tfdist.parallel.partition.step_time import predict
@@ -121,28 +121,25 @@ def predicted(
     link: Link,
     microbatches: int,
     *,
-    beside: Profile | None = None,
     begin: tuple[str, ...] | None = None,
 ) -> dict[str, tuple[float, tuple[str, ...] | None]]:
     """Return for each plan the seconds of a step, and the layers that begin stages; None: whole.
 
     Args:
-        profile: of the model.
+        profile: of the model, in two processes at once, and of one alone.
         link: between two processes.
         microbatches: of the pipeline.
-        beside: of the model in two processes at once, for plans of two; None: the same.
         begin: the layers that begin stages; None: those of the shortest step.
     """
-    two_at_once = profile if beside is None else beside
     one, two = (DeviceKind(count=count) for count in (1, 2))
     whole = Stage(begin=0, end=len(profile.layers))
-    single = Setting(profile=profile, link=link, kinds=(one,), replicas=1)
-    double = Setting(profile=two_at_once, link=link, kinds=(two,), replicas=2)
+    single = Setting(profile=profile.for_devices(1), link=link, kinds=(one,), replicas=1)
+    double = Setting(profile=profile, link=link, kinds=(two,), replicas=2)
     found: dict[str, tuple[float, tuple[str, ...] | None]] = {
         _ALONE: (predict(single, [whole]).seconds, None),
         _DATA: (predict(double, [dataclasses.replace(whole, devices=2)]).seconds, None),
     }
-    staged = Setting(profile=two_at_once, link=link, kinds=(two,), replicas=1, microbatches=microbatches)
+    staged = Setting(profile=profile, link=link, kinds=(two,), replicas=1, microbatches=microbatches)
     stages = best_stages(staged) if begin is None else _stages_of(profile, begin)
     if stages is not None and len(stages) > 1:
         names = tuple(profile.layers[stage.begin].name for stage in stages[1:])
@@ -206,33 +203,28 @@ def _rows(
 ) -> dict[str, Row]:
     microbatches = setup.microbatches
 
-    def profiled(number: int) -> tuple[Profile, Profile]:
+    def profiled(number: int) -> Profile:
         on_round(f"{model}, profile", number)
-        found = [
-            max(
-                (
-                    Profile.from_json(text)
-                    for text in call(
-                        plan, "measured_profile", name=model, divisors=[2, microbatches], in_scope=plan == _TWO
-                    )
-                ),
-                key=lambda one: one.whole_seconds[-1],
-            )
+        found = {
+            plan: [
+                Profile.from_json(text)
+                for text in call(
+                    plan, "measured_profile", name=model, divisors=[2, microbatches], in_scope=plan == _TWO
+                )
+            ]
             for plan in (_ALONE, _TWO)
-        ]
-        return found[0], found[1]
+        }
+        return beside_each_other(found[_TWO], found[_ALONE][0])
 
-    alone, beside = profiled(0)
-    first = predicted(alone, link, microbatches, beside=beside)
+    first = predicted(profiled(0), link, microbatches)
     for plan, (_, stages) in first.items():
         call(plan, "prepare", name=model, plan=plan, stages=stages, microbatches=microbatches)
     seconds: dict[str, list[float]] = {plan: [] for plan in first}
     guessed: dict[str, list[float]] = {plan: [] for plan in first}
     order, begin = list(first), first[_PIPELINE][1] if _PIPELINE in first else None
     for number in range(setup.rounds):
-        if number:
-            alone, beside = profiled(number + 1)
-        for plan, (one, _) in predicted(alone, link, microbatches, beside=beside, begin=begin).items():
+        again = predicted(profiled(number + 1), link, microbatches, begin=begin) if number else first
+        for plan, (one, _) in again.items():
             guessed[plan].append(one)
         for plan in order[number % len(order) :] + order[: number % len(order)]:
             on_round(f"{model}, {plan}", number + 1)

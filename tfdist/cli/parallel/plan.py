@@ -32,7 +32,7 @@ _WIDTH_IN_FILES = 200
     groups={
         "What there is": ("devices", "memory", "kinds", "link", "delay_ms", "threads"),
         "What is planned": ("schedule", "microbatches", "objective", "with_layouts"),
-        "What is measured, and where it goes": ("profile", "save_profile", "timeout_seconds", "json_path"),
+        "What is measured, and where it goes": ("at_once", "profile", "save_profile", "timeout_seconds", "json_path"),
     },
     examples={
         "tfdist parallel plan --devices 4 --memory 8GB train.py": "devices of this host",
@@ -70,6 +70,12 @@ _WIDTH_IN_FILES = 200
 @click.option(
     "--layouts", "with_layouts", is_flag=True, help="Also which layers divide their weights, by HyPar's rule."
 )
+@click.option(
+    "--at-once",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Processes measured at the same time; by default as many of this host's as run beside each other.",
+)
 @click.option("--profile", metavar="FILE", help="Read the layers' costs; run nothing.")
 @click.option("--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Keep them for --profile.")
 @click.option("--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="For the script.")
@@ -88,6 +94,7 @@ def command(
     microbatches: int | None,
     objective: str,
     with_layouts: bool,
+    at_once: int | None,
     profile: str | None,
     save_profile: Path | None,
     timeout_seconds: float,
@@ -99,9 +106,13 @@ def command(
     """Plan how a model is divided over devices: data parallelism, pipelines, both; which is fastest, which fits.
 
     SCRIPT is your training script, as it is. It runs in a process of its own up to its first call of fit, where the
-    layers of the model are measured with its first batch; nothing trains.
+    layers of the model are measured with its first batch; nothing trains. Where the devices are processes of this host
+    (no --link, no --kind) it then runs in several at once, as many as there are devices, with a processor or a GPU and
+    memory for each: they share caches and the clock, as the processes of a plan do. --at-once 1 leaves that out.
     """
     found = _kinds(devices, memory, kinds)
+    count = sum(one.count for one in found)
+    _require_at_once(at_once, count, profile)
     given = None if link is None else Link.parse(link, delay_ms=delay_ms)
     words = _words(script, arguments, is_module, profile)
     quiet = json_path == "-"
@@ -109,17 +120,17 @@ def command(
         if profile is not None:
             costs = read(profile)
         else:
-            from tfdist.tune.profiling import profiled
+            from tfdist.tune.profiling import measured
 
-            status.update("measuring the layers")
-            count = sum(one.count for one in found)
-            divisors = sorted({count, count * 4})
-            costs = profiled(
+            costs = measured(
                 (script or "", *arguments),
+                devices=count,
+                at_once=at_once if at_once or (link is None and not kinds) else 1,
                 is_module=is_module,
-                divisors=divisors,
+                divisors=sorted({count, count * 4}),
                 threads=threads,
                 timeout_seconds=timeout_seconds,
+                on_processes=lambda number: status.update(f"measuring the layers in {_processes(number)}"),
             )
         if save_profile is not None:
             save_profile.write_text(costs.to_json(), encoding="utf-8")
@@ -151,6 +162,19 @@ def _kinds(devices: int | None, memory: str | None, kinds: tuple[str, ...]) -> l
     return [DeviceKind(count=devices or 0, memory_bytes=math.inf if memory is None else as_bytes(memory))]
 
 
+def _require_at_once(at_once: int | None, devices: int, profile: str | None) -> None:
+    if at_once is None:
+        return
+    if profile is not None:
+        raise click.UsageError("--at-once is for measuring, and --profile reads what was measured. Leave one out.")
+    if at_once > devices:
+        raise click.UsageError(f"--at-once is {at_once}, and there are {devices} device(s): give {devices} at most.")
+
+
+def _processes(number: int) -> str:
+    return "one process alone" if number == 1 else f"{number} processes at once"
+
+
 def _words(script: str | None, arguments: tuple[str, ...], is_module: bool, profile: str | None) -> list[str]:
     """Return the script as a command has it, once it is clear that it can be read."""
     if script is None:
@@ -171,6 +195,8 @@ def _print(report: Report, script: list[str]) -> None:
             f"weights, {profile.batch:,} examples in a step; line: {report.link}"
         )
     )
+    alone = ", one device in one alone" if profile.alone is not None else ""
+    console.print(f"measured in {_processes(profile.processes)}{alone}", style="dim")
     covered = ", ".join(f"{part:.0%}" for part in profile.coverage)
     console.print(
         f"layers sum up to {covered} of the whole model, for {', '.join(map(str, profile.batch_sizes))} examples",

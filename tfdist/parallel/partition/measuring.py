@@ -1,5 +1,6 @@
 """The profile of a model, measured: each layer alone and the whole model, in turns, on the device that is here."""
 
+import functools
 import inspect
 import statistics
 import time
@@ -18,7 +19,7 @@ from tfdist.measurement import machine
 from tfdist.parallel.partition import dividing
 from tfdist.parallel.partition.profile import LayerProfile, Profile
 
-__all__ = ["profile", "require_graph"]
+__all__ = ["profile", "require_graph", "step_seconds"]
 
 _SECONDS = 6.0  # that all rounds should take
 _FEWEST, _MOST = 5, 30  # rounds
@@ -125,6 +126,43 @@ def rows_of(batch: Any) -> int:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
     rows = int(keras.tree.flatten(x)[0].shape[0])
     return validation.integer("the batch", rows, minimum=1, hint="Give a batch of one example or more.")
+
+
+def step_seconds(
+    model: keras.Model,
+    batch: Any,
+    steps: int,
+    *,
+    fit: Callable[..., Any] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Train some steps with one batch, and return the seconds of one; the first one, which sets up, is not counted.
+
+    Args:
+        model: compiled.
+        batch: a tuple (x, y) or (x, y, sample_weight), None for what there is not.
+        steps: at least 1.
+        fit: what is called with the model, where it is not the model's own.
+        clock: returns seconds.
+    """
+    ends = _Ends(clock)
+    batches = tf.data.Dataset.from_tensors(tuple(one for one in batch if one is not None)).repeat()
+    train = model.fit if fit is None else functools.partial(fit, model)
+    train(batches, steps_per_epoch=steps + 1, epochs=1, callbacks=[ends], verbose=0)
+    return (ends.seconds[-1] - ends.seconds[0]) / steps
+
+
+class _Ends(keras.callbacks.Callback):
+    """When each step has ended."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+        self.seconds: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the time."""
+        self.seconds.append(self._clock())
 
 
 def _variables(model: keras.Model) -> list[Any]:

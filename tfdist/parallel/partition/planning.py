@@ -157,6 +157,7 @@ class Report:
             "version": 1,
             "model": self.profile.model,
             "batch": self.profile.batch,
+            "measured_at_once": self.profile.processes,
             "link": dataclasses.asdict(self.link),
             "kinds": kinds,
             "objective": self.objective,
@@ -296,7 +297,10 @@ class _Maker:
 
     def _whole(self, name: str, strategy: str, devices: int, shards: int = 1) -> Plan:
         kind = dataclasses.replace(self.kinds[0], count=devices)
-        setting = dataclasses.replace(self._setting(1, devices, shards), kinds=(kind,), schedule="1f1b")
+        profile = self.profile.for_devices(devices)
+        setting = dataclasses.replace(
+            self._setting(1, devices, shards), profile=profile, kinds=(kind,), schedule="1f1b"
+        )
         return self._plan(setting, (Stage(begin=0, end=len(self.profile.layers), devices=devices),), name, strategy)
 
     def _pipeline(self, replicas: int, parts: int = 1, saves_memory: bool = False) -> Plan:
@@ -359,12 +363,12 @@ def shown_bytes(size: float) -> str:
     """Return bytes in the unit that fits, powers of 1024.
 
     Example:
-        >>> shown_bytes(3 << 29), shown_bytes(12)
-        ('1.5 GB', '12 bytes')
+        >>> shown_bytes(3 << 29), shown_bytes(1_024_000), shown_bytes(12)
+        ('1.5 GB', '1000 KB', '12 bytes')
     """
     for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
         if size >= factor:
-            return f"{size / factor:.3g} {unit}"
+            return f"{size / factor:.{3 if size < 1000 * factor else 4}g} {unit}"
     return f"{size:.0f} bytes"
 
 

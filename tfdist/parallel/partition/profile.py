@@ -11,7 +11,7 @@ from typing import Any
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError, MissingFileError
 
-__all__ = ["LayerProfile", "Profile", "read"]
+__all__ = ["LayerProfile", "Profile", "beside_each_other", "read"]
 
 VERSION = 1
 KIND = "profile of layers"
@@ -68,9 +68,12 @@ class Profile:
         call_seconds: of calling a compiled function that does nothing; taken out of the layers' times.
         slot_bytes: of the optimizer's variables, over all weights.
         machine: what it was measured on.
+        processes: how many were measured at once, each with the whole model; they share what processors share.
+        alone: the same model in one process alone, where several were measured at once.
 
     Raises:
-        ConfigError: numbers of measurements differ; an input lies not before its layer; something is negative.
+        ConfigError: numbers of measurements differ; an input lies not before its layer; something is negative; the
+            model that was measured alone is another one.
 
     Example:
         >>> layers = [LayerProfile(name=name, forward_seconds=(1.0, 2.0), backward_seconds=(1.0, 4.0)) for name in "ab"]
@@ -89,6 +92,8 @@ class Profile:
     call_seconds: float = 0.0
     slot_bytes: int = 0
     machine: dict[str, str] = field(default_factory=dict)
+    processes: int = 1
+    alone: "Profile | None" = None
 
     def __post_init__(self) -> None:
         if not self.layers or not self.batch_sizes:
@@ -106,6 +111,24 @@ class Profile:
                 raise ConfigError(f"the layer {one.name!r} has a negative time or size.")
         if min(*self.whole_seconds, self.update_seconds, self.fixed_seconds, self.call_seconds, self.slot_bytes) < 0:
             raise ConfigError("the profile has a negative time or size.")
+        validation.integer("processes", self.processes, minimum=1)
+        if self.alone is not None:
+            own, other = self._described(), self.alone._described()
+            if self.alone.alone is not None or self.alone.processes != 1 or own != other:
+                raise ConfigError(
+                    "the profile of one process alone must be of the same layers and batch, and have none of its own."
+                )
+
+    def _described(self) -> tuple[int, list[str]]:
+        return self.batch, [one.name for one in self.layers]
+
+    def for_devices(self, devices: int) -> "Profile":
+        """Return what tells of a plan for so many devices: of one, what one process alone took, if that is known.
+
+        Args:
+            devices: at least 1.
+        """
+        return self if devices > 1 or self.alone is None else self.alone
 
     @property
     def parameter_bytes(self) -> int:
@@ -144,7 +167,11 @@ class Profile:
 
     def to_json(self) -> str:
         """Return it as a document that `read` takes; docs/parallel-plan.md describes it."""
-        return json.dumps({"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}, indent=1)
+        return json.dumps(self._content(), indent=1)
+
+    def _content(self) -> dict[str, Any]:
+        alone = None if self.alone is None else self.alone._content()
+        return {"kind": KIND, "version": VERSION, **dataclasses.asdict(self), "alone": alone}
 
     @classmethod
     def from_json(cls, text: str, *, name: str = "the profile") -> "Profile":
@@ -165,6 +192,8 @@ class Profile:
         if content.get("version") != VERSION:
             raise ConfigError(f"{name} has version {content.get('version')!r}; it must be {VERSION}. {_WRITE}")
         given = {key: value for key, value in content.items() if key not in ("kind", "version")}
+        if given.get("alone") is not None:
+            given["alone"] = cls.from_json(json.dumps(given["alone"]), name=f"{name}: alone")
         layers = given.get("layers")
         if not isinstance(layers, list):
             raise ConfigError(f"{name} has {validation.shown(layers)} for layers; it must be a list. {_WRITE}")
@@ -173,6 +202,24 @@ class Profile:
             return _made(cls, {**given, "layers": tuple(made)}, name)
         except ConfigError as error:
             raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from error
+
+
+def beside_each_other(profiles: Sequence[Profile], alone: Profile) -> Profile:
+    """Return the profile of several processes that were measured at once: that of the slowest, and of one alone.
+
+    Args:
+        profiles: one of each process.
+        alone: of a process that was measured when none of these ran.
+
+    Example:
+        >>> layer = LayerProfile(name="a", forward_seconds=(1.0,), backward_seconds=(2.0,))
+        >>> made = [Profile(model="m", batch=8, batch_sizes=(8,), layers=(layer,), whole_seconds=(t,)) for t in (3, 4)]
+        >>> found = beside_each_other(made, alone=made[0])
+        >>> found.processes, found.for_devices(2).whole_seconds, found.for_devices(1).whole_seconds
+        (2, (4,), (3,))
+    """
+    slowest = max(profiles, key=lambda one: one.whole_seconds[-1])
+    return dataclasses.replace(slowest, processes=len(profiles), alone=alone)
 
 
 _WRITE = "Write one with `tfdist parallel plan --save-profile FILE train.py`."

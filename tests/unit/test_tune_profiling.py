@@ -1,0 +1,115 @@
+"""How many processes are measured at once, what they are told, and what becomes of them; a stand-in measures."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
+from tfdist.parallel.partition.profile import LayerProfile, Profile
+from tfdist.tune import profiling
+
+# What it is told, and the number by which it knows itself, are arguments; it waits for the others as the probe does.
+STAND_IN = """#!{python}
+import json, os, pathlib, sys, time
+
+request, script, *arguments = json.loads(sys.argv[3]), *sys.argv[4:]
+number = int(request["path"].rpartition("-")[2].removesuffix(".json"))
+print("process", number, "of", script)
+if arguments[0] == "fails" and number == 1:
+    sys.exit(3)
+if arguments[0] == "ends" and number == 1:
+    sys.exit(0)
+if arguments[0] == "refused":
+    pathlib.Path(request["path"] + ".error").write_text("no graph of layers")
+    sys.exit(1)
+pathlib.Path(request["path"] + ".here").touch()
+while arguments[0] != "done" or not all(pathlib.Path(one + ".here").exists() for one in request["together"]):
+    time.sleep(0.01)
+profile = json.loads(arguments[1])
+profile["whole_seconds"] = [1.0 + number]
+profile["machine"] = {{name: os.environ.get(name, "") for name in ("TFDIST_STRATEGY", "TF_NUM_INTRAOP_THREADS")}}
+pathlib.Path(request["path"]).write_text(json.dumps(profile))
+"""
+
+
+@pytest.fixture(autouse=True)
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a small script take the place of the interpreter that is started."""
+    path = tmp_path / "python"
+    path.write_text(STAND_IN.format(python=sys.executable), encoding="utf-8")
+    path.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+def script(ends: str) -> list[str]:
+    layer = LayerProfile(name="a", forward_seconds=(1.0,), backward_seconds=(2.0,))
+    return [
+        "train.py",
+        ends,
+        Profile(model="m", batch=8, batch_sizes=(8,), layers=(layer,), whole_seconds=(0.5,)).to_json(),
+    ]
+
+
+def test_one_is_measured_alone_and_then_several_at_once() -> None:
+    told: list[int] = []
+    found = profiling.measured(script("done"), devices=3, at_once=3, threads=2, on_processes=told.append)
+    assert told == [1, 3]
+    assert (found.processes, found.whole_seconds) == (3, (3.0,))  # the slowest of them
+    assert found.machine == {"TFDIST_STRATEGY": "multi-worker", "TF_NUM_INTRAOP_THREADS": "2"}
+    assert found.alone is not None
+    assert found.alone.whole_seconds == (1.0,)
+    assert found.alone.machine == {"TFDIST_STRATEGY": "", "TF_NUM_INTRAOP_THREADS": "2"}
+
+
+def test_as_many_are_measured_as_the_host_has_room_for() -> None:
+    processors = len(os.sched_getaffinity(0))
+    found = profiling.measured(script("done"), devices=2, threads=processors)
+    assert (found.processes, found.alone) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, 4),
+        ({"devices": 6}, 6),
+        ({"devices": 9}, 8),
+        ({"threads": 1}, 4),
+        ({"threads": 3}, 2),
+        ({"threads": 9}, 1),
+        ({"gpus": 2}, 2),
+        ({"gpus": 8, "processors": 2}, 4),
+        ({"free_bytes": 350}, 3),
+        ({"free_bytes": 0}, 1),
+        ({"devices": 1}, 1),
+    ],
+)
+def test_how_many_run_beside_each_other(change: dict[str, Any], found: int) -> None:
+    host = {"devices": 4, "threads": None, "processors": 8, "gpus": 0, "free_bytes": 1000, "each_bytes": 100}
+    assert profiling.beside(**{**host, **change}) == found
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "message"),
+    [
+        ("fails", TfdistError, r"code 3(.|\n)*process 1 of train\.py"),
+        ("ends", TfdistError, "without a call of `fit`"),
+        ("refused", UnsupportedError, "no graph of layers"),
+        ("waits", DeadlineError, r"after 1 s(.|\n)*process 0 of train\.py"),
+    ],
+)
+def test_where_one_is_not_measured_none_goes_on(ends: str, error: type[TfdistError], message: str) -> None:
+    seconds = 1.0 if ends == "waits" else 60.0
+    with pytest.raises(error, match=message):
+        profiling.profiled(script(ends), processes=2, timeout_seconds=seconds)
+
+
+def test_each_of_several_has_a_gpu_of_its_own() -> None:
+    base = {"CUDA_VISIBLE_DEVICES": "4,6", "TF_CONFIG": "{}", "TFDIST_MESH": "data=2", "HOME": "/"}
+    made = [profiling.environment(base, number, 3, threads=None, gpus=["4", "6"]) for number in range(3)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in made] == ["4", "6", "4"]
+    assert {name for one in made for name in one} == {"CUDA_VISIBLE_DEVICES", "HOME", "TFDIST_STRATEGY"}
+    assert profiling.environment(base, 0, 1, threads=None) == {"CUDA_VISIBLE_DEVICES": "4,6", "HOME": "/"}
+    assert profiling.environment(base, 1, 2, threads=1, gpus=["4", "6"])["CUDA_VISIBLE_DEVICES"] == ""
