@@ -88,10 +88,10 @@ def profile(
     kept = [(variable, variable.numpy()) for variable in _variables(model)]
     try:
         at = [_prepared(model, graph, _rows((x, y, weight), size)) for size in sizes]
-        call_seconds = _call_seconds(clock)
         # all in turns, so that what else the machine does meanwhile is in all of them
-        timed = [function for one in at for function in one.functions]
-        seconds = iter(max(one - call_seconds, 0.0) for one in _medians(timed, clock))
+        timed = [_nothing(), *(function for one in at for function in one.functions)]
+        call_seconds, *medians = _medians(timed, clock)
+        seconds = iter(max(one - call_seconds, 0.0) for one in medians)
         layers, wholes = zip(
             *[_profiled(graph, one, [next(seconds) for _ in one.functions]) for one in at], strict=True
         )
@@ -371,12 +371,11 @@ def _update(model: keras.Model, call_seconds: float, clock: Callable[[], float])
     return max(statistics.median(times) - call_seconds, 0.0), _bytes_of(slots)
 
 
-def _call_seconds(clock: Callable[[], float]) -> float:
-    """Return the seconds of calling a compiled function that does next to nothing."""
+def _nothing() -> Callable[[], Any]:
+    """Return a compiled function that does next to nothing, called with what it takes."""
     function = tf.function(lambda one: one + 1.0, autograph=False)
     one = tf.constant(1.0)
-    function(one)
-    return statistics.median(_seconds(lambda: function(one), clock) for _ in range(_MOST))
+    return lambda: function(one)
 
 
 def _seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
