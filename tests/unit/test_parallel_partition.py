@@ -58,6 +58,7 @@ def profiles(draw: st.DrawFn, most: int = 12) -> Profile:
         layers=tuple(layers),
         whole_seconds=(whole,),
         update_seconds=draw(st.integers(0, 3)) / 4,
+        adding_seconds=draw(st.integers(0, 3)) / 4,
         call_seconds=0.01,
         slot_bytes=draw(KB),
     )
@@ -183,6 +184,29 @@ def test_the_bubble_of_stages_that_are_alike(schedule: str, stages: int, microba
     step = predict(setting, found)
     assert step.seconds == pytest.approx((microbatches + stages - 1) * 3.0 / microbatches)
     assert step.bubble_part == pytest.approx((stages - 1) / (microbatches + stages - 1))
+
+
+def test_each_micro_batch_after_the_first_adds_its_gradients() -> None:
+    layers = [
+        LayerProfile(name=name, parameter_bytes=size, forward_seconds=(4.0,), backward_seconds=(8.0,))
+        for name, size in (("a", 1000), ("b", 3000))
+    ]
+    profile = Profile(
+        model="m", batch=4, batch_sizes=(4,), layers=tuple(layers), whole_seconds=(24.0,), adding_seconds=2.0
+    )
+    stages = [Stage(begin=0, end=1), Stage(begin=1, end=2)]
+    kind = DeviceKind(count=2)
+
+    def step(schedule: str, microbatches: int) -> float:
+        given = Setting(
+            profile=profile, link=FAST, kinds=(kind,), replicas=1, schedule=schedule, microbatches=microbatches
+        )
+        return predict(given, stages).seconds
+
+    # 3 s of a micro-batch in a stage; 1.5 s for the gradients of "b", three times
+    assert (step("1f1b", 4), step("gpipe", 4)) == (15.0 + 4.5, 15.0 + 4.5)
+    assert step("1f1b", 1) == 24.0
+    assert step("pipedream", 4) == 12.0  # updates instead
 
 
 def test_pipedream_has_no_bubble_and_keeps_versions_of_weights() -> None:

@@ -96,6 +96,7 @@ def profile(
             *[_profiled(graph, one, [next(seconds) for _ in one.functions]) for one in at], strict=True
         )
         update, slots = _update(model, call_seconds, clock)
+        adding = _adding_seconds(at[-1].whole()[1], clock)
         fixed = 0.0
         if in_fit is not None:
             pairs = [(in_fit((x, y, weight), 4), _seconds(at[-1].functions[-1], clock)) for _ in range(_FEWEST)]
@@ -107,6 +108,7 @@ def profile(
             layers=tuple(_merged(of_sizes) for of_sizes in zip(*layers, strict=True)),
             whole_seconds=tuple(wholes),
             update_seconds=update,
+            adding_seconds=max(adding - call_seconds, 0.0),
             fixed_seconds=fixed,
             call_seconds=call_seconds,
             slot_bytes=slots,
@@ -369,6 +371,17 @@ def _update(model: keras.Model, call_seconds: float, clock: Callable[[], float])
     times = [_seconds(lambda: update(gradients), clock) for _ in range(2 * _FEWEST)]
     slots = [one for one in optimizer.variables if len(one.shape)]
     return max(statistics.median(times) - call_seconds, 0.0), _bytes_of(slots)
+
+
+def _adding_seconds(gradients: Sequence[Any], clock: Callable[[], float]) -> float:
+    """Return the seconds of adding gradients to others; rows of tables stay apart, and are not added."""
+    dense = [one for one in gradients if isinstance(one, tf.Tensor)]
+    if not dense:
+        return 0.0
+    add = tf.function(lambda sums: [total + one for total, one in zip(sums, dense, strict=True)], autograph=False)
+    sums = [tf.zeros_like(one) for one in dense]
+    add(sums)
+    return statistics.median(_seconds(lambda: add(sums), clock) for _ in range(2 * _FEWEST))
 
 
 def _nothing() -> Callable[[], Any]:

@@ -64,6 +64,7 @@ class Profile:
         layers: in the order in which the model computes.
         whole_seconds: the forward and backward pass of the whole model, for each batch size.
         update_seconds: of the optimizer, over all weights.
+        adding_seconds: of adding gradients of all weights to others, as each micro-batch after the first does.
         fixed_seconds: of a step of `fit` beside all of that.
         call_seconds: of calling a compiled function that does nothing; taken out of the layers' times.
         slot_bytes: of the optimizer's variables, over all weights.
@@ -88,6 +89,7 @@ class Profile:
     layers: tuple[LayerProfile, ...]
     whole_seconds: tuple[float, ...]
     update_seconds: float = 0.0
+    adding_seconds: float = 0.0
     fixed_seconds: float = 0.0
     call_seconds: float = 0.0
     slot_bytes: int = 0
@@ -109,7 +111,8 @@ class Profile:
             numbers = (*one.forward_seconds, *one.backward_seconds, one.parameter_bytes, one.state_bytes)
             if min(*numbers, one.output_bytes, one.gradient_bytes, one.kept_bytes, one.divides) < 0:
                 raise ConfigError(f"the layer {one.name!r} has a negative time or size.")
-        if min(*self.whole_seconds, self.update_seconds, self.fixed_seconds, self.call_seconds, self.slot_bytes) < 0:
+        numbers = self.update_seconds, self.adding_seconds, self.fixed_seconds, self.call_seconds, self.slot_bytes
+        if min(*self.whole_seconds, *numbers) < 0:
             raise ConfigError("the profile has a negative time or size.")
         validation.integer("processes", self.processes, minimum=1)
         if self.alone is not None:

@@ -216,9 +216,18 @@ class Setting:
 
     def update_seconds(self, stage: Stage) -> float:
         """Return the seconds of the optimizer on a device of a stage."""
+        return self.profile.update_seconds * self._held(stage) / self.shards / self.kinds[stage.kind].speed
+
+    def adding_seconds(self, stage: Stage) -> float:
+        """Return the seconds in which a micro-batch's gradients are added to those of the ones before it."""
+        if not self.flushes or self.microbatches == 1:
+            return 0.0
+        return self.profile.adding_seconds * self._held(stage) / self.kinds[stage.kind].speed
+
+    def _held(self, stage: Stage) -> float:
+        """Return the part of all weights that a device of a stage has."""
         whole = self.profile.parameter_bytes
-        share = self.held_bytes(stage) / whole if whole else 0.0
-        return self.profile.update_seconds * share / self.shards / self.kinds[stage.kind].speed
+        return self.held_bytes(stage) / whole if whole else 0.0
 
     def under_way(self, stage: Stage, devices_from_here: int) -> int:
         """Return for how many micro-batches a device of a stage keeps activations.

@@ -3,11 +3,12 @@
 With a flush, the first micro-batch goes through all stages, the others follow at the pace of the slowest, and then
 gradients are added up and weights updated:
 
-    step = sum_s (c_s + x_s) + (M - 1) max_s max(c_s, x_s) + max_s (r_s + u_s)
+    step = sum_s (c_s + x_s) + (M - 1) max_s max(c_s + a_s, x_s) + max_s (r_s + u_s)
 
-c_s: forward and backward pass of a micro-batch in stage s; x_s: what travels to it and back; r_s: the part of the
-reduction that nothing hides; u_s: the update. Where stages are alike the first two terms are (M + K - 1) c. Without a
-flush (PipeDream) a step of M micro-batches is M times the slowest of c_s + u_s, x_s and r_s.
+c_s: forward and backward pass of a micro-batch in stage s; a_s: its gradients, added to those of the ones before; x_s:
+what travels to it and back; r_s: the part of the reduction that nothing hides; u_s: the update. Where stages are alike
+the first two terms are (M + K - 1) c, but for a. Without a flush (PipeDream) a step of M micro-batches is M times the
+slowest of c_s + u_s, x_s and r_s.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class Prediction:
 
     Attributes:
         seconds: of the step; the sum of the five terms and of what is fixed.
-        compute: of the stage that computes longest.
+        compute: of the stage that computes longest, adding up gradients included.
         bubble: in which that stage waits for others.
         communication: that nothing hides, between stages.
         reduction: that nothing hides, of gradients between the devices of a stage.
@@ -75,17 +76,12 @@ def parts(setting: Setting, stage: Stage) -> Parts:
     compute = setting.compute_seconds(stage)
     there, back = setting.sending_seconds(stage.begin)
     reduction, update = setting.reduction_seconds(stage), setting.update_seconds(stage)
+    line, way = max(there, back), there + back
     if setting.link.is_local:  # the processors that compute also copy
-        compute += there + back
-        return _with_flush(setting, compute, turns, 0.0, 0.0, reduction, update)
-    return _with_flush(setting, compute, turns, max(there, back), there + back, reduction, update)
-
-
-def _with_flush(
-    setting: Setting, compute: float, turns: int, line: float, way: float, reduction: float, update: float
-) -> Parts:
+        compute, line, way = compute + way, 0.0, 0.0
     if setting.flushes:
-        return Parts(pace=max(compute / turns, line), passing=compute + way, end=reduction + update)
+        adding = setting.adding_seconds(stage)
+        return Parts(pace=max((compute + adding) / turns, line), passing=compute + way, end=reduction + update)
     return Parts(pace=max((compute + update) / turns, line, reduction), passing=0.0, end=0.0)
 
 
@@ -118,8 +114,10 @@ def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:
     total = step_seconds(setting, found)
     each = [setting.compute_seconds(one) / (1 if setting.replicas else one.devices) for one in stages]
     if setting.flushes:
-        compute = setting.microbatches * max(each)
-        bubble = max(sum(setting.compute_seconds(one) for one in stages) - max(each), 0.0)
+        added = [setting.adding_seconds(one) / (1 if setting.replicas else one.devices) for one in stages]
+        longest = max(range(len(stages)), key=lambda place: each[place] + added[place])
+        compute = setting.microbatches * each[longest] + (setting.microbatches - 1) * added[longest]
+        bubble = max(sum(setting.compute_seconds(one) for one in stages) - each[longest], 0.0)
         last = stages[max(range(len(stages)), key=lambda place: found[place].end)]
         reduction, update = setting.reduction_seconds(last), setting.update_seconds(last)
     else:
