@@ -51,7 +51,7 @@ def profiles(draw: st.DrawFn, most: int = 12) -> Profile:
             )
         )
     whole = sum(one.forward_seconds[0] + one.backward_seconds[0] for one in layers)
-    return Profile(
+    found = Profile(
         model="m",
         batch=16,
         batch_sizes=(16,),
@@ -62,6 +62,8 @@ def profiles(draw: st.DrawFn, most: int = 12) -> Profile:
         call_seconds=0.01,
         slot_bytes=draw(KB),
     )
+    alone = dataclasses.replace(found, whole_seconds=(draw(st.sampled_from([0.5, 1.25])) * whole,))
+    return dataclasses.replace(found, processes=2, alone=alone) if draw(st.booleans()) else found
 
 
 @st.composite

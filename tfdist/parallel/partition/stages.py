@@ -116,6 +116,12 @@ class Setting:
         return self.profile.seconds(self.microbatch)
 
     @cached_property
+    def _of_first(self) -> list[float]:
+        """The sums of what layers take of the first micro-batch, while the processes of other stages wait."""
+        alone = self.profile.alone if self.parts == 1 and self.replicas in (None, 1) else None
+        return _sums([sum(pair) for pair in (alone or self.profile).seconds(self.microbatch)])
+
+    @cached_property
     def _lying(self) -> dict[Stage, tuple[tuple[bool, ...], float]]:
         return {}
 
@@ -183,16 +189,30 @@ class Setting:
 
     def compute_seconds(self, stage: Stage) -> float:
         """Return the seconds of a micro-batch on a device, forward and backward."""
-        calls = 2 * self.profile.call_seconds if self.microbatches > 1 else 0.0
         if self.parts > 1:
-            return self._laid(stage)[1] + calls
+            return self._laid(stage)[1] + self._call_seconds
         forward = self._forward[stage.end] - self._forward[stage.begin]
         backward = self._backward[stage.end] - self._backward[stage.begin]
-        return (forward + backward) / self.kinds[stage.kind].speed + calls
+        return (forward + backward) / self.kinds[stage.kind].speed + self._call_seconds
+
+    def first_seconds(self, stage: Stage) -> float:
+        """Return the seconds of the first micro-batch on a device, while other stages wait for it.
+
+        Processes of one host then have it to themselves, so where they were measured at once and alone, it is the
+        latter that counts.
+        """
+        if self.parts > 1:
+            return self.compute_seconds(stage)
+        passes = self._of_first[stage.end] - self._of_first[stage.begin]
+        return passes / self.kinds[stage.kind].speed + self._call_seconds
+
+    @property
+    def _call_seconds(self) -> float:
+        return 2 * self.profile.call_seconds if self.microbatches > 1 else 0.0
 
     def passing_before(self, place: int) -> float:
         """Return the least seconds in which a micro-batch goes through all layers before a place, at a speed of 1."""
-        return (self._forward[place] + self._backward[place]) / self.parts
+        return self._of_first[place] / self.parts
 
     def sending_seconds(self, begin: int) -> tuple[float, float]:
         """Return the seconds of what travels to a stage for a micro-batch, and of what comes back."""

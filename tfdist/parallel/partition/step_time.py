@@ -3,12 +3,13 @@
 With a flush, the first micro-batch goes through all stages, the others follow at the pace of the slowest, and then
 gradients are added up and weights updated:
 
-    step = sum_s (c_s + x_s) + (M - 1) max_s max(c_s + a_s, x_s) + max_s (r_s + u_s)
+    step = sum_s (f_s + x_s) + (M - 1) max_s max(c_s + a_s, x_s) + max_s (r_s + u_s)
 
-c_s: forward and backward pass of a micro-batch in stage s; a_s: its gradients, added to those of the ones before; x_s:
-what travels to it and back; r_s: the part of the reduction that nothing hides; u_s: the update. Where stages are alike
-the first two terms are (M + K - 1) c, but for a. Without a flush (PipeDream) a step of M micro-batches is M times the
-slowest of c_s + u_s, x_s and r_s.
+c_s: forward and backward pass of a micro-batch in stage s; f_s: that of the first one, for which processes of one host
+have it to themselves, else as c_s; a_s: its gradients, added to those of the ones before; x_s: what travels to it and
+back; r_s: the part of the reduction that nothing hides; u_s: the update. Where stages are alike the first two terms are
+(M + K - 1) c, but for a and f. Without a flush (PipeDream) a step of M micro-batches is M times the slowest of
+c_s + u_s, x_s and r_s.
 """
 
 from collections.abc import Sequence
@@ -73,15 +74,15 @@ class Prediction:
 def parts(setting: Setting, stage: Stage) -> Parts:
     """Return what a stage adds to a step."""
     turns = 1 if setting.replicas else stage.devices
-    compute = setting.compute_seconds(stage)
+    compute, first = setting.compute_seconds(stage), setting.first_seconds(stage)
     there, back = setting.sending_seconds(stage.begin)
     reduction, update = setting.reduction_seconds(stage), setting.update_seconds(stage)
     line, way = max(there, back), there + back
     if setting.link.is_local:  # the processors that compute also copy
-        compute, line, way = compute + way, 0.0, 0.0
+        compute, first, line, way = compute + way, first + way, 0.0, 0.0
     if setting.flushes:
         adding = setting.adding_seconds(stage)
-        return Parts(pace=max((compute + adding) / turns, line), passing=compute + way, end=reduction + update)
+        return Parts(pace=max((compute + adding) / turns, line), passing=first + way, end=reduction + update)
     return Parts(pace=max((compute + update) / turns, line, reduction), passing=0.0, end=0.0)
 
 
@@ -116,8 +117,10 @@ def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:
     if setting.flushes:
         added = [setting.adding_seconds(one) / (1 if setting.replicas else one.devices) for one in stages]
         longest = max(range(len(stages)), key=lambda place: each[place] + added[place])
-        compute = setting.microbatches * each[longest] + (setting.microbatches - 1) * added[longest]
-        bubble = max(sum(setting.compute_seconds(one) for one in stages) - each[longest], 0.0)
+        first = [setting.first_seconds(one) for one in stages]
+        own = first[longest] / (1 if setting.replicas else stages[longest].devices)
+        compute = own + (setting.microbatches - 1) * (each[longest] + added[longest])
+        bubble = max(sum(first) - own, 0.0)
         last = stages[max(range(len(stages)), key=lambda place: found[place].end)]
         reduction, update = setting.reduction_seconds(last), setting.update_seconds(last)
     else:
