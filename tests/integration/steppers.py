@@ -5,14 +5,16 @@ Its state is the list of the steps that were done; the end shows each of them on
 
 import functools
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.integration.agents import agent, environment, forked_agent, told, wait_until
 from tests.integration.forks import Fork, Forks
+from tfdist import cache
 
 STEPPER = '''
 import json, socket
@@ -94,8 +96,13 @@ def train(count, before=lambda tick: None, inside=lambda tick: None):
 
 
 def options(shared: Path, faults: Sequence[dict[str, Any]] = (), **more: str) -> dict[str, Any]:
-    """Return what `agent` needs for a stepper: faults, and a cache folder of its own."""
-    variables = {"TFDIST_FAULTS": json.dumps(list(faults)), "TFDIST_CACHE_DIR": str(shared / "cache"), **more}
+    """Return what `agent` needs for a stepper: faults, and a cache folder of its own, with the ops that are kept."""
+    kept, own = cache.folder(os.environ) / "ops", shared / "cache"
+    kept.mkdir(parents=True, exist_ok=True)
+    own.mkdir(exist_ok=True)
+    with suppress(FileExistsError):  # several jobs of a test
+        (own / "ops").symlink_to(kept)
+    variables = {"TFDIST_FAULTS": json.dumps(list(faults)), "TFDIST_CACHE_DIR": str(own), **more}
     return {"shared": shared, "env": environment(shared, **variables)}
 
 
