@@ -1,6 +1,7 @@
 """Codecs of gradients: one battery over all of them, members side by side in this process."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,7 @@ from tfdist.compression import (
 from tfdist.compression.choice import Cost, Link, Measured, chosen, described, is_due, predicted
 from tfdist.compression.codec import RowCodec, row_length
 from tfdist.compression.exchange import together
-from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Exchanged, Total
+from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Context, Exchanged, Total
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.optimizers import DistributedOptimizer
 from tfdist.training.reduction import measuring
@@ -61,6 +62,11 @@ ANY = settings(max_examples=8, deadline=None, database=None)
 pytestmark = pytest.mark.quick
 
 
+@functools.cache  # to draw the seeds takes half as long as what a codec does
+def context_of(rank: int, size: int, step: int) -> Context:
+    return seeds.context(rank, size, step=step)
+
+
 def named(codec: Codec) -> str:
     return f"{codec.shown}-{getattr(codec, 'bits', '')}".strip("-")
 
@@ -74,7 +80,7 @@ class Members:
         self.states = [initial] * size
 
     def step(self, gradients: list[Any]) -> list[Exchanged]:
-        contexts = [seeds.context(rank, self.size, step=self.steps) for rank in range(self.size)]
+        contexts = [context_of(rank, self.size, self.steps) for rank in range(self.size)]
         ends = together(
             [
                 self.codec.exchange(tf.constant(gradient), state, context)
