@@ -136,7 +136,7 @@ class TensorFlowCollective:
             group = (self._group_key, self.size)
             arrived = (self._sent if root == self.rank else self._received)(words, name, group)
             self._side_effect.after(arrived)
-            return composed.shaped([restore(arrived[: base.count_of(words)])], given)
+            return composed.shaped([restore(_first(arrived, base.count_of(words)))], given)
 
         return self._run(("broadcast", key, root), handed_out, [tensor])[0]
 
@@ -232,7 +232,7 @@ class TensorFlowCollective:
             input=flat, merge_op=_MERGE_OPS[op], final_op="Id", **self._of_group(name, flat)
         )
         counts = [base.count_of(tensor) for tensor, _ in carried]
-        parts = tf.split(total[: sum(counts)], counts, num=len(tensors))
+        parts = tf.split(_first(total, sum(counts)), counts, num=len(tensors))
         shaped = composed.shaped(parts, [tensor for tensor, _ in carried])
         return [restore(part) for part, (_, restore) in zip(shaped, carried, strict=True)]
 
@@ -287,7 +287,7 @@ class TensorFlowCollective:
             group_size=group[1],
             instance_key=self._instance(f"{name} of {group}", base.count_of(words)),
         )
-        return arrived[: base.count_of(like)]
+        return _first(arrived, base.count_of(like))
 
     def _of_group(self, name: str, tensor: tf.Tensor) -> dict[str, Any]:
         return {
@@ -374,6 +374,11 @@ def _flat(tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
     """Return a tensor as flat words, and the way back to its flat values."""
     words, restore = wire_dtypes.in_words(tf.reshape(tensor, [1, tf.size(tensor)]))
     return tf.reshape(words, [-1]), lambda arrived: restore(arrived[None])[0]
+
+
+def _first(words: tf.Tensor, count: Any) -> tf.Tensor:
+    """Return so many words; no operation is made for it where there are no others."""
+    return words if isinstance(count, int) and words.shape.num_elements() == count else words[:count]
 
 
 def _not_empty(tensor: tf.Tensor) -> tf.Tensor:
