@@ -6,6 +6,7 @@ python forked.py FOLDER SECONDS COMMAND ...     in FOLDER, for so many seconds a
 import atexit
 import contextlib
 import functools
+import importlib
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from tests.integration.forks import OPTIMIZED, Fork, Forks
+from tests.integration.forks import IMPORTED, OPTIMIZED, Fork, Forks
 from tests.integration.light import python_path
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.pool import worker
@@ -117,6 +118,8 @@ def run_tfdist(arguments: list[str]) -> None:
     from tfdist.launch.placement.worker_factory import WorkerFactory
 
     let_all_be_imported()  # the recipes draw, and load the digits
+    for name in os.environ.pop(IMPORTED, "").split():
+        importlib.import_module(name)
     if (server := forked_server()) is None:
         return
 

@@ -30,6 +30,8 @@ READY_SECONDS = 600
 # The matrix trains rows of every kind under every strategy with it, and the recipes run with it. To leave oneDNN out
 # too would save a fifteenth, but convolutions cost twice as much without it, and TensorFlow does not count memory.
 OPTIMIZED = "TESTS_OPTIMIZE_GRAPHS"
+# In the environment of `tfdist` in a fork: what its workers import in any case, once for them all.
+IMPORTED = "TESTS_IMPORT_ONCE"
 MODULES = (
     *forking.MODULES,
     "tfdist.strategies.mirrored",

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.integration.forks import OPTIMIZED, Forks
+from tests.integration.forks import IMPORTED, OPTIMIZED, Forks
 
 ROOT = Path(__file__).parents[2]
 RUN = [sys.executable, "-m", "tfdist", "run"]
@@ -118,7 +118,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, forking: Forks) -> Callabl
         if name in AS_A_USER:
             output = finished(command, recipe.variables)
         else:
-            with forking.start("tfdist", *command[3:], **recipe.variables, **{OPTIMIZED: "1"}) as process:
+            as_users = {OPTIMIZED: "1", IMPORTED: "sklearn.datasets matplotlib.pyplot"}
+            with forking.start("tfdist", *command[3:], **recipe.variables, **as_users) as process:
                 output = process.communicate(DEADLINE_SECONDS)[0].decode()
             assert process.returncode == 0, process.written[-4000:]
         return Result(output=output, folder=folder, summary=json.loads((folder / "summary.json").read_text()))
