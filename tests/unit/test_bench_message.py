@@ -20,13 +20,16 @@ from tfdist.measurement.sizes import as_bytes, shown
         ("4 KiB", 4096),
         ("256M", 2**28),
         ("1G", 2**30),
+        ("1.5G", 3 * 2**29),
+        ("0.3 kb", 307),
+        ("2TiB", 2**41),
     ],
 )
 def test_a_size_is_read(text: str, expected: int) -> None:
     assert as_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "K", "-4K", "4.5M", "0", "4T", "4K4", "four"])
+@pytest.mark.parametrize("text", ["", "K", "-4K", "4.5", "4.M", ".5M", "0", "0.0001K", "4P", "4K4", "four"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="a size is"):
         as_bytes(text)

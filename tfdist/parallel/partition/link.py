@@ -78,4 +78,6 @@ class Link:
 
     def __str__(self) -> str:
         where = ", between processes of this host" if self.is_local else ""
-        return f"{8 * self.bytes_per_second / 1e9:.3g} Gbit/s, {1e6 * self.latency_seconds:.3g} us{where}"
+        gigabits = 8 * self.bytes_per_second / 1e9
+        rate = f"{gigabits:,.0f}" if gigabits >= 100 else f"{gigabits:.3g}"
+        return f"{rate} Gbit/s, {1e6 * self.latency_seconds:.3g} us{where}"
