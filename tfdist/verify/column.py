@@ -51,15 +51,17 @@ class Column:
         return self.workers * self.replicas_per_worker if mesh is None else Mesh.parse(mesh).shape[0] * microbatches
 
 
-#: what cannot be where weights lie in parts: updates that look at whole weights, what the chief or Keras saves alone
+#: what cannot be where weights lie in parts: what the chief or Keras saves alone, programs of XLA, which cannot gather
 _REFUSED_WITHOUT_WHOLES = (
-    *("optimizer_schedule_free_adamw", "optimizer_adafactor", "optimizer_lamb", "optimizer_muon", "lars", "lamb"),
-    *("optimizer_of_ones_own", "only_chief_writes", "backup_and_restore"),
-    *("jit_compile", "jit_compile_own_step", "positions_under_xla"),  # a program of XLA cannot gather
+    *("only_chief_writes", "backup_and_restore"),
+    *("jit_compile", "jit_compile_own_step", "positions_under_xla"),
 )
-#: on a mesh also compressed gradients, and data that differ between processes with the same examples
+#: on a mesh also updates that look at whole weights, compressed gradients, and data that differ between processes with
+#: the same examples
 _REFUSED_ON_A_MESH = (
     *_REFUSED_WITHOUT_WHOLES,
+    *("optimizer_schedule_free_adamw", "optimizer_adafactor", "optimizer_lamb", "optimizer_muon", "lars", "lamb"),
+    "optimizer_of_ones_own",
     *("compression_float16", "compression_bfloat16", "own_data_uneven", "auto_shard_file"),
 )
 
