@@ -13,8 +13,7 @@ from tfdist.checkpoint.parts import Joint, Part
 from tfdist.checkpoint.store import Store
 from tfdist.errors import ConfigError, DeadlineError
 from tfdist.monitor import faults
-
-_LOOK_SECONDS = 0.2
+from tfdist.waiting import LOOK_SECONDS
 
 #: of this process, the last for each place that is written to
 _last: "weakref.WeakValueDictionary[str, Writer]" = weakref.WeakValueDictionary()
@@ -146,7 +145,7 @@ class Writer:
                         "the disk or the store answers."
                     )
                 # a wait without a limit may miss Ctrl-C
-                self._changed.wait(_LOOK_SECONDS if left is None else min(left, _LOOK_SECONDS))
+                self._changed.wait(LOOK_SECONDS if left is None else min(left, LOOK_SECONDS))
             self._raise_broken()
 
     def close(self, timeout_seconds: float | None = None) -> None:

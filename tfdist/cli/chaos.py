@@ -15,8 +15,8 @@ import click
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.errors import ConfigError
 from tfdist.launch.plan.choice import server_count
-from tfdist.launch.process.waiting import handled, wait_heeding_signals
 from tfdist.monitor import faults
+from tfdist.waiting import handled, wait_heeding_signals
 
 
 @click.command(

@@ -9,8 +9,8 @@ import click
 
 from tfdist.cli.common.command import Command
 from tfdist.errors import ConfigError
-from tfdist.launch.process.waiting import Flag
 from tfdist.validation import integer
+from tfdist.waiting import Flag
 
 
 @click.command(

@@ -3,14 +3,14 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from typing import Any
 
 from tfdist.compat import loky_tracker
 from tfdist.errors import TfdistError
+from tfdist.waiting import awaited, done_heeding_signals
 
 _AHEAD = 2  # tasks that are given to each process
-_LOOK_SECONDS = 0.2  # a wait without a limit may miss Ctrl-C: another thread can have taken it
 
 
 def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], processes: int) -> Iterator[Any]:
@@ -25,11 +25,8 @@ def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]],
     ended_well = False
     try:
         futures = [pool.submit(function, *task) for task in tasks]
-        left = set(futures)
-        while left:
-            done, left = wait(left, _LOOK_SECONDS, FIRST_COMPLETED)
-            for future in done:
-                yield _result(future, "processes=1")
+        for future in done_heeding_signals(futures):
+            yield _result(future, "processes=1")
         ended_well = True
     finally:
         loky_tracker.end(pool, at_once=not ended_well)
@@ -83,13 +80,6 @@ class InOrder:
         if self._pool is not None:
             loky_tracker.end(self._pool, at_once=at_once)
             self._pool = None
-
-
-def awaited(future: "Future[Any]") -> "Future[Any]":
-    """Return it once it is done, and heed Ctrl-C until then."""
-    while not future.done():
-        wait([future], _LOOK_SECONDS)
-    return future
 
 
 def _result(future: "Future[Any]", cure: str) -> Any:

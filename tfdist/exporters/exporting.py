@@ -7,7 +7,7 @@ from functools import partial
 from tfdist.exporters.feed import Feed
 from tfdist.exporters.outlet import Outlet
 from tfdist.exporters.registry import Target, make
-from tfdist.launch.process.waiting import Flag
+from tfdist.waiting import Flag
 
 LOOK_SECONDS = 1.0
 #: that exporters have at the end

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfdist.launch.process.waiting import done_heeding_signals
 from tfdist.validation import integer
 from tfdist.verify import judge
 from tfdist.verify.column import COLUMNS, Column
@@ -20,6 +19,7 @@ from tfdist.verify.feature import features as all_features
 from tfdist.verify.judge import Verdict
 from tfdist.verify.lane import Lane
 from tfdist.verify.report import Cell, Report
+from tfdist.waiting import done_heeding_signals
 
 Outcome = Mapping[str, Any]
 _Key = tuple[str, int, int]

@@ -20,10 +20,10 @@ from typing import Any, Self
 
 from tfdist.errors import ConfigError
 from tfdist.monitor.verdict.timeline import Timeline
+from tfdist.waiting import LOOK_SECONDS
 from tfdist.watch.history import history
 from tfdist.watch.snapshot import Snapshot
 
-_LOOK_SECONDS = 0.2  # a longer wait may miss Ctrl-C, which a thread that answers can have taken
 _LOCAL = ("127.0.0.1", "localhost")
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 
@@ -77,7 +77,8 @@ class Page:
     def wait(self) -> None:
         """Wait until the job has ended."""
         while self.snapshot() is not None:
-            self._ended.wait(min(self._every, _LOOK_SECONDS))
+            # a longer wait may miss Ctrl-C, which a thread that answers can have taken
+            self._ended.wait(min(self._every, LOOK_SECONDS))
 
     def snapshot(self) -> Snapshot | None:
         """Return what is known of the job, not older than an interval; None when it has ended."""

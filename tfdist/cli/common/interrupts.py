@@ -5,6 +5,8 @@ import signal
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from tfdist.waiting import handled
+
 _LIKE_INTERRUPT = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -15,11 +17,5 @@ def unwinding() -> Iterator[None]:
     def leave(number: int, _frame: Any) -> NoReturn:
         raise SystemExit(128 + number)
 
-    before = {s: signal.getsignal(s) for s in _LIKE_INTERRUPT if signal.getsignal(s) is not signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, leave)
-    try:
+    with handled(leave, _LIKE_INTERRUPT):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -15,10 +15,10 @@ from tfdist.data.check.decoding import Decoding
 from tfdist.data.check.examining import Examined, Place, examine
 from tfdist.data.format import manifest as manifests
 from tfdist.data.format.manifest import Manifest, read_manifest
-from tfdist.data.pool import awaited
 from tfdist.data.writing.external import place_of
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
+from tfdist.waiting import awaited
 
 #: Called with the bytes that were read, and how many there are.
 Progress = Callable[[int, int], None]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from tfdist.launch.agent.events import EventFile
 from tfdist.launch.plan.plan import progress_file, steps_folder
 from tfdist.launch.process.beside import Exporting
-from tfdist.launch.process.waiting import Flag
 from tfdist.launch.supervision.evicting import Evictions, Means, Measure, is_due, told, what_to_do
 from tfdist.launch.supervision.state import Evict
+from tfdist.waiting import Flag
 
 if TYPE_CHECKING:
     from tfdist.monitor.verdict.alarm import Alarm

@@ -51,7 +51,6 @@ from tfdist.launch.plan.roles import tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process import shared_memory
 from tfdist.launch.process.resources import Guard, guarded
-from tfdist.launch.process.waiting import Flag
 from tfdist.launch.remote.connecting.joining import key_of_workers
 from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.placement import remote_placement
@@ -59,6 +58,7 @@ from tfdist.launch.supervision.failure import Outcome, format_report, read_recor
 from tfdist.launch.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
 from tfdist.launch.supervision.state import Event, Next, Received, State, first_state, shown
 from tfdist.launch.supervision.supervise import decide
+from tfdist.waiting import Flag
 
 
 def planned(config: LaunchConfig, *, job_id: str, directory: Path, agent_pid: int) -> tuple[WorkerSpec, ...]:

@@ -8,10 +8,8 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from tfdist.launch.process.waiting import Flag
 from tfdist.launch.supervision.state import Received
-
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from tfdist.waiting import ENDING, Flag, handled
 
 
 @contextlib.contextmanager
@@ -28,27 +26,17 @@ def signals_into(events: "SimpleQueue[Any]", *more: signal.Signals) -> Iterator[
     def put(number: int, frame: FrameType | None) -> None:
         events.put(Received(number=number))
 
-    in_main = threading.current_thread() is threading.main_thread()
-    wanted = (*PASSED_ON, *more) if in_main else ()
-    previous = {number: signal.getsignal(number) for number in wanted if signal.getsignal(number) != signal.SIG_IGN}
-    for number in previous:
-        signal.signal(number, put)
-    try:
+    with handled(put, (*ENDING, *more) if _in_main() else ()):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def signal_sets(number: signal.Signals) -> Iterator[Flag]:
     """Yield what is set when the signal arrives; outside of the main thread, or where it is ignored, it never is."""
     asked = Flag()
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) == signal.SIG_IGN:
+    with handled(lambda *_: asked.set(), (number,) if _in_main() else ()):
         yield asked
-        return
-    previous = signal.signal(number, lambda *_: asked.set())
-    try:
-        yield asked
-    finally:
-        signal.signal(number, previous)
+
+
+def _in_main() -> bool:
+    return threading.current_thread() is threading.main_thread()

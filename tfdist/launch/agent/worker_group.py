@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from tfdist.launch.agent.signals import PASSED_ON
 from tfdist.launch.output.pump import Pump
 from tfdist.launch.output.screen import Output
 from tfdist.launch.placement.base import Handle, Placement
@@ -33,6 +32,7 @@ from tfdist.launch.supervision.state import (
     State,
     Tick,
 )
+from tfdist.waiting import ENDING
 
 ANNOUNCE_SECONDS = 1.0  # for a line of the agent, while the workers run
 DRAIN_SECONDS = 3.0  # for the last output, when a signal has asked the job to end
@@ -247,7 +247,7 @@ def _next_event(events: "SimpleQueue[Any]", state: State, look: Callable[[State]
     except Empty:
         return look(state)
     if isinstance(event, Exited) and state.phase is Phase.RUNNING:
-        number = next((number for number in PASSED_ON if is_end_by(event.returncode, number)), None)
+        number = next((number for number in ENDING if is_end_by(event.returncode, number)), None)
         return event if number is None else _first_of(event, number, events)
     return event
 
@@ -314,7 +314,7 @@ def unseen_signal(events: "SimpleQueue[Event]", *, keep: bool = False) -> int | 
             seen.append(events.get_nowait())
     for event in seen if keep else ():
         events.put(event)
-    return next((event.number for event in seen if isinstance(event, Received) and event.number in PASSED_ON), None)
+    return next((event.number for event in seen if isinstance(event, Received) and event.number in ENDING), None)
 
 
 def at_a_signal(events: "SimpleQueue[Event]") -> Callable[[], bool]:

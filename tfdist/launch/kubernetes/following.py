@@ -15,7 +15,7 @@ from tfdist.launch.kubernetes.manifests import secret
 from tfdist.launch.kubernetes.outputs import Receiver, require_writable
 from tfdist.launch.kubernetes.pods import Values
 from tfdist.launch.kubernetes.request import Request
-from tfdist.launch.process.waiting import handled
+from tfdist.waiting import handled
 
 LOOK_SECONDS = 1.0  # from one look at the Job to the next
 _AGAIN_SECONDS = 1.0  # after which what has broken is begun again

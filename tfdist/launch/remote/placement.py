@@ -18,7 +18,6 @@ from tfdist.launch.plan.demand import NoRoomError
 from tfdist.launch.plan.hosts import Host, Remote, places
 from tfdist.launch.plan.plan import progress_file
 from tfdist.launch.plan.spec import WorkerSpec
-from tfdist.launch.process.waiting import join_heeding_signals
 from tfdist.launch.remote.connecting.joining import key_of_workers
 from tfdist.launch.remote.copying.copies import ring
 from tfdist.launch.remote.engines import ENGINES
@@ -28,6 +27,7 @@ from tfdist.launch.remote.process import RemoteProcess
 from tfdist.launch.remote.recorded import Recorded
 from tfdist.launch.remote.values import config_to_json, passed_on
 from tfdist.monitor.status import StatusTable, WorkerStatus
+from tfdist.waiting import join_heeding_signals
 
 AGAIN_SECONDS = 30.0  # for a host that was lost, to join again where the job can go on without it
 MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk

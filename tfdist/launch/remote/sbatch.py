@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.launch.process.waiting import handled, wait_heeding_signals
+from tfdist.waiting import handled, wait_heeding_signals
 
 _FOLLOW_SECONDS = 0.2
 _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next

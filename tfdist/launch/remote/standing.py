@@ -9,10 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from tfdist.launch.process.waiting import handled, wait_heeding_signals
 from tfdist.launch.remote.connecting.joining import JOIN_SECONDS_VARIABLE, Ticket
 from tfdist.launch.remote.host_agent import UNFINISHED
 from tfdist.launch.remote.ssh import MODULE
+from tfdist.waiting import handled, wait_heeding_signals
 
 _AGAIN_SECONDS = 1.0
 

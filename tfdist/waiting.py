@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.2  # the longest wait of a main thread that is to heed signals
 
 
 @contextlib.contextmanager
@@ -48,13 +48,13 @@ def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:
     """
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_SECONDS)
+            return process.wait(LOOK_SECONDS)
 
 
 def join_heeding_signals(thread: threading.Thread) -> None:
     """Wait for the end of a thread, with the handlers of this process run for every signal that arrives."""
     while thread.is_alive():
-        thread.join(_LOOK_SECONDS)
+        thread.join(LOOK_SECONDS)
 
 
 def done_heeding_signals(work: "Collection[Future[Any]]") -> "Iterator[Future[Any]]":
@@ -67,8 +67,13 @@ def done_heeding_signals(work: "Collection[Future[Any]]") -> "Iterator[Future[An
 
     left = set(work)
     while left:
-        done, left = futures.wait(left, _LOOK_SECONDS, futures.FIRST_COMPLETED)
+        done, left = futures.wait(left, LOOK_SECONDS, futures.FIRST_COMPLETED)
         yield from done
+
+
+def awaited(future: "Future[Any]") -> "Future[Any]":
+    """Return it once it is done, with the handlers run for every signal that arrives until then."""
+    return next(done_heeding_signals([future]))
 
 
 class Flag:
@@ -101,5 +106,5 @@ class Flag:
         """Wait until it is set, so long at most; return whether it is."""
         until = time.monotonic() + seconds
         while not self._is_set and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK_SECONDS))
+            time.sleep(min(left, LOOK_SECONDS))
         return self._is_set

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint import Store, Writer
-from tfdist.launch.process.waiting import Flag, done_heeding_signals, join_heeding_signals, wait_heeding_signals
 from tfdist.launch.remote import standing
 from tfdist.launch.remote.connecting.joining import Ticket
+from tfdist.waiting import Flag, done_heeding_signals, join_heeding_signals, wait_heeding_signals
 from tfdist.watch.server import Page
 from tfdist.watch.snapshot import Snapshot
 
