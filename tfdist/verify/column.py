@@ -114,19 +114,20 @@ COLUMNS = (
     ),
     *(
         Column(
-            name=f"sharded-{stage}",
+            name=name,
             strategy="sharded-data-parallel",
             workers=workers,
             variables=((registry.STAGE_VARIABLE, str(stage)), (registry.COLLECTIVES_VARIABLE, "native")),
+            may_refuse=_REFUSED_WITHOUT_WHOLES if stage == 3 else (),
         )
-        for stage, workers in ((1, 2), (2, 3))
-    ),
-    Column(
-        name="sharded-3",
-        strategy="sharded-data-parallel",
-        workers=2,
-        variables=((registry.STAGE_VARIABLE, "3"), (registry.COLLECTIVES_VARIABLE, "native")),
-        may_refuse=_REFUSED_WITHOUT_WHOLES,
+        for name, stage, workers in (
+            ("sharded-1", 1, 2),
+            ("sharded-2", 2, 3),
+            ("sharded-3", 3, 2),
+            ("sharded-1-workers-3", 1, 3),
+            ("sharded-2-workers-2", 2, 2),
+            ("sharded-3-workers-3", 3, 3),
+        )
     ),
     Column(name="ring-2", strategy="ring", workers=2),
     Column(name="ring-3", strategy="ring", workers=3),
