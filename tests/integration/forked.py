@@ -86,6 +86,23 @@ class Tasks:
             return Fork(self._server.spawn(command, env, stdin=given.fileno(), stdout=log, stderr=log))
 
 
+class Probes:
+    """What `tfdist parallel plan` needs of `subprocess`."""
+
+    DEVNULL = subprocess.DEVNULL
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def Popen(self, command: list[str], *, env: dict[str, str], stdout: IO[bytes], **_: object) -> Fork:  # noqa: N802
+        python, _, module, *arguments = command  # python -m tfdist.tune.probe ...
+        file = importlib.import_module(module).__file__
+        assert file is not None
+        with open(os.devnull) as given:
+            argv, log = [python, __file__, os.getcwd(), "0", file, *arguments], stdout.fileno()
+            return Fork(self._server.spawn(argv, env, stdin=given.fileno(), stdout=log, stderr=log))
+
+
 def forked_server() -> ForkServer | None:
     """Fork what forks the processes that this one starts; None in what those have run."""
     ours, theirs = socket.socketpair()
@@ -125,6 +142,10 @@ def run_tfdist(arguments: list[str]) -> None:
 
     if arguments[0] == "chaos":  # which starts `tfdist run`
         chaos.subprocess = Jobs(server)  # type: ignore[assignment]
+    if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
+        from tfdist.tune import profiling
+
+        profiling.subprocess = Probes(server)  # type: ignore[assignment]
 
     class Prepared(WorkerFactory):
         """Has the process that forks before the first start, not before the second, and for jobs without restarts."""

@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import pytest
 
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
 from tfdist import parallel
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel.partition import Link, measure, read
@@ -99,40 +101,44 @@ def test_what_has_no_graph_or_no_example_is_refused() -> None:
         parallel.plan(small(), np.ones((4, 8)), devices=0)
 
 
-def planned(folder: Path, body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def written(folder: Path, body: str) -> Path:
+    """Write the script; return the folder that it is in."""
     folder = folder / "Läufe mit Lücken"
     folder.mkdir()
     folder.joinpath("train.py").write_text(body, encoding="utf-8")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "tfdist", "parallel", "plan", "--devices", "4", *arguments, "train.py"],
-        cwd=folder,
-        env={**kept, **quiet},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
+    return folder
 
 
 @pytest.mark.readme("tfdist parallel plan --devices 4 --memory 8GB train.py")
-def test_a_script_is_measured_at_its_fit_and_does_not_train(tmp_path: Path) -> None:
+def test_a_script_is_measured_at_its_fit_and_does_not_train(forking: Forks, tmp_path: Path) -> None:
+    folder = written(tmp_path, FITS)
     options = ["--at-once", "2", "--save-profile", "costs.json", "--json", "plans.json"]
-    done = planned(tmp_path, FITS, "--memory", "8GB", "--threads", "1", *options)  # the line is measured as well
-    assert done.returncode == 0, done.stderr
-    (folder,) = tmp_path.iterdir()
+    command = ["--devices", "4", "--memory", "8GB", "--threads", "1", *options]  # the line is measured as well
+    with forking.start("tfdist", "parallel", "plan", *command, "train.py", cwd=folder) as process:
+        out, err = (said.decode() for said in process.communicate(DEADLINE_SECONDS))
+    assert process.returncode == 0, err
     found = json.loads((folder / "plans.json").read_text())
     assert (found["model"], found["batch"], found["link"]["is_local"]) == ("small", 12, True)
     costs = read(folder / "costs.json")
     assert [one.name for one in costs.layers][:2] == ["_first", "second"]
     assert costs.alone is not None
     assert (costs.processes, costs.alone.processes) == (2, 1)
-    assert "measured in 2 processes at once, one device in one alone" in done.stdout
-    assert "tfdist run" in done.stdout or "python train.py" in done.stdout
+    assert "measured in 2 processes at once, one device in one alone" in out
+    assert "tfdist run" in out or "python train.py" in out
 
 
 def test_a_script_without_fit_is_told_what_is_needed(tmp_path: Path) -> None:
-    done = planned(tmp_path, MODEL + "print('that was all')", "--link", "1gbit")
+    """In a process that is started anew, as users' are."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": python_path(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist", "parallel", "plan", "--devices", "4", "--link", "1gbit", "train.py"],
+        cwd=written(tmp_path, MODEL + "print('that was all')"),
+        env={**kept, **quiet},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
     assert done.returncode == 1
     assert "without a call of `fit`" in done.stderr
     assert "that was all" in done.stderr
