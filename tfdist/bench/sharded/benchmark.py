@@ -135,8 +135,9 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
                 seconds[arm].append(max(one["seconds"] for one in found) / setup.steps)
     wide, narrow = {}, {}
     for arm in order:
-        wide[arm] = _alone(setup, arm, on_round, environment=memory.GIVING_BACK)
-        narrow[arm] = _alone(setup, arm, on_round, environment=memory.GIVING_BACK, other=memory.narrow(setup.units))
+        few, thin = memory.batch(setup.workers), memory.narrow(setup.units)
+        wide[arm] = _alone(setup, arm, on_round, environment=memory.GIVING_BACK, other=few)
+        narrow[arm] = _alone(setup, arm, on_round, environment=memory.GIVING_BACK, other={**few, **thin})
     bytes_of = {}
     if setup.link is not None:
         with links.network(setup.link, setup.workers) as network:

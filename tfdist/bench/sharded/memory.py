@@ -2,13 +2,14 @@
 
 It is the largest resident memory of a process, less that of one that trains a narrow network of as many
 layers in buckets as much smaller. So the graph of a step, a megabyte or two for each layer, is in both, and what is
-left are tensors. Processes give memory back to the system as soon as it is freed, which is slower.
+left are tensors. Each process trains on one example, since the formula has no activations. Processes give memory back
+to the system as soon as it is freed, which is slower.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["GIVING_BACK", "above", "narrow"]
+__all__ = ["GIVING_BACK", "above", "batch", "narrow"]
 
 #: TensorFlow's allocator for oneDNN keeps what is freed, and so does glibc's for pieces of less than this
 GIVING_BACK: Mapping[str, str] = {
@@ -17,6 +18,16 @@ GIVING_BACK: Mapping[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": str(64 << 10),
 }
 _NARROW_UNITS = 32
+
+
+def batch(workers: int) -> dict[str, float]:
+    """Return the global batch of which each worker has one example, so that activations are next to nothing.
+
+    Example:
+        >>> batch(4)
+        {'batch_size': 4}
+    """
+    return {"batch_size": workers}
 
 
 def narrow(units: int) -> dict[str, float]:
