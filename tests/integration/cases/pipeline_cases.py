@@ -158,21 +158,21 @@ def masked() -> keras.Model:
 # In a step of the others most operations are of the optimizer: where layers are asked for, it is the plain one.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "plain": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
-    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1),
     "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2),
     "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=2),
+    "averaged": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2, use_ema=True, ema_overwrite_frequency=2),
     "accumulating": lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2, global_clipnorm=0.3),
     "scaling": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(0.02, clipnorm=0.1), dynamic_growth_steps=2
     ),
 }
 MODELS: dict[str, tuple[Callable[[], keras.Model], Any, str]] = {
-    "mlp": (mlp, X, "sgd"),
     "mlp-adamw": (mlp, X, "adamw"),
     "mlp-accumulating": (mlp, X, "accumulating"),
     "mlp-scaling": (mlp, X, "scaling"),
     "branches": (branches, [X, Z], "adam"),
     "words": (words, IDS, "adam"),
+    "words-averaged": (words, IDS, "averaged"),
     "whole batches": (whole_batches, SERIES, "plain"),
     "statistics": (statistics, X, "plain"),
     "named": (Named, X, "plain"),
@@ -209,14 +209,13 @@ def trained(model: keras.Model, x: Any, y: Any, *, rows: int, evaluates: bool) -
     named = {"sample_weight": weights[0]} if weights else {}
     validation = (x, y, *weights) if evaluates else None
     history = model.fit(x, y, epochs=2, shuffle=False, validation_data=validation, **named, **options)
-    found = {}
+    # a loss scale is shown as well
+    found = {key: np.array(one) for key, one in history.history.items() if key.endswith(("loss", "mae"))}
     if evaluates:
         found["predict"] = np.concatenate([one.ravel() for one in keras.tree.flatten(model.predict(x, **options))])
         found["evaluate"] = np.array(model.evaluate(x, y, **named, **options))
-    names = [key for key in sorted(history.history) if key.endswith(("loss", "mae"))]  # a loss scale is shown as well
     return {
         **found,
-        "history": np.array([history.history[key] for key in names]),
         **{f"weight {index}": weight for index, weight in enumerate(model.get_weights())},
         **{f"slot {index}": np.asarray(v) for index, v in enumerate(model.optimizer.variables)},
     }
@@ -258,11 +257,11 @@ def distances(
 
 def on_one_device(name: str, references: str, *, rows: int, evaluates: bool) -> dict[str, Any]:
     """Train on one device, or read what another process has found; those of one folder do it one after another."""
-    path = f"{references}/{name}-{rows}-{evaluates}.npz"
-    if not os.path.exists(path):
-        np.savez(path, **trained(*made_alone(name), rows=rows, evaluates=evaluates))
-    with np.load(path) as arrays:
-        return dict(arrays)
+    paths = [f"{references}/{name}-{rows}-{evaluated}.npz" for evaluated in (True, evaluates)]
+    if not any(map(os.path.exists, paths)):
+        np.savez(paths[1], **trained(*made_alone(name), rows=rows, evaluates=evaluates))
+    with np.load(next(filter(os.path.exists, paths))) as arrays:
+        return {key: arrays[key] for key in arrays if evaluates or not key.startswith(("val_", "predict", "evaluate"))}
 
 
 class Noted(keras.layers.Layer):
@@ -349,7 +348,7 @@ def resumed(folder: str, meshes: list[str | None], **options: Any) -> dict[str, 
         if mesh is None and RANK:
             return {}
         with contextlib.nullcontext() if mesh is None else strategy(mesh, **options).scope():
-            model, x, y = made("mlp-adamw")
+            model, x, y = (made if mesh else made_alone)("mlp-adamw")
         mine = f"{folder}-{RANK}" if mesh is None else folder
         if mesh is None:
             shutil.copytree(folder, mine)
@@ -366,9 +365,9 @@ def resumed(folder: str, meshes: list[str | None], **options: Any) -> dict[str, 
 
 
 def dropped(mesh: str) -> list[Any]:
-    """Return losses of trainings with dropout in micro-batches: twice, and with recomputation, and by GPipe."""
+    """Return losses of trainings with dropout in micro-batches: in order, with recomputation, and by GPipe."""
     found = []
-    for options in ({}, {}, {"recompute": True}, {"schedule": "gpipe"}):
+    for options in ({}, {"recompute": True}, {"schedule": "gpipe"}):
         keras.utils.set_random_seed(7)
         layers = keras.layers
         with strategy(mesh, **options).scope():
