@@ -25,6 +25,13 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         yield found
 
 
+@pytest.fixture(scope="session")
+def drawing(forking: Forks) -> Iterator[Forks]:
+    """What forks processes that have also what draws, and loads the digits."""
+    with forking.with_more("sklearn.datasets", "matplotlib.pyplot") as found:
+        yield found
+
+
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
     """A folder for what scripts and tests tell each other."""

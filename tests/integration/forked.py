@@ -6,6 +6,7 @@ python forked.py FOLDER SECONDS COMMAND ...     in FOLDER, for so many seconds a
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import os
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from tests.integration.forks import IMPORTED, OPTIMIZED, Fork, Forks
+from tests.integration.forks import HELD, IMPORTED, KERNEL, OPTIMIZED, SERVER, Fork, Forks, Jobs
 from tests.integration.light import python_path
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.pool import worker
@@ -48,28 +49,6 @@ class Child:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired([str(self.pid)], timeout)
             time.sleep(0.01)
-
-
-class Job(Fork):
-    """What `tfdist chaos` needs of the job that it starts."""
-
-    def __enter__(self) -> "Job":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.wait()
-
-
-class Jobs:
-    """What `tfdist chaos` needs of `subprocess`."""
-
-    def __init__(self, server: ForkServer) -> None:
-        self._server = server
-
-    def Popen(self, command: list[str], *, env: dict[str, str]) -> Job:  # noqa: N802
-        python, _, *arguments = command  # python -m tfdist run ...
-        argv = [python, __file__, os.getcwd(), "0", *arguments]
-        return Job(self._server.spawn(argv, env, stdin=0, stdout=1, stderr=2))
 
 
 class Tasks:
@@ -127,25 +106,11 @@ def leave_graphs_as_traced() -> None:
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
-def run_tfdist(arguments: list[str]) -> None:
-    """Run `tfdist` with these arguments; all workers that it starts are forked from a fork of this process."""
-    from tfdist.cli import chaos
-    from tfdist.cli.main import main
+@contextlib.contextmanager
+def with_workers_in_forks(server: ForkServer) -> Iterator[None]:
+    """Let this server fork the workers of all jobs and pools of this process."""
     from tfdist.launch.agent import run
     from tfdist.launch.placement.worker_factory import WorkerFactory
-
-    let_all_be_imported()  # the recipes draw, and load the digits
-    for name in os.environ.pop(IMPORTED, "").split():
-        importlib.import_module(name)
-    if (server := forked_server()) is None:
-        return
-
-    if arguments[0] == "chaos":  # which starts `tfdist run`
-        chaos.subprocess = Jobs(server)  # type: ignore[assignment]
-    if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
-        from tfdist.tune import profiling
-
-        profiling.subprocess = Probes(server)  # type: ignore[assignment]
 
     class Prepared(WorkerFactory):
         """Has the process that forks before the first start, not before the second, and for jobs without restarts."""
@@ -155,12 +120,72 @@ def run_tfdist(arguments: list[str]) -> None:
             self._server, self._tried = server, True
             self._watch()
 
+        def close(self) -> None:
+            """Leave the server to the next job."""
+            for pid in server.pids:
+                self._guard.forget(pid)
+            self._server = None
+
     run.WorkerFactory = Prepared  # type: ignore[misc]
     try:
         with Forks(server, {}, Path()).for_pools():
-            main(arguments, prog_name="tfdist")
+            yield
     finally:
         server.close()
+
+
+def fork_with(modules: list[str]) -> None:
+    """Import modules, and fork what is asked for over standard input; return in what is forked."""
+    let_all_be_imported()
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # as `forking` does
+    channel = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    forking.fork_workers(channel)
+
+
+def run_kernel(arguments: list[str]) -> None:
+    """Be a kernel of Jupyter, to be found by these arguments; it may draw and load the digits, its workers need not."""
+    let_all_be_imported()
+    if (server := forked_server()) is None:
+        return
+    from ipykernel import kernelapp
+
+    if "matplotlib" in sys.modules:  # which would have taken it from the environment, had it been imported here
+        sys.modules["matplotlib"].rcParams["backend"] = "module://matplotlib_inline.backend_inline"
+
+    sys.argv = ["ipykernel_launcher", *arguments]
+    with with_workers_in_forks(server):
+        kernelapp.launch_new_instance()
+
+
+def run_tfdist(arguments: list[str]) -> None:
+    """Run `tfdist` with these arguments; all workers that it starts are forked from a fork of this process."""
+    from tfdist.cli.main import main
+
+    if os.environ.pop(HELD, ""):
+        os.read(0, 1)  # who has started this sets limits first, which are those of all that is forked from here
+    let_all_be_imported()  # the recipes draw, and load the digits
+    for name in os.environ.pop(IMPORTED, "").split():
+        importlib.import_module(name)
+    if (server := forked_server()) is None:
+        return
+
+    if arguments[0] in ("chaos", "tune"):  # which start `tfdist run`
+        from tfdist.cli import chaos
+        from tfdist.tune import trial
+
+        chaos.subprocess = trial.subprocess = Jobs(server)  # type: ignore[assignment]
+    if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
+        from tfdist.tune import profiling
+
+        profiling.subprocess = Probes(server)  # type: ignore[assignment]
+
+    with with_workers_in_forks(server):
+        main(arguments, prog_name="tfdist")
 
 
 def work_for_a_pool() -> None:
@@ -200,10 +225,14 @@ def with_tasks_in_forks(run: Callable[[], None]) -> None:
 def enter(folder: str, seconds: str, command: list[str]) -> None:
     os.chdir(folder)
     signal.alarm(int(seconds))
-    if command[0] != "pool worker" and not os.environ.pop(OPTIMIZED, ""):
+    if command[0] not in ("pool worker", SERVER) and not os.environ.pop(OPTIMIZED, ""):
         leave_graphs_as_traced()
     if command[0] == "tfdist":
         run_tfdist(command[1:])
+    elif command[0] == SERVER:
+        fork_with(command[1:])
+    elif command[0] == KERNEL:
+        run_kernel(command[1:])
     elif command[0] == "pool worker":
         work_for_a_pool()
     elif command[0] == "chief":  # a script that starts the tasks of its cluster itself, and may draw

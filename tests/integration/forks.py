@@ -8,7 +8,9 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -30,8 +32,14 @@ READY_SECONDS = 600
 # The matrix trains rows of every kind under every strategy with it, and the recipes run with it. To leave oneDNN out
 # too would save a fifteenth, but convolutions cost twice as much without it, and TensorFlow does not count memory.
 OPTIMIZED = "TESTS_OPTIMIZE_GRAPHS"
+# In the environment of a job that begins when its standard input ends: who starts it may set limits before.
+HELD = "TESTS_HELD"
+# A command of a fork: be a kernel of Jupyter.
+KERNEL = "kernel"
 # In the environment of `tfdist` in a fork: what its workers import in any case, once for them all.
 IMPORTED = "TESTS_IMPORT_ONCE"
+# A command of a fork: import modules, and fork from then on.
+SERVER = "server"
 MODULES = (
     *forking.MODULES,
     "tfdist.strategies.mirrored",
@@ -136,7 +144,7 @@ class Forks:
     def start(self, *command: str, cwd: Path | None = None, **environment: str) -> Iterator[Fork]:
         """Run "tfdist", a script, or "chief" and a script that starts the tasks of its cluster itself, with arguments.
 
-        After the block it has ended.
+        Or `KERNEL`, with arguments of ipykernel. After the block it has ended.
         """
         self._count += 1
         kept = self.folder / str(self._count)
@@ -175,6 +183,19 @@ class Forks:
         finally:
             pool.started = own
 
+    @contextlib.contextmanager
+    def with_more(self, *modules: str) -> Iterator["Forks"]:
+        """Yield what forks processes that have these modules too, also such as `light` leaves out."""
+        folder = self.folder / "more"
+        folder.mkdir()
+        ours, theirs = socket.socketpair()
+        with theirs, open(os.devnull, "r+b") as nothing:
+            streams = {"stdin": theirs.fileno(), "stdout": nothing.fileno(), "stderr": nothing.fileno()}
+            pid = self.server.spawn(["python", ENTRY, str(folder), "0", SERVER, *modules], self.environment, **streams)
+        with contextlib.closing(ForkServer(process=Fork(pid), channel=ours)) as server:  # type: ignore[arg-type]
+            wait_for(server)
+            yield Forks(server, self.environment, folder)
+
     def run(self, *script: str, **environment: str) -> int:
         """Run a script to its end; return its exit code, negative for a signal. What it wrote is in `output`."""
         with self.start(*script, **environment) as process:
@@ -182,6 +203,58 @@ class Forks:
         self.output = process.written
         assert process.returncode is not None
         return process.returncode
+
+
+class Job(Fork):
+    """A job, with what those need of it that start one; it begins when it is first waited for."""
+
+    begins: int = -1  # what it waits for the end of
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def poll(self) -> int | None:
+        if self.begins >= 0:
+            os.close(self.begins)
+            self.begins = -1
+        return super().poll()
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class Jobs:
+    """What `tfdist chaos`, `tfdist tune` and the benchmark of recoveries need of `subprocess`, for their jobs."""
+
+    DEVNULL = subprocess.DEVNULL
+    TimeoutExpired = subprocess.TimeoutExpired
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def Popen(  # noqa: N802
+        self,
+        command: list[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        stdout: int | IO[bytes] = 1,
+        stderr: int | IO[bytes] = 2,
+        **_: object,
+    ) -> Job:
+        assert command[:4] == [sys.executable, "-m", "tfdist", "run"], command
+        argv = [sys.executable, ENTRY, str(cwd or os.getcwd()), "0", *command[2:]]
+        out, err = (one if isinstance(one, int) else one.fileno() for one in (stdout, stderr))
+        given, begins = os.pipe()
+        try:
+            job = Job(self._server.spawn(argv, {**env, HELD: "1"}, stdin=given, stdout=out, stderr=err))
+        finally:
+            os.close(given)
+        job.begins = begins
+        return job
 
 
 @contextlib.contextmanager
@@ -194,8 +267,13 @@ def forks(folder: Path, environment: Mapping[str, str]) -> Iterator[Forks]:
     """
     complete = {**environment, "PYTHONPATH": python_path(ROOT)}
     with contextlib.closing(ForkServer.start(complete, folder=ROOT, modules=MODULES)) as server:
-        deadline = time.monotonic() + READY_SECONDS
-        while not server.wait(1.0):
-            assert server.process.poll() is None, "the process that forks has ended"
-            assert time.monotonic() < deadline, "TensorFlow is not imported"
+        wait_for(server)
         yield Forks(server, complete, folder)
+
+
+def wait_for(server: ForkServer) -> None:
+    """Wait until a server has imported everything."""
+    deadline = time.monotonic() + READY_SECONDS
+    while not server.wait(1.0):
+        assert server.process.poll() is None, "the process that forks has ended"
+        assert time.monotonic() < deadline, "its modules are not imported"

@@ -1,34 +1,24 @@
 """`tfdist.reproducible`: what is started twice comes to the same bits, also when workers come late at other times."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.light import python_path
+from tests.integration.forks import Forks
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "cases" / "reproducible_jobs.py"
-DEADLINE_SECONDS = 800
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TFDIST_", "HOROVOD_")) and k != "TF_CONFIG"}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("jobs"))],
-        env={**kept, "PYTHONPATH": python_path(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answer: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+def found(tmp_path_factory: pytest.TempPathFactory, forking: Forks) -> dict[str, list[str]]:
+    with forking.start(str(SCRIPT), str(tmp_path_factory.mktemp("jobs"))) as process:
+        out, err = process.communicate()
+    said = err.decode()[-4000:]
+    assert process.returncode == 0, said
+    answer: dict[str, list[str]] = json.loads(out.decode().splitlines()[-1])
     for name, digests in answer.items():
-        assert all(isinstance(digest, str) for digest in digests), f"{name}: {digests}\n{done.stderr[-4000:]}"
+        assert all(isinstance(digest, str) for digest in digests), f"{name}: {digests}\n{said}"
     return answer
 
 

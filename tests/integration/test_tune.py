@@ -1,18 +1,13 @@
 """`tfdist tune batch` with a real training and a real limit of memory."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from tests.integration.light import workers_path
+from tests.integration.forks import Forks
 
-ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 800
 # an example takes 4 MB in each of several layers
 SCRIPT = """
 import sys
@@ -43,37 +38,30 @@ model.fit(x, x, batch_size=options.batch_size, epochs=options.epochs, verbose=0)
 """
 
 
-def tuned(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": workers_path(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "tfdist", "tune", "batch", *arguments],
-        cwd=folder,
-        env={**kept, **threads, **quiet},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
+def tuned(forking: Forks, folder: Path, *arguments: str) -> tuple[str, str]:
+    """Run `tfdist tune batch` to its end, with its jobs in forks; return what it printed and what it said."""
+    with forking.start("tfdist", "tune", "batch", *arguments, cwd=folder) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out.decode(), err.decode()
 
 
-def test_a_module_takes_the_batch_by_its_argument_on_several_replicas(tmp_path: Path) -> None:
+def test_a_module_takes_the_batch_by_its_argument_on_several_replicas(forking: Forks, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(MODULE)
     size = ["--start", "6", "--max", "6", "--warm-up", "1", "--steps", "2"]
     where = ["--strategy", "mirrored", "--replicas-per-worker", "2"]
-    done = tuned(tmp_path, *size, *where, "--argument=--batch-size", "--json", "-", "-m", "job", "--epochs", "2")
-    assert done.returncode == 0, done.stderr
-    (trial,) = json.loads(done.stdout)["trials"]
+    script = ["--argument=--batch-size", "--json", "-", "-m", "job", "--epochs", "2"]
+    out, _ = tuned(forking, tmp_path, *size, *where, *script)
+    (trial,) = json.loads(out)["trials"]
     assert (trial["outcome"], trial["batch"], trial["examples"], trial["replicas"]) == ("fits", 6, 6, 2)
 
 
 @pytest.mark.readme("tfdist tune batch train.py")
-def test_the_largest_batch_under_a_limit_is_found(tmp_path: Path) -> None:
+def test_the_largest_batch_under_a_limit_is_found(forking: Forks, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--start", "32", "--max", "128", "--warm-up", "1", "--steps", "2", "--precision", "1"]
     files = ["--plot", "batches.png", "--json", "batches.json"]
-    done = tuned(tmp_path, *options, "--memory-limit", "1000M", *files, "train.py")
-    assert done.returncode == 0, done.stderr
+    out, err = tuned(forking, tmp_path, *options, "--memory-limit", "1000M", *files, "train.py")
     report = json.loads((tmp_path / "batches.json").read_text())
     outcomes = {trial["batch"]: trial["outcome"] for trial in report["trials"]}
     largest = report["chosen"]["largest"]
@@ -84,7 +72,7 @@ def test_the_largest_batch_under_a_limit_is_found(tmp_path: Path) -> None:
     assert trial["examples"] == largest
     assert trial["speed"] > 0
     assert 4_000_000 * largest < trial["memory"] < 1_600_000_000
-    assert f"largest that fits: {largest}; {2 * largest}: " in done.stdout
-    assert f"batch {2 * largest}: out of memory" in done.stderr
+    assert f"largest that fits: {largest}; {2 * largest}: " in out
+    assert f"batch {2 * largest}: out of memory" in err
     with Image.open(tmp_path / "batches.png") as picture:
         assert picture.size == (1600, 1000)
