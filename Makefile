@@ -98,12 +98,13 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The test programs of the native collectives and codecs, which need no TensorFlow; each is the files of a folder. A sanitizer finds what it
+# The test programs of the native collectives, codecs and stamps, which need no TensorFlow; each is the files of a folder. A sanitizer finds what it
 # finds while a program runs. Codecs have no threads of their own, and functions in several versions, as they have, end a program
 # under ThreadSanitizer before it begins.
 SANITIZERS := thread address,undefined
 CORE := $(filter-out %/ops.cc %/cancellation.cc,$(wildcard tfdist/native/collectives/*.cc))
 CODECS := $(filter-out %/ops.cc,$(wildcard tfdist/native/codecs/*.cc))
+STAMPS_CORE := $(filter-out %/ops.cc,$(wildcard tfdist/native/stamps/*.cc))
 CHECKS := -std=c++17 -pthread -Wall -Wextra -Werror
 sanitize:
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; for kind in $(SANITIZERS); do \
@@ -116,6 +117,9 @@ sanitize:
 	  "$$folder/check" pure orders strangers failures algorithms; \
 	  echo "replicas of one process, $$kind"; \
 	  $(CXX) $$flags tests/native/replicas/*.cc $(CORE) -o "$$folder/check"; \
+	  "$$folder/check"; \
+	  echo "stamps, $$kind"; \
+	  $(CXX) $$flags -DTFDIST_PORTABLE_CODECS tests/native/stamps/*.cc $(STAMPS_CORE) -o "$$folder/check"; \
 	  "$$folder/check"; \
 	done; \
 	echo "codecs, address,undefined"; \
@@ -137,7 +141,9 @@ check-aarch64:
 	  echo "aarch64, shared memory: $$part"; $(EMULATOR) "$$folder/shared_memory" $$part; done; \
 	echo "aarch64, TCP"; $(EMULATOR) "$$folder/tcp" pure orders strangers failures; \
 	$(AARCH64) $(CHECKS) -O3 -ffp-contract=off -static tests/native/codecs/*.cc $(CODECS) -o "$$folder/codecs"; \
-	echo "aarch64, codecs"; $(EMULATOR) "$$folder/codecs"
+	echo "aarch64, codecs"; $(EMULATOR) "$$folder/codecs"; \
+	$(AARCH64) $(CHECKS) -O3 -static tests/native/stamps/*.cc $(STAMPS_CORE) -o "$$folder/stamps"; \
+	echo "aarch64, stamps"; $(EMULATOR) "$$folder/stamps"
 
 # A link that leads nowhere is an error; with --quiet it would not be. The variable silences an advertisement.
 docs: $(STAMP)

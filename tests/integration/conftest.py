@@ -19,7 +19,8 @@ THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NU
 def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """What forks processes that have TensorFlow already, one for all tests of this process."""
     # minutes on a busy machine, which are not to wait for what has a deadline
-    library.build(library.COLLECTIVES, target.observe(), os.environ)
+    for one in (library.COLLECTIVES, library.STAMPS):
+        library.build(one, target.observe(), os.environ)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
     with forks(tmp_path_factory.mktemp("forks"), {**kept, **QUIET, **THREADS}) as found:
         yield found

@@ -77,7 +77,17 @@ CODECS = Library(
     takes="some seconds",
     shares=("handles.h", "collectives/helpers.h", "collectives/standard_floats.h"),
 )
-LIBRARIES = (RECORDS, COLLECTIVES, CODECS)
+STAMPS = Library(
+    name="stamps",
+    folder="stamps",
+    flags=("-O3", "-pthread"),
+    takes="some seconds",
+    shares=(
+        *("handles.h", "codecs/vectorized.h", "collectives/dtype.h", "collectives/helpers.h"),
+        *("collectives/layout.h", "collectives/standard_floats.h", "collectives/stream.h"),
+    ),
+)
+LIBRARIES = (RECORDS, COLLECTIVES, CODECS, STAMPS)
 #: of a benchmark alone, so it is none of those that are compiled beforehand
 BARE = Library(name="bare", folder="bare", flags=("-O3",), takes="some seconds", uses_tensorflow=False)
 

@@ -9,9 +9,12 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.monitor.process import recorder
 from tfdist.monitor.recording import graph
+from tfdist.monitor.recording.compiled import CompiledRows
+from tfdist.monitor.recording.operations import OperationRows
 from tfdist.monitor.recording.recorder import Recorder
+from tfdist.native.stamping import stamp_ops
 
-_ring: graph.GraphRing | None = None
+_rows: graph.Rows | None = None
 
 
 def stamped(run: Callable[[Any], Any], data: Any) -> Any:
@@ -25,7 +28,7 @@ def stamped(run: Callable[[Any], Any], data: Any) -> Any:
     is_first = tf_strategies.replica_index() % here == 0
     if tf.executing_eagerly() or recorder() is None or not graph.can_stamp() or not is_first:
         return run(data)
-    with graph.Stamps(_ring_of_this_process()) as stamps:
+    with graph.Stamps(_rows_of_this_process()) as stamps:
         returned = run(stamps.from_begin(data))
         stamps.end()
         return returned
@@ -33,15 +36,21 @@ def stamped(run: Callable[[Any], Any], data: Any) -> Any:
 
 def record_with(observer: Recorder) -> None:
     """Hand the stamps of this process' steps, those of functions that are traced already too, to this recorder."""
-    if _ring is not None:
-        observer.take_stamps_from(_ring.read)
+    if _rows is not None:
+        observer.take_stamps_from(_rows.read)
 
 
-def _ring_of_this_process() -> graph.GraphRing:
-    global _ring
-    if _ring is None:
-        _ring = graph.GraphRing(traced_uses.independent)
+def new_rows() -> graph.Rows:
+    """Return rows for stamps: of operations of our own, or of TensorFlow's where there are none."""
+    ops = stamp_ops()
+    return OperationRows(traced_uses.independent) if ops is None else CompiledRows(ops, traced_uses.independent)
+
+
+def _rows_of_this_process() -> graph.Rows:
+    global _rows
+    if _rows is None:
+        _rows = new_rows()
         observer = recorder()
         assert observer is not None
-        observer.take_stamps_from(_ring.read)
-    return _ring
+        observer.take_stamps_from(_rows.read)
+    return _rows

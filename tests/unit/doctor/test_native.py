@@ -11,12 +11,12 @@ from tfdist.native import library, target
 def test_it_looks_and_compiles_nothing(tmp_path: Path) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path / "cache"), "PATH": os.environ["PATH"]}
     seen = observe(environ)
-    assert (seen.is_wanted, seen.kept, seen.missing, seen.error) == (True, (), ("records", "codecs"), "")
+    assert (seen.is_wanted, seen.kept, seen.missing, seen.error) == (True, (), ("records", "codecs", "stamps"), "")
     assert not (tmp_path / "cache").exists()
     place = library.place(library.RECORDS, target.observe(), environ)
     place.parent.mkdir(parents=True)
     place.write_bytes(library.sealed(b"a library"))
-    off = Native(is_wanted=False, kept=(place,), missing=("codecs",), compiler=seen.compiler)
+    off = Native(is_wanted=False, kept=(place,), missing=("codecs", "stamps"), compiler=seen.compiler)
     assert observe({**environ, "TFDIST_NATIVE": "0"}) == off
     assert "TFDIST_NATIVE is 'x'" in observe({**environ, "TFDIST_NATIVE": "x"}).error
     assert observe({"PATH": str(tmp_path)}).compiler is None

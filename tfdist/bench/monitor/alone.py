@@ -11,10 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.bench.workers.models import MODELS
-from tfdist.compat.tensorflow import traced_uses
-from tfdist.monitor.recording.graph import GraphRing, Stamps
+from tfdist.monitor.recording.graph import Rows, Stamps
 from tfdist.monitor.recording.rows import BUCKETS, NORM_EVERY, Column
 from tfdist.training.reduction import norms
+from tfdist.training.stamping import new_rows
 
 __all__ = ["Graphs"]
 
@@ -36,11 +36,11 @@ class Graphs:
     def __init__(self, model: str) -> None:
         shapes = [tuple(weight.shape) for weight in MODELS[model].build().trainable_variables]
         gradients = [tf.random.stateless_normal(shape, (number, 1)) for number, shape in enumerate(shapes)]
-        ring = GraphRing(traced_uses.independent)
+        rows = new_rows()
         self._calls: Mapping[str, Callable[[], Any]] = {
             "nothing": _function(gradients, None, has_norm=False),
-            "stamps": _function(gradients, ring, has_norm=False),
-            "everything": _function(gradients, ring, has_norm=True),
+            "stamps": _function(gradients, rows, has_norm=False),
+            "everything": _function(gradients, rows, has_norm=True),
         }
         for call in self._calls.values():
             call()  # traced
@@ -56,7 +56,7 @@ class Graphs:
         return {arm: taken[arm] - taken["nothing"] for arm in taken if arm != "nothing"}
 
 
-def _function(gradients: Sequence[tf.Tensor], ring: GraphRing | None, *, has_norm: bool) -> Callable[[], Any]:
+def _function(gradients: Sequence[tf.Tensor], rows: Rows | None, *, has_norm: bool) -> Callable[[], Any]:
     loss = tf.constant(1.0)
 
     def step(stamps: Stamps | None) -> tf.Tensor:
@@ -68,14 +68,14 @@ def _function(gradients: Sequence[tf.Tensor], ring: GraphRing | None, *, has_nor
                 stamps.reduction(found[bucket::BUCKETS], lambda bucket=bucket: found[bucket::BUCKETS])  # type: ignore[misc]
             stamps.mark(Column.REDUCED, found)
             if has_norm:
-                stamps.gradient_norm(lambda *values: tf.add_n([norms.squares(one) for one in values]), found)
+                stamps.gradient_norm(norms.all_squares, found)
         return tf.reduce_sum(tf.reshape(found[0], [-1])[:1])
 
     @tf.function(autograph=False)
     def stamped() -> tf.Tensor:
-        if ring is None:
+        if rows is None:
             return step(None)
-        with Stamps(ring) as stamps:
+        with Stamps(rows) as stamps:
             returned = step(stamps)
             stamps.end()
             return returned

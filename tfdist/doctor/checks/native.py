@@ -13,8 +13,11 @@ from tfdist.doctor.finding import Finding, note, ok
 from tfdist.errors import TfdistError
 from tfdist.native import library, ops, target
 
-_LIBRARIES = (library.RECORDS, library.CODECS)  # `collectives` has a check of its own
-_WHY = "NumPy reads records and TensorFlow's ops compress gradients: the same results, and more of the processor's time"
+_LIBRARIES = (library.RECORDS, library.CODECS, library.STAMPS)  # `collectives` has a check of its own
+_WHY = (
+    "NumPy reads records, and TensorFlow's ops compress gradients and stamp steps: the same results, and more of the "
+    "processor's time"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ def observe(environ: Mapping[str, str]) -> Native:
 
 
 def judge(native: Native) -> Finding:
-    """Say who reads records and compresses gradients."""
+    """Say who reads records, compresses gradients and stamps steps."""
     if native.error:
         return note("native", native.error, _WHY)
     if not native.is_wanted:

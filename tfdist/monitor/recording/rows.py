@@ -58,6 +58,8 @@ class Column(IntEnum):
 WIDTH = 26 + CHIEF_WORKERS + 2 * BUCKETS + 1
 #: stamps of a step in the graph, in this order; the loss, the number of reductions, arrivals, completions, the norm
 STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
+#: steps whose stamps a process holds until they are read
+ROWS_OF_STAMPS = 1024
 #: steps of which the norm of the gradient is measured once; the norm that stands for 0, which is that of no measurement
 NORM_EVERY, LEAST_NORM = 20, 1e-300
 

@@ -56,5 +56,10 @@ def squares(gradient: Any) -> tf.Tensor:
     return tf.cast(2.0 * tf.nn.l2_loss(tf.cast(values, wide)), tf.float64)  # which makes no tensor of squares
 
 
+def all_squares(gradients: Sequence[Any]) -> tf.Tensor:
+    """Return the sum of the squares of all elements of gradients, float64."""
+    return tf.add_n([squares(one) for one in gradients])
+
+
 def _scaled(gradient: Any, scale: tf.Tensor) -> Any:
     return replica_sums.mapped(lambda value: value * tf.cast(scale, value.dtype), gradient)

@@ -139,14 +139,9 @@ def reduced(
     graph.mark(Column.REDUCED, [one.value for one in arrived])
     stamps = graph.current()
     if stamps is not None and arrived:
-        factor = tf.cast(1.0 if scale is None else tf.convert_to_tensor(scale), tf.float64)
-        values = [getattr(one.value, "values", one.value) for one in arrived]
-        stamps.gradient_norm(_squares, [factor, *values])
+        scale = None if scale is None else tf.convert_to_tensor(scale)
+        stamps.gradient_norm(norms.all_squares, [one.value for one in arrived], scale=scale)
     return arrived
-
-
-def _squares(factor: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
-    return tf.add_n([norms.squares(one) for one in values]) / factor**2
 
 
 def parts_of(optimizer: Any, variables: Sequence[Any]) -> list[Part]:

@@ -1,0 +1,118 @@
+"""Rows of stamps that TensorFlow's own operations write, where none of ours can be had.
+
+A stamp is `tf.timestamp`, which returns the time as a tensor; the last operations of a step write those of all stamps
+into a ring of rows in memory of TensorFlow's.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist.monitor.recording.rows import LEAST_NORM, NORM_EVERY, ROWS_OF_STAMPS, STAMPS, Column
+
+_numbers = itertools.count()
+
+
+class OperationRows:
+    """A ring of rows; see `graph.Rows`.
+
+    Args:
+        independent: takes an operation with effects, and lets it wait for its inputs alone.
+    """
+
+    def __init__(self, independent: Callable[[Any], Any]) -> None:
+        import tensorflow as tf
+
+        self.independent = independent
+        name, shape = f"tfdist_stamps_{next(_numbers)}", [ROWS_OF_STAMPS, len(STAMPS)]
+        with tf.init_scope(), tf.device("/device:CPU:0"):  # no variable of a strategy's, and of no model's
+            self.ring = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
+            self.count = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f"{name}_count")
+            tf.raw_ops.AssignVariableOp(resource=self.ring, value=tf.zeros(shape, tf.float64))
+            tf.raw_ops.AssignVariableOp(resource=self.count, value=tf.zeros([], tf.int64))
+
+    def read(self) -> tuple[int, Any]:
+        """Return how many rows were written since the process began, and the ring; see `graph.Rows`."""
+        import tensorflow as tf
+
+        with tf.device("/device:CPU:0"):
+            count = tf.raw_ops.ReadVariableOp(resource=self.count, dtype=tf.int64)
+            rows = tf.raw_ops.ReadVariableOp(resource=self.ring, dtype=tf.float64)
+        return int(count), rows.numpy()
+
+    def open(self) -> "OperationRow":
+        """Open the row of a step, in the graph that is being traced."""
+        return OperationRow(self)
+
+
+class OperationRow:
+    """The row of a step that is being traced; see `graph.Row`."""
+
+    def __init__(self, rows: OperationRows) -> None:
+        self._rows = rows
+        self._values: dict[int, Any] = {}
+        self.names: set[str] = set()
+        self.mark(Column.GRAPH_BEGIN, ())
+        self.begun = self._values[Column.GRAPH_BEGIN]
+
+    def mark(self, column: int, after: Sequence[Any]) -> None:
+        """Note the time at which these operations and tensors are there."""
+        import tensorflow as tf
+
+        with tf.device("/device:CPU:0"), tf.control_dependencies(after):
+            stamp = self._rows.independent(tf.timestamp())
+        self.names.add(stamp.op.name)
+        self._values[column] = stamp
+
+    def loss(self, value: Any) -> None:
+        """Note the loss, and the time at which it is known."""
+        import tensorflow as tf
+
+        self.mark(Column.FORWARD, [value])
+        self._values[Column.LOSS] = tf.reshape(tf.cast(tf.reduce_sum(value), tf.float64), [])
+
+    def norm(self, squares: Callable[[Sequence[Any]], Any], tensors: Sequence[Any], scale: Any) -> None:
+        """Note the norm of the gradient in one of so many steps.
+
+        The condition stays one operation. `tf.cond` becomes switches between the operations of the step, and
+        TensorFlow then runs the whole step by the executor that can follow them, which takes longer for each operation.
+        """
+        import tensorflow as tf
+
+        def measured(scale: Any, *tensors: Any) -> Any:
+            norm = tf.sqrt(tf.cast(squares(tensors), tf.float64) / scale**2)
+            return tf.where(tf.equal(norm, 0), tf.constant(LEAST_NORM, tf.float64), norm)
+
+        def left_out(scale: Any, *tensors: Any) -> Any:
+            return tf.zeros([], tf.float64)
+
+        with tf.device("/device:CPU:0"):
+            number = tf.raw_ops.ReadVariableOp(resource=self._rows.count, dtype=tf.int64)
+            self.names.add(number.op.name)
+            is_due = tf.equal(tf.math.floormod(self._rows.independent(number), NORM_EVERY), 0)
+        inputs = [tf.cast(1.0 if scale is None else scale, tf.float64), *tensors]
+        then, otherwise = (
+            tf.function(one, autograph=False).get_concrete_function(
+                *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs)
+            )
+            for one in (measured, left_out)
+        )
+        (self._values[Column.GRADIENT_NORM],) = tf.raw_ops.StatelessIf(
+            cond=is_due, input=inputs, Tout=[tf.float64], then_branch=then, else_branch=otherwise
+        )
+
+    def end(self, after: Sequence[Any], reductions: int) -> None:
+        """Note the end of the step, behind these operations, and write the row."""
+        import tensorflow as tf
+
+        self.mark(Column.GRAPH_END, after)
+        rows, zero = self._rows, tf.zeros([], tf.float64)
+        self._values[Column.REDUCTIONS] = tf.constant(reductions, tf.float64)
+        with tf.device("/device:CPU:0"):
+            row = tf.stack([self._values.get(column, zero) for column in STAMPS])
+            number = tf.raw_ops.ReadVariableOp(resource=rows.count, dtype=tf.int64)
+            place = tf.math.floormod(rows.independent(number), ROWS_OF_STAMPS)
+            written = tf.raw_ops.ResourceScatterUpdate(resource=rows.ring, indices=place, updates=row)
+            rows.independent(written)
+            with tf.control_dependencies([written]):
+                rows.independent(tf.raw_ops.AssignVariableOp(resource=rows.count, value=number + 1))

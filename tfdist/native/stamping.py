@@ -1,0 +1,83 @@
+"""The ops that stamp a step, compiled; None where TensorFlow's are to be taken, with the reason in the log."""
+
+import ctypes
+import logging
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.native import library
+from tfdist.native.loading import load
+from tfdist.native.ops import is_wanted
+
+_OPS = ("begin", "loss", "end", "norm", "scaled_norm")
+_log = logging.getLogger(__name__)
+_alone = threading.Lock()
+
+
+class StampOps:
+    """The library; `stamp_ops` returns the one of this process.
+
+    Attributes:
+        ops: the module of the ops.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import tensorflow as tf
+
+        self.ops: Any = tf.load_op_library(str(path))
+        names = ["tfdist_stamp", *(f"tfdist_stamp_{name}" for name in _OPS)]
+        missing = [name for name in names if not hasattr(self.ops, name)]
+        if missing:
+            raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
+        self._library = ctypes.CDLL(str(path))
+        for name, *arguments in (("make", *[ctypes.c_size_t] * 2), ("read", ctypes.c_int64, ctypes.c_void_p)):
+            function = getattr(self._library, f"tfdist_stamps_{name}")
+            function.restype, function.argtypes = ctypes.c_int64, arguments
+
+    def make(self, rows: int, width: int) -> int:
+        """Make a ring of so many rows of numbers, which ops know by the number returned; it stays for ever."""
+        return int(self._library.tfdist_stamps_make(rows, width))
+
+    def read(self, number: int, into: np.ndarray) -> int:
+        """Copy a ring, once the rows of steps that have ended are whole, and return how many have ended.
+
+        It waits for a second at most. Steps do not wait for it. A row that is overwritten meanwhile is all zeros.
+
+        Args:
+            number: from `make`.
+            into: float64, shape (rows, width).
+        """
+        return int(self._library.tfdist_stamps_read(number, into.ctypes.data))
+
+
+def stamp_ops() -> StampOps | None:
+    """Return the library, compiled by the first process that asks; None with TFDIST_NATIVE=0, or if it cannot be had.
+
+    Why it cannot is said in one warning.
+
+    Raises:
+        ConfigError: TFDIST_NATIVE is neither 0 nor 1.
+
+    Example:
+        >>> stamp_ops().make(1024, 26)  # doctest: +SKIP
+        0
+    """
+    if not is_wanted():
+        return None
+    with _alone:
+        return _loaded()
+
+
+@cache
+def _loaded() -> StampOps | None:
+    try:
+        return load(library.STAMPS, StampOps)
+    except (TfdistError, OSError, AttributeError) as error:
+        text = "Steps are stamped by TensorFlow's operations, which takes longer, because tfdist's are missing: %s"
+        _log.warning(text, error)
+        return None
