@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -434,3 +434,47 @@ def test_any_order_of_calls_is_sound(calls: list[int]) -> None:
     one(clock)
     require_sound(recorder)
     assert clock.activity in (Activity.BETWEEN, Activity.ENDED)
+
+
+class AtTheEnd(StepObserver):
+    """Writes down what those are told who need not know it sooner."""
+
+    def __init__(self) -> None:
+        self.spent: dict[int, tuple[dict[Phase, int], int]] = {}
+        self.outside: list[tuple[Phase, int]] = []
+        self.done: list[tuple[Activity, int]] = []
+
+    def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
+        self.spent[step] = dict(spent), now
+
+    def on_outside(self, phase: Phase, begin: int, end: int) -> None:
+        self.outside.append((phase, end - begin))
+
+    def on_done(self, activity: Activity, begin: int, end: int) -> None:
+        self.done.append((activity, end - begin))
+
+
+def test_of_what_a_step_consisted_is_told_at_its_end() -> None:
+    told, all_along = AtTheEnd(), Recorder()
+    clock = clock_of(told, all_along)
+    for _ in range(2):
+        with clock.step(TRAIN, Phase.INPUT):
+            clock.enter(Phase.EXECUTE)
+            with clock.during(Phase.AGREE):
+                pass
+            with clock.during(Phase.INPUT):
+                pass
+        with clock.during(Phase.AGREE), clock.during(Phase.AGREE):
+            pass
+        with clock.doing(Activity.SAVING), clock.during(Phase.AGREE):
+            pass
+    for step in range(2):
+        spent, now = told.spent[step]
+        for phase in spent:
+            stretches = [end - begin for one, begin, end in all_along.phases[step] if one is phase]
+            assert spent[phase] == sum(stretches)
+        assert sum(spent.values()) == now - all_along.begun[step][1]
+        assert now == all_along.ended[step][1]
+    assert [phase for phase, _ in told.outside] == 2 * 3 * [Phase.AGREE]
+    assert [activity for activity, _ in told.done] == 2 * [Activity.SAVING]
+    assert all(nanoseconds > 0 for _, nanoseconds in (*told.outside, *told.done))

@@ -20,7 +20,7 @@ _Calls = tuple[tuple[StepObserver, Callable[..., Any]], ...]
 class _Step:
     """A step that is under way in one thread."""
 
-    __slots__ = ("number", "outer", "phase", "since", "thread", "worked")
+    __slots__ = ("number", "outer", "phase", "since", "spent", "thread", "worked")
 
     def __init__(self, number: int, thread: int, now: int) -> None:
         self.number = number
@@ -28,6 +28,7 @@ class _Step:
         self.phase = _DISPATCH
         self.since = now  # since when it has been in this phase
         self.worked = 0
+        self.spent: dict[Phase, int] = {}  # in each phase so far, where somebody wants to know
         self.outer: list[Phase] = []  # in which functions of Keras were called inside its own
 
 
@@ -101,12 +102,15 @@ class StepClock:
         self._before_step = calls("before_step")
         self._on_begin = calls("on_begin")
         self._on_enter = calls("on_enter")
+        self._on_outside = calls("on_outside")
         self._on_phase = calls("on_phase")
         self._on_trained = calls("on_trained")
         self._on_computed = calls("on_computed")
         self._on_end = calls("on_end")
+        self._on_step = calls("on_step")
         self._on_epoch_end = calls("on_epoch_end")
         self._on_activity = calls("on_activity")
+        self._on_done = calls("on_done")
 
     def _tell(self, calls: _Calls, *arguments: Any) -> None:
         for observer, call in calls:
@@ -192,6 +196,8 @@ class StepClock:
         del self._steps[step.thread]
         if self._on_end:
             self._tell(self._on_end, step.number, step.worked, now)
+        if self._on_step:
+            self._tell(self._on_step, step.number, step.spent, now)
         if step.thread == self._leader:
             self._show(self._rest, now)
 
@@ -278,6 +284,8 @@ class StepClock:
             step.worked += now - step.since
         if self._on_phase:
             self._tell(self._on_phase, step.number, step.phase, step.since, now)
+        if self._on_step:
+            step.spent[step.phase] = step.spent.get(step.phase, 0) + now - step.since
 
     # Activities
 
@@ -287,12 +295,13 @@ class StepClock:
         if self._steps and get_ident() not in self._steps:
             yield
             return
-        before = self.activity
+        before, since = self.activity, self._now()
         self._show(activity)
         try:
             yield
         finally:
             self._show(before)
+            self._tell(self._on_done, activity, since, self._now())
 
     def training_begins(self) -> None:
         """Say that steps of training come; a step that an interrupted call has left open is ended."""
@@ -334,7 +343,7 @@ class StepClock:
 class _During:
     """The context of `StepClock.during`."""
 
-    __slots__ = ("_before", "_clock", "_outside", "_phase", "_step")
+    __slots__ = ("_before", "_clock", "_outside", "_phase", "_since", "_step")
 
     def __init__(self, clock: StepClock, phase: Phase) -> None:
         self._clock = clock
@@ -349,7 +358,7 @@ class _During:
             if step.phase is not phase:
                 clock._switch(step, phase)
         elif not clock._steps:
-            self._outside = clock.activity
+            self._outside, self._since = clock.activity, clock._now()
             clock.enter(phase)
 
     def __exit__(
@@ -361,3 +370,4 @@ class _During:
                 clock._switch(step, self._before)
         elif self._outside is not None and not clock._steps:
             clock._show(self._outside)
+            clock._tell(clock._on_outside, self._phase, self._since, clock._now())

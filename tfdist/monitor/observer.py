@@ -6,6 +6,7 @@ that trains in several threads has several steps under way, each with a number o
 from each of these threads.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from tfdist.monitor.phases import Activity, Kind, Phase
@@ -27,7 +28,8 @@ class StepObserver:
     """Is told about steps; by default it ignores everything.
 
     For each step `on_begin`, then `on_phase` for each stretch of time in one phase, in order and without gaps, then
-    `on_end`; a phase that is left and entered again has several stretches. A step that raises ends as any other does.
+    `on_end` and `on_step`; a phase that is left and entered again has several stretches. A step that raises ends as any
+    other does.
 
     Attributes:
         may_raise: whether what it raises is meant for the step, as a fault on purpose is.
@@ -81,8 +83,23 @@ class StepObserver:
             now: the end of its last phase.
         """
 
+    def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
+        """Learn that a step has ended, and of what it consisted: one call for those who need not know it sooner.
+
+        Args:
+            step: its number.
+            spent: nanoseconds in each of its phases, which add up to it.
+            now: the end of its last phase.
+        """
+
+    def on_outside(self, phase: Phase, begin: int, end: int) -> None:
+        """Learn that this process was in this phase from `begin` to `end`, and no step was under way."""
+
     def on_epoch_end(self) -> None:
         """Learn that an epoch or an evaluation is over: what callbacks do next is no time of training."""
 
     def on_activity(self, activity: Activity, now: int) -> None:
         """Learn what this process does from now on, in steps and outside of them."""
+
+    def on_done(self, activity: Activity, begin: int, end: int) -> None:
+        """Learn that something beside steps, as saving, was done from `begin` to `end`."""

@@ -39,21 +39,17 @@ class _Timed(Recorder):
         """Begin a row."""
         self._for(super().on_begin, told)
 
-    def on_enter(self, *told: Any) -> None:
+    def on_outside(self, *told: Any) -> None:
         """Note that workers agree on something."""
-        self._for(super().on_enter, told)
+        self._for(super().on_outside, told)
 
-    def on_phase(self, *told: Any) -> None:
-        """Add up the time in a phase."""
-        self._for(super().on_phase, told)
+    def on_step(self, *told: Any) -> None:
+        """Keep the row, and have those that have gathered written if it is time."""
+        self._for(super().on_step, told)
 
-    def on_end(self, *told: Any) -> None:
-        """Keep the row, and write those that have gathered if it is time."""
-        self._for(super().on_end, told)
-
-    def on_activity(self, *told: Any) -> None:
+    def on_done(self, *told: Any) -> None:
         """Add up what is done between steps."""
-        self._for(super().on_activity, told)
+        self._for(super().on_done, told)
 
     def _for(self, call: Callable[..., None], told: tuple[Any, ...]) -> None:
         began = time.perf_counter()

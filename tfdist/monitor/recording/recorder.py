@@ -38,7 +38,8 @@ _COMPUTED = int(Column.COMPUTED)
 _NUMBERS = [column - STAMPS[0] for column in (Column.LOSS, Column.GRADIENT_NORM)]
 _TIMES = [place for place in range(len(STAMPS)) if place not in (*_NUMBERS, Column.REDUCTIONS - STAMPS[0])]
 
-_AGREE = Phase.AGREE
+_AGREE, _SAVES = Phase.AGREE, Activity.SAVING
+_FLUSH_NS = int(FLUSH_SECONDS * 1e9)
 
 #: returns how many rows of stamps were written in all, and the ring that holds the last of them
 ReadStamps = Callable[[], tuple[int, Any]]
@@ -81,8 +82,8 @@ class Recorder(StepObserver):
         self._open: dict[int, list[int]] = {}  # by the number of the step; threads have one each
         self._number = -1
         self._is_first = True
-        self._saving, self._saving_since = 0, 0
-        self._agreed, self._agreeing_since = 0, 0  # between two steps
+        # between two steps: how long checkpoints were written, and when workers agreed on something and how long
+        self._saving, self._agreed = 0, list[tuple[int, int]]()
         self._flushed = self._clocks()[1]
         atexit.register(self.flush)
 
@@ -114,19 +115,15 @@ class Recorder(StepObserver):
         row[_STEP], row[_KIND], row[_BEGIN] = step, KINDS.index(kind), now
         row[_IS_FIRST] = self._is_first or step != self._number + 1
         row[_SAVING], self._saving = self._saving, 0
-        row[_AGREED], self._agreed, self._agreeing_since = self._agreed, 0, 0
+        if self._agreed:
+            row[_AGREED] = sum(nanoseconds for _, nanoseconds in self._agreed)
+            self._agreed.clear()
         self._open[step], self._number, self._is_first = row, step, False
 
-    def on_enter(self, step: int, phase: Phase, now: int) -> None:
-        """Note that workers agree on something between two steps; the activity that follows says that they have."""
-        if phase is _AGREE and step not in self._open:
-            self._agreeing_since = now
-
-    def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
-        """Add up the time in a phase."""
-        row = self._open.get(step)
-        if row is not None:
-            row[COLUMN_OF[phase]] += end - begin
+    def on_outside(self, phase: Phase, begin: int, end: int) -> None:
+        """Note how long workers agreed on something between two steps."""
+        if phase is _AGREE:
+            self._agreed.append((begin, end - begin))
 
     def on_computed(self, step: int, worker: int, nanoseconds: int) -> None:
         """Add up how long a chief's worker took."""
@@ -134,16 +131,18 @@ class Recorder(StepObserver):
         if row is not None and 0 <= worker < CHIEF_WORKERS:
             row[_COMPUTED + worker] += nanoseconds
 
-    def on_end(self, step: int, worked: int, now: int) -> None:
+    def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
         """Keep the row."""
         row = self._open.pop(step, None)
         if row is None:
             return
+        for phase, nanoseconds in spent.items():
+            row[COLUMN_OF[phase]] = nanoseconds
         row[_END] = now
         self._steps.append(row)
         if len(self._steps) >= MOST_STEPS:  # the thread is behind
             self.flush()
-        elif now - self._flushed > FLUSH_SECONDS * 1e9:
+        elif now - self._flushed > _FLUSH_NS:
             self._flushed = now
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write, name="tfdist-recorder", daemon=True)
@@ -155,16 +154,11 @@ class Recorder(StepObserver):
         self._is_first = True
         self.flush()
 
-    def on_activity(self, activity: Activity, now: int) -> None:
-        """Add up how long checkpoints are written, and how long workers agree on something between two steps."""
-        if self._agreeing_since:
-            self._agreed += now - self._agreeing_since
-            self._agreeing_since = 0
-        if activity is Activity.SAVING:
-            self._saving_since = now
-        elif self._saving_since:
-            self._saving += now - self._saving_since
-            self._saving_since = 0
+    def on_done(self, activity: Activity, begin: int, end: int) -> None:
+        """Add up how long checkpoints are written, without what workers agree on meanwhile."""
+        if activity is _SAVES:
+            agreed = sum(nanoseconds for since, nanoseconds in self._agreed if since >= begin)
+            self._saving += end - begin - agreed
 
     # What is written
 
