@@ -1,9 +1,12 @@
-// TensorFlow ops that stamp a step, against TensorFlow's C interface, as records.cc is.
+// TensorFlow ops that stamp a step.
 //
 // The first op of a step opens a row and returns its number; each other takes the number, writes into the row, and
-// returns nothing: what it waits for are control edges. They are stateful, so TensorFlow leaves none out. None of them takes
-// long, so TensorFlow comes to run them where it stands instead of waking up a thread for them, as it always would for an
-// asynchronous one. The norm of a large gradient is measured in a thread of its own, for which the step does not wait.
+// returns nothing: what it waits for are control edges. They are stateful, so TensorFlow leaves none out.
+//
+// They are written against TensorFlow's C++ classes, as the C interface has no way to say that an op is not expensive. One
+// that is taken for expensive, and every op is until it has run a hundred times, goes to another thread when it is not
+// the only one that is ready: it comes late, which a stamp must not, and waking up the thread costs more than all else.
+// So none of them takes long: the norm of a large gradient is measured in a thread of its own, for which no step waits.
 
 #include <time.h>
 
@@ -13,26 +16,26 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "../collectives/helpers.h"
-#include "../handles.h"
 #include "rows.h"
 #include "squares.h"
-#include "tensorflow/c/kernels.h"
-#include "tensorflow/c/ops.h"
-#include "tensorflow/c/tf_datatype.h"
-#include "tensorflow/c/tf_status.h"
-#include "tensorflow/c/tf_tensor.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tfdist::stamps {
 namespace {
 
-constexpr std::size_t kAtOnce = 64 * 1024;  // numbers that take less time than waking up a thread does
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+constexpr std::int64_t kAtOnce = 64 * 1024;  // numbers that take less time than waking up a thread does
 
 // All rows of this process, by their number. They are never let go of: kernels that TensorFlow keeps write into them.
 struct Registry {
@@ -58,153 +61,106 @@ double now() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-bool ok(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
+// What all of them have: where they write, and the column of the time, or of the norm.
+class Stamp : public tensorflow::OpKernel {
+ public:
+  explicit Stamp(OpKernelConstruction* construction) : OpKernel(construction) {
+    const std::int64_t number = attribute(construction, "rows");
+    rows_ = Registry::of_process().find(number);
+    column_ = static_cast<std::size_t>(attribute(construction, "column"));
+    OP_REQUIRES(construction, rows_ != nullptr,
+                absl::FailedPreconditionError("there are no rows with this number in this process."));
+  }
 
-// What an op's attributes say; of one that it does not have, 0.
-struct Kernel {
-  Rows* rows = nullptr;
-  std::int64_t column = 0;  // of the time, or of the norm
-  std::int64_t value = 0;   // the column of a number that comes with it
-  std::int64_t count = 0;   // a constant for that column; how many others write; in how many steps one is measured
-  std::int64_t others = 0;
+  bool IsExpensive() override { return false; }
+
+ protected:
+  static std::int64_t attribute(OpKernelConstruction* construction, const char* name) {
+    std::int64_t value = 0;
+    const absl::Status status = construction->GetAttr(name, &value);
+    if (!status.ok()) construction->CtxFailure(status);
+    return value;
+  }
+
+  // The number of the row, the first input of all ops but the one that opens it; -1 and a failure if it is none.
+  static std::int64_t row(OpKernelContext* context) {
+    const Tensor& tensor = context->input(0);
+    if (tensor.NumElements() == 1) return *static_cast<const std::int64_t*>(tensor.data());
+    context->CtxFailure(absl::InvalidArgumentError("row is not one number."));
+    return -1;
+  }
+
+  Rows* rows_ = nullptr;
+  std::size_t column_ = 0;
 };
 
-void* new_kernel(TF_OpKernelConstruction* construction) {
-  const Status status(TF_NewStatus());
-  auto kernel = std::make_unique<Kernel>();
-  std::int64_t number = 0;
-  const std::pair<const char*, std::int64_t*> every[] = {{"rows", &number},
-                                                         {"column", &kernel->column},
-                                                         {"value", &kernel->value},
-                                                         {"count", &kernel->count},
-                                                         {"others", &kernel->others}};
-  for (const auto& [name, into] : every) {
-    if (ok(status) && TF_OpKernelConstruction_HasAttr(construction, name, status.get())) {
-      TF_OpKernelConstruction_GetAttrInt64(construction, name, into, status.get());
-    }
-  }
-  kernel->rows = Registry::of_process().find(number);
-  if (ok(status) && kernel->rows == nullptr) {
-    const std::string message = "there are no rows with number " + std::to_string(number) + " in this process.";
-    TF_SetStatus(status.get(), TF_FAILED_PRECONDITION, message.c_str());
-  }
-  if (!ok(status)) TF_OpKernelConstruction_Failure(construction, status.get());
-  return kernel.release();
-}
-
-void delete_kernel(void* kernel) { delete static_cast<Kernel*>(kernel); }
-
-// One execution of an op.
-class Call {
+class Begin final : public Stamp {
  public:
-  explicit Call(TF_OpKernelContext* context) : context_(context) {}
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+  using Stamp::Stamp;
 
-  bool good() const { return ok(status_); }
-
-  TF_Tensor* input(int index) {
-    TF_Tensor* tensor = nullptr;
-    TF_GetInput(context_, index, &tensor, status_.get());
-    kept_.emplace_back(tensor);
-    return tensor;
+  void Compute(OpKernelContext* context) override {
+    const std::int64_t number = rows_->begin();
+    rows_->set(number, column_, now());
+    Tensor* made = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &made));
+    *static_cast<std::int64_t*>(made->data()) = number;
   }
+};
 
-  // An input that is kept longer than the call.
-  Tensor taken(int index) {
-    TF_Tensor* tensor = nullptr;
-    TF_GetInput(context_, index, &tensor, status_.get());
-    return Tensor(tensor);
+class Mark final : public Stamp {
+ public:
+  using Stamp::Stamp;
+
+  void Compute(OpKernelContext* context) override {
+    const double time = now();
+    const std::int64_t number = row(context);
+    rows_->set(number, column_, time);
+    rows_->leave(number);
   }
+};
 
-  int inputs() const { return TF_NumInputs(context_); }
+// Behind all that has effects; the last one to leave puts the row into the ring.
+class End final : public Stamp {
+ public:
+  explicit End(OpKernelConstruction* construction)
+      : Stamp(construction),
+        place_(static_cast<std::size_t>(attribute(construction, "value"))),
+        count_(static_cast<double>(attribute(construction, "count"))),
+        others_(attribute(construction, "others")) {}
 
-  // The number of the row, the first input of all ops but the one that opens it.
-  std::int64_t row() {
-    TF_Tensor* const tensor = input(0);
-    require(good() && TF_TensorElementCount(tensor) == 1, "row is not one number.");
-    return good() ? *static_cast<const std::int64_t*>(TF_TensorData(tensor)) : -1;
-  }
-
-  void output(std::int64_t number) {
-    const Tensor made(TF_AllocateOutput(context_, 0, TF_INT64, nullptr, 0, sizeof(number), status_.get()));
-    if (good()) *static_cast<std::int64_t*>(TF_TensorData(made.get())) = number;
-  }
-
-  void require(bool is_so, const char* otherwise) {
-    if (good() && !is_so) TF_SetStatus(status_.get(), TF_INVALID_ARGUMENT, otherwise);
-  }
-
-  // Lets go of what it has, and says what went wrong.
-  void close() {
-    kept_.clear();
-    if (!good()) TF_OpKernelContext_Failure(context_, status_.get());
+  void Compute(OpKernelContext* context) override {
+    const double time = now();
+    const std::int64_t number = row(context);
+    rows_->set(number, column_, time);
+    rows_->set(number, place_, count_);
+    rows_->end(number, others_);
   }
 
  private:
-  TF_OpKernelContext* const context_;
-  const Status status_{TF_NewStatus()};
-  std::vector<Tensor> kept_;
+  const std::size_t place_;    // where a constant belongs, the number of reductions
+  const double count_;         // the constant
+  const std::int64_t others_;  // how many ops write into the row beside this one
 };
 
-void begin(void* self, TF_OpKernelContext* context) {
-  const Kernel& kernel = *static_cast<Kernel*>(self);
-  Call call(context);
-  const std::int64_t number = kernel.rows->begin();
-  kernel.rows->set(number, static_cast<std::size_t>(kernel.column), now());
-  call.output(number);
-  call.close();
-}
-
-void mark(void* self, TF_OpKernelContext* context) {
-  const double time = now();
-  const Kernel& kernel = *static_cast<Kernel*>(self);
-  Call call(context);
-  const std::int64_t number = call.row();
-  kernel.rows->set(number, static_cast<std::size_t>(kernel.column), time);
-  kernel.rows->leave(number);
-  call.close();
-}
-
-// Behind all that has effects; the last one to leave puts the row into the ring.
-void end(void* self, TF_OpKernelContext* context) {
-  const double time = now();
-  const Kernel& kernel = *static_cast<Kernel*>(self);
-  Call call(context);
-  const std::int64_t number = call.row();
-  kernel.rows->set(number, static_cast<std::size_t>(kernel.column), time);
-  kernel.rows->set(number, static_cast<std::size_t>(kernel.value), static_cast<double>(kernel.count));
-  kernel.rows->end(number, kernel.others);
-  call.close();
-}
-
-// Numbers of an input, of any dtype that the ops take.
+// Numbers of a tensor of any dtype that the ops take.
 struct Numbers {
-  TF_DataType type;
+  tensorflow::DataType type;
   const void* data;
-  std::size_t count;
 
-  explicit Numbers(TF_Tensor* tensor)
-      : type(TF_TensorType(tensor)),
-        data(TF_TensorData(tensor)),
-        count(static_cast<std::size_t>(TF_TensorElementCount(tensor))) {}
+  explicit Numbers(const Tensor& tensor) : type(tensor.dtype()), data(tensor.data()) {}
 
   template <typename Function>
-  double with(const Function& function, std::size_t begin) const {
+  double with(std::int64_t begin, const Function& function) const {
     switch (type) {
-      case TF_HALF:
+      case tensorflow::DT_HALF:
         return function(static_cast<const collectives::Half*>(data) + begin);
-      case TF_BFLOAT16:
+      case tensorflow::DT_BFLOAT16:
         return function(static_cast<const collectives::BHalf*>(data) + begin);
-      case TF_FLOAT:
+      case tensorflow::DT_FLOAT:
         return function(static_cast<const float*>(data) + begin);
       default:
         return function(static_cast<const double*>(data) + begin);
     }
-  }
-
-  double squares_of(std::size_t begin, std::size_t length) const {
-    return with([length](const auto* numbers) { return squares(numbers, length); }, begin);
   }
 };
 
@@ -213,152 +169,164 @@ double wide(collectives::BHalf number) { return collectives::internal::widen(num
 double wide(double number) { return number; }
 
 // The loss, and the time at which it is known.
-void loss(void* self, TF_OpKernelContext* context) {
-  const double time = now();
-  const Kernel& kernel = *static_cast<Kernel*>(self);
-  Call call(context);
-  const std::int64_t number = call.row();
-  TF_Tensor* const tensor = call.input(1);
-  if (call.good()) {
-    const Numbers numbers(tensor);
-    const auto sum = [&numbers](const auto* values) {
+class Loss final : public Stamp {
+ public:
+  explicit Loss(OpKernelConstruction* construction)
+      : Stamp(construction), place_(static_cast<std::size_t>(attribute(construction, "value"))) {}
+
+  void Compute(OpKernelContext* context) override {
+    const double time = now();
+    const std::int64_t number = row(context);
+    const Tensor& loss = context->input(1);
+    const std::int64_t count = loss.NumElements();
+    const double sum = Numbers(loss).with(0, [count](const auto* values) {
       double total = 0;
-      for (std::size_t i = 0; i < numbers.count; ++i) total += wide(values[i]);
+      for (std::int64_t i = 0; i < count; ++i) total += wide(values[i]);
       return total;
-    };
-    kernel.rows->set(number, static_cast<std::size_t>(kernel.column), time);
-    kernel.rows->set(number, static_cast<std::size_t>(kernel.value), numbers.with(sum, 0));
-    kernel.rows->leave(number);
+    });
+    rows_->set(number, column_, time);
+    rows_->set(number, place_, sum);
+    rows_->leave(number);
   }
-  call.close();
-}
+
+ private:
+  const std::size_t place_;
+};
 
 // A measurement of a norm: holds the gradient until it is done, longer than the op may run.
-class Norm {
+class Measurement {
  public:
-  Norm(const Kernel& kernel, std::int64_t number) : kernel_(kernel), number_(number) {}
+  Measurement(Rows* rows, std::size_t column, std::int64_t number) : rows_(rows), column_(column), number_(number) {}
 
-  void scaled_by(TF_Tensor* tensor) { scale_ = *static_cast<const double*>(TF_TensorData(tensor)); }
+  void scaled_by(double scale) { scale_ = scale; }
 
-  // Takes a tensor over.
-  void add(Tensor tensor) {
-    const Numbers numbers(tensor.get());
-    for (std::size_t begin = 0; begin < numbers.count; begin += kAtOnce) {
-      pieces_.push_back({numbers, begin, std::min(kAtOnce, numbers.count - begin)});
-      count_ += pieces_.back().count;
+  void add(const Tensor& tensor) {
+    const Numbers numbers(tensor);
+    for (std::int64_t begin = 0; begin < tensor.NumElements(); begin += kAtOnce) {
+      pieces_.push_back({numbers, begin, std::min(kAtOnce, tensor.NumElements() - begin)});
     }
-    kept_.push_back(std::move(tensor));
+    count_ += tensor.NumElements();
+    kept_.push_back(tensor);
   }
 
-  std::size_t count() const { return count_; }  // of numbers
+  bool is_short() const { return count_ <= kAtOnce; }
 
-  void measure() {
+  void run() {
     std::vector<double> sums(pieces_.size());
-    const auto one = [&](std::size_t i) { sums[i] = pieces_[i].numbers.squares_of(pieces_[i].begin, pieces_[i].count); };
-    if (count_ > kAtOnce) collectives::helpers_of_process().run(pieces_.size(), one);
+    const auto one = [&](std::size_t i) {
+      const Piece& piece = pieces_[i];
+      sums[i] = piece.numbers.with(piece.begin, [&piece](const auto* numbers) {
+        return squares(numbers, static_cast<std::size_t>(piece.count));
+      });
+    };
+    if (!is_short()) collectives::helpers_of_process().run(pieces_.size(), one);
     else for (std::size_t i = 0; i < pieces_.size(); ++i) one(i);
     double total = 0;
     for (const double sum : sums) total += sum;  // in one order, whoever has added up what
     const double norm = std::sqrt(total / (scale_ * scale_));
     kept_.clear();
-    kernel_.rows->set(number_, static_cast<std::size_t>(kernel_.column), norm == 0 ? kLeast : norm);
-    kernel_.rows->leave(number_);
+    rows_->set(number_, column_, norm == 0 ? kLeast : norm);
+    rows_->leave(number_);
   }
 
  private:
   static constexpr double kLeast = 1e-300;  // stands for 0, which is that of no measurement
   struct Piece {
     Numbers numbers;
-    std::size_t begin, count;
+    std::int64_t begin, count;
   };
 
-  const Kernel kernel_;  // a copy: TensorFlow may delete its own as soon as the step has ended
+  Rows* const rows_;
+  const std::size_t column_;
   const std::int64_t number_;
   double scale_ = 1;
-  std::size_t count_ = 0;
+  std::int64_t count_ = 0;
   std::vector<Piece> pieces_;
   std::vector<Tensor> kept_;
 };
 
+// The norm of a gradient in one of so many steps.
 template <bool is_scaled>
-void norm(void* self, TF_OpKernelContext* context) {
-  const Kernel& kernel = *static_cast<Kernel*>(self);
-  Call call(context);
-  const std::int64_t number = call.row();
-  if (!call.good()) return call.close();
-  if (kernel.count < 1 || number % kernel.count != 0) {
-    kernel.rows->leave(number);
-    return call.close();
+class Norm final : public Stamp {
+ public:
+  explicit Norm(OpKernelConstruction* construction) : Stamp(construction), every_(attribute(construction, "count")) {
+    OP_REQUIRES(construction, every_ > 0, absl::InvalidArgumentError("count must be at least 1."));
   }
-  const auto one = std::make_shared<Norm>(kernel, number);
-  if (is_scaled) {
-    TF_Tensor* const scale = call.input(1);
-    call.require(call.good() && TF_TensorElementCount(scale) == 1, "scale is not one number.");
-    if (call.good()) one->scaled_by(scale);
-  }
-  for (int i = is_scaled ? 2 : 1; call.good() && i < call.inputs(); ++i) {
-    Tensor tensor = call.taken(i);
-    if (call.good()) one->add(std::move(tensor));
-  }
-  if (!call.good()) return call.close();
-  if (one->count() <= kAtOnce) {
-    one->measure();
-    return call.close();
-  }
-  try {
-    std::thread([one] { one->measure(); }).detach();  // who reads the rows waits for it
-  } catch (const std::system_error&) {  // there is no room for a thread
-    one->measure();
-  }
-  call.close();
-}
 
-void scalar(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeHandle* const shape = TF_ShapeInferenceContextScalar(context);
-  TF_ShapeInferenceContextSetOutput(context, 0, shape, status);
-  TF_DeleteShapeHandle(shape);
-}
+  void Compute(OpKernelContext* context) override {
+    const std::int64_t number = row(context);
+    if (number % every_ != 0) return rows_->leave(number);
+    const auto one = std::make_shared<Measurement>(rows_, column_, number);
+    if (is_scaled) {
+      const Tensor& scale = context->input(1);
+      OP_REQUIRES(context, scale.NumElements() == 1, absl::InvalidArgumentError("scale is not one number."));
+      one->scaled_by(*static_cast<const double*>(scale.data()));
+    }
+    for (int i = is_scaled ? 2 : 1; i < context->num_inputs(); ++i) one->add(context->input(i));
+    if (one->is_short()) return one->run();
+    try {
+      std::thread([one] { one->run(); }).detach();  // who reads the rows waits for it
+    } catch (const std::system_error&) {            // there is no room for a thread
+      one->run();
+    }
+  }
 
-void no_shapes(TF_ShapeInferenceContext*, TF_Status*) {}
-
-struct Definition {
-  const char* name;
-  std::vector<const char*> inputs;
-  std::vector<const char*> attributes;
-  void (*compute)(void*, TF_OpKernelContext*);
+ private:
+  const std::int64_t every_;
 };
 
-// What cannot be registered is missing when the library is loaded, and is reported there.
-bool register_op(const Definition& op) {
-  const Status status(TF_NewStatus());
-  TF_OpDefinitionBuilder* definition = TF_NewOpDefinitionBuilder(op.name);
-  const bool opens = op.inputs.empty();
-  for (const char* input : op.inputs) TF_OpDefinitionBuilderAddInput(definition, input);
-  if (opens) TF_OpDefinitionBuilderAddOutput(definition, "row: int64");
-  TF_OpDefinitionBuilderAddAttr(definition, "rows: int");
-  for (const char* attribute : op.attributes) TF_OpDefinitionBuilderAddAttr(definition, attribute);
-  TF_OpDefinitionBuilderSetIsStateful(definition, true);
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, opens ? scalar : no_shapes);
-  TF_RegisterOpDefinition(definition, status.get());
-  if (!ok(status)) return false;
-  TF_KernelBuilder* kernel = TF_NewKernelBuilder(op.name, "CPU", new_kernel, op.compute, delete_kernel);
-  TF_RegisterKernelBuilder(op.name, kernel, status.get());
-  return ok(status);
+absl::Status no_outputs(tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); }
+absl::Status a_scalar(tensorflow::shape_inference::InferenceContext* context) {
+  context->set_output(0, context->Scalar());
+  return absl::OkStatus();
 }
 
-constexpr char kFloats[] = "T: {half, bfloat16, float, double}", kLists[] = "T: list({half, bfloat16, float, double}) >= 1";
+REGISTER_OP("TfdistStampBegin").Output("row: int64").Attr("rows: int").Attr("column: int").SetIsStateful().SetShapeFn(a_scalar);
+REGISTER_OP("TfdistStamp").Input("row: int64").Attr("rows: int").Attr("column: int").SetIsStateful().SetShapeFn(no_outputs);
+REGISTER_OP("TfdistStampEnd")
+    .Input("row: int64")
+    .Attr("rows: int")
+    .Attr("column: int")
+    .Attr("value: int")
+    .Attr("count: int")
+    .Attr("others: int")
+    .SetIsStateful()
+    .SetShapeFn(no_outputs);
+REGISTER_OP("TfdistStampLoss")
+    .Input("row: int64")
+    .Input("loss: T")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("rows: int")
+    .Attr("column: int")
+    .Attr("value: int")
+    .SetIsStateful()
+    .SetShapeFn(no_outputs);
+REGISTER_OP("TfdistStampNorm")
+    .Input("row: int64")
+    .Input("values: T")
+    .Attr("T: list({half, bfloat16, float, double}) >= 1")
+    .Attr("rows: int")
+    .Attr("column: int")
+    .Attr("count: int")
+    .SetIsStateful()
+    .SetShapeFn(no_outputs);
+REGISTER_OP("TfdistStampScaledNorm")
+    .Input("row: int64")
+    .Input("scale: double")
+    .Input("values: T")
+    .Attr("T: list({half, bfloat16, float, double}) >= 1")
+    .Attr("rows: int")
+    .Attr("column: int")
+    .Attr("count: int")
+    .SetIsStateful()
+    .SetShapeFn(no_outputs);
 
-[[maybe_unused]] const bool registered[] = {
-    register_op({"TfdistStampBegin", {}, {"column: int"}, begin}),
-    register_op({"TfdistStamp", {"row: int64"}, {"column: int"}, mark}),
-    register_op({"TfdistStampLoss", {"row: int64", "loss: T"}, {kFloats, "column: int", "value: int"}, loss}),
-    register_op({"TfdistStampEnd", {"row: int64"}, {"column: int", "value: int", "count: int", "others: int"}, end}),
-    register_op({"TfdistStampNorm", {"row: int64", "values: T"}, {kLists, "column: int", "count: int"}, norm<false>}),
-    register_op({"TfdistStampScaledNorm",
-                 {"row: int64", "scale: double", "values: T"},
-                 {kLists, "column: int", "count: int"},
-                 norm<true>}),
-};
+REGISTER_KERNEL_BUILDER(Name("TfdistStampBegin").Device(tensorflow::DEVICE_CPU), Begin);
+REGISTER_KERNEL_BUILDER(Name("TfdistStamp").Device(tensorflow::DEVICE_CPU), Mark);
+REGISTER_KERNEL_BUILDER(Name("TfdistStampEnd").Device(tensorflow::DEVICE_CPU), End);
+REGISTER_KERNEL_BUILDER(Name("TfdistStampLoss").Device(tensorflow::DEVICE_CPU), Loss);
+REGISTER_KERNEL_BUILDER(Name("TfdistStampNorm").Device(tensorflow::DEVICE_CPU), Norm<false>);
+REGISTER_KERNEL_BUILDER(Name("TfdistStampScaledNorm").Device(tensorflow::DEVICE_CPU), Norm<true>);
 
 }  // namespace
 }  // namespace tfdist::stamps
