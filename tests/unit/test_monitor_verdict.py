@@ -9,6 +9,7 @@ import pytest
 from tests.simulated_steps import MS, USUAL, simulated
 from tfdist.monitor.recording.rows import WIDTH, Column
 from tfdist.monitor.verdict.judge import FEWEST, Bound, judge
+from tfdist.monitor.verdict.longer import what_is_longer
 from tfdist.monitor.verdict.stragglers import slow_workers
 from tfdist.monitor.verdict.text import lines
 from tfdist.monitor.verdict.timeline import Part, Timeline, of_workers, timeline
@@ -77,6 +78,19 @@ def test_two_causes_of_one_worker_are_not_taken_for_one() -> None:
     other = simulated(2, usual=usual, late=(1, "update", 5.0), noise=0.02)
     mixed = {rank: np.concatenate([both[rank][:100], other[rank][100:]]) for rank in both}
     assert judge(timeline(mixed)).part is None
+
+
+def test_a_late_update_is_told_beside_passes_that_are_a_little_longer() -> None:
+    """As recorded on a busy machine: steps of a few milliseconds, an update 80 ms late on one worker."""
+    usual, late = np.zeros(len(Part)), np.zeros(len(Part))
+    usual[[Part.FORWARD, Part.BACKWARD, Part.UPDATE, Part.PYTHON]] = 0.8, 0.7, 0.9, 2.4
+    late[[Part.FORWARD, Part.BACKWARD, Part.UPDATE, Part.PYTHON]] = 1.3, 1.1, 81.0, 3.2
+    assert what_is_longer(late, usual)[0] is Part.UPDATE
+    slow = usual.copy()
+    slow[[Part.FORWARD, Part.BACKWARD, Part.UPDATE, Part.PYTHON]] *= 1.5
+    usual[Part.UPDATE] = slow[Part.UPDATE] = 9.0
+    slow[Part.UPDATE] *= 1.5
+    assert what_is_longer(slow, usual)[0] is Part.COMPUTE, "an update that takes most of a step, on a slow processor"
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -30,7 +30,10 @@ def what_is_longer(mine: np.ndarray, usual: np.ndarray) -> tuple[Part, float]:
     passes = [Part.FORWARD, Part.BACKWARD]
     if longest in (*passes, Part.UPDATE) and (usual[passes] > 0).all():
         factors = longer[passes] / usual[passes]
-        if factors.min() >= max(LEAST_LONGER, ALIKE * factors.max()):
+        is_alike = factors.min() >= max(LEAST_LONGER, ALIKE * factors.max())
+        if longest is Part.UPDATE:  # an update that is late by itself is longer by another factor
+            is_alike &= bool(ALIKE * longer[longest] <= factors.max() * usual[longest])
+        if is_alike:
             computing = float(np.clip(longer[list(COMPUTING)], 0, None).sum())
             return Part.COMPUTE, computing
     return longest, float(longer[longest])
