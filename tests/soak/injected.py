@@ -15,13 +15,15 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.integration.cases.late import behind, network
+from tests.integration.cases.late import CLASSES, behind, network
 from tfdist.bench.workers import strategies
 from tfdist.monitor.process import recorder
 
 #: seconds of a pass that nobody makes longer
 PASSES = {"forward": 0.006, "backward": 0.010, "update": 0.002}
 BATCH, WIDTH = 32, 256
+#: products of a pass on a chief's workers that nobody makes longer, and what one takes, about
+PRODUCTS, PRODUCT_SECONDS = {"forward": 200, "backward": 300, "update": 60}, 30e-6
 
 _matrix = np.ones((64, 64), np.float32)
 _heap: list[Any] = []
@@ -100,6 +102,61 @@ def prepare(strategy: str, processors: list[int], steps: int) -> None:
     run("none", 0, 0.0, steps)
 
 
+class Working(keras.layers.Layer):
+    """Passes on what it is given, and multiplies matrices in both passes.
+
+    A chief's workers run its graph and no script. So how often it does is in a variable that each of them has for
+    itself: it is named and not made in the graph, and means the one on the device that runs it.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        @tf.custom_gradient
+        def passed(values: tf.Tensor) -> Any:
+            return worked("forward")(values), worked("backward")
+
+        return passed(inputs)
+
+
+class WorkingSGD(keras.optimizers.SGD):
+    """Multiplies matrices before it updates the kernel of the last layer."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        is_last = tuple(variable.shape)[1:] == (CLASSES,)
+        super().update_step(worked("update")(gradient) if is_last else gradient, variable, learning_rate)
+
+
+def worked(where: str) -> Any:
+    """Return a function of a tensor that returns it as it is, after so many products of matrices."""
+
+    def through(tensor: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tensor]):
+            count = tf.raw_ops.ReadVariableOp(resource=_count(where), dtype=tf.int32)
+        ones = tf.fill([64, 64], 1 / 64)
+        done = tf.while_loop(
+            lambda number, product: number < count, lambda number, product: (number + 1, product @ ones), [0, ones]
+        )
+        with tf.control_dependencies(done):
+            return tf.identity(tensor)
+
+    return through
+
+
+def _count(where: str) -> tf.Tensor:
+    return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=f"products_{where}", container="injected")
+
+
+def _let_work(where: str, worker: int, seconds: float) -> None:
+    """Let a pass take longer on one worker, or the update, which is the server's; all others as long as usual."""
+    passes = [f"/job:worker/replica:0/task:{index}/device:CPU:0" for index in range(2)]
+    server = "/job:ps/replica:0/task:0/device:CPU:0"
+    late = server if where == "update" else passes[worker]
+    for device in (*passes, server, "/device:CPU:0"):  # the chief tries the model, too
+        for part, usual in PRODUCTS.items():
+            more = round(seconds / PRODUCT_SECONDS) if (part, device) == (where, late) else 0
+            with tf.device(device):
+                tf.raw_ops.AssignVariableOp(resource=_count(part), value=tf.constant(usual + more))
+
+
 def prepare_chief(strategy: str, processors: list[int], steps: int) -> None:
     """Start a server and two workers with a processor each, and train a model that computes on them for some steps."""
     chief = tfdist.strategies.ParameterServerStrategy(local_workers=2, local_servers=1, max_staleness=0)
@@ -111,13 +168,18 @@ def prepare_chief(strategy: str, processors: list[int], steps: int) -> None:
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), where)
     with chief.scope():
-        layers = [keras.layers.Dense(512, "relu") for _ in range(4)]
-        model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10)])
+        layers = [keras.layers.Dense(WIDTH, "relu"), Working(), keras.layers.Dense(WIDTH), keras.layers.Dense(CLASSES)]
+        model = keras.Sequential([keras.Input((64,)), *layers])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=keras.optimizers.SGD(0.01), loss=loss)
+        model.compile(optimizer=WorkingSGD(0.01), loss=loss)
     _model.append(model)
-    _examples[:] = [np.zeros((512, 64), np.float32), np.zeros(512, np.int64)]
-    run("none", 0, 0.0, steps)
+    run_chief("none", 0, 0.0, steps)
+
+
+def run_chief(where: str, worker: int, seconds: float, steps: int) -> float:
+    """Train as `run` does, on a chief, a worker of which takes longer for a pass, or the chief for its own part."""
+    _let_work(where, worker, seconds)
+    return run(where if where in ("input", "gc") else "none", 0, seconds, steps)
 
 
 def run(where: str, worker: int, seconds: float, steps: int) -> float:

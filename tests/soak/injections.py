@@ -48,8 +48,12 @@ PARTS = {
 }
 LINKS = ("delay", "bandwidth")
 PARAMETER_SERVER = "parameter-server"
-# what happens to a chief, or to its workers, which run no script
-OF_A_CHIEF = {"input": Bound.INPUT, "gc": Bound.PYTHON}
+# what happens to a chief, and what is told of it
+OF_A_CHIEF = {"input": Bound.INPUT, "gc": Bound.PYTHON, "update": Bound.UPDATE}
+# of a chief's workers it is known how long they took, and not for what
+OF_ITS_WORKERS = ("forward", "backward", "steal")
+# whose length depends on the machine: what is asked for is a guess until it was measured
+MEASURED = ("forward", "backward", "update")
 CAUSES = ("none", *PARTS, *LINKS)
 RATE = 1e9  # bits per second of a link
 SLICE_SECONDS = 0.004  # for which a processor is taken away at a time
@@ -166,7 +170,7 @@ class Pair:
             self._call(prepare, strategy=self.strategy, processors=self.processors, steps=10)
         self.recorded("none", 0, 0.0)
         self.step = self.length(self.recorded("none", 0, 0.0))
-        for cause in LINKS if self._network else ():
+        for cause in LINKS if self._network else MEASURED if self._is_chief else ():
             self._per_second[cause] = 1.0
             longer = self.length(self.recorded(cause, 0, self.step)) - self.length(self.recorded("none", 0, 0.0))
             self._per_second[cause] = self.step / max(longer, 0.05 * self.step)
@@ -179,9 +183,9 @@ class Pair:
         before = {rank: int(rows[-1, Column.SEQUENCE]) for rank, rows in read_folder(self.folder).items()}
         inside = cause if cause in PARTS and cause != "steal" else "none"
         with self._changed(cause, worker, seconds):
-            self._call(
-                "run", where=inside, worker=0 if self._is_chief else worker, seconds=seconds, steps=self.steps + WARM
-            )
+            scaled = seconds * self._per_second.get(inside, 1.0)
+            run = "run_chief" if self._is_chief else "run"
+            self._call(run, where=inside, worker=worker, seconds=scaled, steps=self.steps + WARM)
         found = read_folder(self.folder)
         return {rank: rows[rows[:, Column.SEQUENCE] > before.get(rank, 0)][WARM:] for rank, rows in found.items()}
 
@@ -240,7 +244,8 @@ def is_right(case: Case, verdict: Verdict) -> tuple[bool, bool]:
         return verdict.rank is None, verdict.bound is OF_A_CHIEF[case.cause]
     if case.cause in LINKS:
         return verdict.rank is None, verdict.bound is Bound.COMMUNICATION
-    return verdict.rank == case.worker, verdict.bound is Bound.STRAGGLER and verdict.part is PARTS[case.cause]
+    part = Part.COMPUTE if case.strategy == PARAMETER_SERVER else PARTS[case.cause]
+    return verdict.rank == case.worker, verdict.bound is Bound.STRAGGLER and verdict.part is part
 
 
 class Results:
@@ -290,7 +295,8 @@ def cases_of(
     found = []
     for strategy in strategies:
         for cause in causes:
-            if strategy == PARAMETER_SERVER and cause not in ("none", *OF_A_CHIEF, *(["steal"] if is_wide else [])):
+            of_a_chief = "none", *OF_A_CHIEF, *(one for one in OF_ITS_WORKERS if one != "steal" or is_wide)
+            if strategy == PARAMETER_SERVER and cause not in of_a_chief:
                 continue
             for share in shares:
                 for worker in range(WORKERS):
