@@ -1,11 +1,8 @@
 """The pages of the docs that show programs, run as they stand there: the tutorial, moving to tfdist, and guides."""
 
 import ast
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,6 @@ from tests.integration.forks import Forks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-DEADLINE_SECONDS = 800
-THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -24,10 +19,6 @@ def blocks(page: str, language: str) -> list[str]:
     return [
         body for name, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if name == language
     ]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, **THREADS, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 @pytest.mark.parametrize("page", ["tf-distribute", "horovod", "accelerate"])
@@ -87,7 +78,7 @@ def numbers(word: str, output: str) -> list[float]:
     return [float(number) for number in found.split()]
 
 
-def test_the_tutorial(forking: Forks, tmp_path: Path) -> None:
+def test_the_tutorial(drawing: Forks, tmp_path: Path) -> None:
     """One process, and two of which one is killed: the same losses. The other commands are parts of the last."""
     code = "\n".join(blocks("tutorial.md", "python"))
     commands = [line for block in blocks("tutorial.md", "") for line in block.splitlines()]
@@ -98,7 +89,10 @@ def test_the_tutorial(forking: Forks, tmp_path: Path) -> None:
     ]
 
     (tmp_path / "train.py").write_text(code)
-    alone = ended([sys.executable, "train.py"], tmp_path)
+    with drawing.start("train.py", cwd=tmp_path) as process:
+        process.wait()
+    alone = process.written
+    assert process.returncode == 0, alone[-4000:]
     losses, accuracy = numbers("loss", alone), numbers("accuracy", alone)
     assert len(losses) == 4
     assert losses[-1] < losses[0] / 3
@@ -108,30 +102,10 @@ def test_the_tutorial(forking: Forks, tmp_path: Path) -> None:
     variable, *command = shlex.split(with_a_fault)
     assert variable.startswith("TFDIST_FAULTS=")
     assert command[0] == "tfdist"
-    with forking.start(*command, cwd=tmp_path, **dict([variable.split("=", 1)])) as process:
+    with drawing.start(*command, cwd=tmp_path, **dict([variable.split("=", 1)])) as process:
         process.wait()
     done = process.written
     assert process.returncode == 0, done[-4000:]
     assert re.search(r"worker 1 failed: killed by SIGKILL", done)
     assert re.search(r"all 2 workers step again", done)
     assert numbers("loss", done) == pytest.approx(losses, abs=1e-3)
-
-
-def ended(command: list[str], folder: Path) -> str:
-    """Run a command to its end; return what it printed, errors included."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        output, _ = process.communicate(timeout=DEADLINE_SECONDS)
-    finally:
-        if process.poll() is None:  # the launcher ends its workers when it is asked to
-            process.terminate()
-            process.wait(timeout=60)
-    assert process.returncode == 0, output[-4000:]
-    return output

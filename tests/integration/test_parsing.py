@@ -316,11 +316,8 @@ def test_an_epoch_of_records_of_another_program(tmp_path: Path, case: str, is_na
     assert native.records() is not None
     payloads = [READ[case](number) for number in range(300)]
     folder = foreign(tmp_path / "rows", payloads)
-    expected = []
-    for payload in payloads:
-        values = by_tensorflow(PAIR, payload)
-        assert values is not None
-        expected.append((values["x"].tolist(), int(values["y"]), 1.0))
+    values = features.parsed(PAIR, tf.constant(payloads))
+    expected = [(x, y, 1.0) for x, y in zip(values["x"].numpy().tolist(), values["y"].numpy().tolist(), strict=True)]
     for verify in ("first", "always", "never"):
         found = epoch(folder, is_native=is_native, verify=verify, tail="pad")
         assert sorted(row for row in found if row[2]) == sorted(expected)
