@@ -17,10 +17,8 @@ from tfdist.testing.pool import WorkerPool, worker_environments
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
 # Once for each kind of mesh; a partial batch takes part in what follows.
-ALL = {"rows": 41, "then": ["validate", "evaluate", "predict"]}
-EVALUATE = {"rows": 41, "then": ["evaluate", "predict"]}
-PREDICT = {"rows": 41, "then": ["predict"]}
-THEN: dict[str, dict[str, Any]] = {"convolution": EVALUATE, "embedding": PREDICT}
+ALL: dict[str, Any] = {"rows": 41, "then": ["validate", "evaluate", "predict"]}
+EVALUATE: dict[str, Any] = {"rows": 41, "then": ["evaluate", "predict"]}
 
 
 def start(forking: Forks, workers: int, *, cpus: int = 1) -> WorkerPool:
@@ -52,9 +50,14 @@ def require_near(found: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def equal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+def references(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where is kept what one device has found."""
+    return str(tmp_path_factory.mktemp("references"))
+
+
+@pytest.fixture(scope="module")
+def equal(references: str) -> Callable[..., None]:
     """What requires a training to have the numbers of one device, in every process."""
-    references = str(tmp_path_factory.mktemp("references"))
 
     def require(pool: WorkerPool, mesh: str, name: str, *, cut: int | None, **options: Any) -> None:
         found = call(pool, "distances", mesh=mesh, name=name, references=references, **options)
@@ -91,63 +94,73 @@ def four(forking: Forks) -> Iterator[WorkerPool]:
         yield workers
 
 
-MODELS = ("mlp", "mlp-adamw", "mlp-accumulating", "mlp-scaling", "embedding", "convolution", "recurrent", "einsums")
 CUT = {"mlp": 5, "embedding": 4, "convolution": 6, "recurrent": 5, "attention": 22, "einsums": 10}
 Equal = Callable[..., None]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_two_processes_have_the_numbers_of_one_device(two: WorkerPool, equal: Equal, name: str) -> None:
-    equal(two, "batch=1,model=2", name, cut=CUT[name.split("-")[0]], **{"mlp": ALL, **THEN}.get(name, {}))
+# other optimizers: where there are sums over both axes, and on devices
+@pytest.mark.parametrize(
+    ("name", "then"),
+    [
+        ("mlp", ALL),
+        ("mlp-adamw", {}),
+        ("embedding", {"rows": 41, "then": ["predict"]}),
+        ("convolution", EVALUATE),
+        ("recurrent", {}),
+        ("einsums", {}),
+    ],
+)
+def test_two_processes_have_the_numbers_of_one_device(
+    two: WorkerPool, equal: Equal, name: str, then: dict[str, Any]
+) -> None:
+    equal(two, "batch=1,model=2", name, cut=CUT[name.split("-")[0]], **then)
 
 
 def test_an_axis_of_one_cuts_nothing(two: WorkerPool, equal: Equal) -> None:
-    equal(two, "batch=2,model=1", "convolution", cut=0, **EVALUATE)
+    equal(two, "batch=2,model=1", "convolution", cut=0)
 
 
-# layers by rows have the native collectives in the test of attention
-@pytest.mark.parametrize(
-    ("name", "layouts", "cut", "collectives"),
-    [
-        ("mlp", "kernel rows", 3, "tensorflow"),
-        ("embedding", "table rows", 2, "tensorflow"),
-        ("embedding", "table rows", 2, "native"),
-    ],
-)
-def test_rows_may_be_cut(two: WorkerPool, equal: Equal, name: str, layouts: str, cut: int, collectives: str) -> None:
-    equal(two, "batch=1,model=2", name, cut=cut, layouts=layouts, collectives=collectives)
+# a layer's rows that have a constraint and a regularizer: where weights are cut along two axes
+@pytest.mark.parametrize("collectives", ["tensorflow", "native"])
+def test_rows_may_be_cut(two: WorkerPool, equal: Equal, collectives: str) -> None:
+    equal(two, "batch=1,model=2", "embedding", cut=3, layouts="rows", collectives=collectives)
 
 
-@pytest.mark.parametrize("name", ["mlp", "embedding"])
-def test_three_processes_have_the_numbers_of_one_device(three: WorkerPool, equal: Equal, name: str) -> None:
-    equal(three, "batch=1,model=3", name, cut=None, **THEN.get(name, {}))
+def test_three_processes_have_the_numbers_of_one_device(three: WorkerPool, equal: Equal) -> None:
+    equal(three, "batch=1,model=3", "mlp", cut=None)
 
 
 # what has sums over both axes: norms, finite checks, statistics of batches, rows of tables
-@pytest.mark.parametrize("name", ["mlp-accumulating", "mlp-scaling", "embedding", "convolution"])
-def test_four_processes_have_the_numbers_of_one_device(four: WorkerPool, equal: Equal, name: str) -> None:
-    equal(four, "batch=2,model=2", name, cut=CUT[name.split("-")[0]], **THEN.get(name, {}))
+@pytest.mark.parametrize(
+    ("name", "then"), [("mlp-accumulating", {}), ("mlp-scaling", {}), ("embedding", {}), ("convolution", EVALUATE)]
+)
+def test_four_processes_have_the_numbers_of_one_device(
+    four: WorkerPool, equal: Equal, name: str, then: dict[str, Any]
+) -> None:
+    equal(four, "batch=2,model=2", name, cut=CUT[name.split("-")[0]], **then)
 
 
 @pytest.mark.parametrize(
-    ("mesh", "name"),
+    ("mesh", "name", "then"),
     [
-        ("batch=1,model=2", "mlp-adamw"),
-        ("batch=1,model=2", "attention"),
-        ("batch=2,model=2", "mlp-scaling"),
-        ("batch=2,model=2", "embedding"),
-        ("batch=2,model=2", "convolution"),
+        ("batch=1,model=2", "mlp-adamw", {}),
+        ("batch=1,model=2", "attention", {}),
+        ("batch=2,model=2", "mlp-scaling", {}),
+        ("batch=2,model=2", "embedding", {}),
+        ("batch=2,model=2", "convolution", EVALUATE),
     ],
 )
-def test_devices_of_a_process_have_the_numbers_of_one(devices: WorkerPool, equal: Equal, mesh: str, name: str) -> None:
-    equal(devices, mesh, name, cut=CUT[name.split("-")[0]], **{"attention": PREDICT, **THEN}.get(name, {}))
+def test_devices_of_a_process_have_the_numbers_of_one(
+    devices: WorkerPool, equal: Equal, mesh: str, name: str, then: dict[str, Any]
+) -> None:
+    equal(devices, mesh, name, cut=CUT[name.split("-")[0]], **then)
 
 
 @pytest.mark.parametrize(
     ("mesh", "name", "layouts", "collectives", "options"),
     [
         ("batch=2,model=2", "mlp-accumulating", "auto", "native", {}),
-        ("batch=2,model=2", "embedding", "auto", "tensorflow", PREDICT),
+        ("batch=2,model=2", "embedding", "auto", "tensorflow", {}),
         ("model=2,batch=2", "mlp", "auto", "native", {}),
         ("batch=4,model=1", "mlp", "auto", "native", ALL),
         ("batch=1,model=2,row=2", "mlp", "both", "native", {}),
@@ -166,7 +179,6 @@ def test_parts_of_a_batch_may_have_other_sizes(devices: WorkerPool, four: Worker
 
 def test_devices_reduce_by_collectives_of_tensorflow_too(devices: WorkerPool, equal: Equal) -> None:
     equal(devices, "batch=2,model=2", "mlp", cut=CUT["mlp"], collectives="tensorflow")
-    equal(devices, "batch=1,model=2,row=2", "mlp", cut=6, layouts="both")
 
 
 def test_devices_find_the_loss_of_their_parts(devices: WorkerPool) -> None:
@@ -175,8 +187,8 @@ def test_devices_find_the_loss_of_their_parts(devices: WorkerPool) -> None:
     assert 2 not in found["gathered"]
 
 
-def test_a_distribution_over_the_devices_of_a_process_is_followed(devices: WorkerPool) -> None:
-    (found,) = call(devices, "by_distribution", mesh="batch=2,model=2")
+def test_a_distribution_over_the_devices_of_a_process_is_followed(devices: WorkerPool, references: str) -> None:
+    (found,) = call(devices, "by_distribution", mesh="batch=2,model=2", references=references)
     assert found["far"] < 1e-5
     assert "ModelParallelStrategy trains on cpu:0, cpu:1" in found["said"]
     assert found["places"] == [[6, 6, 144], [12, 48], [12, 3, 144], [6, 24], [6, 1, 24], [2, 8]]
@@ -228,7 +240,7 @@ def test_those_with_the_same_examples_draw_the_same_masks(four: WorkerPool) -> N
 
 
 def test_heads_and_what_is_between_columns_and_rows_stay_in_parts(two: WorkerPool, equal: Equal) -> None:
-    equal(two, "batch=1,model=2", "attention", cut=CUT["attention"], **PREDICT)
+    equal(two, "batch=1,model=2", "attention", cut=CUT["attention"])
     for worker, seen in enumerate(call(two, "gathered", mesh="batch=1,model=2", name="attention")):
         told = re.search(r"attention\w*/query/kernel': \(None, 'model', None\)", "".join(seen["logged"]))
         assert (told is not None) == (worker == 0)
@@ -236,14 +248,9 @@ def test_heads_and_what_is_between_columns_and_rows_stay_in_parts(two: WorkerPoo
         assert layers_in(seen["summed"]) == {"embedding", "attention_output", "wide", "narrow", "last"}
 
 
-# with the masks of one device; "outputs" has patterns of its own for activations
+# the first with the masks of one device, the second with patterns of its own for activations
 @pytest.mark.parametrize(
-    ("mesh", "layouts", "cut"),
-    [
-        ("batch=1,model=2", "auto-sequence", 19),
-        ("batch=2,model=2", "auto-sequence", 19),
-        ("batch=1,model=2", "outputs", 6),
-    ],
+    ("mesh", "layouts", "cut"), [("batch=1,model=2", "auto-sequence", 19), ("batch=2,model=2", "outputs", 6)]
 )
 def test_activations_may_lie_in_parts_of_their_sequence(
     two: WorkerPool, equal: Equal, mesh: str, layouts: str, cut: int
@@ -264,7 +271,7 @@ def test_summands_become_parts_of_a_sequence(two: WorkerPool) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "needs_all"),
-    [("logits", False), ("probabilities", False), ("probabilities, accuracy", True), ("logits, the best", True)],
+    [("probabilities", False), ("probabilities, accuracy", True), ("logits, the best", True)],
 )
 def test_logits_are_gathered_where_something_takes_them(two: WorkerPool, kind: str, needs_all: bool) -> None:
     answers = call(two, "classes", mesh="batch=1,model=2", kind=kind)
@@ -285,8 +292,8 @@ def layers_in(labels: list[str]) -> set[str]:
     return {label.split("/")[-2].split()[-1] for label in labels if label.startswith("activations of ")}
 
 
-def test_a_distribution_of_keras_is_followed_or_refused(two: WorkerPool) -> None:
-    answers = call(two, "by_distribution", mesh="batch=1,model=2")
+def test_a_distribution_of_keras_is_followed_or_refused(two: WorkerPool, references: str) -> None:
+    answers = call(two, "by_distribution", mesh="batch=1,model=2", references=references)
     require_near(answers)
     for found in answers:
         assert "ModelParallelStrategy" in found["said"]
@@ -315,7 +322,7 @@ def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> 
 
 
 def test_a_training_goes_on_with_another_mesh(two: WorkerPool, tmp_path: Path) -> None:
-    meshes = ["batch=1,model=2", "batch=1,model=2", "batch=2,model=1", None]
+    meshes = ["batch=1,model=2", "batch=2,model=1", None]
     answers = call(two, "resumed", folder=str(tmp_path), meshes=meshes)
     require_near(answers)
     assert {found["steps"] for found in answers} == {12}

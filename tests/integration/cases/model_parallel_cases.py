@@ -53,7 +53,7 @@ def strategy(mesh: str, collectives: str = "auto", layouts: str = "auto") -> Mod
 
 
 LAYOUT_MAPS: dict[str, dict[str, tuple[str | None, ...]]] = {
-    "kernel rows": {".*kernel": ("model",)},
+    "rows": {".*kernel": ("model",), ".*embeddings": ("model", None)},
     "table rows": {".*embeddings": ("model", None)},
     "both": {".*kernel": ("model", "row"), ".*bias": ("row",)},
     "outputs": {
@@ -137,7 +137,7 @@ def distances(
     Every process returns a digest of all that it found, which must be the same everywhere.
     """
     # replicas draw other masks, as they must
-    dropped = Mesh.parse(mesh).size_of("batch") == 1
+    dropped = Mesh.parse(mesh).size_of("batch") == 1 or name.startswith(("mlp", "embedding"))  # which have none
     with strategy(mesh, **options).scope():
         model, x = made(name)
     found = trained(name, model, x, dropped=dropped, rows=rows, then=then)
@@ -207,7 +207,7 @@ def resumed(folder: str, meshes: list[str | None], *, ends: bool = True) -> dict
     folder = f"{folder}/backup"
     for turn, mesh in enumerate(meshes):
         with contextlib.nullcontext() if mesh is None else strategy(mesh).scope():
-            model, x = made("mlp-adamw")
+            model, x = (made if mesh else made_alone)("mlp-adamw")
         last = ends and turn == len(meshes) - 1
         # every process on one device has a directory of its own
         mine = f"{folder}-{RANK}" if mesh is None else folder
@@ -232,7 +232,7 @@ def uninterrupted() -> list[np.ndarray]:
     return [np.asarray(variable) for variable in [*one.weights, *one.optimizer.variables]]
 
 
-def by_distribution(mesh: str) -> dict[str, Any]:
+def by_distribution(mesh: str, references: str) -> dict[str, Any]:
     """Train by a distribution of Keras that is set, and by another strategy while it is."""
     shape, count = Mesh.parse(mesh).shape, Mesh.parse(mesh).size
     places = keras.distribution.DeviceMesh(shape, ["batch", "model"], [f"cpu:{place}" for place in range(count)])
@@ -249,7 +249,7 @@ def by_distribution(mesh: str) -> dict[str, Any]:
         said = _said(lambda: other.fit(x, Y, verbose=0))
     finally:
         keras.distribution.set_distribution(None)
-    wanted = trained("mlp", *made_alone("mlp"), dropped=True) if RANK == 0 else {}
+    wanted = on_one_device("mlp", references, dropped=True, rows=EVEN, then=()) if RANK == 0 else {}
     stream = io.StringIO()
     with contextlib.redirect_stdout(stream):
         tfdist.parallel.describe(model)
