@@ -25,6 +25,7 @@ TWO = ["multi-worker", "ring"]
 OTHERS = [name for name in registry.names() if registry.get(name).processes == "workers" and name != "pipeline"]
 STRATEGIES = TWO + [name for name in OTHERS if name not in TWO]
 under_two = pytest.mark.parametrize("pool", TWO, indirect=True)
+under_one = pytest.mark.parametrize("pool", TWO[:1], indirect=True)  # the matrix, or the tests of the ring, have others
 # what carries the workers' tensors, by what is asked for; each ends waits, and is ended, in another way
 CARRIERS = [
     ("multi-worker", "auto", "NativeCollective"),
@@ -101,7 +102,7 @@ def test_steps_that_reduce_different_gradients_are_named(pool: WorkerPool) -> No
         assert "gradient of" in said
 
 
-@under_two
+@under_one
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
     answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)
     assert [reply.value for reply in answers] == [[], []], answers
@@ -128,20 +129,18 @@ def test_data_that_differs_is_named(pool: WorkerPool, rows: list[int], shift: li
         assert says in said
 
 
-@under_two
+@under_one
 def test_generators_of_different_lengths_are_named_when_the_shorter_ends(pool: WorkerPool) -> None:
     for said in call(pool, "generators_that_differ"):
         assert "at step 3 of the epoch worker 0 has a further batch, worker 1 has no further batch" in said
 
 
 @under_two
-@pytest.mark.parametrize("rows", [[40, 24], [7, 19], [6, 6]])
-def test_workers_with_data_of_their_own_end_together_and_count_every_example_once(
-    pool: WorkerPool, rows: list[int]
-) -> None:
-    chief, other = call(pool, "data_of_their_own", rows=rows)
+def test_workers_with_data_of_their_own_end_together_and_count_every_example_once(pool: WorkerPool) -> None:
+    each = [[40, 24], [7, 19], [6, 6]]
+    chief, other = call(pool, "data_of_their_own", each=each)
     assert chief == other
-    assert chief["seen"] == [rows[0] + 2.0 * rows[1]] * 2
+    assert chief["seen"] == [[rows[0] + 2.0 * rows[1]] * 2 for rows in each]
 
 
 def test_the_chief_alone_writes(pool: WorkerPool, tmp_path: Path) -> None:
@@ -192,7 +191,7 @@ def test_a_callback_that_can_only_watch_costs_no_agreement(pool: WorkerPool) -> 
     assert chief["ask"] == chief["nothing"] + 5, "one after each batch"
 
 
-@under_two
+@under_one
 def test_the_chiefs_learning_rate_holds(pool: WorkerPool) -> None:
     chief, other = call(pool, "chief_sets_the_rate")
     assert chief == other
@@ -207,11 +206,11 @@ def test_a_backup_restores_all_workers(pool: WorkerPool, tmp_path: Path) -> None
 
 
 @under_two
-@pytest.mark.parametrize("rows", [1, 7, 33])
-def test_every_worker_predicts_all_rows_in_order(pool: WorkerPool, rows: int) -> None:
-    for seen in call(pool, "predictions", rows=rows):
-        assert seen["shape"] == [rows, 1]
-        assert seen["error"] < 1e-5
+def test_every_worker_predicts_all_rows_in_order(pool: WorkerPool) -> None:
+    for seen in call(pool, "predictions", counts=[33, 7, 1]):
+        for rows, found in seen.items():
+            assert found["shape"] == [int(rows), 1]
+            assert found["error"] < 1e-5, rows
 
 
 @under_two
@@ -231,6 +230,7 @@ def test_a_worker_that_waits_in_vain_is_told(strategy: str, collectives: str, ca
     assert "this worker has waited 20 s in" in waiting
 
 
+@under_two  # what the others' collectives are called is what the first one's are
 def test_several_strategies_in_a_process(pool: WorkerPool) -> None:
     assert call(pool, "several_strategies") == [[True] * 4] * 2
 
@@ -273,11 +273,17 @@ def test_a_killed_worker_ends_the_job_and_is_named(
     assert "SIGKILL" in err
 
 
-def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> None:
-    found = pool.call("noise_cases:compared", {}, timeout_seconds=DEADLINE_SECONDS)
-    for reply in found:
-        assert reply.status == "returned", reply.detail
-        assert reply.value["scope"] == pytest.approx(reply.value["alone"], rel=1e-5)
+@pytest.fixture(scope="module")
+def noise() -> dict[str, Any]:
+    """What one device measures, once a worker has found it."""
+    return {}
+
+
+def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool, noise: dict[str, Any]) -> None:
+    if not noise:
+        noise |= call(pool, "measured", cases="noise_cases", strategy=None)[0]
+    for found in call(pool, "measured", cases="noise_cases"):
+        assert found == pytest.approx(noise, rel=1e-5)
 
 
 @under_two
