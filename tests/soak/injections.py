@@ -5,9 +5,11 @@ backward pass, its update, garbage collection, or a process that takes its proce
 or the bandwidth; or nothing. The verdict sees what the workers have recorded, and nothing else. Of a link that is slow
 between two workers nobody can tell whose it is: right is "communication", of no worker. Each strategy has two pairs of
 workers, each worker with a processor of its own: on this host, and in network namespaces (which need root). Workers of
-parameter servers run no script: there it is the chief's input or garbage, of no worker, or a worker's processor where
-chief and server have others: what takes a processor away from them too makes every worker wait. Run as root it has the
-highest priority, so that other programs take little from it.
+parameter servers run no script: there a pass works longer by a variable that each worker has for itself, and the update
+by one of the server's. Of a chief's worker it is known how long it took and not for what, so right is the worker and
+"compute"; input, garbage and update are the chief's, and of no worker. A worker's processor is taken away where chief
+and server have others: what takes it away from them too makes every worker wait. Their links are left as they are. Run
+as root it has the highest priority, so that other programs take little from it.
 
     python -m tests.soak.injections
     python -m tests.soak.injections --strategies ring --shares 0.25 --rounds 3 --keep cases.npz
