@@ -1,21 +1,26 @@
 """The notebooks: each runs from top to bottom in a real kernel, and lies in the repository without outputs.
 
-Workers that they start are forked from one process for each kernel: `forking_kernel.py`.
+The kernels, and the workers that these start, are forks that have TensorFlow already, but for one, which starts as a
+user's does. How a notebook starts workers otherwise is what `test_notebook.py` looks at.
 """
 
 import base64
+import contextlib
 import json
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import psutil
 import pytest
+from jupyter_client.provisioning import local_provisioner
 from nbclient import NotebookClient
 
-from tests.integration import forking_kernel
-from tests.integration.light import workers_path
+from tests.integration import light
+from tests.integration.forks import KERNEL, Fork, Forks
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -26,6 +31,7 @@ NAMES = (
     "04_mixed_precision_and_large_batch",
     "05_fault_tolerance",
 )
+AS_A_USER = "04_mixed_precision_and_large_batch"  # starts no workers; shows what TensorFlow says when it is imported
 CELL_SECONDS = 300  # a deadline, for a machine that does other things; on two quiet cores no notebook takes 45 s
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -64,22 +70,38 @@ def test_they_name_no_place_of_a_machine_and_their_links_lead_somewhere(path: Pa
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
+@contextlib.contextmanager
+def forked_kernels(forking: Forks) -> Iterator[None]:
+    """Let kernels be forks."""
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+
+        def launched(command: list[str], *, cwd: str, env: dict[str, str], **_: object) -> Fork:
+            assert command[1:3] == ["-m", "ipykernel_launcher"]
+            kernel = stack.enter_context(forking.start(KERNEL, *command[3:], cwd=Path(cwd), **env))
+            for stream in ("stdin", "stdout", "stderr"):
+                setattr(kernel, stream, None)  # as those of a kernel are that writes where the test does
+            return kernel
+
+        patch.setattr(local_provisioner, "launch_kernel", launched)
+        yield
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_they_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forking: Forks) -> None:
     for name in ("work", "tmp", "jupyter"):
         (tmp_path / name).mkdir()
-    forking_kernel.install(tmp_path / "jupyter")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
-    monkeypatch.setenv("PYTHONPATH", workers_path(ROOT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([light.STARTING, str(ROOT)]))
     monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)  # a kernel would take itself for a part of the test
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook, timeout=CELL_SECONDS, kernel_name="python3", resources={"metadata": {"path": str(tmp_path / "work")}}
     )
     before = set(psutil.pids())
-    client.execute()  # an exception of a cell is one of this line, and its text has the cell
+    with contextlib.nullcontext() if path.stem == AS_A_USER else forked_kernels(forking):
+        client.execute()  # an exception of a cell is one of this line, and its text has the cell
     shown = [output for cell in code_cells(notebook) for output in cell.outputs]
     assert not [output for output in shown if output.output_type == "error"]
     pictures = [o.data["image/png"] for o in shown if o.output_type == "display_data" and "image/png" in o.data]

@@ -15,8 +15,3 @@ STARTING = str(_FOLDER / "starting")
 def python_path(*folders: Path) -> str:
     """Return a PYTHONPATH with these folders, and without what takes long."""
     return os.pathsep.join(map(str, (_FOLDER, STARTING, *folders)))
-
-
-def workers_path(*folders: Path) -> str:
-    """Return a PYTHONPATH with these folders that leaves it out of the workers of jobs alone: others may draw."""
-    return os.pathsep.join(map(str, (_FOLDER / "workers", STARTING, *folders)))

@@ -5,11 +5,7 @@ Python imports this module at every start in whose PYTHONPATH the folder is.
 """
 
 import atexit
-import contextlib
 import gc
 
 gc.set_threshold(100_000, 20, 100)
 atexit.register(gc.freeze)  # called behind all that are registered later; what nobody refers to any more still goes
-
-with contextlib.suppress(ImportError):
-    import of_a_job  # noqa: F401 (where the folder `workers` is in the path too)
