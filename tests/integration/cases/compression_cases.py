@@ -165,17 +165,23 @@ class Stop(keras.callbacks.Callback):
 
 
 def not_finite(folder):
-    """A gradient that is not finite on one replica is finite on none; with a loss scale the step leaves no trace."""
+    """A gradient that is not finite on one replica is finite on none; with a loss scale the step leaves no trace.
+
+    What every codec hands on is looked at before an update. That a step is skipped depends on what is remembered.
+    """
     _split_processor(2)
     strategy = _replicas(2)
+    done = []
     for name in registry.names():
-        if name in ("none", "auto"):
+        codec = registry.codec_of(name)
+        if name in ("none", "auto") or codec in done:
             continue
+        done.append(codec)
         with strategy.scope():
             weight = keras.Variable(tf.zeros([80, 40]), name="kernel")
             optimizers = [
-                DistributedOptimizer(keras.optimizers.SGD(1.0), compression=registry.codec_of(name), loss_scale=scale)
-                for scale in (None, "dynamic")
+                DistributedOptimizer(keras.optimizers.SGD(1.0), compression=codec, loss_scale=scale)
+                for scale in ([None, "dynamic"] if name in ("topk", "dgc", "powersgd", "qsgd-8") else [None])
             ]
             for optimizer in optimizers:
                 optimizer.build([weight])
@@ -193,8 +199,8 @@ def not_finite(folder):
             run(tf.constant(1.0))
             copies = [copy.numpy() for copy in tf_strategies.copies(weight.value)]
             np.testing.assert_array_equal(copies[0], copies[1])
-            assert np.all(np.isfinite(copies[0])) == (optimizer is optimizers[1]), name
-            if optimizer is optimizers[1]:
+            assert np.all(np.isfinite(copies[0])) == (optimizer.loss_scale is not None), name
+            if optimizer.loss_scale is not None:
                 assert int(optimizer.skipped_steps.numpy()) == 1
                 after = [c.numpy() for one in optimizer.reducer_variables for c in tf_strategies.copies(one.value)]
                 for ours, theirs in zip(after, before, strict=True):
