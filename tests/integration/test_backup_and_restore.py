@@ -70,14 +70,14 @@ EVERYWHERE = [
     *(kill(1), kill(None, "save-begin"), kill(1), kill(None, "save-middle"), kill(1), kill(None, "save-commit")),
     *(kill(1), kill(None, "tracing"), kill(1), kill(1), RESTORE, kill(None, "validation"), kill(None, "epoch-end")),
 ]
-POINTS = ("tracing", "save-begin", "save-middle", "save-commit", "validation", "epoch-end")
-AT_EVERY_POINT = [kill(6), kill(1), *(kill(None, point) for point in POINTS), TERM, RESTORE]
+SAVES = ("save-begin", "save-middle", "save-commit")
+WHILE_SAVING = [kill(6), kill(1), *(kill(None, point) for point in SAVES), TERM, RESTORE]
 IN_EPOCHS = [kill(6), kill(1), kill(None, "save-middle"), kill(None, "validation"), kill(None, "epoch-end"), TERM]
 
 
 @pytest.mark.parametrize(
     ("scope", "save_freq", "faults"),
-    [("none", "1", EVERYWHERE), ("mirrored", "3", AT_EVERY_POINT), ("none", "epoch", IN_EPOCHS)],
+    [("none", "1", EVERYWHERE), ("mirrored", "3", WHILE_SAVING), ("none", "epoch", IN_EPOCHS)],
     ids=["at every step and point", "while a backup is written", "with a backup per epoch"],
 )
 def test_killed_again_and_again_it_equals_never_killed(
