@@ -2,13 +2,17 @@
 
 import json
 import math
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from tests.integration.forks import Forks
+from tests.integration.forks import Forks, Jobs
 from tfdist.bench.all_reduce import message
+from tfdist.bench.recovery import jobs as recovery_jobs
 from tfdist.cli.main import main
 from tfdist.testing.pool import WorkerPool, worker_environments
 
@@ -168,7 +172,17 @@ def test_slow_workers_and_a_table_on_parameter_servers_are_measured(forking: For
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_job_recovers_beside_horovod_elastic_with_the_same_state(forking: Forks, tmp_path: Path) -> None:
+def test_a_job_recovers_beside_horovod_elastic_with_the_same_state(
+    forking: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = Jobs(forking.server)
+
+    def popen(command: list[str], **options: Any) -> Any:
+        """Start our job in a fork; Horovod's starts its workers itself."""
+        return (jobs.Popen if "tfdist" in command else subprocess.Popen)(command, **options)
+
+    names = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
+    monkeypatch.setattr(recovery_jobs, "subprocess", SimpleNamespace(Popen=popen, **names))
     out = bench(
         forking,
         *("recovery", "--strategy", "ring", "--megabytes", "1", "--kills", "1", "--first", "6", "--every", "4"),

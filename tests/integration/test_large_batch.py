@@ -22,19 +22,19 @@ METHODS = ["base", "none", "linear", "sgd", "lars", "lamb"]
     ],
 )
 def test_the_large_batch_learns_on_replicas(
-    data: str, method: str, epochs: str, said: str, least: float, forking: Forks
+    data: str, method: str, epochs: str, said: str, least: float, drawing: Forks
 ) -> None:
     mirrored = ["tfdist", "run", "--strategy", "mirrored", "--replicas-per-worker", "2"]
     options = ["--data", data, "--method", method, "--epochs", epochs]
-    assert forking.run(*mirrored, str(RECIPE / "train.py"), *options) == 0, forking.output[-4000:]
-    found = re.search(rf"{said}.*: test accuracy (0\.\d+)", forking.output)
+    assert drawing.run(*mirrored, str(RECIPE / "train.py"), *options) == 0, drawing.output[-4000:]
+    found = re.search(rf"{said}.*: test accuracy (0\.\d+)", drawing.output)
     assert found
     assert float(found[1]) > least
 
 
-def test_the_comparison_is_a_table_and_a_picture(forking: Forks, tmp_path: Path) -> None:
+def test_the_comparison_is_a_table_and_a_picture(drawing: Forks, tmp_path: Path) -> None:
     options = ["--data", "cancer", "--seeds", "1", "--rates", "1", "--epochs", "2", "--output", str(tmp_path)]
-    with forking.start("chief", str(RECIPE / "compare.py"), *options) as process:  # a chief may draw
+    with drawing.start("chief", str(RECIPE / "compare.py"), *options) as process:  # a chief may draw
         output = process.communicate()[0].decode()
     assert process.returncode == 0, process.written[-4000:]
     report = json.loads((tmp_path / "comparison.json").read_text())["data"]["cancer"]

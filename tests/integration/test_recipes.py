@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.integration.forks import IMPORTED, OPTIMIZED, Forks
+from tests.integration.forks import OPTIMIZED, Forks
 
 ROOT = Path(__file__).parents[2]
 RUN = [sys.executable, "-m", "tfdist", "run"]
@@ -89,7 +89,7 @@ RUNS = {
         shown=("tfdist run --strategy parameter-server -n 2 train.py",),
     ),
 }
-AS_A_USER = ("one device", "demo")
+AS_A_USER = "demo"
 RECOMMENDER = ROOT / "strategies" / "parameter_server" / "train.py"
 DEADLINE_SECONDS = 800
 TRAINING, VALIDATION = (0x1F, 0x5F, 0x9E), (0xD1, 0x60, 0x2B)  # the colours of the curves
@@ -106,8 +106,8 @@ class Result:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, forking: Forks) -> Callable[[str], Result]:
-    """Runs a recipe, once for all tests that look at it; two as a user does, the others in forks."""
+def trained(tmp_path_factory: pytest.TempPathFactory, drawing: Forks) -> Callable[[str], Result]:
+    """Runs a recipe, once for all tests that look at it; one as a user does, the others in forks."""
 
     @cache
     def run(name: str) -> Result:
@@ -115,11 +115,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, forking: Forks) -> Callabl
         recipe = RUNS[name]
         script = ROOT / "strategies" / recipe.script / "train.py"
         command = [*recipe.command, str(script), "--output", str(folder), *recipe.options]
-        if name in AS_A_USER:
+        if name == AS_A_USER:
             output = finished(command, recipe.variables)
         else:
-            as_users = {OPTIMIZED: "1", IMPORTED: "sklearn.datasets matplotlib.pyplot"}
-            with forking.start("tfdist", *command[3:], **recipe.variables, **as_users) as process:
+            in_fork = ["chief", *command[1:]] if command[1] == str(script) else ["tfdist", *command[3:]]
+            with drawing.start(*in_fork, **recipe.variables, **{OPTIMIZED: "1"}) as process:
                 output = process.communicate(DEADLINE_SECONDS)[0].decode()
             assert process.returncode == 0, process.written[-4000:]
         return Result(output=output, folder=folder, summary=json.loads((folder / "summary.json").read_text()))
@@ -207,11 +207,11 @@ def test_a_transformer_in_parts_has_the_losses_of_one_device(forking: Forks, tmp
     assert re.search(r"query/kernel +\(16, 4, 4\) +\(None, 'model', None\) +512\n", forking.output)
 
 
-def test_the_recommender_finds_more_than_what_is_popular(forking: Forks, tmp_path: Path) -> None:
+def test_the_recommender_finds_more_than_what_is_popular(drawing: Forks, tmp_path: Path) -> None:
     model, picture = tmp_path / "model.keras", tmp_path / "curves.png"
     sizes = ["--users", "1000", "--items", "1000", "--batch-size", "256", "--epochs", "3"]
     options = [*sizes, "--save", str(model), "--plot", str(picture)]
-    with forking.start("chief", str(RECOMMENDER), *options) as process:
+    with drawing.start("chief", str(RECOMMENDER), *options) as process:
         output = process.communicate(DEADLINE_SECONDS)[0].decode()
     assert process.returncode == 0, process.written[-4000:]
     recall = {
