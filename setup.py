@@ -55,9 +55,7 @@ setup(
     package_data={
         "tfdist": ["py.typed"],
         "tfdist.watch": ["page.html"],
-        "tfdist.native": [
-            f"{folder}*.{kind}" for folder in ("", "collectives/", "codecs/", "bare/") for kind in ("cc", "h")
-        ],
+        "tfdist.native": ["**/*.cc", "**/*.h"],
     },
     python_requires=">=3.11,<3.14",  # Keras 3.15 ends with Python 3.10; TensorFlow 2.21 has no wheel for 3.14
     install_requires=[
