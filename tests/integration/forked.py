@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from tests.integration.forks import HELD, IMPORTED, KERNEL, OPTIMIZED, SERVER, Fork, Forks, Jobs
+from tests.integration.forks import HELD, KERNEL, OPTIMIZED, SERVER, Fork, Forks, Jobs
 from tests.integration.light import python_path
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.pool import worker
@@ -65,21 +65,14 @@ class Tasks:
             return Fork(self._server.spawn(command, env, stdin=given.fileno(), stdout=log, stderr=log))
 
 
-class Probes:
+class Probes(Tasks):
     """What `tfdist parallel plan` needs of `subprocess`."""
-
-    DEVNULL = subprocess.DEVNULL
-
-    def __init__(self, server: ForkServer) -> None:
-        self._server = server
 
     def Popen(self, command: list[str], *, env: dict[str, str], stdout: IO[bytes], **_: object) -> Fork:  # noqa: N802
         python, _, module, *arguments = command  # python -m tfdist.tune.probe ...
         file = importlib.import_module(module).__file__
         assert file is not None
-        with open(os.devnull) as given:
-            argv, log = [python, __file__, os.getcwd(), "0", file, *arguments], stdout.fileno()
-            return Fork(self._server.spawn(argv, env, stdin=given.fileno(), stdout=log, stderr=log))
+        return super().Popen([python, __file__, os.getcwd(), "0", file, *arguments], env=env, stdout=stdout)
 
 
 def forked_server() -> ForkServer | None:
@@ -169,8 +162,6 @@ def run_tfdist(arguments: list[str]) -> None:
     if os.environ.pop(HELD, ""):
         os.read(0, 1)  # who has started this sets limits first, which are those of all that is forked from here
     let_all_be_imported()  # the recipes draw, and load the digits
-    for name in os.environ.pop(IMPORTED, "").split():
-        importlib.import_module(name)
     if (server := forked_server()) is None:
         return
 

@@ -36,8 +36,6 @@ OPTIMIZED = "TESTS_OPTIMIZE_GRAPHS"
 HELD = "TESTS_HELD"
 # A command of a fork: be a kernel of Jupyter.
 KERNEL = "kernel"
-# In the environment of `tfdist` in a fork: what its workers import in any case, once for them all.
-IMPORTED = "TESTS_IMPORT_ONCE"
 # A command of a fork: import modules, and fork from then on.
 SERVER = "server"
 MODULES = (

@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,14 +174,13 @@ def test_slow_workers_and_a_table_on_parameter_servers_are_measured(forking: For
 def test_a_job_recovers_beside_horovod_elastic_with_the_same_state(
     forking: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = Jobs(forking.server)
+    class Ours(Jobs):
+        """Starts our job in a fork; Horovod's starts its workers itself."""
 
-    def popen(command: list[str], **options: Any) -> Any:
-        """Start our job in a fork; Horovod's starts its workers itself."""
-        return (jobs.Popen if "tfdist" in command else subprocess.Popen)(command, **options)
+        def Popen(self, command: list[str], **options: Any) -> Any:  # noqa: N802
+            return (super().Popen if "tfdist" in command else subprocess.Popen)(command, **options)
 
-    names = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
-    monkeypatch.setattr(recovery_jobs, "subprocess", SimpleNamespace(Popen=popen, **names))
+    monkeypatch.setattr(recovery_jobs, "subprocess", Ours(forking.server))
     out = bench(
         forking,
         *("recovery", "--strategy", "ring", "--megabytes", "1", "--kills", "1", "--first", "6", "--every", "4"),

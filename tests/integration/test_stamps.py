@@ -16,7 +16,7 @@ from tfdist.monitor.recording.compiled import CompiledRows
 from tfdist.monitor.recording.graph import Rows, Stamps
 from tfdist.monitor.recording.operations import OperationRows
 from tfdist.monitor.recording.rows import LEAST_NORM, NORM_EVERY, ROWS_OF_STAMPS, STAMPS, Column
-from tfdist.native import library, stamping, target
+from tfdist.native import library, loading, stamping, target
 from tfdist.native.ops import SWITCH
 
 tf = pytest.importorskip("tensorflow")
@@ -259,7 +259,7 @@ def test_they_are_left_out_where_nobody_wants_or_has_them(
     def load(of: library.Library, made: Any) -> Any:
         raise TfdistError("there is no compiler")
 
-    monkeypatch.setattr(stamping, "load", load)
+    monkeypatch.setattr(loading, "load", load)
     stamping._loaded.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert stamping.stamp_ops() is None

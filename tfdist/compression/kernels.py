@@ -7,7 +7,6 @@ the thread of an operation that is called eagerly.
 """
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -17,16 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import TfdistError
 from tfdist.native import library
-from tfdist.native.loading import load
+from tfdist.native.loading import load_or_none, module_of
 from tfdist.native.ops import is_wanted
 
 _OPS = (
     *("group_sums", "group_largest", "to_levels", "from_levels", "to_signs", "from_signs", "to_powers", "from_powers"),
     "largest",
 )
-_log = logging.getLogger(__name__)
 _alone = threading.Lock()
 _runs_elsewhere: ContextVar[bool] = ContextVar("_runs_elsewhere", default=False)
 
@@ -73,19 +70,8 @@ def shaped(tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
 
 @cache
 def _loaded() -> Any | None:
-    try:
-        return load(library.CODECS, _module)
-    except (TfdistError, OSError) as error:
-        _log.warning(
-            "Gradients are compressed by TensorFlow's operations, which takes longer, because tfdist's are missing: %s",
-            error,
-        )
-        return None
+    return load_or_none(library.CODECS, _module, instead="Gradients are compressed by TensorFlow's operations")
 
 
 def _module(path: Path) -> Any:
-    module = tf.load_op_library(str(path))
-    missing = [name for name in _OPS if not hasattr(module, f"tfdist_{name}")]
-    if missing:
-        raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
-    return module
+    return module_of(path, [f"tfdist_{name}" for name in _OPS])

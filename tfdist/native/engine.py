@@ -4,11 +4,9 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from tfdist.errors import TfdistError
 from tfdist.native import library
-from tfdist.native.loading import load
+from tfdist.native.loading import load, module_of
 
 #: what the errors of operations begin with when the engine has ended, whatever the cause
 BROKEN = "The native collectives have ended: "
@@ -59,13 +57,7 @@ class Engines:
     """
 
     def __init__(self, path: Path) -> None:
-        import tensorflow as tf
-
-        self.ops: Any = tf.load_op_library(str(path))
-        every = [f"tfdist_{order}{name}" for name in _OPS for order in ("", "ordered_")]
-        missing = [name for name in every if not hasattr(self.ops, name)]
-        if missing:
-            raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
+        self.ops = module_of(path, [f"tfdist_{order}{name}" for name in _OPS for order in ("", "ordered_")])
         number, text = ctypes.c_int64, ctypes.c_char_p
         self._library = ctypes.CDLL(str(path))
         for name, result, *arguments in (

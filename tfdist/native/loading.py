@@ -2,9 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tfdist.errors import TfdistError
 from tfdist.native import library
@@ -41,3 +41,39 @@ def load(of: library.Library, made: Callable[[Path], _Loaded]) -> _Loaded:
         return made(built.path)
     except (tf.errors.OpError, OSError) as error:
         raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
+
+
+def load_or_none(of: library.Library, made: Callable[[Path], _Loaded], *, instead: str) -> _Loaded | None:
+    """Return what `load` does, or None and a warning where the library cannot be had.
+
+    Args:
+        of: which library.
+        made: loads the library at a path, and returns what calls it.
+        instead: what is done without it, the beginning of the warning.
+
+    Example:
+        >>> load_or_none(library.RECORDS, Records, instead="Records are read through NumPy")  # doctest: +SKIP
+    """
+    try:
+        return load(of, made)
+    except (TfdistError, OSError, AttributeError) as error:
+        _log.warning("%s, which takes longer, because tfdist's ops are missing: %s", instead, error)
+        return None
+
+
+def module_of(path: Path, names: Iterable[str]) -> Any:
+    """Return the module of a library's ops.
+
+    Args:
+        path: of the library.
+        names: of functions of the module.
+    Raises:
+        TfdistError: it has not all of them.
+    """
+    import tensorflow as tf
+
+    module = tf.load_op_library(str(path))
+    missing = [name for name in names if not hasattr(module, name)]
+    if missing:
+        raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
+    return module

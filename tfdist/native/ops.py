@@ -1,7 +1,6 @@
 """What Python calls: the ops of the library, or None with the reason in the log."""
 
 import ctypes
-import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -9,16 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError
 from tfdist.native import library
-from tfdist.native.loading import load
+from tfdist.native.loading import load_or_none, module_of
 from tfdist.validation import shown
 
 SWITCH = "TFDIST_NATIVE"
 _OPS = ("tfdist_read_records", "tfdist_read_rows", "tfdist_parse_records")
 _TAG = {"bytes": 0x0A, "float": 0x12, "int64": 0x1A}  # the tag of its list in a feature
 _ANY_STATE: tuple[int, ...] = ()
-_log = logging.getLogger(__name__)
 _alone = threading.Lock()
 
 
@@ -38,13 +36,8 @@ class Records:
     """
 
     def __init__(self, path: Path) -> None:
-        import tensorflow as tf
-
         self.path = path
-        self._ops = tf.load_op_library(str(path))
-        missing = [name for name in _OPS if not hasattr(self._ops, name)]
-        if missing:
-            raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
+        self._ops = module_of(path, _OPS)
         self._library = ctypes.CDLL(str(path))
         self._library.tfdist_unmap.restype = None
         self._library.tfdist_mapped.restype = ctypes.c_int64
@@ -221,8 +214,4 @@ def records() -> Records | None:
 
 @cache
 def _load() -> Records | None:
-    try:
-        return load(library.RECORDS, Records)
-    except (TfdistError, OSError, AttributeError) as error:
-        _log.warning("Records are read through NumPy, which takes longer, because tfdist's ops are missing: %s", error)
-        return None
+    return load_or_none(library.RECORDS, Records, instead="Records are read through NumPy")

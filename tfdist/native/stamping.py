@@ -1,21 +1,17 @@
 """The ops that stamp a step, compiled; None where TensorFlow's are to be taken, with the reason in the log."""
 
 import ctypes
-import logging
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from tfdist.errors import TfdistError
 from tfdist.native import library
-from tfdist.native.loading import load
+from tfdist.native.loading import load_or_none, module_of
 from tfdist.native.ops import is_wanted
 
 _OPS = ("begin", "loss", "end", "norm", "scaled_norm")
-_log = logging.getLogger(__name__)
 _alone = threading.Lock()
 
 
@@ -27,13 +23,7 @@ class StampOps:
     """
 
     def __init__(self, path: Path) -> None:
-        import tensorflow as tf
-
-        self.ops: Any = tf.load_op_library(str(path))
-        names = ["tfdist_stamp", *(f"tfdist_stamp_{name}" for name in _OPS)]
-        missing = [name for name in names if not hasattr(self.ops, name)]
-        if missing:
-            raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
+        self.ops = module_of(path, ["tfdist_stamp", *(f"tfdist_stamp_{name}" for name in _OPS)])
         self._library = ctypes.CDLL(str(path))
         for name, *arguments in (("make", *[ctypes.c_size_t] * 2), ("read", ctypes.c_int64, ctypes.c_void_p)):
             function = getattr(self._library, f"tfdist_stamps_{name}")
@@ -75,9 +65,4 @@ def stamp_ops() -> StampOps | None:
 
 @cache
 def _loaded() -> StampOps | None:
-    try:
-        return load(library.STAMPS, StampOps)
-    except (TfdistError, OSError, AttributeError) as error:
-        text = "Steps are stamped by TensorFlow's operations, which takes longer, because tfdist's are missing: %s"
-        _log.warning(text, error)
-        return None
+    return load_or_none(library.STAMPS, StampOps, instead="Steps are stamped by TensorFlow's operations")

@@ -134,8 +134,8 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
                 found = call(arm, "measure", steps=setup.steps)
                 seconds[arm].append(max(one["seconds"] for one in found) / setup.steps)
     wide, narrow = {}, {}
+    few, thin = memory.batch(setup.workers), memory.narrow(setup.units)
     for arm in order:
-        few, thin = memory.batch(setup.workers), memory.narrow(setup.units)
         wide[arm] = _alone(setup, arm, on_round, environment=memory.GIVING_BACK, other=few)
         narrow[arm] = _alone(setup, arm, on_round, environment=memory.GIVING_BACK, other={**few, **thin})
     bytes_of = {}
