@@ -11,7 +11,7 @@ from tfdist.native import library
 from tfdist.native.loading import load_or_none, module_of
 from tfdist.native.ops import is_wanted
 
-_OPS = ("begin", "loss", "end", "norm", "scaled_norm")
+_OPS = ("begin", "loss", "end", "norm")
 _alone = threading.Lock()
 
 

@@ -60,15 +60,12 @@ class CompiledRow:
         import tensorflow as tf
 
         what = {
+            "scale": [] if scale is None else [tf.cast(scale, tf.float64)],
             "values": [_float(one) for one in tensors],
             "column": Column.GRADIENT_NORM - _FIRST,
             "count": NORM_EVERY,
         }
-        if scale is None:
-            self._write(self._ops.tfdist_stamp_norm, (), **what)
-        else:
-            scale = tf.cast(scale, tf.float64)
-            self._write(self._ops.tfdist_stamp_scaled_norm, (), scale=scale, **what)
+        self._write(self._ops.tfdist_stamp_norm, (), **what)
 
     def end(self, after: Sequence[Any], reductions: int) -> None:
         """Note the end of the step, behind these operations."""

@@ -245,11 +245,11 @@ class Measurement {
   std::vector<Tensor> kept_;
 };
 
-// The norm of a gradient in one of so many steps.
-template <bool is_scaled>
+// The norm of a gradient in one of so many steps; a scale, if there is one, comes before the gradient.
 class Norm final : public Stamp {
  public:
-  explicit Norm(OpKernelConstruction* construction) : Stamp(construction), every_(attribute(construction, "count")) {
+  explicit Norm(OpKernelConstruction* construction)
+      : Stamp(construction), every_(attribute(construction, "count")), is_scaled_(attribute(construction, "scales") > 0) {
     OP_REQUIRES(construction, every_ > 0, absl::InvalidArgumentError("count must be at least 1."));
   }
 
@@ -257,12 +257,12 @@ class Norm final : public Stamp {
     const std::int64_t number = row(context);
     if (number % every_ != 0) return rows_->leave(number);
     const auto one = std::make_shared<Measurement>(rows_, column_, number);
-    if (is_scaled) {
+    if (is_scaled_) {
       const Tensor& scale = context->input(1);
       OP_REQUIRES(context, scale.NumElements() == 1, absl::InvalidArgumentError("scale is not one number."));
       one->scaled_by(*static_cast<const double*>(scale.data()));
     }
-    for (int i = is_scaled ? 2 : 1; i < context->num_inputs(); ++i) one->add(context->input(i));
+    for (int i = is_scaled_ ? 2 : 1; i < context->num_inputs(); ++i) one->add(context->input(i));
     if (one->is_short()) return one->run();
     try {
       std::thread([one] { one->run(); }).detach();  // who reads the rows waits for it
@@ -273,6 +273,7 @@ class Norm final : public Stamp {
 
  private:
   const std::int64_t every_;
+  const bool is_scaled_;
 };
 
 absl::Status no_outputs(tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); }
@@ -303,17 +304,9 @@ REGISTER_OP("TfdistStampLoss")
     .SetShapeFn(no_outputs);
 REGISTER_OP("TfdistStampNorm")
     .Input("row: int64")
+    .Input("scale: scales * double")
     .Input("values: T")
-    .Attr("T: list({half, bfloat16, float, double}) >= 1")
-    .Attr("rows: int")
-    .Attr("column: int")
-    .Attr("count: int")
-    .SetIsStateful()
-    .SetShapeFn(no_outputs);
-REGISTER_OP("TfdistStampScaledNorm")
-    .Input("row: int64")
-    .Input("scale: double")
-    .Input("values: T")
+    .Attr("scales: int >= 0")  // 0 or 1
     .Attr("T: list({half, bfloat16, float, double}) >= 1")
     .Attr("rows: int")
     .Attr("column: int")
@@ -325,8 +318,7 @@ REGISTER_KERNEL_BUILDER(Name("TfdistStampBegin").Device(tensorflow::DEVICE_CPU),
 REGISTER_KERNEL_BUILDER(Name("TfdistStamp").Device(tensorflow::DEVICE_CPU), Mark);
 REGISTER_KERNEL_BUILDER(Name("TfdistStampEnd").Device(tensorflow::DEVICE_CPU), End);
 REGISTER_KERNEL_BUILDER(Name("TfdistStampLoss").Device(tensorflow::DEVICE_CPU), Loss);
-REGISTER_KERNEL_BUILDER(Name("TfdistStampNorm").Device(tensorflow::DEVICE_CPU), Norm<false>);
-REGISTER_KERNEL_BUILDER(Name("TfdistStampScaledNorm").Device(tensorflow::DEVICE_CPU), Norm<true>);
+REGISTER_KERNEL_BUILDER(Name("TfdistStampNorm").Device(tensorflow::DEVICE_CPU), Norm);
 
 }  // namespace
 }  // namespace tfdist::stamps
