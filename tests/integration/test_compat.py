@@ -156,7 +156,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "keras/optimizer.py": {
         **each("_all_reduce_sum_gradients _distribution_strategy _exclude_from_weight_decay", optimizer),
         **each("_exclude_from_weight_decay_pattern _get_current_learning_rate _get_variable_index", optimizer),
-        **each("_backend_apply_gradients _clip_gradients", optimizer),
+        **each("_backend_apply_gradients _clip_gradients _distributed_tf_update_step", optimizer),
         **each("_learning_rate _overwrite_model_variables_with_average_value _track_variable", optimizer),
         **each("_trainable_variables _trainable_variables_indices _var_key", optimizer),
         "_model_variables_moving_average": lambda: keras.optimizers.Optimizer,

@@ -43,6 +43,7 @@ class Sharding:
 
     #: within the bounds: all
     elements: tuple[int, int] | None = None
+    is_cut = True
 
     def __init__(self, axes: Axes, layout: Layout, shape: Sequence[int], path: str) -> None:
         self.layout = layout

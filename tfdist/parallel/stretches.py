@@ -34,6 +34,7 @@ class StretchSharding:
 
     #: no two workers have the same element
     is_first = True
+    is_cut = True
     layout = ("elements",)
     axes = ("elements",)
     #: within the bounds: all

@@ -56,12 +56,16 @@ _REFUSED_WITHOUT_WHOLES = (
     *("only_chief_writes", "backup_and_restore"),
     *("jit_compile", "jit_compile_own_step", "positions_under_xla"),
 )
-#: on a mesh also updates that look at whole weights, compressed gradients, and data that differ between processes with
-#: the same examples
+#: updates that look at whole weights, which a process of a pipeline has of its stage
+_LOOK_AT_WHOLE_WEIGHTS = (
+    *("optimizer_schedule_free_adamw", "optimizer_lamb", "optimizer_muon", "lars", "lamb"),
+    "optimizer_of_ones_own",
+)
+#: on a mesh also these, compressed gradients, and data that differ between processes with the same examples
 _REFUSED_ON_A_MESH = (
     *_REFUSED_WITHOUT_WHOLES,
-    *("optimizer_schedule_free_adamw", "optimizer_adafactor", "optimizer_lamb", "optimizer_muon", "lars", "lamb"),
-    "optimizer_of_ones_own",
+    *_LOOK_AT_WHOLE_WEIGHTS,
+    "optimizer_adafactor",
     *("compression_float16", "compression_bfloat16", "own_data_uneven", "auto_shard_file"),
 )
 
@@ -69,7 +73,7 @@ _REFUSED_ON_A_MESH = (
 _REFUSED_ON_DEVICES = (*_REFUSED_ON_A_MESH, "run_eagerly")
 #: in a pipeline also steps of the user's own, and models without a graph
 _REFUSED_IN_A_PIPELINE = (
-    *_REFUSED_ON_A_MESH,
+    *(name for name in _REFUSED_ON_A_MESH if name not in _LOOK_AT_WHOLE_WEIGHTS),
     # steps, losses and graphs of the user's own
     *("compute_loss", "compute_loss_that_sums", "logs_under_other_names", "logs_made_of_metrics"),
     *(
@@ -166,7 +170,8 @@ COLUMNS = (
                 (registry.MICROBATCHES_VARIABLE, "2"),
                 *more,
             ),
-            may_refuse=_REFUSED_IN_A_PIPELINE,
+            # slots or weights of a stage in parts
+            may_refuse=(*_REFUSED_IN_A_PIPELINE, *(_LOOK_AT_WHOLE_WEIGHTS if more else ())),
         )
         for name, mesh, schedule, more in (
             ("pipeline-2", "data=1,pipeline=2", "1f1b", ()),

@@ -25,6 +25,7 @@ from tests.integration.cases.model_parallel_models import (
     recurrent,
     sequence,
 )
+from tests.integration.cases.optimizers_of_ones_own import OwnApply
 from tests.integration.cases.resuming import Interrupt, far
 from tfdist import errors
 from tfdist.bench.model_parallel import dtensor, networks
@@ -433,6 +434,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "activation": _no_activation,
     "division": _no_division,
     "lamb": _optimizer(keras.optimizers.Lamb),
+    "own apply": _optimizer(OwnApply),
     "own data": _own_data,
     "jit_compile": _jit,
     "run_eagerly": _eagerly,

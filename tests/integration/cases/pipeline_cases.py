@@ -13,10 +13,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.integration.cases.optimizers_of_ones_own import CountingSteps, OwnApply
 from tests.integration.cases.resuming import Interrupt, far
 from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.optimizers import LARS
 from tfdist.parallel import schedules
 from tfdist.parallel.schedules import Schedule
 from tfdist.strategies import PipelineStrategy, use_logical_cpus
@@ -165,6 +167,9 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "scaling": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(0.02, clipnorm=0.1), dynamic_growth_steps=2
     ),
+    # whose update looks at a whole weight, which a stage has
+    "lars": lambda: LARS(0.5, trust_coefficient=0.1, exclude=[]),
+    "muon": lambda: keras.optimizers.Muon(0.02),
 }
 MODELS: dict[str, tuple[Callable[[], keras.Model], Any, str]] = {
     "mlp-adamw": (mlp, X, "adamw"),
@@ -175,8 +180,8 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Any, str]] = {
     "words-averaged": (words, IDS, "averaged"),
     "whole batches": (whole_batches, SERIES, "plain"),
     "statistics": (statistics, X, "plain"),
-    "named": (Named, X, "plain"),
-    "short": (short, X, "plain"),
+    "named": (Named, X, "muon"),
+    "short": (short, X, "lars"),
     "masked": (masked, IDS * (RANDOM.uniform(size=IDS.shape) < 0.6), "plain"),
 }
 
@@ -403,11 +408,13 @@ class OwnStep(keras.Sequential):
         return super().train_step(data)
 
 
-def _fit(make: Callable[[], keras.Model], **options: Any) -> Callable[[str], None]:
+def _fit(
+    make: Callable[[], keras.Model], optimizer: Callable[[], Any] = lambda: "sgd", **options: Any
+) -> Callable[[str], None]:
     def fit(mesh: str) -> None:
         with strategy(mesh).scope():
             model = make()
-            model.compile(**{"optimizer": "sgd", "loss": "mse", **options})
+            model.compile(**{"optimizer": optimizer(), "loss": "mse", **options})
         model.fit(X, Y, verbose=0)
 
     return fit
@@ -476,6 +483,9 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "eager": _fit(_small, run_eagerly=True),
     "jit": _fit(_small, jit_compile=True),
     "one number": _fit(_small, loss=lambda y, p: tf.reduce_mean((y - p) ** 2)),
+    "rows and columns": _fit(_small, optimizer=keras.optimizers.Adafactor),
+    "own apply": _fit(_small, optimizer=OwnApply),
+    "a number": _fit(_small, optimizer=CountingSteps),
     "name": _cut(["secund"]),
     "names": _cut(["first"]),
     "order": _pipeline(schedule=_mine),

@@ -17,6 +17,7 @@ from keras import optimizers as kinds
 import tfdist
 import tfdist.callbacks
 import tfdist.strategies
+from tests.integration.cases.optimizers_of_ones_own import Counts, OwnApply, Unknown
 from tfdist import errors
 from tfdist.bench.sharded import formulas
 from tfdist.collectives.traced import TracedCollective
@@ -58,22 +59,6 @@ def network(kind: str = "plain", dtype: str | None = None) -> keras.Model:
     frozen = keras.layers.Dense(3, trainable=False, dtype=dtype)
     constrained = keras.layers.Dense(4, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.9), dtype=dtype)
     return keras.Sequential([*layers, frozen, constrained, keras.layers.Dense(1, dtype=dtype)])
-
-
-class Unknown(keras.optimizers.Optimizer):
-    """An optimizer of a user's own, which looks at whole variables and has slots of another shape."""
-
-    def build(self, variables: Any) -> None:
-        super().build(variables)
-        self.rows = [self.add_variable(shape=(*one.shape, 1)[:1], name=f"rows{i}") for i, one in enumerate(variables)]
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        gradient = keras.ops.convert_to_tensor(gradient)
-        size = keras.ops.sqrt(keras.ops.sum(keras.ops.square(gradient))) + 1e-3
-        rows = self.rows[self._get_variable_index(variable)]
-        first = keras.ops.reshape(gradient, (rows.shape[0], -1))
-        self.assign_add(rows, keras.ops.sum(keras.ops.abs(first), axis=-1))
-        self.assign_sub(variable, gradient * keras.ops.cast(learning_rate, gradient.dtype) / size)
 
 
 def exclude(optimizer: Any) -> Any:
@@ -405,17 +390,6 @@ def _loop_of_updates() -> None:
         model = Updating(given, keras.layers.Dense(1)(given))
         model.compile(kinds.SGD(0.1))
     model.fit(X, Y, batch_size=BATCH, verbose=0)
-
-
-class OwnApply(keras.optimizers.SGD):
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        super().apply([grad * 2 for grad in grads], trainable_variables)
-
-
-class Counts(Unknown):
-    def build(self, variables: Any) -> None:
-        super().build(variables)
-        self.count = self.add_variable(shape=(), name="count")
 
 
 def refused(among: list[str] | None) -> dict[str, str]:

@@ -74,7 +74,7 @@ def chain(optimizer: Optimizer | None) -> Iterator[Optimizer]:
             yield from chain(inner)
 
 
-def _last(optimizer: Optimizer | None) -> list[Optimizer]:
+def updating(optimizer: Optimizer | None) -> list[Optimizer]:
     """Return those that update variables."""
     return [one for one in chain(optimizer) if not inner_optimizers(one)]
 
@@ -112,12 +112,7 @@ def of_whole_variables(optimizer: Optimizer) -> str | None:
     """
     if any(isinstance(one, MultiOptimizer) for one in chain(optimizer)):
         return MultiOptimizer.__name__
-    return updates_whole_variables(optimizer)
-
-
-def updates_whole_variables(optimizer: Optimizer) -> str | None:
-    """Return the name of the first that updates variables and may look at more than an element of one, or None."""
-    unknown = [one for one in _last(optimizer) if not updates_elements(one)]
+    unknown = [one for one in updating(optimizer) if not updates_elements(one)]
     return type(unknown[0]).__name__ if unknown else None
 
 
@@ -174,6 +169,9 @@ def looking_at_parts(
 ) -> Iterator[None]:
     """Let an optimizer, and those that it hands gradients on to, clip and check otherwise inside.
 
+    A variable of which this process has no element is not updated: there is nothing to change, and an update that
+    takes it for a matrix would fail.
+
     Args:
         optimizer: the first.
         clipped: takes the optimizer that clips, gradients and their variables, and returns the gradients.
@@ -197,11 +195,20 @@ def looking_at_parts(
 
 def _apply_clipped(optimizer: Optimizer, clipped: Any, gradients: list[Any], variables: list[Any]) -> None:
     own = vars(optimizer)
-    own["_clip_gradients"] = lambda given: clipped(optimizer, given, variables)
+    changed = {"_clip_gradients": lambda given: clipped(optimizer, given, variables)}
+    if "_distributed_tf_update_step" not in own:  # the replicas of a stage have updates of their own
+        changed["_distributed_tf_update_step"] = functools.partial(_update_what_is_here, optimizer)
+    own.update(changed)
     try:
         type(optimizer)._backend_apply_gradients(optimizer, gradients, variables)
     finally:
-        del own["_clip_gradients"]
+        for name in changed:
+            del own[name]
+
+
+def _update_what_is_here(optimizer: Optimizer, strategy: Any, pairs: list[tuple[Any, Any]], rate: Any) -> None:
+    here = [(gradient, variable) for gradient, variable in pairs if variable.shape.num_elements()]
+    type(optimizer)._distributed_tf_update_step(optimizer, strategy, here, rate)
 
 
 def _build(optimizer: MultiOptimizer, variables: list[Any]) -> None:
@@ -269,7 +276,7 @@ def rate_multiplied(optimizer: Optimizer, factor: tf.Tensor | None) -> Iterator[
     if factor is None:
         yield
         return
-    multiplied = _last(optimizer)
+    multiplied = updating(optimizer)
     for one in multiplied:
         vars(one)["_get_current_learning_rate"] = functools.partial(_multiplied_rate, one, factor)
     try:
@@ -319,10 +326,10 @@ def bind_slots(optimizer: Optimizer, partitioned: Mapping[int, list[Any]]) -> No
 
 def learning_rate_variables(optimizer: Optimizer | None) -> list[Any]:
     """Return the Keras variables that hold learning rates; those that a schedule or a function gives are not there."""
-    rates = [getattr(one, "_learning_rate", None) for one in _last(optimizer)]
+    rates = [getattr(one, "_learning_rate", None) for one in updating(optimizer)]
     return [rate for rate in rates if hasattr(rate, "assign")]
 
 
 def has_other_learning_rates(optimizer: Optimizer) -> bool:
     """Return whether a schedule or a function gives a learning rate."""
-    return len(learning_rate_variables(optimizer)) < len(_last(optimizer))
+    return len(learning_rate_variables(optimizer)) < len(updating(optimizer))

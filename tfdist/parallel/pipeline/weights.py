@@ -87,6 +87,11 @@ class StageSharding:
         return self.holders is None or self._along.rank in self.holders
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a process that has some of it has less than the whole."""
+        return self._within is not None
+
+    @property
     def counts(self) -> bool:
         """Whether it counts here in what is added up over stages, where several have it."""
         return self.holders is None or self._along.rank == self.holders[0]
@@ -191,6 +196,7 @@ class SlotSharding:
     """
 
     layout = ("elements",)
+    is_cut = True
     #: all that the process has lies there
     device = None
 

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.errors import UnsupportedError
 from tfdist.training.reduction import norms, reducer
@@ -26,7 +27,8 @@ def updated(optimizer: Any, variables: Any, lying: Callable[[Any], Any] = sharde
         variables: what `apply` is given, or None.
         lying: returns of a variable how what it is updated with lies; None: whole, on every process.
     Raises:
-        UnsupportedError: it may look at the whole of a variable that is cut, or compresses gradients.
+        UnsupportedError: it may look at the whole of a variable that is cut, or at several that are apart, or
+            compresses gradients.
     """
     if variables is not None and not optimizer.built and any(map(sharded.sharding_of, variables)):
         keras_optimizer.build(optimizer, list(variables))
@@ -35,7 +37,7 @@ def updated(optimizer: Any, variables: Any, lying: Callable[[Any], Any] = sharde
     if not parts:
         yield
         return
-    _require_elementwise(optimizer, weights)
+    _require_possible(optimizer, weights, lying)
     slots = [slot for one in keras_optimizer.chain(optimizer) for slot in one.variables]
     averages = keras_optimizer.known_variables(optimizer)
     with (
@@ -106,19 +108,57 @@ class Parts:
         return tf.stack(totals)
 
 
-def _require_elementwise(optimizer: Any, weights: Sequence[Any]) -> None:
-    cut = next(variable.path for variable in weights if sharded.sharding_of(variable) is not None)
-    name = keras_optimizer.updates_whole_variables(optimizer)
-    if name is not None:
+def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[Any], Any]) -> None:
+    """Raise if an update may look at more than lies in one place: at the whole of what is cut, or at several weights.
+
+    Args:
+        optimizer: it is built.
+        weights: what it is about to update.
+        lying: returns of a variable how what it is updated with lies; None: whole, on every process.
+    """
+    found = {variable.path: lying(variable) for variable in weights}
+    apart = [path for path, one in found.items() if one is not None]
+    cut = next((path for path in apart if found[path].is_cut), None)
+    for one in keras_optimizer.updating(optimizer):
+        if keras_sharded.is_changed_around_updates(one):
+            raise UnsupportedError(
+                f"the optimizer {type(one).__name__} has an `apply` of its own, which may look at gradients of several "
+                f"variables together, and processes or devices update what they have of them by themselves, as of "
+                f"{apart[0]!r}. Override `update_step` alone, or take a strategy that keeps weights whole."
+            )
+        if not keras_optimizer.updates_elements(one):
+            _require_whole(one, cut, apart[0])
+    choices = reducer.choices_of(optimizer)
+    if choices.compression is not None or choices.kind == "adasum":
+        what = "compresses gradients" if choices.compression is not None else "combines gradients by Adasum"
+        raise UnsupportedError(
+            f"the optimizer {optimizer.name!r} {what}, which looks at whole gradients, and {(cut or apart[0])!r} lies "
+            "in parts on several processes or devices. Leave that out, or leave the weight whole."
+        )
+
+
+def _require_whole(optimizer: Any, cut: str | None, path: str) -> None:
+    """Raise if a variable is cut, or if what the optimizer keeps of one cannot lie where the variable does.
+
+    Args:
+        optimizer: may look at more than an element of a variable.
+        cut: the path of a variable that is cut, or None.
+        path: of one that some processes have, whole.
+    """
+    name = type(optimizer).__name__
+    if cut is not None:
         raise UnsupportedError(
             f"the optimizer {name} may look at the whole of a variable in its update, and {cut!r} lies in parts on "
             "several processes or devices, which are updated each by itself. Use an optimizer that updates each "
             "element by itself (SGD, Adam, AdamW, RMSprop, Adagrad, ...), or leave that weight whole."
         )
-    choices = reducer.choices_of(optimizer)
-    if choices.compression is not None or choices.kind == "adasum":
-        what = "compresses gradients" if choices.compression is not None else "combines gradients by Adasum"
+    kept = [slot for slot in optimizer.variables if len(slot.shape) and sharded.sharding_of(slot) is None]
+    if keras_sharded.is_of_ones_own(optimizer):
+        kept += keras_sharded.numbers_of(optimizer)
+    if kept:
         raise UnsupportedError(
-            f"the optimizer {optimizer.name!r} {what}, which looks at whole gradients, and {cut!r} lies in parts on "
-            "several processes or devices. Leave that out, or leave the weight whole."
+            f"the optimizer {name} keeps {kept[0].path!r} (shape {tuple(kept[0].shape)}), which has not the shape of a "
+            f"variable, and each stage of a pipeline updates the variables that it has, such as {path!r}, by itself. "
+            "Take an optimizer that keeps what has its variable's shape, as all of Keras' but Adafactor do; your own "
+            "makes it by add_variable_from_reference."
         )

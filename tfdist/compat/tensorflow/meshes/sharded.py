@@ -30,6 +30,7 @@ class Sharding(Protocol):
     bounds: tuple[tuple[int, int], ...]
     elements: tuple[int, int] | None  # which of those within the bounds it has; None: all
     is_first: bool
+    is_cut: bool  # whether a member that has some of it has less than the whole
     layout: tuple[str | None, ...]
     path: str
 

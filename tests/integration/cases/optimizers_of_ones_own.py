@@ -1,0 +1,49 @@
+"""Optimizers as users write them, which look at more than an element of a variable."""
+
+from typing import Any
+
+import keras
+
+
+class Unknown(keras.optimizers.Optimizer):
+    """Looks at whole variables and has slots of another shape."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.rows = [self.add_variable(shape=(*one.shape, 1)[:1], name=f"rows{i}") for i, one in enumerate(variables)]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        gradient = keras.ops.convert_to_tensor(gradient)
+        size = keras.ops.sqrt(keras.ops.sum(keras.ops.square(gradient))) + 1e-3
+        rows = self.rows[self._get_variable_index(variable)]
+        first = keras.ops.reshape(gradient, (rows.shape[0], -1))
+        self.assign_add(rows, keras.ops.sum(keras.ops.abs(first), axis=-1))
+        self.assign_sub(variable, gradient * keras.ops.cast(learning_rate, gradient.dtype) / size)
+
+
+class Counts(Unknown):
+    """Keeps a number as well."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.count = self.add_variable(shape=(), name="count")
+
+
+class CountingSteps(keras.optimizers.SGD):
+    """Keeps a number, and nothing else that SGD does not keep."""
+
+    def build(self, variables: Any) -> None:
+        if not self.built:
+            super().build(variables)
+            self.count = self.add_variable(shape=(), name="count")
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        self.assign_add(self.count, 1.0)
+        super().update_step(gradient, variable, learning_rate)
+
+
+class OwnApply(keras.optimizers.SGD):
+    """Has the gradients of all variables at once."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply([grad * 2 for grad in grads], trainable_variables)
