@@ -20,8 +20,10 @@ DEFAULT_BYTES = 4 << 20
 FIRST_BYTES = 1 << 20
 
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20
-# what is measured for "auto": the sizes of two all_reduces, and how often each
-_FEW_BYTES, _MANY_BYTES, _TIMES = 4 << 10, 4 << 20, 5
+# what is measured for "auto": the sizes of two all_reduces
+_FEW_BYTES, _MANY_BYTES = 4 << 10, 4 << 20
+# an all_reduce is repeated for so long, and so often at least and at most: the first dozen takes several times as long
+_SECONDS, _FEWEST, _MOST = 0.25, 10, 60
 # of the time that a bucket takes, the part that is latency
 _LATENCY_PART = 0.1
 _log = logging.getLogger(__name__)
@@ -133,15 +135,21 @@ def suitable_bytes(latency_seconds: float, bytes_per_second: float) -> int:
 
 
 def measured_seconds(collective: Collective, size: int) -> float:
-    """Return the median of the seconds that an all_reduce takes, without the first one, which sets up.
+    """Return the median of the seconds that an all_reduce takes when it has been repeated for a while.
 
     Args:
         collective: of several members, all of which call it.
         size: in bytes.
     """
-    ones, taken = tf.ones([size // 4]), []
-    for _ in range(1 + _TIMES):
+    ones, name = tf.ones([size // 4]), keys.EAGER
+
+    def taken() -> float:
         began = time.perf_counter()
-        collective.all_reduce([ones], key=keys.EAGER)[0].numpy()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
+        collective.all_reduce([ones], key=name)[0].numpy()
+        return time.perf_counter() - began
+
+    taken()  # sets up
+    mine = min(taken() for _ in range(3))
+    (slowest,) = collective.all_reduce([tf.constant(mine)], key=name, op="max")  # all repeat it equally often
+    count = min(max(int(_SECONDS / float(slowest)), _FEWEST), _MOST)
+    return statistics.median([taken() for _ in range(count)][count // 2 :])

@@ -4,20 +4,17 @@ Each process computes on one processor, which is the device of the profile.
 """
 
 import contextlib
-import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 import tfdist.strategies
 from tfdist import cluster as clusters
 from tfdist.bench.plan.models import made
+from tfdist.collectives import buckets
 from tfdist.parallel.partition.measuring import profile, step_seconds
 
-_TIMES = 9
 _trained: dict[tuple[str, str], Any] = {}
 
 
@@ -45,15 +42,8 @@ def measured_profile(name: str, divisors: Sequence[int], in_scope: bool) -> str:
 
 def line(sizes: Sequence[int]) -> list[float]:
     """Return the seconds of an all_reduce of so many bytes, for each size."""
-    collective, found = tfdist.strategies.from_environment().workers.collective, []
-    for size in sizes:
-        ones, times = tf.ones([size // 4]), []
-        for _ in range(_TIMES):
-            began = time.perf_counter()
-            collective.all_reduce([ones], key="line")[0].numpy()
-            times.append(time.perf_counter() - began)
-        found.append(statistics.median(times[1:]))
-    return found
+    collective = tfdist.strategies.from_environment().workers.collective
+    return [buckets.measured_seconds(collective, size) for size in sizes]
 
 
 def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: int) -> None:

@@ -2,8 +2,8 @@
 
 A model is profiled in one process alone, and in two at once, which share what processors share: caches, memory, the
 clock; there in steps of tfdist's, as plans of two have. Of the one, of the other for plans of two processes, and of the
-line between two follow how long a step takes by each plan, and which plan is chosen. Profiles and the plans' steps are
-measured in turns, since a machine is not as fast at all times. Every process has one processor.
+line between two follow how long a step takes by each plan, and which plan is chosen. Profiles, the line and the plans'
+steps are measured in turns, since a machine is not as fast at all times. Every process has one processor.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class Report:
 
     Attributes:
         setup: what was measured.
-        link: between two processes.
+        link: between two processes, the middle one of all rounds.
         rows: model -> plan -> what was predicted and measured.
         machine: processor, cores, versions, time and load.
     """
@@ -185,26 +185,32 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda what, num
             on_round(plan, 0)
             with lanes.turn(found[plan], found.values()) as lane:
                 lane.call("tfdist.bench.workers.processor:bind")
-        few, many = (max(pair) for pair in zip(*call(_DATA, "line", sizes=_SIZES), strict=True))
-        link = Link.of_all_reduces((_SIZES[0], few), (_SIZES[1], many))
+        links: list[Link] = []
         for model in setup.models:
             on_round(model, 0)
-            rows[model] = _rows(setup, model, link, call, on_round)
+            rows[model] = _rows(setup, model, links, call, on_round)
     about["load average at the end"] = machine.describe()["load average"]
-    return Report(setup=setup, link=link, rows=rows, machine=about)
+    return Report(setup=setup, link=_middle(links), rows=rows, machine=about)
+
+
+def _middle(links: Sequence[Link]) -> Link:
+    latency, rate = (median(getattr(one, name) for one in links) for name in ("latency_seconds", "bytes_per_second"))
+    return Link(latency_seconds=latency, bytes_per_second=rate, is_local=True)
 
 
 def _rows(
     setup: Setup,
     model: str,
-    link: Link,
+    links: list[Link],
     call: Callable[..., list[Any]],
     on_round: Callable[[str, int], None],
 ) -> dict[str, Row]:
     microbatches = setup.microbatches
 
-    def profiled(number: int) -> Profile:
+    def measured(number: int) -> tuple[Profile, Link]:
         on_round(f"{model}, profile", number)
+        few, many = (max(pair) for pair in zip(*call(_DATA, "line", sizes=_SIZES), strict=True))
+        links.append(Link.of_all_reduces((_SIZES[0], few), (_SIZES[1], many)))
         found = {
             plan: [
                 Profile.from_json(text)
@@ -214,16 +220,16 @@ def _rows(
             ]
             for plan in (_ALONE, _TWO)
         }
-        return beside_each_other(found[_TWO], found[_ALONE][0])
+        return beside_each_other(found[_TWO], found[_ALONE][0]), links[-1]
 
-    first = predicted(profiled(0), link, microbatches)
+    first = predicted(*measured(0), microbatches)
     for plan, (_, stages) in first.items():
         call(plan, "prepare", name=model, plan=plan, stages=stages, microbatches=microbatches)
     seconds: dict[str, list[float]] = {plan: [] for plan in first}
     guessed: dict[str, list[float]] = {plan: [] for plan in first}
     order, begin = list(first), first[_PIPELINE][1] if _PIPELINE in first else None
     for number in range(setup.rounds):
-        again = predicted(profiled(number + 1), link, microbatches, begin=begin) if number else first
+        again = predicted(*measured(number + 1), microbatches, begin=begin) if number else first
         for plan, (one, _) in again.items():
             guessed[plan].append(one)
         for plan in order[number % len(order) :] + order[: number % len(order)]:
