@@ -90,7 +90,7 @@ def profile(
         at = [_prepared(model, graph, _rows((x, y, weight), size)) for size in sizes]
         # all in turns, so that what else the machine does meanwhile is in all of them
         timed = [_nothing(), *(function for one in at for function in one.functions)]
-        call_seconds, *medians = _medians(timed, clock)
+        (call_seconds, *medians), repeated = _medians(timed, clock)
         seconds = iter(max(one - call_seconds, 0.0) for one in medians)
         layers, wholes = zip(
             *[_profiled(graph, one, [next(seconds) for _ in one.functions]) for one in at], strict=True
@@ -107,6 +107,7 @@ def profile(
             batch_sizes=tuple(sizes),
             layers=tuple(_merged(of_sizes) for of_sizes in zip(*layers, strict=True)),
             whole_seconds=tuple(wholes),
+            repeated_seconds=tuple(max(one - call_seconds, 0.0) for one in repeated),
             update_seconds=update,
             adding_seconds=max(adding - call_seconds, 0.0),
             fixed_seconds=fixed,
@@ -215,13 +216,17 @@ def _prepared(model: keras.Model, graph: graphs.Functional, data: Any) -> _Prepa
     return _Prepared(size=size, calls=measured, whole=_whole(model, x, y, weight))
 
 
-def _medians(functions: Sequence[Callable[[], Any]], clock: Callable[[], float]) -> list[float]:
+def _medians(
+    functions: Sequence[Callable[[], Any]], clock: Callable[[], float]
+) -> tuple[list[float], tuple[float, ...]]:
+    """Return the median of each function's seconds, and all of the last one's."""
     for function in functions:
         function()  # the first call sets up
     first = sum(_seconds(function, clock) for function in functions)
     count = min(max(round(_SECONDS / max(first, 1e-9)), _FEWEST), _MOST)
     rounds = [[_seconds(function, clock) for function in functions] for _ in range(count)]
-    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+    columns = list(zip(*rounds, strict=True))
+    return [statistics.median(column) for column in columns], columns[-1]
 
 
 def _profiled(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,7 @@ class Profile:
         batch_sizes: with which layers were measured, rising.
         layers: in the order in which the model computes.
         whole_seconds: the forward and backward pass of the whole model, for each batch size.
+        repeated_seconds: the same with the largest batch size, each time that it was measured.
         update_seconds: of the optimizer, over all weights.
         adding_seconds: of adding gradients of all weights to others, as each micro-batch after the first does.
         fixed_seconds: of a step of `fit` beside all of that.
@@ -88,6 +90,7 @@ class Profile:
     batch_sizes: tuple[int, ...]
     layers: tuple[LayerProfile, ...]
     whole_seconds: tuple[float, ...]
+    repeated_seconds: tuple[float, ...] = ()
     update_seconds: float = 0.0
     adding_seconds: float = 0.0
     fixed_seconds: float = 0.0
@@ -112,7 +115,7 @@ class Profile:
             if min(*numbers, one.output_bytes, one.gradient_bytes, one.kept_bytes, one.divides) < 0:
                 raise ConfigError(f"the layer {one.name!r} has a negative time or size.")
         numbers = self.update_seconds, self.adding_seconds, self.fixed_seconds, self.call_seconds, self.slot_bytes
-        if min(*self.whole_seconds, *numbers) < 0:
+        if min(*self.whole_seconds, *self.repeated_seconds, *numbers) < 0:
             raise ConfigError("the profile has a negative time or size.")
         validation.integer("processes", self.processes, minimum=1)
         if self.alone is not None:
@@ -208,7 +211,10 @@ class Profile:
 
 
 def beside_each_other(profiles: Sequence[Profile], alone: Profile) -> Profile:
-    """Return the profile of several processes that were measured at once: that of the slowest, and of one alone.
+    """Return the profile of several processes that were measured at once and wait for each other, and of one alone.
+
+    It is that of the slowest, longer by as much as the last of a turn takes longer than that one mostly does: now one
+    of them is late, now another.
 
     Args:
         profiles: one of each process.
@@ -216,13 +222,26 @@ def beside_each_other(profiles: Sequence[Profile], alone: Profile) -> Profile:
 
     Example:
         >>> layer = LayerProfile(name="a", forward_seconds=(1.0,), backward_seconds=(2.0,))
-        >>> made = [Profile(model="m", batch=8, batch_sizes=(8,), layers=(layer,), whole_seconds=(t,)) for t in (3, 4)]
+        >>> given = {"model": "m", "batch": 8, "batch_sizes": (8,), "layers": (layer,)}
+        >>> turns = [(3.0, 3.0, 6.0), (5.0, 4.0, 4.0)]
+        >>> made = [Profile(**given, whole_seconds=(sorted(one)[1],), repeated_seconds=one) for one in turns]
         >>> found = beside_each_other(made, alone=made[0])
         >>> found.processes, found.for_devices(2).whole_seconds, found.for_devices(1).whole_seconds
-        (2, (4,), (3,))
+        (2, (5.0,), (3.0,))
     """
     slowest = max(profiles, key=lambda one: one.whole_seconds[-1])
-    return dataclasses.replace(slowest, processes=len(profiles), alone=alone)
+    longer = 1.0
+    if slowest.whole_seconds[-1] and all(one.repeated_seconds for one in profiles):
+        turns = zip(*(one.repeated_seconds for one in profiles), strict=False)  # one may have had more of them
+        longer = max(statistics.fmean(max(turn) for turn in turns) / slowest.whole_seconds[-1], 1.0)
+    return dataclasses.replace(
+        slowest,
+        processes=len(profiles),
+        alone=alone,
+        whole_seconds=tuple(longer * one for one in slowest.whole_seconds),
+        update_seconds=longer * slowest.update_seconds,
+        repeated_seconds=(),
+    )
 
 
 _WRITE = "Write one with `tfdist parallel plan --save-profile FILE train.py`."
