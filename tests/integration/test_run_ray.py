@@ -194,3 +194,23 @@ def test_ray_that_is_not_installed_is_one_error(script: Any, shared: Path, tmp_p
     environ["PYTHONPATH"] = f"{tmp_path}:{environ['PYTHONPATH']}"
     code, _, err = finished("--engine", "ray", script(""), shared=shared, env=environ)
     assert (code, "pip install 'tfdist[ray]'" in err) == (1, True), err
+
+
+def test_what_asks_ray_for_something_after_its_end_starts_no_cluster() -> None:
+    """A thread that looks after actors may ask once more when the driver has let go of Ray."""
+    asks = """
+from tfdist.errors import TfdistError
+from tfdist.launch.remote.ray import driver
+
+try:
+    driver.connect("127.0.0.1:1")  # nobody is there
+except TfdistError:
+    import ray
+
+    try:
+        ray.nodes()
+    except Exception as error:
+        print(type(error).__name__, ray.is_initialized())
+"""
+    ran = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert ran.stdout == "RaySystemError False\n", ran.stderr

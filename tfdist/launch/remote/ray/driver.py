@@ -85,6 +85,7 @@ class Driver:
         self._actors: list[Any] = []
         self._where: list[dict[str, Any]] = []
         self._round = 0  # how often places were asked for; what was before is nobody's
+        self._watches: list[threading.Thread] = []
 
     def do(self, request: dict[str, Any]) -> None:
         """Do what is asked for.
@@ -105,11 +106,14 @@ class Driver:
             self._serve(request["agents"], request["python"], request["arguments"], request["call"])
 
     def close(self) -> None:
-        """Give all back."""
+        """Give all back, when nobody asks Ray for anything any more."""
         import ray
 
+        self._gone.set()
         with contextlib.suppress(Exception):
             self._release()
+            for watch in self._watches:
+                watch.join(_END_SECONDS / 2)
             ray.shutdown()
 
     def _release(self) -> None:
@@ -183,7 +187,9 @@ class Driver:
         for address, variables in agents.items():
             serving = self._actors[addresses.index(address)]
             held[serving.serve.remote(python, arguments, variables, along)] = address
-        threading.Thread(target=self._watch, args=(held, self._round, call), daemon=True).start()
+        self._watches = [one for one in self._watches if one.is_alive()]
+        self._watches.append(threading.Thread(target=self._watch, args=(held, self._round, call), daemon=True))
+        self._watches[-1].start()
 
     def _watch(self, held: dict[Any, str], number: int, call: tuple[str, str] | None) -> None:
         import ray
@@ -206,13 +212,14 @@ class Driver:
 
 
 def connect(address: str) -> None:
-    """Connect to a cluster, and start none.
+    """Connect to a cluster, and start none: neither now nor when Ray is asked for something after its end.
 
     Args:
         address: "HOST:PORT", "ray://HOST:PORT", or "auto" for that of this machine.
     Raises:
         TfdistError: it cannot be reached; why, and what to do.
     """
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # Ray reads it when it is imported
     import ray
 
     plain = address.removeprefix("ray://")
