@@ -47,6 +47,9 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         return
     if is_cut:
         _require_together(running.callbacks)
+        for callback in running.callbacks:
+            if isinstance(callback, _SAVE_MODELS):
+                keras_callbacks.let_share_folder(callback)
     if not workers.is_chief:  # what all have parts of all save together
         together = (*(_SAVE_MODELS if is_cut else ()), *(sharded_callbacks.SAVE_SLOTS if is_sharded else ()))
         alone = tuple(kind for kind in _CHIEF_ONLY if kind not in together)

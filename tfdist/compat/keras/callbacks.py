@@ -68,6 +68,18 @@ def let_take_part(callback: keras.callbacks.ModelCheckpoint | keras.callbacks.Ba
         own["on_train_end"] = lambda logs=None: None
 
 
+def let_share_folder(callback: keras.callbacks.ModelCheckpoint) -> None:
+    """Let one callback make the folder of each file before it looks for it: where several look at once, Keras fails."""
+
+    def path(*args: Any, **kwargs: Any) -> Any:
+        found = type(callback)._get_file_path(callback, *args, **kwargs)
+        if folder := os.path.dirname(found):
+            tf.io.gfile.makedirs(folder)  # one that is there will do
+        return found
+
+    vars(callback)["_get_file_path"] = path
+
+
 def finds_backup(callback: keras.callbacks.BackupAndRestore) -> bool:
     """Return whether a `fit` that begins now would go on from a backup."""
     return bool(tf.io.gfile.exists(callback._weights_path))
