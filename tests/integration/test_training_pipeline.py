@@ -129,7 +129,7 @@ def test_a_training_goes_on_with_stages_on_devices_of_a_process(alone: WorkerPoo
     ],
 )
 def test_what_devices_of_a_process_cannot_be_is_refused(alone: WorkerPool, kind: str, says: str) -> None:
-    (told,) = call(alone, "refused", kind=kind, mesh="data=1,pipeline=2")
+    (told,) = call(alone, "pipeline_refusals:refused", kind=kind, mesh="data=1,pipeline=2")
     assert says in told
 
 
@@ -306,5 +306,5 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_is_refused(two: WorkerPool, kind: str, says: str) -> None:
-    told = call(two, "refused", kind=kind, mesh="data=1,pipeline=2")
+    told = call(two, "pipeline_refusals:refused", kind=kind, mesh="data=1,pipeline=2")
     assert any(says in said for said in told), told

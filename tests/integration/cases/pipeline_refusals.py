@@ -1,0 +1,138 @@
+"""What a pipeline cannot do, and says so."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tests.integration.cases.optimizers_of_ones_own import CountingSteps, OwnApply
+from tests.integration.cases.pipeline_cases import Named, X, Y, strategy
+from tfdist import errors
+from tfdist.parallel import schedules
+from tfdist.parallel.schedules import Schedule
+from tfdist.strategies import PipelineStrategy
+
+
+def refused(kind: str, mesh: str) -> str:
+    """Return the error for what cannot be."""
+    try:
+        _REFUSED[kind](mesh)
+    except errors.TfdistError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+class Subclassed(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def _fit(
+    make: Callable[[], keras.Model], optimizer: Callable[[], Any] = lambda: "sgd", **options: Any
+) -> Callable[[str], None]:
+    def fit(mesh: str) -> None:
+        with strategy(mesh).scope():
+            model = make()
+            model.compile(**{"optimizer": optimizer(), "loss": "mse", **options})
+        model.fit(X, Y, verbose=0)
+
+    return fit
+
+
+def _pipeline(**options: Any) -> Callable[[str | None], None]:
+    def start(mesh: str | None) -> None:
+        PipelineStrategy(**{"mesh": mesh, **options})
+
+    return start
+
+
+def _cut(stages: Any) -> Callable[[str], None]:
+    def fit(mesh: str) -> None:
+        with PipelineStrategy(mesh=mesh, stages=stages).scope():
+            layers = [keras.layers.Dense(2, name=name) for name in ("first", "second", "third")]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0)
+
+    return fit
+
+
+def _mine(stages: int, microbatches: int, chunks: int) -> Schedule:
+    found = schedules.named("gpipe", stages=stages, microbatches=microbatches, chunks=chunks)
+    return Schedule(**{**vars(found), "name": "mine", "orders": (found.orders[0], tuple(reversed(found.orders[1])))})
+
+
+def _small() -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])
+
+
+def _without_a_flush(clipnorm: float | None = None, **options: Any) -> Callable[[str], None]:
+    def fit(mesh: str) -> None:
+        with PipelineStrategy(mesh=mesh, **options).scope():
+            model = _small()
+            model.compile(keras.optimizers.SGD(clipnorm=clipnorm), "mse")
+        model.fit(X, Y, verbose=0)
+
+    return fit
+
+
+class Block(keras.layers.Layer):
+    """May hand on another mask than it is given, for all that its class says."""
+
+    supports_masking = True
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def _masked_by_values() -> keras.Model:
+    ids = keras.Input((6,))
+    x = keras.layers.Embedding(12, 2, mask_zero=True)(ids)
+    return keras.Model(ids, keras.layers.Dense(2)(Block(name="mine")(x)))
+
+
+def _normalized() -> keras.layers.Layer:
+    return keras.layers.SpectralNormalization(keras.layers.Dense(2))
+
+
+_REFUSED: dict[str, Callable[[str], None]] = {
+    "subclassed": _fit(Subclassed),
+    "between blocks": _fit(lambda: Named(between=2.0)),
+    "own step": _fit(lambda: OwnStep([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])),
+    "eager": _fit(_small, run_eagerly=True),
+    "jit": _fit(_small, jit_compile=True),
+    "one number": _fit(_small, loss=lambda y, p: tf.reduce_mean((y - p) ** 2)),
+    "rows and columns": _fit(_small, optimizer=keras.optimizers.Adafactor),
+    "own apply": _fit(_small, optimizer=OwnApply),
+    "a number": _fit(_small, optimizer=CountingSteps),
+    "name": _cut(["secund"]),
+    "names": _cut(["first"]),
+    "order": _pipeline(schedule=_mine),
+    "no momentum": _without_a_flush(schedule="spectrain"),
+    "clipping": _without_a_flush(clipnorm=1.0, schedule="pipedream"),
+    "mask": _fit(_masked_by_values),
+    "own weight": _fit(lambda: keras.Sequential([keras.Input((6,)), _normalized(), keras.layers.Dense(2)])),
+    "engine": _pipeline(collectives="tensorflow"),
+    "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),
+    "axis": lambda _: _pipeline()("batch=1,model=2"),
+    "model axis": lambda _: _pipeline()("data=1,model=2,pipeline=2"),
+    "no layouts": lambda _: _pipeline()("pipeline=1,model=2"),
+    "no model axis": _pipeline(layout_map="auto"),
+    "activations": lambda _: _pipeline(layout_map="auto-sequence")("pipeline=1,model=2"),
+    "values in parts": lambda _: _pipeline(layout_map="auto", schedule="pipedream")("pipeline=1,model=2"),
+    "sharded weights": _pipeline(shard_optimizer=3),
+    "replicas": lambda _: _pipeline()("data=2,pipeline=2"),
+    "devices": lambda _: _pipeline(stages=3)(None),
+    "other devices": lambda _: _pipeline(stages=2, replicas_per_worker=1)(None),
+    "one optimizer": _pipeline(schedule="pipedream"),
+}
