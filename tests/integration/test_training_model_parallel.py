@@ -343,7 +343,7 @@ def test_a_training_goes_on_with_another_number_of_processes(two: WorkerPool, fo
         ("activation", "ConfigError: the layouts name 'lost/output', which matches the whole path of no activation"),
         ("division", "kernel' of shape (6, 5): dim 1 is 5, which the axis 'model' of size 2 does not divide"),
         ("lamb", "UnsupportedError: the optimizer Lamb may look at the whole of a variable"),
-        ("own apply", "UnsupportedError: the optimizer OwnApply has an `apply` of its own"),
+        ("own apply", "UnsupportedError: the optimizer 'OwnApply' has an `apply` of its own"),
         ("own data", "UnsupportedError: the dataset has experimental_distribute.auto_shard_policy OFF"),
         ("jit_compile", "jit_compile is True, and the weight"),
         ("size", "ConfigError: the mesh batch=1,model=5 has 5 places"),

@@ -282,7 +282,7 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
         ("jit", "UnsupportedError: jit_compile is True"),
         ("one number", "returns one number, which may be a mean or a sum over examples"),
         ("rows and columns", "(shape (6,)), which has not the shape of a variable"),
-        ("own apply", "the optimizer OwnApply has an `apply` of its own, which may look at gradients of several"),
+        ("own apply", "the optimizer 'OwnApply' has an `apply` of its own, which may look at gradients of several"),
         ("a number", "the optimizer CountingSteps keeps "),
         ("name", "ConfigError: stages names 'secund', which the model"),
         ("names", "they must come in the order of the model, behind its first layer"),

@@ -141,15 +141,16 @@ def measured_seconds(collective: Collective, size: int) -> float:
         collective: of several members, all of which call it.
         size: in bytes.
     """
-    ones, name = tf.ones([size // 4]), keys.EAGER
+    ones = tf.ones([size // 4])
 
     def taken() -> float:
         began = time.perf_counter()
-        collective.all_reduce([ones], key=name)[0].numpy()
+        collective.all_reduce([ones], key=keys.EAGER)[0].numpy()
         return time.perf_counter() - began
 
     taken()  # sets up
     mine = min(taken() for _ in range(3))
-    (slowest,) = collective.all_reduce([tf.constant(mine)], key=name, op="max")  # all repeat it equally often
+    # all repeat it equally often
+    (slowest,) = collective.all_reduce([tf.constant(mine)], key=keys.EAGER, op="max")
     count = min(max(int(_SECONDS / float(slowest)), _FEWEST), _MOST)
     return statistics.median([taken() for _ in range(count)][count // 2 :])

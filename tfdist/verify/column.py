@@ -58,8 +58,8 @@ _REFUSED_WITHOUT_WHOLES = (
 )
 #: updates that look at whole weights, which a process of a pipeline has of its stage
 _LOOK_AT_WHOLE_WEIGHTS = (
-    *("optimizer_schedule_free_adamw", "optimizer_lamb", "optimizer_muon", "lars", "lamb"),
-    "optimizer_of_ones_own",
+    *("optimizer_schedule_free_adamw", "optimizer_lamb", "optimizer_muon"),
+    *("optimizer_of_ones_own", "lars", "lamb"),
 )
 #: on a mesh also these, compressed gradients, and data that differ between processes with the same examples
 _REFUSED_ON_A_MESH = (

@@ -43,7 +43,7 @@ def _fit(
     def fit(mesh: str) -> None:
         with strategy(mesh).scope():
             model = make()
-            model.compile(**{"optimizer": optimizer(), "loss": "mse", **options})
+            model.compile(optimizer(), **{"loss": "mse", **options})
         model.fit(X, Y, verbose=0)
 
     return fit

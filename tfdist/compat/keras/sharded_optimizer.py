@@ -168,8 +168,24 @@ def update_whole(optimizer: Optimizer, pair: tuple[Any, Any], learning_rate: Any
     type(optimizer)._distributed_tf_update_step(optimizer, strategy, [pair], learning_rate)
 
 
-def is_changed_around_updates(optimizer: Optimizer) -> bool:
-    """Return whether a class of one's own does more between `apply` and `update_step` than Keras' optimizers do."""
+def require_update_step_alone(optimizer: Optimizer, *, because: str, instead: str) -> None:
+    """Raise if a class of one's own does more between `apply` and `update_step` than Keras' optimizers do.
+
+    Args:
+        optimizer: updates variables.
+        because: who has which part of them.
+        instead: which strategy to take.
+    Raises:
+        UnsupportedError: it does.
+    """
+    if _is_changed_around_updates(optimizer):
+        raise UnsupportedError(
+            f"the optimizer {type(optimizer).__name__!r} has an `apply` of its own, which may look at gradients of "
+            f"several variables together, and {because}. Override `update_step` alone, or take {instead}."
+        )
+
+
+def _is_changed_around_updates(optimizer: Optimizer) -> bool:
     names = ("apply", "_backend_apply_gradients", "_backend_update_step", "_clip_gradients", "_apply_weight_decay")
     known = next(one for one in type(optimizer).__mro__ if one.__module__.split(".")[0] in ("keras", "tfdist"))
     return any(getattr(type(optimizer), name) is not getattr(known, name) for name in names)

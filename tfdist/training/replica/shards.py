@@ -120,12 +120,11 @@ def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[A
     apart = [path for path, one in found.items() if one is not None]
     cut = next((path for path in apart if found[path].is_cut), None)
     for one in keras_optimizer.updating(optimizer):
-        if keras_sharded.is_changed_around_updates(one):
-            raise UnsupportedError(
-                f"the optimizer {type(one).__name__} has an `apply` of its own, which may look at gradients of several "
-                f"variables together, and processes or devices update what they have of them by themselves, as of "
-                f"{apart[0]!r}. Override `update_step` alone, or take a strategy that keeps weights whole."
-            )
+        keras_sharded.require_update_step_alone(
+            one,
+            because=f"processes or devices update what they have of them by themselves, as of {apart[0]!r}",
+            instead="a strategy that keeps weights whole",
+        )
         if not keras_optimizer.updates_elements(one):
             _require_whole(one, cut, apart[0])
     choices = reducer.choices_of(optimizer)

@@ -220,9 +220,8 @@ def _is_mine(part: Part) -> bool:
 
 
 def _require_known(optimizer: keras.optimizers.Optimizer) -> None:
-    if keras_sharded.is_changed_around_updates(optimizer):
-        raise UnsupportedError(
-            f"the optimizer {type(optimizer).__name__!r} has an `apply` of its own, which may look at gradients of "
-            "several variables together, and a worker of sharded data parallelism has parts of them. Override "
-            "`update_step` alone, or take MultiWorkerMirroredStrategy without shard_optimizer."
-        )
+    keras_sharded.require_update_step_alone(
+        optimizer,
+        because="a worker of sharded data parallelism has parts of them",
+        instead="MultiWorkerMirroredStrategy without shard_optimizer",
+    )
