@@ -68,6 +68,30 @@ def test_a_chief_is_seen_to_wait_and_to_update(pool: WorkerPool, bound: int | No
     assert phases == {"dispatch", "input", "wait", "update"}
 
 
+def test_workers_tell_a_chief_that_is_recorded_how_long_their_passes_took(pool: WorkerPool) -> None:
+    seen = call(pool, "passes_of_a_chief", cases="step_cases", forward=0.1, backward=0.1, max_staleness=0)
+    assert seen["difference"] == 0.0, "as without stamps"
+    assert seen["losses"][0] == seen["losses"][1]
+    assert (seen["workers"], seen["is_divided"]) == (3, True)
+    assert seen["steps"] == 5  # and one in which it was traced
+    forward, backward, exchange = seen["parts"]
+    assert forward >= 0.05  # stamps may come late, as whatever waits for a processor
+    assert backward >= 0.05
+    assert exchange > 0
+    assert seen["missing"] < 1e-6
+    # Keras' loss is the mean over the two steps of an epoch; the first step was traced and is not told
+    assert [sum(seen["loss"][place : place + 2]) / 2 for place in (1, 3)] == pytest.approx(seen["losses"][0][1:])
+
+
+def test_of_workers_that_nobody_waits_for_a_chief_knows_the_loss(pool: WorkerPool) -> None:
+    seen = call(pool, "passes_of_a_chief", cases="step_cases", forward=0.0, backward=0.0, max_staleness=None)
+    assert seen["workers"] == 1
+    assert not any(seen["parts"])
+    seen = [loss for loss in seen["loss"] if not math.isnan(loss)]  # a step may take no result, or several
+    assert seen
+    assert min(seen) > 0
+
+
 @pytest.mark.parametrize(
     ("optimizer", "bound", "updates"), [("keras", 1, 63), ("distributed", None, 63), ("accumulated", 2, 21)]
 )

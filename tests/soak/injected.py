@@ -17,6 +17,7 @@ import tensorflow as tf
 import tfdist
 from tests.integration.cases.late import CLASSES, behind, network
 from tfdist.bench.workers import strategies
+from tfdist.cluster import from_environment
 from tfdist.monitor.process import recorder
 
 #: seconds of a pass that nobody makes longer
@@ -157,14 +158,31 @@ def _let_work(where: str, worker: int, seconds: float) -> None:
                 tf.raw_ops.AssignVariableOp(resource=_count(part), value=tf.constant(usual + more))
 
 
-def prepare_chief(strategy: str, processors: list[int], steps: int) -> None:
-    """Start a server and two workers with a processor each, and train a model that computes on them for some steps."""
-    chief = tfdist.strategies.ParameterServerStrategy(local_workers=2, local_servers=1, max_staleness=0)
-    tasks = chief._tasks
-    assert tasks is not None
-    bound = {tasks.pid("worker", index): {processor} for index, processor in enumerate(processors[:2])}
+def prepare_chief(
+    strategy: str, processors: list[int], steps: int, config: str | None = None, pids: list[int] | None = None
+) -> None:
+    """Train a model for some steps that computes on two workers, with a processor each.
+
+    Args:
+        strategy: of the chief.
+        processors: those of this machine.
+        steps: of training.
+        config: the TF_CONFIG of the chief; None to start a server and two workers here.
+        pids: of both workers, and of the server, where they are started.
+    """
+    chief = tfdist.strategies.ParameterServerStrategy(
+        None if config is None else from_environment({"TF_CONFIG": config}),
+        local_workers=2,
+        local_servers=1,
+        max_staleness=0,
+    )
+    if pids is None:
+        tasks = chief._tasks
+        assert tasks is not None
+        pids = [tasks.pid("worker", 0), tasks.pid("worker", 1), tasks.pid("ps", 0)]
+    bound = {pid: {processor} for pid, processor in zip(pids, processors[:2], strict=False)}
     others = set(processors[2:] or processors)  # of chief and server
-    for pid, where in {**bound, tasks.pid("ps", 0): others, os.getpid(): others}.items():
+    for pid, where in {**bound, pids[-1]: others, os.getpid(): others}.items():
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), where)
     with chief.scope():

@@ -6,9 +6,9 @@ or the bandwidth; or nothing. The verdict sees what the workers have recorded, a
 between two workers nobody can tell whose it is: right is "communication", of no worker. Each strategy has two pairs of
 workers, each worker with a processor of its own: on this host, and in network namespaces (which need root). Workers of
 parameter servers run no script: there a pass works longer by a variable that each worker has for itself, and the update
-by one of the server's. Of a chief's worker it is known how long it took and not for what, so right is the worker and
-"compute"; input, garbage and update are the chief's, and of no worker. A worker's processor is taken away where chief
-and server have others: what takes it away from them too makes every worker wait. Their links are left as they are. Run
+by one of the server's. They exchange with the server alone, so right is "communication" of the worker whose link it is;
+input, garbage and update are the chief's, and of no worker. A worker's processor is taken away where chief
+and server have others: what takes it away from them too makes every worker wait. Run
 as root it has the highest priority, so that other programs take little from it.
 
     python -m tests.soak.injections
@@ -23,6 +23,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +37,9 @@ import numpy as np
 import psutil
 
 from tfdist.bench.workers import delays, lanes, links
+from tfdist.cluster import ports
+from tfdist.cluster.values import TaskId
+from tfdist.launch.plan.plan import task_command, tf_config
 from tfdist.monitor.recording.rows import VARIABLE, WIDTH, Column
 from tfdist.monitor.verdict.gathering import read_folder
 from tfdist.monitor.verdict.judge import Bound, Verdict, judge
@@ -52,8 +56,8 @@ LINKS = ("delay", "bandwidth")
 PARAMETER_SERVER = "parameter-server"
 # what happens to a chief, and what is told of it
 OF_A_CHIEF = {"input": Bound.INPUT, "gc": Bound.PYTHON, "update": Bound.UPDATE}
-# of a chief's workers it is known how long they took, and not for what
-OF_ITS_WORKERS = ("forward", "backward", "steal")
+# and what to its workers
+OF_ITS_WORKERS = ("forward", "backward", "steal", *LINKS)
 # whose length depends on the machine: what is asked for is a guess until it was measured
 MEASURED = ("forward", "backward", "update")
 CAUSES = ("none", *PARTS, *LINKS)
@@ -144,6 +148,28 @@ class Ports:
             held.close()
 
 
+@contextlib.contextmanager
+def tasks(network: links.Network) -> Iterator[dict[str, Any]]:
+    """Start a parameter server here and a worker in each namespace; yield the chief's TF_CONFIG, and processes."""
+    chief, server, *free = ports.free_ports(2 + WORKERS)
+    cluster = {
+        "chief": [f"{network.gateway}:{chief}"],
+        "worker": [f"{host}:{port}" for host, port in zip(network.hosts, free, strict=True)],
+        "ps": [f"{network.gateway}:{server}"],
+    }
+    with contextlib.ExitStack() as stack:
+        pids = []
+        for job, index in [*(("worker", worker) for worker in range(WORKERS)), ("ps", 0)]:
+            inside = network.inside(index) if job == "worker" else []
+            environment = {**os.environ, "TF_CONFIG": tf_config(cluster, TaskId(type=job, index=index))}
+            command = [*inside, *task_command(python=sys.executable, agent_pid=os.getpid())]
+            one = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+            stack.callback(one.wait)
+            stack.callback(one.kill)
+            pids.append(one.pid)  # `ip netns exec` becomes the command
+        yield {"config": tf_config(cluster, TaskId(type="chief", index=0)), "pids": pids}
+
+
 class Pair:
     """Two workers of a strategy, here or with a network between them."""
 
@@ -157,11 +183,14 @@ class Pair:
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         self._is_chief = strategy == PARAMETER_SERVER
         environment = {VARIABLE: str(self.folder), "TF_NUM_INTEROP_THREADS": "2"}
-        self.lane = self._stack.enter_context(
-            lanes.Lane("chief", workers=1, environment=environment)
-            if self._is_chief
-            else lanes.Lane(strategy, workers=WORKERS, environment=environment, network=network)
-        )
+        self._tasks: dict[str, Any] = {}
+        if self._is_chief:
+            if network is not None:
+                self._tasks = self._stack.enter_context(tasks(network))
+            lane = lanes.Lane("chief", workers=1, environment=environment)
+        else:
+            lane = lanes.Lane(strategy, workers=WORKERS, environment=environment, network=network)
+        self.lane = self._stack.enter_context(lane)
         self.strategy = strategy
         self._per_second: dict[str, float] = {}  # of what a link is made slower by, seconds of a step
         self.step = 0.0
@@ -169,7 +198,7 @@ class Pair:
     def prepare(self) -> None:
         with self._changed("none", 0, 0.0):
             prepare = "prepare_chief" if self._is_chief else "prepare"
-            self._call(prepare, strategy=self.strategy, processors=self.processors, steps=10)
+            self._call(prepare, strategy=self.strategy, processors=self.processors, steps=10, **self._tasks)
         self.recorded("none", 0, 0.0)
         self.step = self.length(self.recorded("none", 0, 0.0))
         for cause in LINKS if self._network else MEASURED if self._is_chief else ():
@@ -244,9 +273,9 @@ def is_right(case: Case, verdict: Verdict) -> tuple[bool, bool]:
         return verdict.rank is None, verdict.rank is None
     if case.strategy == PARAMETER_SERVER and case.cause in OF_A_CHIEF:
         return verdict.rank is None, verdict.bound is OF_A_CHIEF[case.cause]
-    if case.cause in LINKS:
+    if case.cause in LINKS and case.strategy != PARAMETER_SERVER:
         return verdict.rank is None, verdict.bound is Bound.COMMUNICATION
-    part = Part.COMPUTE if case.strategy == PARAMETER_SERVER else PARTS[case.cause]
+    part = Part.COMMUNICATION if case.cause in LINKS else PARTS[case.cause]
     return verdict.rank == case.worker, verdict.bound is Bound.STRAGGLER and verdict.part is part
 
 

@@ -68,7 +68,7 @@ def test_slow_is_by_deviations_and_for_steps_one_after_the_other() -> None:
         slow = timeline(rows)
         mixed = {name: np.concatenate([getattr(slow, name)[:run], getattr(whole, name)[run:]]) for name in OF_STEPS}
         mixed["ends"] = step * np.arange(300.0)[:, None] * np.ones(2)
-        found = Timeline(ranks=whole.ranks, traced=-1, is_divided=True, **mixed)
+        found = replace(whole, **mixed)
         assert bool(alerts(found)) == raised
         assert not alerts(found, after=run)  # it was over when it was looked at last
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulated_steps import MS, USUAL, simulated
 from tfdist.monitor.recording.rows import WIDTH, Column
+from tfdist.monitor.verdict.alerts import Kind, alerts
 from tfdist.monitor.verdict.judge import FEWEST, Bound, judge
 from tfdist.monitor.verdict.longer import what_is_longer
 from tfdist.monitor.verdict.stragglers import slow_workers
@@ -143,6 +144,65 @@ def test_a_chief_tells_which_of_its_workers_is_slow(workers: int) -> None:
     assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, 1, Part.COMPUTE)
     assert "worker 1 computes longer" in lines(verdict)[1]
     assert judge(timeline(of_workers(of_a_chief(0.0, workers)))).rank is None
+
+
+def telling(
+    rows: dict[int, np.ndarray], forward: np.ndarray, backward: np.ndarray, loss: float = 0.5
+) -> dict[int, np.ndarray]:
+    """The same, where each worker tells how many ms its passes took, and its loss; the first one's is 1 more."""
+    told = {0: rows[0].copy()}
+    workers = len(forward)
+    for block, ms in ((Column.FORWARDS, forward), (Column.BACKWARDS, backward)):
+        told[0][:, block : block + workers] = np.asarray(ms) * MS
+    losses = loss + np.eye(1, workers)
+    told[0][:, Column.LOSSES : Column.LOSSES + workers] = np.ascontiguousarray(losses).view(np.int64)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("part", "forward", "backward"),
+    [
+        (Part.FORWARD, [4.0, 10.0, 4.0], [8.0, 8.0, 8.0]),
+        (Part.BACKWARD, [4.0, 4.0, 4.0], [8.0, 14.0, 8.0]),
+        (Part.COMPUTE, [4.0, 6.0, 4.0], [8.0, 12.0, 8.0]),  # both by the same factor
+        (Part.COMMUNICATION, [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]),  # what is left: its link
+    ],
+)
+def test_a_chiefs_worker_that_tells_of_its_passes_is_named_with_the_cause(
+    part: Part, forward: list[float], backward: list[float]
+) -> None:
+    rows = telling(of_a_chief(6.0), np.array(forward), np.array(backward))
+    found = timeline(of_workers(rows))
+    assert found.is_divided
+    np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=1e-9)
+    verdict = judge(found)
+    assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, 1, part)
+    assert len(lines(verdict)) == 5
+    np.testing.assert_allclose(found.loss, [[1.5, 0.5, 0.5]] * len(found.steps))
+    alike = telling(of_a_chief(0.0), np.full(3, 4.0), np.full(3, 8.0))
+    assert judge(timeline(of_workers(alike))).rank is None
+
+
+def test_a_chief_itself_shows_the_passes_of_the_worker_it_waited_for_and_the_loss_of_all() -> None:
+    rows = telling(of_a_chief(60.0), np.array([4.0, 10.0, 4.0]), np.array([8.0, 50.0, 8.0]))
+    found = timeline(rows)
+    np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=1e-9)
+    np.testing.assert_allclose(found.of(Part.FORWARD), 0.010)
+    np.testing.assert_allclose(found.of(Part.BACKWARD), 0.050)
+    np.testing.assert_allclose(found.of(Part.COMPUTE), 0.0, atol=1e-12)
+    np.testing.assert_allclose(found.loss, 0.5 + 1 / 3)
+    assert not alerts(found)
+    (alert,) = alerts(timeline(telling(rows, np.full(3, 4.0), np.full(3, 8.0), loss=float("nan"))))
+    assert (alert.kind, alert.worker) == (Kind.LOSS_NOT_FINITE, None)
+
+
+def test_nobody_waits_for_workers_that_compute_other_batches() -> None:
+    rows = telling(of_a_chief(6.0), np.full(3, 4.0), np.full(3, 8.0))
+    rows[0][:, Column.COMPUTED : Column.COMPUTED + 3] = 0
+    found = timeline(of_workers(rows))
+    np.testing.assert_allclose(found.parts.sum(axis=2), found.step, rtol=1e-9)
+    assert not found.of(Part.FORWARD).any()
+    np.testing.assert_allclose(found.loss, 0.5 + 1 / 3)
 
 
 def test_a_worker_that_is_gone_is_not_waited_for_in_a_verdict() -> None:

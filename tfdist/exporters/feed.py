@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -114,6 +115,6 @@ class Feed:
 
 def joined(pieces: Sequence[Timeline]) -> Timeline:
     """Return the steps of several timelines of the same workers, in this order."""
-    whole = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in OF_STEPS}
+    whole: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in OF_STEPS}
     is_divided, traced = all(piece.is_divided for piece in pieces), max(piece.traced for piece in pieces)
-    return Timeline(ranks=pieces[0].ranks, traced=traced, is_divided=is_divided, **whole)
+    return replace(pieces[0], traced=traced, is_divided=is_divided, **whole)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from tfdist.monitor.observer import End, StepObserver
-from tfdist.monitor.phases import ACTIVITY_OF, Activity, Kind, Phase
+from tfdist.monitor.phases import ACTIVITY_OF, Activity, Kind, Passes, Phase
 from tfdist.monitor.reporter import StatusReporter
 
 _CALLBACKS, _DISPATCH, _STEPPING = Phase.CALLBACKS, Phase.DISPATCH, Activity.STEPPING  # enums look members up slowly
@@ -263,11 +263,11 @@ class StepClock:
         step = self._steps.get(get_ident())
         self._tell(self._on_trained, self._last if step is None else step.number, examples, replicas)
 
-    def computed(self, worker: int, seconds: float) -> None:
+    def computed(self, worker: int, seconds: float, passes: Passes | None = None) -> None:
         """Say that a chief's worker has computed its part of the step; see `StepObserver.on_computed`."""
         step = self._steps.get(get_ident())
         if step is not None and self._on_computed:
-            self._tell(self._on_computed, step.number, worker, round(1e9 * seconds))
+            self._tell(self._on_computed, step.number, worker, round(1e9 * seconds), passes)
 
     def _switch(self, step: _Step, phase: Phase) -> None:
         now = self._now()

@@ -9,7 +9,7 @@ from each of these threads.
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
-from tfdist.monitor.phases import Activity, Kind, Phase
+from tfdist.monitor.phases import Activity, Kind, Passes, Phase
 
 
 class End(NamedTuple):
@@ -65,13 +65,15 @@ class StepObserver:
             replicas: over all workers.
         """
 
-    def on_computed(self, step: int, worker: int, nanoseconds: int) -> None:
-        """Learn that a worker of this chief has computed a part of a step, which all of its workers compute together.
+    def on_computed(self, step: int, worker: int, nanoseconds: int, passes: Passes | None) -> None:
+        """Learn that a worker of this chief has computed a part of a step.
 
         Args:
             step: of which it is a part.
             worker: its number.
-            nanoseconds: from when it was given the part until its result was there.
+            nanoseconds: from when it was given the part until its result was there; 0 where others compute other
+                batches meanwhile, and the step did not wait for it alone.
+            passes: what it tells of its part; None where it tells nothing.
         """
 
     def on_end(self, step: int, worked: int, now: int) -> None:

@@ -9,12 +9,13 @@ a result. What each strategy can tell apart:
     a model without a scope       UNDIVIDED, PYTHON; only with `tfdist.callbacks.BackupAndRestore` under an agent
 
 Forward and backward passes, the reduction of gradients and the update are one TensorFlow function, so the host cannot
-time computation and communication: both are in EXECUTE, and only a profile of the device tells them apart. A phase that
-somebody learns to time is a new member here, with its activity; observers take phases that they do not know as time of
-the step.
+time computation and communication: both are in EXECUTE, and stamps in the graph tell them apart (`recording`); what a
+chief's worker does is what it tells of its `Passes`. A phase that somebody learns to time is a new member here, with
+its activity; observers take phases that they do not know as time of the step.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
 
@@ -73,3 +74,18 @@ ACTIVITY_OF: Mapping[Phase, Activity] = {
     Phase.UPDATE: Activity.STEPPING,
     Phase.UNDIVIDED: Activity.INPUT,  # as patient as the wait for data that may be in it
 }
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a worker that runs no script tells of its part of a step.
+
+    Attributes:
+        forward: seconds from when weights and data were there until the loss was known; 0 where it was not seen.
+        backward: seconds from then until the last gradient was there.
+        loss: of its examples; NaN where it was not seen.
+    """
+
+    forward: float
+    backward: float
+    loss: float

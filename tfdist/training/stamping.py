@@ -1,6 +1,7 @@
 """Stamps of a step's parts, where somebody records the steps of this process; see `tfdist.monitor.recording.graph`."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ from tfdist.monitor.process import recorder
 from tfdist.monitor.recording import graph
 from tfdist.monitor.recording.compiled import CompiledRows
 from tfdist.monitor.recording.operations import OperationRows
+from tfdist.monitor.recording.passes import PassesRow
 from tfdist.monitor.recording.recorder import Recorder
 from tfdist.native.stamping import stamp_ops
 
@@ -32,6 +34,23 @@ def stamped(run: Callable[[Any], Any], data: Any) -> Any:
         returned = run(stamps.from_begin(data))
         stamps.end()
         return returned
+
+
+@contextlib.contextmanager
+def passes_told(data: Any) -> Iterator[tuple[Any, PassesRow | None]]:
+    """Let the part of a step that is traced in the block be stamped, if somebody records; see `PassesRow.numbers`.
+
+    Args:
+        data: of the part.
+    Yields:
+        The data, behind the stamp of the begin, and the stamps; None where there are none.
+    """
+    if tf.executing_eagerly() or recorder() is None or not graph.can_stamp():
+        yield data, None
+        return
+    row = PassesRow(traced_uses.independent)
+    with graph.Stamps(row) as stamps:
+        yield stamps.from_begin(data), row
 
 
 def record_with(observer: Recorder) -> None:

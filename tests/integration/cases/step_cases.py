@@ -1,8 +1,10 @@
 """What an observer is told of real trainings: each case returns the steps, with their kind and their phases."""
 
 import itertools
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,6 +14,9 @@ import tensorflow as tf
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process import step_clock
+from tfdist.monitor.recording import recorder as recording
+from tfdist.monitor.recording import ring
+from tfdist.monitor.verdict.timeline import Part, of_workers, timeline
 from tfdist.training.data import Input
 from tfdist.training.execution import Execution, Last
 from tfdist.training.multi_worker.workers import Workers
@@ -257,3 +262,70 @@ def of_a_chief(max_staleness: int | None) -> Any:
     with Recorded() as recorder:
         model.fit(data, epochs=2, verbose=0)
     return {**reported(recorder), "updates": int(model.optimizer.iterations.numpy())}
+
+
+class Slow(keras.layers.Layer):
+    """Passes on what it is given, and takes its time in both passes, wherever it runs."""
+
+    def __init__(self, forward: float, backward: float) -> None:
+        super().__init__()
+        self._seconds = forward, backward
+
+    def call(self, inputs: Any) -> Any:
+        """Return the inputs."""
+
+        @tf.custom_gradient
+        def passed(values: Any) -> Any:
+            return _late(values, self._seconds[0]), lambda gradient: _late(gradient, self._seconds[1])
+
+        return passed(inputs)
+
+
+def _late(tensor: tf.Tensor, seconds: float) -> tf.Tensor:
+    with tf.control_dependencies([tensor]):
+        began = tf.timestamp()
+    ended = tf.while_loop(lambda now: now < began + seconds, lambda now: tf.timestamp(), [began])
+    with tf.control_dependencies([ended] if isinstance(ended, tf.Tensor) else ended):
+        return tf.identity(tensor)
+
+
+def passes_of_a_chief(forward: float, backward: float, max_staleness: int | None) -> dict[str, Any]:
+    """Train on the workers of this process, recorded and not, and return what the workers told of it."""
+    import parameter_server_cases
+
+    losses, weights = [], []
+    for is_recorded in (True, False):
+        keras.utils.set_random_seed(0)
+        with parameter_server_cases.strategy(max_staleness=max_staleness).scope():
+            slow = Slow(forward, backward) if is_recorded else Slow(0.0, 0.0)
+            layers = [keras.Input((4,)), keras.layers.Dense(3), slow, keras.layers.Dense(1)]
+            model = keras.Sequential(layers)
+            model.compile(optimizer="sgd", loss="mse")
+        with tempfile.TemporaryDirectory() as folder:
+            recorder = recording.Recorder(Path(folder, "worker-0"))
+            if is_recorded:
+                step_clock().attach(recorder)
+            try:
+                # batches of one kind: another one's function would be traced in the middle
+                losses.append(
+                    model.fit(X[:12], Y[:12], batch_size=6, epochs=3, shuffle=False, verbose=0).history["loss"]
+                )
+                recorder.flush()
+            finally:
+                step_clock().detach(recorder)
+            if is_recorded:
+                rows = ring.read(recorder.path)
+            recorder.close()
+        weights.append([weight.numpy() for weight in model.weights])
+    of_chief, of_each = timeline({0: rows}), timeline(of_workers({0: rows}))
+    parts = [Part.FORWARD, Part.BACKWARD, Part.COMMUNICATION]
+    return {
+        "losses": losses,
+        "difference": max(float(np.abs(one - other).max()) for one, other in zip(*weights, strict=True)),
+        "workers": len(of_each.ranks),
+        "steps": len(of_each.steps),
+        "is_divided": of_each.is_divided,
+        "parts": np.median(of_each.parts[:, :, parts], axis=(0, 1)).tolist(),
+        "missing": float(np.abs(of_each.parts.sum(axis=2) - of_each.step).max()),
+        "loss": of_chief.loss[:, 0].tolist(),
+    }

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.bench.workers.models import MODELS
 from tfdist.monitor.recording.graph import Rows, Stamps
-from tfdist.monitor.recording.rows import BUCKETS, NORM_EVERY, Column
+from tfdist.monitor.recording.rows import NORM_EVERY, Column
 from tfdist.training.reduction import norms
 from tfdist.training.stamping import new_rows
 
@@ -27,20 +27,21 @@ class Graphs:
 
     Args:
         model: a name from `MODELS`, whose weights say how many gradients there are, and how large.
+        reductions: of a step of this model, as many as are stamped.
 
     Example:
-        >>> Graphs("small").added()                                                      # doctest: +SKIP
+        >>> Graphs("small", reductions=1).added()                                        # doctest: +SKIP
         {'stamps': 2.1e-05, 'everything': 4.2e-05}
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, reductions: int) -> None:
         shapes = [tuple(weight.shape) for weight in MODELS[model].build().trainable_variables]
         gradients = [tf.random.stateless_normal(shape, (number, 1)) for number, shape in enumerate(shapes)]
         rows = new_rows()
         self._calls: Mapping[str, Callable[[], Any]] = {
-            "nothing": _function(gradients, None, has_norm=False),
-            "stamps": _function(gradients, rows, has_norm=False),
-            "everything": _function(gradients, rows, has_norm=True),
+            "nothing": _function(gradients, reductions, None, has_norm=False),
+            "stamps": _function(gradients, reductions, rows, has_norm=False),
+            "everything": _function(gradients, reductions, rows, has_norm=True),
         }
         for call in self._calls.values():
             call()  # traced
@@ -56,7 +57,9 @@ class Graphs:
         return {arm: taken[arm] - taken["nothing"] for arm in taken if arm != "nothing"}
 
 
-def _function(gradients: Sequence[tf.Tensor], rows: Rows | None, *, has_norm: bool) -> Callable[[], Any]:
+def _function(
+    gradients: Sequence[tf.Tensor], reductions: int, rows: Rows | None, *, has_norm: bool
+) -> Callable[[], Any]:
     loss = tf.constant(1.0)
 
     def step(stamps: Stamps | None) -> tf.Tensor:
@@ -64,8 +67,8 @@ def _function(gradients: Sequence[tf.Tensor], rows: Rows | None, *, has_norm: bo
         if stamps is not None:
             stamps.loss(loss)
             stamps.mark(Column.GRADIENTS, found)
-            for bucket in range(min(BUCKETS, len(found))):
-                stamps.reduction(found[bucket::BUCKETS], lambda bucket=bucket: found[bucket::BUCKETS])  # type: ignore[misc]
+            for bucket in range(reductions):
+                stamps.reduction(found[bucket::reductions], lambda bucket=bucket: found[bucket::reductions])  # type: ignore[misc]
             stamps.mark(Column.REDUCED, found)
             if has_norm:
                 stamps.gradient_norm(norms.all_squares, found)

@@ -16,8 +16,10 @@ from unittest import mock
 from tfdist.bench.monitor.alone import Graphs
 from tfdist.bench.workers import loops, strategies
 from tfdist.monitor.process import step_clock
+from tfdist.monitor.recording import ring
 from tfdist.monitor.recording.graph import Stamps
 from tfdist.monitor.recording.recorder import Recorder
+from tfdist.monitor.recording.rows import Column
 from tfdist.training import stamping
 
 __all__ = ["measure", "measure_graphs", "prepare", "prepare_graphs"]
@@ -97,8 +99,10 @@ def measure(arm: str, steps: int) -> dict[str, float]:
 
 
 def prepare_graphs(model: str) -> None:
-    """Trace functions that have the stamps of a model's step and nothing else."""
-    _graphs[:] = [Graphs(model)]
+    """Trace functions that have the stamps of a model's step, which was recorded already, and nothing else."""
+    one = _recorders["everything"]
+    one.flush()
+    _graphs[:] = [Graphs(model, reductions=int(ring.read(one.path)[-1, Column.REDUCTIONS]))]
 
 
 def measure_graphs() -> dict[str, float]:

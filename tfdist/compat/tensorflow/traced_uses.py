@@ -79,6 +79,13 @@ def independent(results: Any) -> Any:
     return results
 
 
+def first_reads() -> list[tf.Tensor]:
+    """Return what the function being traced has read of variables that it was given, without waiting for anything."""
+    graph = tf.compat.v1.get_default_graph()
+    taken = [op for internal in _captured(graph).values() for op in internal.consumers()]
+    return [op.outputs[0] for op in taken if op.type == "ReadVariableOp" and not op.control_inputs]
+
+
 def in_condition() -> bool:
     """Return whether what is being traced is a branch of a condition or the body of a loop."""
     graph = tf.compat.v1.get_default_graph()

@@ -49,11 +49,15 @@ class Row(Protocol):
         """Note the end of the step, behind these operations, and how many reductions it had; the row is complete."""
 
 
-class Rows(Protocol):
-    """A ring of rows of stamps: columns as in `STAMPS`, times as seconds of the wall clock, float64."""
+class Opens(Protocol):
+    """What has the row of a step."""
 
     def open(self) -> Row:
         """Open the row of a step, in the graph that is being traced."""
+
+
+class Rows(Opens, Protocol):
+    """A ring of rows of stamps: columns as in `STAMPS`, times as seconds of the wall clock, float64."""
 
     def read(self) -> tuple[int, Any]:
         """Return how many rows were written since the process began, and the ring that holds the last of them.
@@ -74,7 +78,7 @@ class Stamps:
         ...     stamps.end()
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Opens) -> None:
         import tensorflow as tf
 
         self._rows = rows

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.monitor.observer import StepObserver
-from tfdist.monitor.phases import Activity, Kind, Phase
+from tfdist.monitor.phases import Activity, Kind, Passes, Phase
 from tfdist.monitor.recording.ring import Ring
 from tfdist.monitor.recording.rows import CHIEF_WORKERS, COLUMN_OF, HOST_PHASES, KINDS, STAMPS, VARIABLE, WIDTH, Column
 
@@ -34,7 +34,8 @@ _FIRST, _EXECUTE = STAMPS[0], int(Column.EXECUTE)
 # what each step writes: enums look members up slowly
 _STEP, _KIND, _BEGIN, _END = (int(one) for one in (Column.STEP, Column.KIND, Column.BEGIN, Column.END))
 _IS_FIRST, _SAVING, _AGREED = (int(one) for one in (Column.IS_FIRST, Column.SAVING, Column.AGREED))
-_COMPUTED = int(Column.COMPUTED)
+_COMPUTED, _FORWARDS = int(Column.COMPUTED), int(Column.FORWARDS)
+_BACKWARDS, _LOSSES = int(Column.BACKWARDS), int(Column.LOSSES)
 _NUMBERS = [column - STAMPS[0] for column in (Column.LOSS, Column.GRADIENT_NORM)]
 _TIMES = [place for place in range(len(STAMPS)) if place not in (*_NUMBERS, Column.REDUCTIONS - STAMPS[0])]
 
@@ -125,11 +126,16 @@ class Recorder(StepObserver):
         if phase is _AGREE:
             self._agreed.append((begin, end - begin))
 
-    def on_computed(self, step: int, worker: int, nanoseconds: int) -> None:
-        """Add up how long a chief's worker took."""
+    def on_computed(self, step: int, worker: int, nanoseconds: int, passes: Passes | None) -> None:
+        """Add up how long a chief's worker took, and keep the loss of its last part."""
         row = self._open.get(step)
-        if row is not None and 0 <= worker < CHIEF_WORKERS:
-            row[_COMPUTED + worker] += nanoseconds
+        if row is None or not 0 <= worker < CHIEF_WORKERS:
+            return
+        row[_COMPUTED + worker] += nanoseconds
+        if passes is not None:
+            row[_FORWARDS + worker] += round(1e9 * passes.forward)
+            row[_BACKWARDS + worker] += round(1e9 * passes.backward)
+            row[_LOSSES + worker] = int(np.float64(passes.loss).view(np.int64))
 
     def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
         """Keep the row."""

@@ -40,22 +40,27 @@ class Column(IntEnum):
     WAIT = 16
     UPDATE = 17
     UNDIVIDED = 18
-    COMPUTED = 19  # a chief's: how long each of its first workers took for its part, and what it was sent
+    # a chief's, of each of its first workers: how long it took for its part and all that it was sent and has sent, and
+    # of that how long its forward and its backward pass; the loss of its examples, the bits of a float64
+    COMPUTED = 19
+    FORWARDS = 19 + CHIEF_WORKERS
+    BACKWARDS = 19 + 2 * CHIEF_WORKERS
+    LOSSES = 19 + 3 * CHIEF_WORKERS
     # when, in the graph
-    GRAPH_BEGIN = 19 + CHIEF_WORKERS
-    FORWARD = 20 + CHIEF_WORKERS  # the loss was known
-    GRADIENTS = 21 + CHIEF_WORKERS  # the last gradient was there
-    REDUCED = 22 + CHIEF_WORKERS  # the last sum was
-    GRAPH_END = 23 + CHIEF_WORKERS
-    LOSS = 24 + CHIEF_WORKERS  # of this worker's examples, the bits of a float64
-    REDUCTIONS = 25 + CHIEF_WORKERS  # how many of the pairs below are there
-    ARRIVALS = 26 + CHIEF_WORKERS  # when this worker came to each, and
-    COMPLETIONS = 26 + CHIEF_WORKERS + BUCKETS  # when its sum was there
+    GRAPH_BEGIN = 19 + 4 * CHIEF_WORKERS
+    FORWARD = 20 + 4 * CHIEF_WORKERS  # the loss was known
+    GRADIENTS = 21 + 4 * CHIEF_WORKERS  # the last gradient was there
+    REDUCED = 22 + 4 * CHIEF_WORKERS  # the last sum was
+    GRAPH_END = 23 + 4 * CHIEF_WORKERS
+    LOSS = 24 + 4 * CHIEF_WORKERS  # of this worker's examples, the bits of a float64
+    REDUCTIONS = 25 + 4 * CHIEF_WORKERS  # how many of the pairs below are there
+    ARRIVALS = 26 + 4 * CHIEF_WORKERS  # when this worker came to each, and
+    COMPLETIONS = 26 + 4 * CHIEF_WORKERS + BUCKETS  # when its sum was there
     # of what this worker has of the reduced gradient, the bits of a float64
-    GRADIENT_NORM = 26 + CHIEF_WORKERS + 2 * BUCKETS
+    GRADIENT_NORM = 26 + 4 * CHIEF_WORKERS + 2 * BUCKETS
 
 
-WIDTH = 26 + CHIEF_WORKERS + 2 * BUCKETS + 1
+WIDTH = 26 + 4 * CHIEF_WORKERS + 2 * BUCKETS + 1
 #: stamps of a step in the graph, in this order; the loss, the number of reductions, arrivals, completions, the norm
 STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
 #: steps whose stamps a process holds until they are read

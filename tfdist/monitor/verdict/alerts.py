@@ -85,8 +85,7 @@ def not_finite(found: Timeline) -> list[Alert]:
     last = found.last(NOT_FINITE_STEPS)
     if len(last.steps) < NOT_FINITE_STEPS:
         return []
-    seen = last.of(Part.FORWARD) > 0  # the loss was there, whatever it was
-    bad = (seen & ~np.isfinite(last.loss)).all(axis=0)
+    bad = (last.has_loss & ~np.isfinite(last.loss)).all(axis=0)
     who = [None] if bad.all() else [rank for rank, is_bad in zip(found.ranks, bad, strict=True) if is_bad]
     value, step = last.loss[-1, int(bad.argmax())], int(last.steps[-1])
     return [

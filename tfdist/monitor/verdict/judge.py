@@ -163,7 +163,7 @@ def _late(found: Timeline, means: np.ndarray) -> _Late | None:
     behind = np.median(waits[:, others], axis=1) - waits[:, place]
     waited = float(behind.mean())
     often = float(np.mean(waits[:, place] <= waits.min(axis=1)))
-    part, longer = what_is_longer(means[place], np.median(means[others], axis=0))
+    part, longer = what_is_longer(means[place], np.median(means[others], axis=0), found.own)
     explained = longer / waited if waited > 0 else 0.0
     return _Late(place, waited, part if explained >= EXPLAINED else None, min(explained, 1.0), often)
 

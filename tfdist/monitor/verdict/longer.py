@@ -1,5 +1,7 @@
 """What a worker takes longer for than others: a pure function of the parts of their steps."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tfdist.monitor.verdict.timeline import COMPUTING, OWN, Part
@@ -8,7 +10,7 @@ from tfdist.monitor.verdict.timeline import COMPUTING, OWN, Part
 LEAST_LONGER, ALIKE = 0.05, 0.5
 
 
-def what_is_longer(mine: np.ndarray, usual: np.ndarray) -> tuple[Part, float]:
+def what_is_longer(mine: np.ndarray, usual: np.ndarray, own: Sequence[Part] = OWN) -> tuple[Part, float]:
     """Return the part that a worker takes longer for than the others do, and by how many seconds.
 
     A processor that is slower, or that others use too, makes both passes longer by the same factor, and whatever else
@@ -17,6 +19,7 @@ def what_is_longer(mine: np.ndarray, usual: np.ndarray) -> tuple[Part, float]:
     Args:
         mine: seconds of each part on this worker, shape (parts,).
         usual: the same on the others.
+        own: parts that a worker takes by itself.
 
     Example:
         >>> usual = np.array([0.0, 4.0, 8.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
@@ -26,7 +29,7 @@ def what_is_longer(mine: np.ndarray, usual: np.ndarray) -> tuple[Part, float]:
         'backward'
     """
     longer = mine - usual
-    longest = max(OWN, key=lambda part: float(longer[part]))
+    longest = max(own, key=lambda part: float(longer[part]))
     passes = [Part.FORWARD, Part.BACKWARD]
     if longest in (*passes, Part.UPDATE) and (usual[passes] > 0).all():
         factors = longer[passes] / usual[passes]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tfdist.monitor.verdict.longer import what_is_longer
-from tfdist.monitor.verdict.timeline import OWN, Part, Timeline
+from tfdist.monitor.verdict.timeline import Part, Timeline
 
 #: steps in which a worker is slow, one after the other, by so many robust deviations of the others
 SLOW_STEPS, DEVIATIONS = 20, 3.5
@@ -74,7 +74,7 @@ def slow_workers(found: Timeline) -> list[Slow]:
     """
     if len(found.ranks) < 2 or not len(found.steps):
         return []
-    own = found.parts[:, :, OWN].sum(axis=2)
+    own = found.parts[:, :, found.own].sum(axis=2)
     slow = []
     for place, rank in enumerate(found.ranks):
         others = np.delete(own, place, axis=1)
@@ -93,7 +93,7 @@ def slow_workers(found: Timeline) -> list[Slow]:
         slow.append(
             Slow(
                 worker=rank,
-                part=what_is_longer(theirs + more, theirs)[0],
+                part=what_is_longer(theirs + more, theirs, found.own)[0],
                 steps=run.stop - run.start,
                 first=int(found.steps[run.start]),
                 last=int(found.steps[run.stop - 1]),

@@ -7,7 +7,7 @@ communication that nothing hides; sums count as there when the first worker has 
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -42,11 +42,12 @@ COMPUTING = (Part.FORWARD, Part.BACKWARD, Part.COMPUTE, Part.UPDATE, Part.PYTHON
 
 # more than steps in one call have: a key is the number of a step, times this, and the number of its part
 _PARTS = 1 << 24
-# of a chief, the steps that say who its workers are
+# of a chief, the steps that say who its workers are, and what it knows of each of them
 _LAST = 100
+_OF_CHIEF = (Column.COMPUTED, Column.FORWARDS, Column.BACKWARDS, Column.LOSSES)
 
 #: attributes that have a row for each step
-OF_STEPS = ("steps", "parts", "step", "hidden", "ends", "loss", "gradient_norm")
+OF_STEPS = ("steps", "parts", "step", "hidden", "ends", "loss", "has_loss", "gradient_norm")
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,12 @@ class Timeline:
         hidden: seconds of communication that lay beside the backward pass, shape (steps, workers): no part of the sum.
         ends: of each step on the monotonic clock, seconds, shape (steps, workers).
         loss: of each worker's examples; NaN where it was not seen, shape (steps, workers).
+        has_loss: whether it was seen, shape (steps, workers).
         gradient_norm: of what each worker has of the reduced gradient, where it was measured; NaN in other steps,
             and infinite where it was no number, shape (steps, workers).
         traced: the number of the last step of training in which a function was traced; -1 where none was.
-        is_divided: whether stamps in the graph tell forward, backward, communication and update apart.
+        is_divided: whether stamps in the graph tell forward, backward and communication apart.
+        has_servers: whether workers exchange with servers, each for itself, and not with each other.
     """
 
     ranks: tuple[int, ...]
@@ -74,9 +77,16 @@ class Timeline:
     hidden: np.ndarray
     ends: np.ndarray
     loss: np.ndarray
+    has_loss: np.ndarray
     gradient_norm: np.ndarray
     traced: int
     is_divided: bool
+    has_servers: bool
+
+    @property
+    def own(self) -> tuple[Part, ...]:
+        """Parts that a worker takes by itself, as long as others do or longer; with servers, communication too."""
+        return (*OWN, Part.COMMUNICATION) if self.has_servers else OWN
 
     def of(self, part: Part) -> np.ndarray:
         """Return the seconds of a part, shape (steps, workers)."""
@@ -89,7 +99,7 @@ class Timeline:
     def only(self, chosen: Any) -> "Timeline":
         """Return the steps that an index of NumPy's chooses."""
         cut = {name: getattr(self, name)[chosen] for name in OF_STEPS}
-        return Timeline(ranks=self.ranks, traced=self.traced, is_divided=self.is_divided, **cut)
+        return replace(self, **cut)
 
 
 def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
@@ -124,7 +134,7 @@ def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
     if len(rows) != 1:
         return rows
     (chief,) = rows.values()
-    computed = chief[:, Column.COMPUTED : Column.COMPUTED + CHIEF_WORKERS] > 0
+    computed = chief[:, _of_chief(Column.COMPUTED)] > 0
     trained = computed[(chief[:, Column.KIND] == 0) & computed.any(axis=1)][-_LAST:]
     workers = np.flatnonzero(trained.sum(axis=0) * 2 > len(trained))  # others are gone, or nobody waits for them
     complete = chief[computed[:, workers].all(axis=1)]
@@ -134,6 +144,9 @@ def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
         own = np.minimum(mine[:, Column.COMPUTED + worker], mine[:, Column.WAIT])
         mine[:, Column.AGREE] += mine[:, Column.WAIT] - own
         mine[:, Column.WAIT] = own
+        others = [other for other in range(CHIEF_WORKERS) if other != worker]
+        for block in _OF_CHIEF:
+            mine[:, _of_chief(block)][:, others] = 0
         found[int(worker)] = mine
     return found or rows
 
@@ -184,11 +197,13 @@ def _divided(
     saving = np.minimum(of(Column.SAVING), between)
     agreed = np.minimum(of(Column.AGREED), between - saving)
     parts[:, :, Part.INPUT] = of(Column.INPUT)
-    parts[:, :, Part.FORWARD] = np.where(has_stamps, forward - begin, 0)
-    parts[:, :, Part.BACKWARD] = np.where(has_stamps, gradients - forward, 0)
-    parts[:, :, Part.COMPUTE] = np.where(has_stamps, 0, of(Column.EXECUTE)) + of(Column.WAIT) + of(Column.UNDIVIDED)
+    told = _told(table)
+    computing = of(Column.WAIT) - told.forward - told.backward - told.exchange
+    parts[:, :, Part.FORWARD] = np.where(has_stamps, forward - begin, 0) + told.forward
+    parts[:, :, Part.BACKWARD] = np.where(has_stamps, gradients - forward, 0) + told.backward
+    parts[:, :, Part.COMPUTE] = np.where(has_stamps, 0, of(Column.EXECUTE)) + computing + of(Column.UNDIVIDED)
     parts[:, :, Part.WAIT] = wait + of(Column.AGREE) + agreed
-    parts[:, :, Part.COMMUNICATION] = np.where(has_stamps, reduced - gradients - wait, 0)
+    parts[:, :, Part.COMMUNICATION] = np.where(has_stamps, reduced - gradients - wait, 0) + told.exchange
     parts[:, :, Part.UPDATE] = np.where(has_stamps, np.maximum(end, reduced) - reduced, 0) + of(Column.UPDATE)
     parts[:, :, Part.CHECKPOINT] = saving
     host = of(Column.CALLBACKS) + of(Column.DISPATCH) + of(Column.PYTHON)
@@ -201,11 +216,47 @@ def _divided(
         step=(of(Column.END) - of(Column.BEGIN) + between) / 1e9,
         hidden=_hidden(table, gradients) / 1e9,
         ends=of(Column.END) / 1e9,
-        loss=np.where(of(Column.FORWARD) > 0, np.ascontiguousarray(of(Column.LOSS)).view(np.float64), np.nan),
+        loss=np.where(of(Column.FORWARD) > 0, np.ascontiguousarray(of(Column.LOSS)).view(np.float64), told.loss),
+        has_loss=(of(Column.FORWARD) > 0) | told.has_loss,
         gradient_norm=_norms(np.ascontiguousarray(of(Column.GRADIENT_NORM)).view(np.float64)),
         traced=traced,
-        is_divided=bool(len(steps)) and bool(has_stamps.all()),
+        is_divided=bool(len(steps)) and bool((has_stamps | told.is_there).all()),
+        has_servers=bool((table[:, :, _of_chief(Column.COMPUTED)] > 0).any()),
     )
+
+
+def _of_chief(block: Column) -> slice:
+    return slice(int(block), int(block) + CHIEF_WORKERS)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Of the worker that a chief has waited for longest, and of the losses of all: shape (steps, workers)."""
+
+    forward: np.ndarray
+    backward: np.ndarray
+    exchange: np.ndarray  # weights, data and gradients under way
+    loss: np.ndarray
+    has_loss: np.ndarray
+    is_there: np.ndarray
+
+
+def _told(table: np.ndarray) -> _Told:
+    """Return what a chief was told by its workers; of other processes zeros."""
+    computed, forwards, backwards, losses = (table[:, :, _of_chief(block)] for block in _OF_CHIEF)
+    last = computed.argmax(axis=2)[:, :, None]
+    own, forward, backward = (np.take_along_axis(one, last, 2)[:, :, 0] for one in (computed, forwards, backwards))
+    own = np.minimum(own, table[:, :, Column.WAIT])
+    is_there = (backward > 0) & (own > 0)
+    forward = np.minimum(forward, own)
+    backward = np.minimum(backward, own - forward)
+    exchange = np.where(is_there, own - forward - backward, 0)
+    seen = np.asarray(forwards > 0)
+    has_loss = np.asarray(seen.any(axis=2))
+    values = np.where(seen, np.ascontiguousarray(losses).view(np.float64), 0.0)
+    with np.errstate(invalid="ignore"):  # parts are alike: none has more than one example more than another
+        loss = np.where(has_loss, values.sum(axis=2) / np.maximum(seen.sum(axis=2), 1), np.nan)
+    return _Told(forward, backward, exchange, loss, has_loss, is_there)
 
 
 def _norms(words: np.ndarray) -> np.ndarray:

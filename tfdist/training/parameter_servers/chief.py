@@ -238,8 +238,8 @@ class _Steps:
             while len(results) < needed:
                 outcome = self._chief.outcome(tasks)
                 assert outcome is not None
-                step_clock().computed(outcome.worker, outcome.seconds)
-                results[tasks.index(outcome.number)] = _result(outcome)
+                result = results[tasks.index(outcome.number)] = _result(outcome)
+                step_clock().computed(outcome.worker, outcome.seconds, result.passes)
         finally:
             for task in tasks:
                 self._chief.scheduler.cancel(task)
@@ -290,6 +290,7 @@ class _Steps:
             self._bound.drop(ticket)
             self.forget()
         result = _result(outcome)
+        step_clock().computed(outcome.worker, 0.0, result.passes)  # others compute other batches: nobody waits for it
         staleness = self._bound.apply(ticket)
         if self.training:
             self._epoch.add(staleness)
@@ -355,6 +356,7 @@ class _Steps:
                 alone=self._chief.together,
                 unseeded=self._unseeded,
                 sums=self._tried.sums,
+                is_stamped=self.training and not any("GPU" in device for device in self._chief.devices),
             )
             update = Update(
                 self._model,

@@ -11,9 +11,10 @@ from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import stateless_scope
 from tfdist.compat.keras import variables as keras_variables
-from tfdist.compat.tensorflow import step_variables
+from tfdist.compat.tensorflow import step_variables, traced_uses
 from tfdist.compression.codec import Codec
 from tfdist.errors import UnsupportedError
+from tfdist.monitor.recording.passes import PassesRow
 from tfdist.training import loss_scale
 from tfdist.training.parameter_servers import transport
 from tfdist.training.parameter_servers.remote_logs import Logs
@@ -35,8 +36,8 @@ class Note:
     Attributes:
         target: the Keras variable it changes, or the place of a number among the logs.
         mode: "add" (sum over parts, added to the variable), "average" (likewise, of shares that add up to one), "first"
-            (the first part's, added), "set" (the first part's, assigned), "log" (sum of shares) or "scale" (a loss
-            scale, of no variable).
+            (the first part's, added), "set" (the first part's, assigned), "log" (sum of shares), or what the chief
+            reads: "scale" (a loss scale) or "passes" (see `PassesRow.numbers`).
         dtype: of the result.
         shape: of the result.
     """
@@ -100,6 +101,7 @@ class ToChief:
         plan: how a batch is computed.
         given: pairs of a variable that the chief holds and the value that the worker was given.
         alone: whether no other gradient is applied between the beginning of a step and its end.
+        passes: stamps of the part, if somebody records.
     """
 
     def __init__(
@@ -110,12 +112,14 @@ class ToChief:
         given: list[tuple[Any, tf.Tensor]],
         *,
         alone: bool,
+        passes: PassesRow | None = None,
     ) -> None:
         self._model = model
         self._scope = scope
         self._plan = plan
         self._given = {id(variable): value for variable, value in given}
         self._alone = alone
+        self._passes = passes
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._asked = Logs()
         self._scales: list[tf.Tensor] = []
@@ -176,6 +180,9 @@ class ToChief:
             raise UsesItsUpdatesError(_each_once([v for call in used for v in call.variables]), self._scope.needed)
         for place, scale in enumerate(self._scales):
             self._note(place, "scale", scale)
+        numbers = None if self._passes is None else self._passes.numbers(traced_uses.first_reads())
+        if numbers is not None:
+            self._note(None, "passes", numbers)
         counted = {id(variable): metric for metric in self._model.metrics for variable in metric.variables}
         touched = {metric.name for metric in self._model.metrics if not metric.variables}
         for variable in self._scope.assigned:

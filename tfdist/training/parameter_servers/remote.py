@@ -6,7 +6,8 @@ applies them in a second function (`update`) in which the worker has no part. So
 all of its step is applied, once, or nothing.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.compat.tensorflow import step_variables
 from tfdist.compression import one_way
 from tfdist.errors import UnsupportedError
+from tfdist.monitor.phases import Passes
+from tfdist.monitor.recording.passes import passes_of
+from tfdist.training import stamping
 from tfdist.training.layout import Layout
 from tfdist.training.parameter_servers import handover, lookups, transport
 from tfdist.training.parameter_servers.part_function import (
@@ -39,12 +43,14 @@ class Result:
 
     Attributes:
         scales: the loss scale under which the gradients of each call were computed, 1 without one.
+        passes: how long they took, if somebody records.
     """
 
     notes: list[np.ndarray]
     gradients: list[tf.Tensor]
     rows: int
     scales: list[float]
+    passes: Passes | None = None
 
 
 class Computation:
@@ -60,6 +66,7 @@ class Computation:
         alone: whether no other gradient is applied between the beginning of a step and its end.
         unseeded: Keras' generator for random numbers without a seed.
         sums: what of the step is a sum over examples, see `Step.is_sum`.
+        is_stamped: whether workers tell how long they took, if somebody records: a GPU's would be launched, not done.
     Raises:
         OtherPlanError: it cannot be computed like that; of an eager model, when it is called.
     """
@@ -76,11 +83,13 @@ class Computation:
         alone: bool,
         unseeded: Any,
         sums: Collection[tuple[str, int]] = (),
+        is_stamped: bool = False,
     ) -> None:
         self._model = model
         self._step = replica_step.ReplicaStep(
             model, user_step, unseeded, training=training, is_compiled=model.jit_compile
         )
+        self._stamped = stamping.passes_told if is_stamped else _unstamped
         self._plan = plan
         self._alone = alone
         self._sums = sums
@@ -118,8 +127,10 @@ class Computation:
             # Waits until the function has ended, and its gradients are where they belong.
             data = packed.numpy().tobytes()
         values = transport.unpacked(data, self.notes)
-        scales = [float(value) for note, value in zip(self.notes, values, strict=True) if note.mode == "scale"]
-        return Result(values, list(gradients), int(counts[1]), scales)
+        told = [(note.mode, value) for note, value in zip(self.notes, values, strict=True)]
+        scales = [float(value) for mode, value in told if mode == "scale"]
+        passes = next((passes_of(value) for mode, value in told if mode == "passes"), None)
+        return Result(values, list(gradients), int(counts[1]), scales, passes)
 
     def _on_part(self, part: Part, data: Any) -> list[Any]:
         lookups.adapt(self._model)
@@ -130,11 +141,11 @@ class Computation:
             stand_in = [variable for variable, _ in values]
         scope = stateless_scope.CapturedUpdates(values, trained)
         scope.stand_in_for(stand_in, step_variables.create)
-        sink = handover.ToChief(self._model, scope, self._plan, values, alone=self._alone)
         shares = {"rows": part.rows, "global_rows": part.global_rows, "index": part.index, "sums": self._sums}
         try:
-            with scope:
-                tensors = self._step(data, sink, all_reduce=sink.all_reduce, **shares)
+            with scope, self._stamped(data) as (begun, passes):
+                sink = handover.ToChief(self._model, scope, self._plan, values, alone=self._alone, passes=passes)
+                tensors = self._step(begun, sink, all_reduce=sink.all_reduce, **shares)
         except stateless_scope.AssignsWeights:
             raise UsesItsUpdatesError(trained) from None
         self.calls, self.notes, self.put_logs = sink.calls, sink.notes, sink.put_logs
@@ -142,6 +153,11 @@ class Computation:
         for variable in self._stand_ins:
             step_variables.end(variable)
         return list(tensors)
+
+
+@contextlib.contextmanager
+def _unstamped(data: Any) -> Iterator[tuple[Any, None]]:
+    yield data, None
 
 
 def adapt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:

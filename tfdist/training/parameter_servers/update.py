@@ -108,7 +108,7 @@ class Update:
         for note, value in zip(self._computation.notes, notes, strict=True):
             if note.mode == "log":
                 logs.append(value)
-            if note.mode in ("log", "scale"):
+            if note.mode in ("log", "scale", "passes"):
                 continue
             variable = keras_variables.value_of(note.target)
             with tf.device(variable.device):
@@ -139,7 +139,7 @@ def _placed() -> Any:
 
 
 def _over_parts(note: Note, values: list[np.ndarray], scale: float) -> np.ndarray:
-    if note.mode in ("set", "first", "scale"):
+    if note.mode in ("set", "first", "scale", "passes"):
         return values[0]
     total = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
     return total * np.asarray(scale, total.dtype) if note.mode in ("average", "log") and scale != 1.0 else total

@@ -1,0 +1,92 @@
+"""Stamps of a part that a worker of parameter servers computes: it remembers nothing, so its function returns them.
+
+Weights are read from servers, all of them from the begin on: the forward pass is taken to begin when the last of them
+is there. What of it came before lies beside reading, which is communication.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tfdist.monitor.phases import Passes
+from tfdist.monitor.recording.rows import Column
+
+#: numbers that a function returns
+COUNT = 4
+# seconds of a forward pass that ended as soon as the last weight was there: 0 is that of no loss
+_LEAST = 1e-9
+
+
+class PassesRow:
+    """The stamps of a part that is being traced; see `graph.Row`.
+
+    Args:
+        independent: takes an operation with effects, and lets it wait for its inputs alone.
+    """
+
+    def __init__(self, independent: Callable[[Any], Any]) -> None:
+        self._independent = independent
+        self._times: dict[int, Any] = {}
+        self._loss: Any = None
+        self.names: set[str] = set()
+        self.begun: Any = None
+
+    def open(self) -> "PassesRow":
+        """Begin, in the graph that is being traced."""
+        self.begun = self._now(())
+        return self
+
+    def mark(self, column: int, after: Sequence[Any]) -> None:
+        """Note the time at which these operations and tensors are there."""
+        if column == Column.GRADIENTS:
+            self._times[column] = self._now(after)
+
+    def loss(self, value: Any) -> None:
+        """Note the loss, and the time at which it is known."""
+        import tensorflow as tf
+
+        self._times[Column.FORWARD] = self._now([value])
+        self._loss = tf.cast(tf.reduce_sum(value), tf.float64)
+
+    def norm(self, squares: Callable[[Sequence[Any]], Any], tensors: Sequence[Any], scale: Any) -> None:
+        """Leave out the norm: this worker has a part of the gradient."""
+
+    def end(self, after: Sequence[Any], reductions: int) -> None:
+        """Leave out the end: `numbers` are what is written."""
+
+    def numbers(self, reads: Sequence[Any]) -> Any:
+        """Return the numbers of which `Passes` are made, float64 of the shape (COUNT,); None if no gradient was there.
+
+        Args:
+            reads: weights, as they are read from servers.
+        """
+        import tensorflow as tf
+
+        if Column.GRADIENTS not in self._times:
+            return None
+        here = [tf.identity(read) for read in reads]  # where this function runs, as for whatever else takes them
+        zero = tf.zeros([], tf.float64)
+        times = [self._now([self.begun, *here]), self._times.get(Column.FORWARD, zero), self._times[Column.GRADIENTS]]
+        return tf.stack([*times, zero if self._loss is None else self._loss])
+
+    def _now(self, after: Sequence[Any]) -> Any:
+        import tensorflow as tf
+
+        with tf.control_dependencies(after):
+            stamp = self._independent(tf.timestamp())
+        self.names.add(stamp.op.name)
+        return stamp
+
+
+def passes_of(numbers: Iterable[float]) -> Passes:
+    """Return what the numbers of `PassesRow.numbers` say.
+
+    Example:
+        >>> passes_of([10.0, 10.5, 12.5, 0.25])
+        Passes(forward=0.5, backward=2.0, loss=0.25)
+        >>> passes_of([10.0, 0.0, 12.5, 0.0])  # no loss was seen
+        Passes(forward=0.0, backward=2.5, loss=nan)
+    """
+    ready, known, gradients, loss = map(float, numbers)
+    forward = max(known - ready, _LEAST) if known else 0.0
+    backward = max(gradients - max(known, ready), 0.0)
+    return Passes(forward, backward, loss if known else float("nan"))
