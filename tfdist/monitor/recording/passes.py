@@ -12,7 +12,7 @@ from tfdist.monitor.recording.rows import Column
 
 #: numbers that a function returns
 COUNT = 4
-# seconds of a forward pass that ended as soon as the last weight was there: 0 is that of no loss
+# seconds of a pass: operations that wait for nothing of each other may run in any order, and 0 stands for no pass
 _LEAST = 1e-9
 
 
@@ -88,5 +88,5 @@ def passes_of(numbers: Iterable[float]) -> Passes:
     """
     ready, known, gradients, loss = map(float, numbers)
     forward = max(known - ready, _LEAST) if known else 0.0
-    backward = max(gradients - max(known, ready), 0.0)
+    backward = max(gradients - max(known, ready), _LEAST)
     return Passes(forward, backward, loss if known else float("nan"))

@@ -247,7 +247,7 @@ def _told(table: np.ndarray) -> _Told:
     last = computed.argmax(axis=2)[:, :, None]
     own, forward, backward = (np.take_along_axis(one, last, 2)[:, :, 0] for one in (computed, forwards, backwards))
     own = np.minimum(own, table[:, :, Column.WAIT])
-    is_there = (backward > 0) & (own > 0)
+    is_there = np.asarray(backward > 0)
     forward = np.minimum(forward, own)
     backward = np.minimum(backward, own - forward)
     exchange = np.where(is_there, own - forward - backward, 0)
