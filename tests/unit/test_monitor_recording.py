@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import sys
 import time
@@ -268,6 +269,21 @@ def test_a_trace_has_every_step_of_every_worker() -> None:
         assert first["input"] == (0.0, 100.0)
         assert first["forward"] == (100.0, 200.0)
         assert first["update"] == (700.0, 200.0)
+
+
+def test_a_trace_of_steps_without_stamps_has_the_phases_of_the_host() -> None:
+    (row,) = found = rows(1)
+    row[Column.SEQUENCE], row[Column.BEGIN], row[Column.END] = 1, 10**12, 10**12 + 900_000
+    row[Column.DISPATCH], row[Column.INPUT], row[Column.WAIT], row[Column.UPDATE] = 50_000, 100_000, 600_000, 150_000
+    row[Column.FORWARDS : Column.FORWARDS + 2] = 200_000
+    for loss, shown in ([1.0, 2.0], 1.5), ([1.0, math.nan], "nan"), ([math.inf, 1.0], "inf"):
+        row[Column.LOSSES : Column.LOSSES + 2] = np.array(loss).view(np.int64)
+        made = trace.trace({0: found})["traceEvents"]
+        json.dumps(made, allow_nan=False)
+        events = [(one["name"], one["ts"], one["dur"]) for one in made if one["ph"] == "X"]
+        of_host = [("dispatch", 0.0, 50.0), ("input", 50.0, 100.0), ("workers", 150.0, 600.0), ("update", 750.0, 150.0)]
+        assert events == [("train", 0.0, 900.0), *of_host]
+        assert [one["args"]["loss"] for one in made if one.get("name") == "train"] == [shown]
 
 
 def test_clocks_that_are_ten_seconds_apart_are_brought_together() -> None:

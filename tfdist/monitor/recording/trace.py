@@ -14,10 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.monitor.recording.rows import BUCKETS, KINDS, Column
+from tfdist.monitor.recording.rows import BUCKETS, CHIEF_WORKERS, KINDS, Column
 
 _STEPS, _FIRST_REDUCTION = 0, 1
 _HOST = ((Column.CALLBACKS, "callbacks"), (Column.DISPATCH, "dispatch"), (Column.INPUT, "input"))
+# and what follows where the graph has no stamps, as a chief's
+_UNDIVIDED = (
+    (Column.TRACE, "trace"),
+    (Column.PYTHON, "python"),
+    (Column.EXECUTE, "compute"),
+    (Column.UNDIVIDED, "compute"),
+    (Column.WAIT, "workers"),
+    (Column.AGREE, "agree"),
+    (Column.UPDATE, "update"),
+)
 _GRAPH = (
     ("forward", Column.GRAPH_BEGIN, Column.FORWARD),
     ("backward", Column.FORWARD, Column.GRADIENTS),
@@ -81,11 +91,12 @@ def _of_step(rank: int, row: np.ndarray, zero: int) -> Iterator[dict[str, Any]]:
     kind = KINDS[int(row[Column.KIND])]
     arguments: dict[str, Any] = {"step": int(row[Column.STEP])}
     stamped = int(row[Column.GRAPH_BEGIN]) > 0
-    if row[Column.FORWARD]:
-        arguments["loss"] = float(row[Column.LOSS : Column.LOSS + 1].view(np.float64)[0])
+    loss = _loss(row)
+    if loss is not None:
+        arguments["loss"] = loss if np.isfinite(loss) else str(loss)  # JSON has no such numbers
     yield event(str(kind), int(row[Column.BEGIN]), int(row[Column.END]), **arguments)
     at = int(row[Column.BEGIN])
-    for column, name in _HOST:  # in this order, as far as it is known
+    for column, name in _HOST if stamped else (*_HOST, *_UNDIVIDED):  # in this order, as far as it is known
         length = int(row[column])
         if length > 0:
             yield event(name, at, at + length)
@@ -102,6 +113,15 @@ def _of_step(rank: int, row: np.ndarray, zero: int) -> Iterator[dict[str, Any]]:
         begin, end = int(row[Column.ARRIVALS + number]), int(row[Column.COMPLETIONS + number])
         if begin and end:
             yield event("all_reduce", begin, end, _FIRST_REDUCTION + number)
+
+
+def _loss(row: np.ndarray) -> float | None:
+    """Return the loss of this worker's examples; of a chief, the mean of what its workers have told."""
+    if row[Column.FORWARD]:
+        return float(row[Column.LOSS : Column.LOSS + 1].view(np.float64)[0])
+    told = row[Column.FORWARDS : Column.FORWARDS + CHIEF_WORKERS] > 0
+    losses = row[Column.LOSSES : Column.LOSSES + CHIEF_WORKERS].view(np.float64)[told]
+    return float(losses.mean()) if len(losses) else None
 
 
 def merged(traces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -139,7 +140,9 @@ def step_seconds(
     fit: Callable[..., Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Train some steps with one batch, and return the seconds of one; the first one, which sets up, is not counted.
+    """Train some steps with one batch, and return the seconds of one: the median.
+
+    The first one, which sets up, is not counted; in the next ones batches may be made ready for later ones.
 
     Args:
         model: compiled.
@@ -152,7 +155,7 @@ def step_seconds(
     batches = tf.data.Dataset.from_tensors(tuple(one for one in batch if one is not None)).repeat()
     train = model.fit if fit is None else functools.partial(fit, model)
     train(batches, steps_per_epoch=steps + 1, epochs=1, callbacks=[ends], verbose=0)
-    return (ends.seconds[-1] - ends.seconds[0]) / steps
+    return statistics.median(later - sooner for sooner, later in itertools.pairwise(ends.seconds))
 
 
 class _Ends(keras.callbacks.Callback):
