@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import base, composed, wire_dtypes
+from tfdist.collectives import base, composed, under_way, wire_dtypes
 from tfdist.compat.horovod import ops as horovod_ops
 from tfdist.errors import ConfigError
 
@@ -61,6 +61,7 @@ class HorovodCollective:
         self._device = device or "/device:CPU:0"
         self._pairs = dict(pairs or {}) | ({1 - rank: process_set} if size == 2 else {})
         self._side_effect = composed.SideEffect(f"tfdist_took_part_{process_set.process_set_id}", self._device)
+        self._under_way = under_way.of_process()
         self._abort = abort
         self._explain = explain
 
@@ -96,10 +97,14 @@ class HorovodCollective:
         reduced = [dtype for dtype in horovod_ops.REDUCED if not (halves and dtype == tensor.dtype)]
         return wire_dtypes.for_op(tensor, reduced, op)
 
-    def _reduced(self, tensors: list[tf.Tensor], key: str, op: str) -> list[tf.Tensor]:
+    def _reduced(self, tensors: list[tf.Tensor], key: str, op: str, kind: str = "") -> list[tf.Tensor]:
         first, *others = tensors
-        with tf.device(self._device):
-            totals = horovod_ops.all_reduce([_not_folded(first), *others], _name(key), self._process_set, op=op)
+
+        def run() -> list[tf.Tensor]:
+            with tf.device(self._device):
+                return list(horovod_ops.all_reduce([_not_folded(first), *others], _name(key), self._process_set, op=op))
+
+        totals = self._noted(kind or f"all_reduce ({op}, {first.dtype.name})", tensors, run)
         self._side_effect.after(totals[0])
         return [tf.ensure_shape(totals[0], first.shape), *totals[1:]]
 
@@ -109,8 +114,12 @@ class HorovodCollective:
         carried, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:
             return tensor
-        with tf.device(self._device):
-            gathered = horovod_ops.all_gather(_not_folded(carried), _name(key), self._process_set)
+
+        def run() -> list[tf.Tensor]:
+            with tf.device(self._device):
+                return [horovod_ops.all_gather(_not_folded(carried), _name(key), self._process_set)]
+
+        (gathered,) = self._noted("all_gather", [carried], run)
         self._side_effect.after(gathered)
         return tf.ensure_shape(restore(gathered), [None, *tensor.shape[1:]])
 
@@ -131,7 +140,8 @@ class HorovodCollective:
         carried, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:
             return tensor
-        (total,) = self._reduced([carried if self.rank == root else tf.zeros_like(carried)], key, "sum")
+        mine = carried if self.rank == root else tf.zeros_like(carried)
+        (total,) = self._reduced([mine], key, "sum", f"broadcast from member {root}")
         return restore(total)
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
@@ -142,8 +152,12 @@ class HorovodCollective:
             return tensor
         sizes = base.cut(tensor, self.size)
         splits = tf.stack([tf.cast(size, tf.int32) for size in sizes])
-        with tf.device(self._device):
-            arrived = horovod_ops.all_to_all(bits, _not_folded(splits), _name(key), self._process_set)
+
+        def run() -> list[tf.Tensor]:
+            with tf.device(self._device):
+                return [horovod_ops.all_to_all(bits, _not_folded(splits), _name(key), self._process_set)]
+
+        (arrived,) = self._noted("all_to_all", [bits], run)
         self._side_effect.after(arrived)
         return tf.reshape(restore(arrived), base.with_rows([self.size * sizes[self.rank]], tensor))
 
@@ -174,8 +188,22 @@ class HorovodCollective:
         count = tf.shape(bits)[0] if sends else 0
         splits = tf.stack([0, count] if self.rank < other else [count, 0])
         rows = bits if sends else bits[:0]
-        with tf.device(self._device):
-            return restore(horovod_ops.all_to_all(rows, _not_folded(splits), _name(key), pair))
+
+        def run() -> list[tf.Tensor]:
+            with tf.device(self._device):
+                return [horovod_ops.all_to_all(rows, _not_folded(splits), _name(key), pair)]
+
+        (moved,) = self._noted(f"{'send to' if sends else 'receive from'} member {other}", [bits], run)
+        return restore(moved)
+
+    def _noted(self, kind: str, given: list[tf.Tensor], run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        if self._under_way is None:
+            return run()
+        return self._under_way.noted(under_way.described(kind, given), self._device, given, run)
+
+    def waits_for(self) -> str:
+        """Return in what this process is under way, from any thread; empty if in no collective, or if nobody asks."""
+        return "" if self._under_way is None else self._under_way.text()
 
     def abort(self, reason: str) -> None:
         """Stop Horovod on every rank: whoever waits in it gets an error."""

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.values import Cluster, split_address
-from tfdist.collectives import base, composed, wire_dtypes
+from tfdist.collectives import base, composed, under_way, wire_dtypes
 from tfdist.collectives.cause import cause_of
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, DisagreementError, WorkerLostError
@@ -74,6 +74,7 @@ class TensorFlowCollective:
         self._device = device
         self._abort = abort
         self._side_effect = composed.SideEffect(f"tfdist_took_part_{group_key}_{rank}", device)
+        self._under_way = under_way.of_process()
         self._functions: dict[Hashable, Any] = {}
         self._keys: dict[int, str] = {}
         with tf.init_scope(), tf.device(device):
@@ -172,6 +173,10 @@ class TensorFlowCollective:
 
         return self._run(("receive", key, source, spec), received, [])[0]
 
+    def waits_for(self) -> str:
+        """Return in what this process is under way, from any thread; empty if in no collective, or if nobody asks."""
+        return "" if self._under_way is None else self._under_way.text()
+
     def abort(self, reason: str) -> None:
         """End all collectives of this process; its peers notice when it ends, or by their own deadlines."""
         self._abort(reason)
@@ -196,12 +201,17 @@ class TensorFlowCollective:
 
     # What the operations are made of; called in a function.
 
-    def _run(self, how: Hashable, function: Callable[[_Tensors], _Tensors], given: Sequence[tf.Tensor]) -> _Tensors:
+    def _run(
+        self, how: tuple[Hashable, ...], function: Callable[[_Tensors], _Tensors], given: Sequence[tf.Tensor]
+    ) -> _Tensors:
         """Call a function here, or eagerly as a traced one: each eager collective would start a pool of threads."""
 
         def placed(given: _Tensors) -> _Tensors:
             with tf.device(self._device):
-                return function([tf.identity(tensor) for tensor in given])
+                given = [tf.identity(tensor) for tensor in given]
+                if self._under_way is None:
+                    return function(given)
+                return self._under_way.noted(_described(how, given), self._device, given, lambda: function(given))
 
         if not tf.executing_eagerly():
             return placed(list(given))
@@ -362,6 +372,15 @@ def of_replicas(devices: Sequence[str], cluster: Cluster | None = None) -> list[
         )
         for index, device in enumerate(devices)
     ]
+
+
+def _described(how: tuple[Hashable, ...], given: _Tensors) -> str:
+    kind = str(how[0])
+    if kind == "all_reduce":
+        kind += f" ({how[2]}, {', '.join(dict.fromkeys(tensor.dtype.name for tensor in given))})"
+    elif len(how) > 2:
+        kind += f" {'to' if kind == 'send' else 'from'} member {how[2]}"
+    return under_way.described(kind, given) if given else kind
 
 
 def _with_rows(tensor: tf.Tensor) -> tf.Tensor:

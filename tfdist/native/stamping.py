@@ -1,6 +1,7 @@
-"""The ops that stamp a step, compiled; None where TensorFlow's are to be taken, with the reason in the log."""
+"""The ops that stamp a step and note what is under way: compiled, or None, with the reason in the log."""
 
 import ctypes
+import os
 import threading
 from functools import cache
 from pathlib import Path
@@ -10,9 +11,13 @@ import numpy as np
 from tfdist.native import library
 from tfdist.native.loading import load_or_none, module_of
 from tfdist.native.ops import is_wanted
+from tfdist.native.target import observe
 
 _OPS = ("begin", "loss", "end", "norm")
 _alone = threading.Lock()
+
+#: of what may be under way; as in stamps/ops.cc
+SLOTS = 4096
 
 
 class StampOps:
@@ -23,10 +28,14 @@ class StampOps:
     """
 
     def __init__(self, path: Path) -> None:
-        self.ops = module_of(path, ["tfdist_stamp", *(f"tfdist_stamp_{name}" for name in _OPS)])
+        self.ops = module_of(path, ["tfdist_stamp", "tfdist_note", *(f"tfdist_stamp_{name}" for name in _OPS)])
         self._library = ctypes.CDLL(str(path))
-        for name, *arguments in (("make", *[ctypes.c_size_t] * 2), ("read", ctypes.c_int64, ctypes.c_void_p)):
-            function = getattr(self._library, f"tfdist_stamps_{name}")
+        for name, *arguments in (
+            ("stamps_make", *[ctypes.c_size_t] * 2),
+            ("stamps_read", ctypes.c_int64, ctypes.c_void_p),
+            ("notes_read", ctypes.c_size_t, ctypes.c_void_p),
+        ):
+            function = getattr(self._library, f"tfdist_{name}")
             function.restype, function.argtypes = ctypes.c_int64, arguments
 
     def make(self, rows: int, width: int) -> int:
@@ -43,6 +52,16 @@ class StampOps:
             into: float64, shape (rows, width).
         """
         return int(self._library.tfdist_stamps_read(number, into.ctypes.data))
+
+    def under_way(self, count: int) -> list[int]:
+        """Return what the ops `tfdist_note` have said last of each of the first so many slots: 1 or 0.
+
+        Args:
+            count: at most `SLOTS`.
+        """
+        into = np.zeros([count], np.int64)
+        self._library.tfdist_notes_read(count, into.ctypes.data)
+        return list(map(int, into))
 
 
 def stamp_ops() -> StampOps | None:
@@ -61,6 +80,17 @@ def stamp_ops() -> StampOps | None:
         return None
     with _alone:
         return _loaded()
+
+
+def stamp_ops_if_kept() -> StampOps | None:
+    """Return the library if it was compiled before; None where `stamp_ops` would compile it first.
+
+    Raises:
+        ConfigError: TFDIST_NATIVE is neither 0 nor 1.
+    """
+    if not is_wanted() or library.find(library.STAMPS, observe(), os.environ) is None:
+        return None
+    return stamp_ops()
 
 
 @cache

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -35,6 +36,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
+constexpr std::size_t kSlots = 4096;  // as in tfdist/native/stamping.py
 constexpr std::int64_t kAtOnce = 64 * 1024;  // numbers that take less time than waking up a thread does
 
 // All rows of this process, by their number. They are never let go of: kernels that TensorFlow keeps write into them.
@@ -276,6 +278,30 @@ class Norm final : public Stamp {
   const bool is_scaled_;
 };
 
+// What is under way in this process, by a number that Python gives it: 1 from one note to the other, else 0.
+std::atomic<std::int64_t>& under_way(std::size_t slot) {
+  static std::atomic<std::int64_t> slots[kSlots];
+  return slots[slot];
+}
+
+// Says that something is under way from now on, or no more. It has no input: what it waits for are control edges.
+class Note final : public tensorflow::OpKernel {
+ public:
+  explicit Note(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("slot", &slot_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("value", &value_));
+    OP_REQUIRES(construction, slot_ >= 0 && slot_ < static_cast<std::int64_t>(kSlots),
+                absl::InvalidArgumentError("there is no such slot."));
+  }
+
+  bool IsExpensive() override { return false; }
+
+  void Compute(OpKernelContext*) override { under_way(static_cast<std::size_t>(slot_)) = value_; }
+
+ private:
+  std::int64_t slot_ = 0, value_ = 0;
+};
+
 absl::Status no_outputs(tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); }
 absl::Status a_scalar(tensorflow::shape_inference::InferenceContext* context) {
   context->set_output(0, context->Scalar());
@@ -314,6 +340,9 @@ REGISTER_OP("TfdistStampNorm")
     .SetIsStateful()
     .SetShapeFn(no_outputs);
 
+REGISTER_OP("TfdistNote").Attr("slot: int").Attr("value: int").SetIsStateful().SetShapeFn(no_outputs);
+
+REGISTER_KERNEL_BUILDER(Name("TfdistNote").Device(tensorflow::DEVICE_CPU), Note);
 REGISTER_KERNEL_BUILDER(Name("TfdistStampBegin").Device(tensorflow::DEVICE_CPU), Begin);
 REGISTER_KERNEL_BUILDER(Name("TfdistStamp").Device(tensorflow::DEVICE_CPU), Mark);
 REGISTER_KERNEL_BUILDER(Name("TfdistStampEnd").Device(tensorflow::DEVICE_CPU), End);
@@ -341,5 +370,13 @@ TFDIST_EXPORT std::int64_t tfdist_stamps_read(std::int64_t number, double* into)
   const tfdist::stamps::Rows& rows = *tfdist::stamps::Registry::of_process().find(number);
   for (int look = 0; rows.pending() > 0 && look < kLooks; ++look) std::this_thread::sleep_for(kLook);
   return rows.read(into);
+}
+
+// Copies the first so many slots.
+TFDIST_EXPORT std::int64_t tfdist_notes_read(std::size_t count, std::int64_t* into) {
+  for (std::size_t slot = 0; slot < count && slot < tfdist::stamps::kSlots; ++slot) {
+    into[slot] = tfdist::stamps::under_way(slot);
+  }
+  return 0;
 }
 }
