@@ -10,8 +10,6 @@ from typing import Any
 from tfdist.monitor.phases import Passes
 from tfdist.monitor.recording.rows import Column
 
-#: numbers that a function returns
-COUNT = 4
 # seconds of a pass: operations that wait for nothing of each other may run in any order, and 0 stands for no pass
 _LEAST = 1e-9
 
@@ -54,7 +52,7 @@ class PassesRow:
         """Leave out the end: `numbers` are what is written."""
 
     def numbers(self, reads: Sequence[Any]) -> Any:
-        """Return the numbers of which `Passes` are made, float64 of the shape (COUNT,); None if no gradient was there.
+        """Return the numbers of which `Passes` are made, float64 of the shape (4,); None if no gradient was there.
 
         Args:
             reads: weights, as they are read from servers.
