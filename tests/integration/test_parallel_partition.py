@@ -15,7 +15,7 @@ from tests.integration.light import python_path
 from tfdist import parallel
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel.partition import Link, measure, read
-from tfdist.parallel.partition.measuring import LOSS
+from tfdist.parallel.partition.measuring import LOSS, step_seconds
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 300
@@ -71,6 +71,16 @@ def test_a_profile_counts_and_changes_nothing() -> None:
     assert not any(one.joins for one in found.layers)
     assert found.slot_bytes == 2 * (288 + 64 + 72)
     assert (len(found.whole_seconds), found.call_seconds > 0) == (2, True)
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_a_step_is_the_middle_one_of_those_that_are_counted(each: int) -> None:
+    model = small()
+    model.compile("sgd", "mse", steps_per_execution=each)
+    times = [0.0, 50.0, 53.0, 56.0]  # the second call met something else
+    batch = np.ones((12, 8), "float32"), np.ones((12, 2), "float32")
+    assert step_seconds(model, batch, 3, clock=iter(times).__next__) == 3.0 / each
+    assert int(model.optimizer.iterations) == 4 * each
 
 
 def test_plans_of_a_model_in_python() -> None:

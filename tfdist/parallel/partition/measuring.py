@@ -142,24 +142,27 @@ def step_seconds(
 ) -> float:
     """Train some steps with one batch, and return the seconds of one: the median.
 
-    The first one, which sets up, is not counted; in the next ones batches may be made ready for later ones.
+    The first call of the training function, which sets up, is not counted; those after it may make ready what comes
+    later, or meet Python's garbage collection, and a mean of few would have that. A call that has several steps
+    (``steps_per_execution``) is as many.
 
     Args:
         model: compiled.
         batch: a tuple (x, y) or (x, y, sample_weight), None for what there is not.
-        steps: at least 1.
+        steps: calls of the training function that are counted, at least 1.
         fit: what is called with the model, where it is not the model's own.
         clock: returns seconds.
     """
     ends = _Ends(clock)
     batches = tf.data.Dataset.from_tensors(tuple(one for one in batch if one is not None)).repeat()
     train = model.fit if fit is None else functools.partial(fit, model)
-    train(batches, steps_per_epoch=steps + 1, epochs=1, callbacks=[ends], verbose=0)
-    return statistics.median(later - sooner for sooner, later in itertools.pairwise(ends.seconds))
+    each = int(model.steps_per_execution)
+    train(batches, steps_per_epoch=(steps + 1) * each, epochs=1, callbacks=[ends], shuffle=False, verbose=0)
+    return statistics.median((later - sooner) / each for sooner, later in itertools.pairwise(ends.seconds))
 
 
 class _Ends(keras.callbacks.Callback):
-    """When each step has ended."""
+    """When each call of the training function has ended."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
