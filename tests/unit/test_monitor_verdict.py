@@ -179,8 +179,9 @@ def test_a_chiefs_worker_that_tells_of_its_passes_is_named_with_the_cause(
     assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, 1, part)
     assert len(lines(verdict)) == 5
     np.testing.assert_allclose(found.loss, [[1.5, 0.5, 0.5]] * len(found.steps))
-    alike = telling(of_a_chief(0.0), np.full(3, 4.0), np.full(3, 8.0))
-    assert judge(timeline(of_workers(alike))).rank is None
+    alike = judge(timeline(of_workers(telling(of_a_chief(0.0), np.full(3, 4.0), np.full(3, 8.0)))))
+    assert (alike.bound, alike.rank) == (Bound.COMMUNICATION, None)
+    assert "--parameter-servers" in lines(alike)[4]
 
 
 def test_a_chief_itself_shows_the_passes_of_the_worker_it_waited_for_and_the_loss_of_all() -> None:

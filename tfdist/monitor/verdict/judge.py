@@ -70,6 +70,7 @@ class Verdict:
         hidden: of communication beside the backward pass, shape (workers,).
         ranks: the workers.
         is_divided: whether the graph had stamps.
+        has_servers: whether workers exchange with servers, and not with each other.
     """
 
     bound: Bound
@@ -84,6 +85,7 @@ class Verdict:
     hidden: np.ndarray
     ranks: tuple[int, ...] = ()
     is_divided: bool = False
+    has_servers: bool = False
 
     @property
     def won(self) -> float:
@@ -116,6 +118,7 @@ def judge(found: Timeline) -> Verdict:
         hidden=calm.hidden.mean(axis=0),
         ranks=found.ranks,
         is_divided=found.is_divided,
+        has_servers=found.has_servers,
     )
     part, share = _largest(means, step_seconds)
     if part is not None and share >= LEAST_PART:

@@ -33,6 +33,10 @@ _NEXT = {
     Bound.CHECKPOINT: "save less often, or to a faster disk: tfdist bench checkpoint",
     Bound.PYTHON: "model.compile(steps_per_execution=20), or less work in callbacks",
 }
+_NEXT_WITH_SERVERS = {
+    Bound.COMMUNICATION: 'a larger batch; more --parameter-servers; or DistributedOptimizer(compression="qsgd-8")',
+    Bound.UPDATE: "more --parameter-servers, each of which updates its part of the weights; or a larger batch",
+}
 
 
 def lines(verdict: Verdict) -> tuple[str, ...]:
@@ -103,6 +107,8 @@ def _evidence(verdict: Verdict) -> str:
 
 
 def _next(verdict: Verdict) -> str:
+    if verdict.has_servers and verdict.bound in _NEXT_WITH_SERVERS:
+        return _NEXT_WITH_SERVERS[verdict.bound]
     return (
         _NEXT_OF_PART[verdict.part] if verdict.rank is not None and verdict.part is not None else _NEXT[verdict.bound]
     )
