@@ -23,12 +23,11 @@ from tfdist.monitor.process import recorder
 #: seconds of a pass that nobody makes longer
 PASSES = {"forward": 0.006, "backward": 0.010, "update": 0.002}
 BATCH, WIDTH = 32, 256
-#: products of a pass on a chief's workers that nobody makes longer, and what one takes, about
-PRODUCTS, PRODUCT_SECONDS = {"forward": 200, "backward": 300, "update": 10}, 30e-6
 
 _matrix = np.ones((64, 64), np.float32)
 _heap: list[Any] = []
 _now: dict[str, Any] = {"where": "none", "seconds": 0.0}
+_product_seconds = [0.0]  # of a product of a chief's workers
 _model: list[keras.Model] = []
 _examples: list[Any] = [np.zeros((BATCH, 64), np.float32), np.zeros(BATCH, np.int64)]
 
@@ -152,10 +151,24 @@ def _let_work(where: str, worker: int, seconds: float) -> None:
     server = "/job:ps/replica:0/task:0/device:CPU:0"
     late = server if where == "update" else passes[worker]
     for device in (*passes, server, "/device:CPU:0"):  # the chief tries the model, too
-        for part, usual in PRODUCTS.items():
-            more = round(seconds / PRODUCT_SECONDS) if (part, device) == (where, late) else 0
+        for part, usual in PASSES.items():
+            more = seconds if (part, device) == (where, late) else 0.0
             with tf.device(device):
-                tf.raw_ops.AssignVariableOp(resource=_count(part), value=tf.constant(usual + more))
+                count = round((usual + more) / _product_seconds[0])
+                tf.raw_ops.AssignVariableOp(resource=_count(part), value=tf.constant(count))
+
+
+def _measure_products(device: str) -> None:
+    """Learn how long a product takes on a worker, as `worked` has them."""
+    run = tf.function(lambda: worked("forward")(tf.zeros([])))
+    taken = []
+    for count in (0, 500, 0, 500, 0, 500):  # the first two trace
+        with tf.device(device):
+            tf.raw_ops.AssignVariableOp(resource=_count("forward"), value=tf.constant(count))
+            began = time.perf_counter()
+            run().numpy()
+        taken.append(time.perf_counter() - began)
+    _product_seconds[0] = min(taken[3], taken[5]) / 500 - min(taken[2], taken[4]) / 500
 
 
 def prepare_chief(
@@ -185,8 +198,10 @@ def prepare_chief(
     for pid, where in {**bound, pids[-1]: others, os.getpid(): others}.items():
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), where)
+    _measure_products("/job:worker/replica:0/task:0/device:CPU:0")
+    dense = keras.layers.Dense
     with chief.scope():
-        layers = [keras.layers.Dense(WIDTH, "relu"), Working(), keras.layers.Dense(WIDTH), keras.layers.Dense(CLASSES)]
+        layers = [dense(WIDTH, "relu"), Working(), dense(WIDTH), dense(CLASSES)]
         model = keras.Sequential([keras.Input((64,)), *layers])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=WorkingSGD(0.01), loss=loss)

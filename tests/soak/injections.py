@@ -58,7 +58,8 @@ PARAMETER_SERVER = "parameter-server"
 OF_A_CHIEF = {"input": Bound.INPUT, "gc": Bound.PYTHON, "update": Bound.UPDATE}
 # and what to its workers
 OF_ITS_WORKERS = ("forward", "backward", "steal", *LINKS)
-# whose length depends on the machine: what is asked for is a guess until it was measured
+# whose length depends on the machine: what is asked for is a guess until it was measured, so many times
+CALIBRATIONS = 4
 MEASURED = ("forward", "backward", "update")
 CAUSES = ("none", *PARTS, *LINKS)
 RATE = 1e9  # bits per second of a link
@@ -192,36 +193,40 @@ class Pair:
             lane = lanes.Lane(strategy, workers=WORKERS, environment=environment, network=network)
         self.lane = self._stack.enter_context(lane)
         self.strategy = strategy
-        self._per_second: dict[str, float] = {}  # of what a link is made slower by, seconds of a step
+        # of what is asked for, to make a step longer by this share
+        self._scales: dict[tuple[str, float], float] = {}
         self.step = 0.0
 
-    def prepare(self) -> None:
+    def prepare(self, shares: Sequence[float]) -> None:
         with self._changed("none", 0, 0.0):
             prepare = "prepare_chief" if self._is_chief else "prepare"
             self._call(prepare, strategy=self.strategy, processors=self.processors, steps=10, **self._tasks)
         self.recorded("none", 0, 0.0)
         self.step = self.length(self.recorded("none", 0, 0.0))
         for cause in LINKS if self._network else MEASURED if self._is_chief else ():
-            self._per_second[cause] = 1.0
-            longer = self.length(self.recorded(cause, 0, self.step)) - self.length(self.recorded("none", 0, 0.0))
-            self._per_second[cause] = self.step / max(longer, 0.05 * self.step)
+            for share in shares:
+                self._scales[cause, share] = 1.0
+                for _ in range(CALIBRATIONS):  # a link that is twice as slow makes a step longer by more or less
+                    longer = self.length(self.recorded(cause, 0, share)) - self.step
+                    found = share * self.step / max(longer, 0.2 * share * self.step)
+                    self._scales[cause, share] *= min(found, 3.0)
 
     def length(self, rows: dict[int, np.ndarray]) -> float:
         return float(np.median(timeline(rows).step))
 
-    def recorded(self, cause: str, worker: int, seconds: float) -> dict[int, np.ndarray]:
+    def recorded(self, cause: str, worker: int, share: float) -> dict[int, np.ndarray]:
         """Run a case; return the rows of each worker."""
         before = {rank: int(rows[-1, Column.SEQUENCE]) for rank, rows in read_folder(self.folder).items()}
         inside = cause if cause in PARTS and cause != "steal" else "none"
+        seconds = self.step * share * self._scales.get((cause, share), 1.0)
         with self._changed(cause, worker, seconds):
-            scaled = seconds * self._per_second.get(inside, 1.0)
             run = "run_chief" if self._is_chief else "run"
-            self._call(run, where=inside, worker=worker, seconds=scaled, steps=self.steps + WARM)
+            self._call(run, where=inside, worker=worker, seconds=seconds, steps=self.steps + WARM)
         found = read_folder(self.folder)
         return {rank: rows[rows[:, Column.SEQUENCE] > before.get(rank, 0)][WARM:] for rank, rows in found.items()}
 
     def case(self, one: Case) -> dict[int, np.ndarray]:
-        return self.recorded(one.cause, one.worker, self.step * one.share)
+        return self.recorded(one.cause, one.worker, one.share)
 
     @contextlib.contextmanager
     def _changed(self, cause: str, worker: int, seconds: float) -> Iterator[None]:
@@ -229,18 +234,17 @@ class Pair:
             if cause == "steal":
                 stack.enter_context(stealing(self.processors[worker], seconds / self.step))
             if self._network is not None:
-                scaled = seconds * self._per_second.get(cause, 1.0)
                 for rank in range(WORKERS):
-                    self._ports.late(rank, scaled if cause == "delay" and rank == worker else 0.0)
+                    self._ports.late(rank, seconds if cause == "delay" and rank == worker else 0.0)
                 if cause == "bandwidth":
-                    stack.enter_context(self._narrow(worker, scaled))
+                    stack.enter_context(self._narrow(worker, seconds))
             come_first()
             yield
 
     @contextlib.contextmanager
     def _narrow(self, worker: int, seconds: float) -> Iterator[None]:
         assert self._network is not None
-        sent = 8 * 4 * (64 * 256 + 256 * 256 + 256 * 10)  # bits of a step
+        sent = 8 * 4 * (64 * 256 + 256 * 256 + 256 * 10)  # bits of a step, about
         self._limit(worker, sent / (sent / RATE + seconds))
         try:
             yield
@@ -352,7 +356,7 @@ def run(options: argparse.Namespace) -> None:
             pair = Pair(strategy, processors, options.steps, linked if is_linked else None)
             stack.callback(pair.close)
             with _alone(pair, pairs):
-                pair.prepare()
+                pair.prepare(options.shares)
             pairs[strategy, is_linked] = pair
             where = "with links" if is_linked else "on this host"
             print(f"{strategy} {where}: a step takes {1e3 * pair.step:.1f} ms", flush=True)

@@ -80,10 +80,11 @@ def independent(results: Any) -> Any:
 
 
 def first_reads() -> list[tf.Tensor]:
-    """Return what the function being traced has read of variables that it was given, without waiting for anything."""
+    """Return what the function being traced has read of variables of numbers that it was given, waiting for nothing."""
     graph = tf.compat.v1.get_default_graph()
     taken = [op for internal in _captured(graph).values() for op in internal.consumers()]
-    return [op.outputs[0] for op in taken if op.type == "ReadVariableOp" and not op.control_inputs]
+    found = [op.outputs[0] for op in taken if op.type == "ReadVariableOp" and not op.control_inputs]
+    return [read for read in found if read.shape.rank is not None and read.dtype.is_floating and read.consumers()]
 
 
 def in_condition() -> bool:

@@ -12,6 +12,8 @@ from tfdist.monitor.recording.rows import Column
 
 # seconds of a pass: operations that wait for nothing of each other may run in any order, and 0 stands for no pass
 _LEAST = 1e-9
+# weights of which it is known when they are there
+_READS = 8
 
 
 class PassesRow:
@@ -52,7 +54,10 @@ class PassesRow:
         """Leave out the end: `numbers` are what is written."""
 
     def numbers(self, reads: Sequence[Any]) -> Any:
-        """Return the numbers of which `Passes` are made, float64 of the shape (4,); None if no gradient was there.
+        """Return the numbers of which `Passes` are made, float64 of the shape (5,); None if no gradient was there.
+
+        That weights are there is known of the largest ones, by a number of each. It is the last of the numbers, and
+        says nothing: of an operation that nobody needs TensorFlow would wait for what reads the weight, at the server.
 
         Args:
             reads: weights, as they are read from servers.
@@ -61,10 +66,12 @@ class PassesRow:
 
         if Column.GRADIENTS not in self._times:
             return None
-        here = [tf.identity(read) for read in reads]  # where this function runs, as for whatever else takes them
+        largest = sorted(reads, key=lambda read: -(read.shape.num_elements() or 0))[:_READS]
+        found = [tf.reshape(tf.slice(read, [0] * read.shape.rank, [1] * read.shape.rank), []) for read in largest]
         zero = tf.zeros([], tf.float64)
-        times = [self._now([self.begun, *here]), self._times.get(Column.FORWARD, zero), self._times[Column.GRADIENTS]]
-        return tf.stack([*times, zero if self._loss is None else self._loss])
+        times = [self._now([self.begun, *found]), self._times.get(Column.FORWARD, zero), self._times[Column.GRADIENTS]]
+        one_of_each = [tf.cast(number, tf.float64) for number in found]
+        return tf.stack([*times, zero if self._loss is None else self._loss, tf.add_n([zero, *one_of_each])])
 
     def _now(self, after: Sequence[Any]) -> Any:
         import tensorflow as tf
@@ -79,12 +86,12 @@ def passes_of(numbers: Iterable[float]) -> Passes:
     """Return what the numbers of `PassesRow.numbers` say.
 
     Example:
-        >>> passes_of([10.0, 10.5, 12.5, 0.25])
+        >>> passes_of([10.0, 10.5, 12.5, 0.25, 7.0])
         Passes(forward=0.5, backward=2.0, loss=0.25)
-        >>> passes_of([10.0, 0.0, 12.5, 0.0])  # no loss was seen
+        >>> passes_of([10.0, 0.0, 12.5, 0.0, 7.0])  # no loss was seen
         Passes(forward=0.0, backward=2.5, loss=nan)
     """
-    ready, known, gradients, loss = map(float, numbers)
+    ready, known, gradients, loss, _ = map(float, numbers)
     forward = max(known - ready, _LEAST) if known else 0.0
     backward = max(gradients - max(known, ready), _LEAST)
     return Passes(forward, backward, loss if known else float("nan"))

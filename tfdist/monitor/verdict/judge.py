@@ -124,11 +124,12 @@ def judge(found: Timeline) -> Verdict:
     if part is not None and share >= LEAST_PART:
         shared = replace(shared, bound=_BOUND_BY[part], part=part, won_seconds=share * step_seconds)
     late = _late(calm, means)
-    alike = shared.won_seconds
+    # servers are asked for weights in every step: what that takes can be less, and not nothing
+    least = shared.won_seconds / (4 if found.has_servers and shared.part is Part.COMMUNICATION else 2)
     if late is not None and late.part is not None and late.part is shared.part:
         # what it takes longer for is a part of the middle of few workers, and its own
-        alike = float(np.median(np.delete(means[:, late.part], late.place)))
-    if late is None or late.waited < LEAST_WAIT * step_seconds or late.waited < alike / 2:
+        least = float(np.median(np.delete(means[:, late.part], late.place))) / 4
+    if late is None or late.waited < max(LEAST_WAIT * step_seconds, least):
         return shared  # one slow worker is a fault, and is told first where the two are alike
     if late.part is not None and late.often >= LEAST_OFTEN and _lasts(calm, late, LEAST_WAIT * step_seconds):
         return replace(
