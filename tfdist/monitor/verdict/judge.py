@@ -120,15 +120,15 @@ def judge(found: Timeline) -> Verdict:
         is_divided=found.is_divided,
         has_servers=found.has_servers,
     )
-    part, share = _largest(means, step_seconds)
+    part, share = _largest(found, means, step_seconds)
     if part is not None and share >= LEAST_PART:
         shared = replace(shared, bound=_BOUND_BY[part], part=part, won_seconds=share * step_seconds)
     late = _late(calm, means)
-    # servers are asked for weights in every step: what that takes can be less, and not nothing
-    least = shared.won_seconds / (4 if found.has_servers and shared.part is Part.COMMUNICATION else 2)
+    least = _avoidable(found, shared.part) * shared.won_seconds / 2
     if late is not None and late.part is not None and late.part is shared.part:
         # what it takes longer for is a part of the middle of few workers, and its own
-        least = float(np.median(np.delete(means[:, late.part], late.place))) / 4
+        others = float(np.median(np.delete(means[:, late.part], late.place)))
+        least = _avoidable(found, late.part) * others / 4
     if late is None or late.waited < max(LEAST_WAIT * step_seconds, least):
         return shared  # one slow worker is a fault, and is told first where the two are alike
     if late.part is not None and late.often >= LEAST_OFTEN and _lasts(calm, late, LEAST_WAIT * step_seconds):
@@ -181,8 +181,16 @@ def _lasts(found: Timeline, late: _Late, least: float) -> bool:
     return sum(quarters) >= _QUARTERS - 1
 
 
-def _largest(means: np.ndarray, step_seconds: float) -> tuple[Part | None, float]:
-    """Return the part, other than computation, that takes longest on the workers' middle, and its share of a step."""
+def _avoidable(found: Timeline, part: Part | None) -> float:
+    """Return how much of a part counts where causes are compared.
+
+    Servers are asked for all weights in every step, and given all gradients: that can take less, and not nothing.
+    """
+    return 0.5 if found.has_servers and part is Part.COMMUNICATION else 1.0
+
+
+def _largest(found: Timeline, means: np.ndarray, step_seconds: float) -> tuple[Part | None, float]:
+    """Return the part, other than computation, that counts most on the workers' middle, and its share of a step."""
     middle = np.median(means, axis=0)
-    part = max(_BOUND_BY, key=lambda one: float(middle[one]))
+    part = max(_BOUND_BY, key=lambda one: _avoidable(found, one) * float(middle[one]))
     return (part, float(middle[part]) / step_seconds) if step_seconds > 0 else (None, 0.0)
