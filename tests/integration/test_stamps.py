@@ -73,6 +73,20 @@ def column(found: np.ndarray, one: int) -> np.ndarray:
     return found[:, one - FIRST]
 
 
+def test_data_goes_through_as_it_is(rows: Rows) -> None:
+    @tf.function
+    def step(dense: Any, sparse: Any) -> Any:
+        with Stamps(rows) as stamps:
+            found = stamps.from_begin(({"dense": dense, "none": None}, sparse, (None,)))
+            stamps.end()
+            return found
+
+    sparse = tf.sparse.from_dense([[0.0, 1.0]])
+    (named, same, none) = step(tf.constant([2.0]), sparse)
+    assert (named["dense"].numpy().tolist(), named["none"], none) == ([2.0], None, (None,))
+    assert tf.sparse.to_dense(same).numpy().tolist() == [[0.0, 1.0]]
+
+
 def test_a_row_has_what_happened_in_its_order(rows: Rows) -> None:
     step = tf.function(step_of(rows))
     before = tf.timestamp().numpy()

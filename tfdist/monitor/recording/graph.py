@@ -99,8 +99,11 @@ class Stamps:
         """Return a nest of tensors as it is, behind the stamp of the begin, which else comes when a thread is free."""
         import tensorflow as tf
 
+        def behind(leaf: Any) -> Any:
+            return None if leaf is None else tf.identity(leaf)
+
         with tf.control_dependencies([self._row.begun]):
-            return tf.nest.map_structure(tf.identity, data, expand_composites=True)
+            return tf.nest.map_structure(behind, data, expand_composites=True)
 
     def mark(self, column: Column, tensors: Sequence[Any]) -> None:
         """Note the time at which all these tensors are there; the first one of a column counts."""
