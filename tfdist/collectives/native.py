@@ -31,9 +31,9 @@ from tfdist import validation
 from tfdist.cluster import job_key
 from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
-from tfdist.collectives.cause import cause_of
 from tfdist.collectives.joining import memory
 from tfdist.collectives.joining.exchange import Exchange, agreed, exchange_over
+from tfdist.compat.cause import cause_of
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError
 from tfdist.native import engine as native

@@ -67,11 +67,12 @@ def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: in
     step_seconds(model, (x, y), 1)
 
 
-def measure(name: str, plan: str, steps: int) -> float:
-    """Return the seconds of a step, of so many.
+def measure(name: str, plan: str, warm_up: int, steps: int) -> float:
+    """Return the seconds of a step, of so many that come after so many others.
 
-    As many come before them: others have had the machine for a minute, and what this process needs is in no cache.
+    Others have had the machine for a minute: what this process needs is in no cache, and where the machine is a virtual
+    one, its host may move it to other processors meanwhile.
     """
     model, batch = _trained[name, plan]
-    step_seconds(model, batch, steps)
+    step_seconds(model, batch, warm_up)
     return step_seconds(model, batch, steps)

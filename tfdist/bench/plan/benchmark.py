@@ -33,6 +33,8 @@ PLANS = ("one device", "data 2", "pipeline 2")
 _ALONE, _DATA, _PIPELINE = PLANS
 _TWO = "two at once"  # processes that have nothing to do with each other but the machine
 _SIZES = (4 << 10, 4 << 20)
+# for which steps of a plan run before they are measured, and are measured at least
+_WARM_SECONDS, _LEAST_SECONDS = 1.0, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Setup:
     Attributes:
         models: of `MODELS`.
         microbatches: of the pipeline.
-        steps: per measurement.
+        steps: per measurement, at least; as many as are predicted to take a second where that is more.
         rounds: measurements of each plan.
     """
 
@@ -234,7 +236,8 @@ def _rows(
             guessed[plan].append(one)
         for plan in order[number % len(order) :] + order[: number % len(order)]:
             on_round(f"{model}, {plan}", number + 1)
-            seconds[plan].append(max(call(plan, "measure", name=model, plan=plan, steps=setup.steps)))
+            warm_up, steps = (max(setup.steps, round(one / first[plan][0])) for one in (_WARM_SECONDS, _LEAST_SECONDS))
+            seconds[plan].append(max(call(plan, "measure", name=model, plan=plan, warm_up=warm_up, steps=steps)))
     return {
         plan: Row(predicted=guessed[plan], measured=seconds[plan], stages=stages) for plan, (_, stages) in first.items()
     }

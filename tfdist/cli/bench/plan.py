@@ -30,7 +30,13 @@ _WIDTH_IN_FILES = 120
 )
 @click.option("--model", "models", multiple=True, type=click.Choice(benchmark.MODELS), help="Only this one.")
 @click.option("--microbatches", type=click.IntRange(1), default=4, show_default=True, help="Of the pipeline.")
-@click.option("--steps", type=click.IntRange(1), default=8, show_default=True, help="Steps per measurement.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Steps per measurement, at least; as many as take a second, where that is more.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measurements each.")
 @json_option
 def command(json_path: str | None, models: tuple[str, ...], **options: int) -> None:
@@ -62,9 +68,9 @@ def _print(report: benchmark.Report) -> None:
     about, setup, link = report.machine, report.setup, report.link
     console.print(
         f"{setup.microbatches} micro-batches; a line of {8e-9 * link.bytes_per_second:.1f} Gbit/s and "
-        f"{1e3 * link.latency_seconds:.2f} ms; {setup.rounds} rounds of {setup.steps} steps; median [lower-upper "
-        f"quartile]; {about['processor']}, {about['cores']} cores, TensorFlow {about['tensorflow']}, {about['time']}, "
-        f"load {about['load average']}",
+        f"{1e3 * link.latency_seconds:.2f} ms; {setup.rounds} rounds of {setup.steps} steps or more; median "
+        f"[lower-upper quartile]; {about['processor']}, {about['cores']} cores, TensorFlow {about['tensorflow']}, "
+        f"{about['time']}, load {about['load average']}",
         highlight=False,
         markup=False,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdist.collectives.cause import cause_of
+from tfdist.compat.cause import cause_of
 from tfdist.errors import DeadlineError
 from tfdist.monitor.stacks.waits import WaitNote
 

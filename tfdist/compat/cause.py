@@ -1,4 +1,4 @@
-"""What an error of TensorFlow's says, in one line."""
+"""What an error of TensorFlow's says, in one line. No public name has it apart: how the text is laid out is read here."""
 
 _AROUND = ("Graph execution error", "Detected at ", "<stack traces", "[[")
 
