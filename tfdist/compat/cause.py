@@ -1,4 +1,4 @@
-"""What an error of TensorFlow's says, in one line. No public name has it apart: how the text is laid out is read here."""
+"""What an error of TensorFlow's says, in one line: how its text is laid out, no public name tells."""
 
 _AROUND = ("Graph execution error", "Detected at ", "<stack traces", "[[")
 
