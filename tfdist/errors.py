@@ -83,3 +83,26 @@ class MissingFileError(StorageError, FileNotFoundError):
 
 class ShortReadError(StorageError, EOFError):
     """A file ends before the bytes that were asked for: it was cut, or replaced by another."""
+
+
+# what begins the lines of an error of TensorFlow's that say where
+_AROUND = ("Graph execution error", "Detected at ", "<stack traces", "[[")
+
+
+def cause_of(text: str) -> str:
+    """Return the line of an error of TensorFlow's that says what went wrong.
+
+    Where a graph has failed, it stands below the place in the code.
+
+    Args:
+        text: of the error; the lines of a place are indented.
+
+    Example:
+        >>> cause_of("Graph execution error:\\n\\nDetected at node f\\n  File f.py\\nNaN found.\\n\\t [[{{node f}}]]")
+        'NaN found'
+        >>> cause_of("")
+        'nothing'
+    """
+    lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
+    said = next((line for line in lines if not line.startswith(_AROUND)), "nothing")
+    return said.split(" [[")[0].split(" [Op:")[0].strip().rstrip(".")

@@ -33,9 +33,8 @@ from tfdist.collectives import base, wire_dtypes
 from tfdist.collectives.base import Collective
 from tfdist.collectives.joining import memory
 from tfdist.collectives.joining.exchange import Exchange, agreed, exchange_over
-from tfdist.compat.cause import cause_of
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError
+from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError, cause_of
 from tfdist.native import engine as native
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]

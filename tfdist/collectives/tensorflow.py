@@ -21,9 +21,8 @@ import tensorflow as tf
 
 from tfdist.cluster.values import Cluster, split_address
 from tfdist.collectives import base, composed, under_way, wire_dtypes
-from tfdist.compat.cause import cause_of
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.errors import ConfigError, DisagreementError, WorkerLostError
+from tfdist.errors import ConfigError, DisagreementError, WorkerLostError, cause_of
 
 __all__ = ["TensorFlowCollective", "of_replicas", "of_workers"]
 

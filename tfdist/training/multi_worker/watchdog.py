@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdist.compat.cause import cause_of
-from tfdist.errors import DeadlineError
+from tfdist.errors import DeadlineError, cause_of
 from tfdist.monitor.stacks.waits import WaitNote
 
 _LOOK_SECONDS = 1.0
