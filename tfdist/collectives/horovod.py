@@ -101,8 +101,7 @@ class HorovodCollective:
         first, *others = tensors
 
         def run() -> list[tf.Tensor]:
-            with tf.device(self._device):
-                return list(horovod_ops.all_reduce([_not_folded(first), *others], _name(key), self._process_set, op=op))
+            return list(horovod_ops.all_reduce([_not_folded(first), *others], _name(key), self._process_set, op=op))
 
         totals = self._noted(kind or f"all_reduce ({op}, {first.dtype.name})", tensors, run)
         self._side_effect.after(totals[0])
@@ -116,8 +115,7 @@ class HorovodCollective:
             return tensor
 
         def run() -> list[tf.Tensor]:
-            with tf.device(self._device):
-                return [horovod_ops.all_gather(_not_folded(carried), _name(key), self._process_set)]
+            return [horovod_ops.all_gather(_not_folded(carried), _name(key), self._process_set)]
 
         (gathered,) = self._noted("all_gather", [carried], run)
         self._side_effect.after(gathered)
@@ -154,8 +152,7 @@ class HorovodCollective:
         splits = tf.stack([tf.cast(size, tf.int32) for size in sizes])
 
         def run() -> list[tf.Tensor]:
-            with tf.device(self._device):
-                return [horovod_ops.all_to_all(bits, _not_folded(splits), _name(key), self._process_set)]
+            return [horovod_ops.all_to_all(bits, _not_folded(splits), _name(key), self._process_set)]
 
         (arrived,) = self._noted("all_to_all", [bits], run)
         self._side_effect.after(arrived)
@@ -190,16 +187,17 @@ class HorovodCollective:
         rows = bits if sends else bits[:0]
 
         def run() -> list[tf.Tensor]:
-            with tf.device(self._device):
-                return [horovod_ops.all_to_all(rows, _not_folded(splits), _name(key), pair)]
+            return [horovod_ops.all_to_all(rows, _not_folded(splits), _name(key), pair)]
 
         (moved,) = self._noted(f"{'send to' if sends else 'receive from'} member {other}", [bits], run)
         return restore(moved)
 
     def _noted(self, kind: str, given: list[tf.Tensor], run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        if self._under_way is None:
-            return run()
-        return self._under_way.noted(under_way.described(kind, given), self._device, given, run)
+        """Run a collective on this member's device, and note when this process is in it."""
+        with tf.device(self._device):
+            if self._under_way is None:
+                return run()
+            return self._under_way.noted(under_way.described(kind, given), self._device, given, run)
 
     def waits_for(self) -> str:
         """Return in what this process is under way, from any thread; empty if in no collective, or if nobody asks."""
