@@ -217,27 +217,31 @@ def _end_processes(before: Snapshot) -> list[str]:
 
 
 def _processes_of_ours(before: Snapshot) -> list[psutil.Process]:
-    """New processes that descend from this one, without those that belong to a process that was there before."""
-    me, found, new = os.getpid(), [], set(psutil.pids()) - before.pids
-    # to look for children takes longer than most unit tests
-    children = {child.pid for child in psutil.Process().children(recursive=True)} if new else set()
-    for pid in new:
-        try:
-            process = psutil.Process(pid)
-            ours = pid in children or process.environ().get(MARK) == os.environ[MARK]
-            kept = any(parent.pid in before.pids and parent.pid != me for parent in _ancestors_below(process, me))
-            if ours and not kept and not any(name in _command(process) for name in FOREIGN_PROCESSES):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+    """New processes that descend from this one, without those that belong to a process that was there before.
+
+    By the kernel's files: psutil reads those of all processes to find children, which takes longer than most tests.
+    """
+    me, mark, found = os.getpid(), f"{MARK}={os.environ[MARK]}".encode(), []
+    for pid in set(psutil.pids()) - before.pids:
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile, or is another user's
+            above = _ancestors(pid)
+            ours = me in above or mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            below_me = above[: above.index(me)] if me in above else []  # none of an orphan
+            if ours and before.pids.isdisjoint(below_me):
+                process = psutil.Process(pid)
+                if not any(name in _command(process) for name in FOREIGN_PROCESSES):
+                    found.append(process)
     return found
 
 
-def _ancestors_below(process: psutil.Process, me: int) -> list[psutil.Process]:
-    """The parents of a process as far as this one; none for an orphan."""
-    parents = process.parents()
-    pids = [parent.pid for parent in parents]
-    return parents[: pids.index(me)] if me in pids else []
+def _ancestors(pid: int) -> list[int]:
+    """The parent of a process, its parent, and so on."""
+    found: list[int] = []
+    while pid > 1:
+        # the name of a process, in brackets, may have spaces and brackets in it
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
 
 
 def _command(process: psutil.Process) -> str:

@@ -17,6 +17,7 @@ from tfdist.monitor import faults, process
 from tfdist.monitor.clock import StepClock
 from tfdist.monitor.observer import End, StepObserver
 from tfdist.monitor.phases import ACTIVITY_OF, Activity, Kind, Phase
+from tfdist.monitor.recording.rows import VARIABLE
 from tfdist.monitor.status import StatusTable
 from tfdist.monitor.stopwatch import Request
 
@@ -215,7 +216,7 @@ def asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     for name, value in {
         **Request(folder=str(tmp_path), warm_up=100, steps=1).to_environment(),
         "TFDIST_PROGRESS_FILE": str(table.path),
-        "TFDIST_MONITOR_DIR": str(tmp_path),
+        VARIABLE: str(tmp_path),
         "TFDIST_FAULTS": json.dumps(plan),
     }.items():
         monkeypatch.setenv(name, value)
@@ -237,7 +238,7 @@ def test_phases_add_up_to_steps_whoever_observes(
     script(clock_of(alone))
     require_sound(alone)
     assert len(alone.ended) == SCRIPTS[script]
-    assert [type(observer) for observer in clock.observers] == list(process.ORDER)
+    assert [type(observer) for observer in clock.observers] == list(process.kinds())
     beside, everybody = Recorder(), clock.observers
     clock.attach(beside)
     assert clock.observers == (*everybody[:-1], beside, everybody[-1]), "faults happen to what everybody knows of"
@@ -270,7 +271,7 @@ def test_an_observer_that_raises_is_detached_and_named_once(
 
 
 def test_only_a_fault_may_raise_and_the_step_has_not_begun_then() -> None:
-    assert [kind.__name__ for kind in process.ORDER if kind.may_raise] == ["FaultInjector"]
+    assert [kind.__name__ for kind in process.kinds({VARIABLE: "folder"}) if kind.may_raise] == ["FaultInjector"]
 
     class Fault(StepObserver):
         may_raise = True
