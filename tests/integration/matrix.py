@@ -40,7 +40,7 @@ MESH = "model-parallel-2x2"
 NUMBERED: dict[str, tuple[str, ...]] = {
     "partial_batch": ("mirrored-3", "sharded-2", "parameter-server-2"),
     "empty_replicas": ("multi-worker-2x2", "ring-3", MESH),
-    "sync_batch_norm_partial": (*IN_ONE, *IN_SEVERAL, MESH),
+    "sync_batch_norm_partial": (*IN_ONE, "ring-3", MESH),
     "own_data_uneven": ("multi-worker-2x2", "ring-3", MESH),
     "generators_differ": ("sharded-2", "ring-3", MESH),
     "one_worker_stops": ("multi-worker-2x2", "sharded-2", MESH),

@@ -24,8 +24,8 @@ WEIGHTS = (2, 3, "native")
 OVER_TENSORFLOW = (2, 3, "tensorflow")
 # by elements, and whole by one worker for which all gather; others in the group over TensorFlow's collectives
 OF_WEIGHTS = [
-    ("adamw, average", "plain"),
     ("adam, accumulating", "table"),
+    ("adamw, average", "plain"),
     ("lamb, average", "plain"),
     ("unknown", "plain"),
     ("distributed, accumulating whole", "plain"),

@@ -30,7 +30,6 @@ under_one = pytest.mark.parametrize("pool", TWO[:1], indirect=True)  # the matri
 CARRIERS = [
     ("multi-worker", "auto", "NativeCollective"),
     ("multi-worker", "auto without a compiler", "TensorFlowCollective"),
-    ("multi-worker", "horovod", "HorovodCollective"),
     ("ring", "auto", "HorovodCollective"),
 ]
 

@@ -62,8 +62,16 @@ def test_sums_are_exact_in_every_dtype(pool: WorkerPool, traced: bool) -> None:
         assert [name for name, right in exact.items() if not right] == []
 
 
-def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
-    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)
+@pytest.mark.parametrize(
+    ("workers", "replicas", "options"),
+    # what several replicas of a process change is the same for every dtype
+    [(3, 1, {}), (2, 2, {"among": [("mean", "bfloat16"), ("adasum", None)]})],
+)
+def test_reducers_give_the_gradients_of_one_device(
+    pools: dict[tuple[int, int], WorkerPool], workers: int, replicas: int, options: dict[str, Any]
+) -> None:
+    pool = pools[workers, replicas]
+    answers = pool.call("reducer_cases:collectives", options, timeout_seconds=DEADLINE_SECONDS)
     assert not any(reply.value != [] for reply in answers), answers
 
 

@@ -128,8 +128,8 @@ def local(groups: Sequence[Sequence[int]]) -> _Made:
 
 #: by name, with the strategy that `tfdist run` would be told, and the numbers of processes that it is tried with
 MAKERS: dict[str, tuple[Callable[..., _Made], str, tuple[int, ...]]] = {
-    "horovod": (horovod, "ring", (2, 3)),
-    "tensorflow": (tensorflow, "multi-worker", (2, 3)),
+    "horovod": (horovod, "ring", (3,)),
+    "tensorflow": (tensorflow, "multi-worker", (3,)),
     "native": (native, "multi-worker", (2, 3)),
     "native_over_tcp": (native_over_tcp, "multi-worker", (3, 4)),
     "native_in_one_process": (native_in_one_process, "mirrored", (2, 3)),

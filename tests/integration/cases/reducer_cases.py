@@ -28,10 +28,10 @@ TOLERANCES = {None: 1e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 CHOICES = (("mean", None), ("mean", "float16"), ("mean", "bfloat16"), ("adasum", None), ("adasum", "bfloat16"))
 
 
-def battery(meet: Meet, replicas: int, *, kinds: Sequence[str] = ("mean", "adasum")) -> list[str]:
-    """Return what is wrong with the gradients that replicas reduce to, under every choice, by sentences."""
+def battery(meet: Meet, replicas: int, *, among: Sequence[tuple[str, str | None]] = CHOICES) -> list[str]:
+    """Return what is wrong with the gradients that replicas reduce to, under these choices, by sentences."""
     wrong = []
-    for kind, wire_dtype in [choice for choice in CHOICES if choice[0] in kinds]:
+    for kind, wire_dtype in among:
         choices, lists = Choices(kind, wire_dtype), _lists(replicas)
         cases = [("uneven", *one) for one in lists.items()]
         cases += [(shares, "two sizes", lists["two sizes"]) for shares in ("even", "weighed before")]
@@ -53,7 +53,7 @@ def _job(shares: str, made: list[list[Gradient]]) -> Job:
     return weights, [[one if weight else one.mapped(_nan) for one in own] for own, weight in pairs]
 
 
-def collectives() -> list[str]:
+def collectives(among: Sequence[tuple[str, str | None]] = CHOICES) -> list[str]:
     """Run the battery over the replicas of the strategy of this process and its like."""
     strategy = tfdist.strategies.from_environment()
 
@@ -73,7 +73,7 @@ def collectives() -> list[str]:
         locally = tf_strategies.local_values(strategy, step(tf.constant(0, tf.int64)))
         return [[_with(own[job], given[0]) for own in locally] for job, (_, given) in enumerate(jobs)]
 
-    return [*battery(meet, tf_strategies.replica_count(strategy)), *remembered(strategy)]
+    return [*battery(meet, tf_strategies.replica_count(strategy), among=among), *remembered(strategy)]
 
 
 def remembered(strategy: Any) -> Iterator[str]:
@@ -249,7 +249,7 @@ def servers(strategy: Any, parts: int) -> list[str]:
         totals = step(tf.constant(0, tf.int64))
         return [[_with(own, given[0])] for own, (_, given) in zip(totals, jobs, strict=True)]
 
-    return battery(meet, parts, kinds=["mean"])
+    return battery(meet, parts, among=[choice for choice in CHOICES if choice[0] == "mean"])
 
 
 def _through_servers(choices: Choices, weights: Any, given: Any, variables: dict[str, Any], zero: tf.Tensor) -> Any:

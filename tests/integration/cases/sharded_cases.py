@@ -29,7 +29,8 @@ STRATEGY = tfdist.strategies.from_environment()
 RANK, COUNT = STRATEGY.workers.index, STRATEGY.workers.count
 if STRATEGY.cuts_weights:  # small as they are here, all weights would be there at once
     STRATEGY.extended.gathers.least_window_bytes = 1
-ROWS, BATCH = 22, 8
+# three batches, and with fewer rows a last one that is smaller, for which a step is traced once more
+ROWS, UNEVEN, BATCH = 24, 22, 8
 X = np.random.RandomState(0).normal(size=(ROWS, 5)).astype(np.float32)
 Y = np.tanh(X.sum(axis=1, keepdims=True)) * 3
 IDS = np.stack([np.arange(ROWS) % 7, np.arange(ROWS) // 5 % 7], axis=1).astype(np.int32)
@@ -101,21 +102,28 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 def trained(
-    kind: str, optimizer: Any, scope: Any, dtype: str | None = None, *, eagerly: bool = False, **fit: Any
+    kind: str,
+    optimizer: Any,
+    scope: Any,
+    dtype: str | None = None,
+    *,
+    rows: int = ROWS,
+    eagerly: bool = False,
+    **fit: Any,
 ) -> keras.Model:
-    """Return a model that was trained for two epochs, with a partial batch; on a strategy, or on one device."""
+    """Return a model that was trained for two epochs; on a strategy, or on one device."""
     with scope:
         model = network(kind, dtype)
         model.compile(optimizer(), "mse", run_eagerly=eagerly)
         model.optimizer.build(model.trainable_variables)
     data = IDS if kind == "table" else X
-    model.fit(data, Y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False, **fit)
+    model.fit(data[:rows], Y[:rows], batch_size=BATCH, epochs=2, verbose=0, shuffle=False, **fit)
     return model
 
 
-def alone(kind: str, optimizer: Any, dtype: str | None = None) -> keras.Model:
+def alone(kind: str, optimizer: Any, dtype: str | None = None, *, rows: int = ROWS) -> keras.Model:
     """Train on one device: eagerly, which takes half of what it takes to trace a few steps."""
-    return trained(kind, optimizer, tf.distribute.get_strategy().scope(), dtype, eagerly=True)
+    return trained(kind, optimizer, tf.distribute.get_strategy().scope(), dtype, rows=rows, eagerly=True)
 
 
 def distance(ours: list[Any], theirs: list[Any]) -> float:
@@ -129,15 +137,16 @@ def slots(model: keras.Model) -> list[Any]:
 
 
 def differences(cases: list[tuple[str, str]]) -> dict[str, float]:
-    """How far weights and slots are from those of one device, which the chief trains too."""
+    """How far weights and slots are from those of one device, which the chief trains too; the first on uneven rows."""
     found = {}
-    for name, kind in cases:
-        mine = trained(kind, OPTIMIZERS[name], STRATEGY.scope())
+    for place, (name, kind) in enumerate(cases):
+        rows = ROWS if place else UNEVEN
+        mine = trained(kind, OPTIMIZERS[name], STRATEGY.scope(), rows=rows)
         whole, weights = slots(mine), mine.get_weights()
         digests = STRATEGY.workers.gather([zlib.crc32(b"".join(one.tobytes() for one in weights))])
         assert len(set(digests.ravel().tolist())) == 1, f"workers have other weights: {name}"
         if RANK == 0:
-            one = alone(kind, OPTIMIZERS[name])
+            one = alone(kind, OPTIMIZERS[name], rows=rows)
             slots_apart = distance(whole, [variable.numpy() for variable in one.optimizer.variables])
             found[f"{name}: {kind}"] = max(distance(weights, one.get_weights()), slots_apart)
     return found
