@@ -73,6 +73,7 @@ LONGEST = (
     "test_tune.py",
 )
 MARK = "PYTEST_LEAK_GUARD"
+KERNEL_THREADS = 2  # the process whose children they are
 GRACE_SECONDS = 30.0  # what is about to end may end, on a busy machine too
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # set once per process by libraries when they are imported
@@ -231,7 +232,7 @@ def _processes_of_ours(before: Snapshot) -> list[psutil.Process]:
     for pid in set(psutil.pids()) - before.pids:
         with contextlib.suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile, or is another user's
             above = _ancestors(pid)
-            ours = me in above or mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            ours = me in above or mark in _environ(pid, above).split(b"\0")
             below_me = above[: above.index(me)] if me in above else []  # none of an orphan
             if ours and before.pids.isdisjoint(below_me):
                 process = psutil.Process(pid)
@@ -240,14 +241,33 @@ def _processes_of_ours(before: Snapshot) -> list[psutil.Process]:
     return found
 
 
+def _environ(pid: int, ancestors: list[int]) -> bytes:
+    """The environment that a process was started with.
+
+    It is empty while the kernel starts a program, when whoever asked for that may have ended already.
+    """
+    deadline = time.monotonic() + 1.0
+    while True:
+        found = Path(f"/proc/{pid}/environ").read_bytes()
+        has_none = KERNEL_THREADS in ancestors or _stat(pid)[0] in "ZX" or time.monotonic() > deadline
+        if found or has_none:
+            return found
+        time.sleep(0.001)
+
+
 def _ancestors(pid: int) -> list[int]:
     """The parent of a process, its parent, and so on."""
     found: list[int] = []
     while pid > 1:
-        # the name of a process, in brackets, may have spaces and brackets in it
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        pid = int(_stat(pid)[1])
         found.append(pid)
     return found
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process: its state, its parent, and so on."""
+    # its name, in brackets, may have spaces and brackets in it
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _command(process: psutil.Process) -> str:
