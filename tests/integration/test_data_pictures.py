@@ -16,8 +16,6 @@ import tensorflow as tf
 from tfdist import data
 from tfdist.errors import ConfigError, CorruptDataError
 
-pytestmark = pytest.mark.quick
-
 COUNT = 24
 BAD = (5, 17)
 BATCH = 7

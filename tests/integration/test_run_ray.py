@@ -22,7 +22,6 @@ from tfdist.engines.ray import FailureConfig, RunConfig, ScalingConfig, Trainer
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.quick
 
 
 @pytest.fixture(scope="module")
