@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class Snapshot:
     handlers: dict[int, Any]
     threads: frozenset[int]
     pids: frozenset[int]
-    sockets: frozenset[str]
+    ports: frozenset[tuple[str, int]]
 
     @classmethod
     def take(cls) -> "Snapshot":
@@ -102,7 +102,7 @@ class Snapshot:
             handlers={number: signal.getsignal(number) for number in SIGNALS},
             threads=frozenset(thread.ident or 0 for thread in threading.enumerate()),
             pids=frozenset(psutil.pids()),
-            sockets=frozenset(_sockets()),
+            ports=frozenset(_listening()),
         )
 
 
@@ -304,31 +304,22 @@ def _remaining_threads(before: Snapshot) -> list[str]:
 
 def _remaining_ports(before: Snapshot) -> list[str]:
     def new() -> list[tuple[str, int]]:
-        return sorted(_listening(fd for name, fd in _sockets().items() if name not in before.sockets))
+        return sorted(_listening() - before.ports)
 
     return [f"listening port: {host}:{port}" for host, port in _until_empty(new)]
 
 
-def _sockets() -> dict[str, int]:
-    """Return the descriptors of this process's sockets, by what the kernel calls those."""
-    found = {}
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it has been closed meanwhile
-            name = os.readlink(f"/proc/self/fd/{descriptor}")
-            if name.startswith("socket:"):
-                found[name] = int(descriptor)
-    return found
-
-
-def _listening(descriptors: Iterable[int]) -> set[tuple[str, int]]:
-    """Return where sockets of this process listen: the kernel's table of all takes milliseconds to read."""
+def _listening() -> set[tuple[str, int]]:
+    """Return where this process listens, by its own sockets: the kernel's table takes milliseconds to read."""
     found = set()
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
-            internet = one.family in (socket.AF_INET, socket.AF_INET6)
-            if internet and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                host, port = one.getsockname()[:2]
-                found.add((host, port))
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it has been closed meanwhile, or is not of this kind
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as one:
+                    internet = one.family in (socket.AF_INET, socket.AF_INET6)
+                    if internet and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        host, port = one.getsockname()[:2]
+                        found.add((host, port))
     return found
 
 
