@@ -17,7 +17,7 @@ from tests.integration.forks import Fork, Forks
 from tfdist import cache
 
 STEPPER = '''
-import json, socket
+import json, math, socket
 from tfdist.monitor.phases import Activity, Kind
 from tfdist.monitor.process import step_clock
 
@@ -48,14 +48,19 @@ def connected():
             time.sleep(0.005)
 
 def meet(peers):
+    """Wait for all; return whether it is enough, which worker 0 alone decides, so that all end after the same step."""
     if ME:
         peers[0].sendall(b".")
     for peer in peers:
-        if not peer.recv(1):
+        word = peer.recv(1)
+        if not word:
             raise ConnectionResetError("a peer is gone")
-    if not ME:
-        for peer in peers:
-            peer.sendall(b".")
+    if ME:
+        return word == b"!"
+    enough = (SHARED / "enough").exists()
+    for peer in peers:
+        peer.sendall(b"!" if enough else b".")
+    return enough
 
 def save(steps):
     if ME == 0:
@@ -66,7 +71,7 @@ def save(steps):
             reporter.saved(len(steps))
 
 def train(count, before=lambda tick: None, inside=lambda tick: None):
-    """Do steps until there are so many; `before` and `inside` are called with the number of every tick."""
+    """Do steps until there are so many, or a file `enough`; `before` and `inside` get the number of every tick."""
     signal.signal(signal.SIGTERM, leave)
     steps = json.loads(STATE.read_text()) if STATE.exists() else []
     peers = connected()
@@ -79,11 +84,12 @@ def train(count, before=lambda tick: None, inside=lambda tick: None):
         tell(f"halted {START} {ME}", str(len(steps)))
 
     clock.before_halt = halt
-    while len(steps) < count:
+    enough = False
+    while len(steps) < count and not enough:
         before(tick)
         clock.begin(Kind.TRAIN)
         inside(tick)
-        meet(peers)
+        enough = meet(peers)
         steps.append(len(steps))
         reporter.done(len(steps))
         clock.end()

@@ -8,10 +8,8 @@ from tests.integration.test_run_standby import LOADED
 from tfdist.launch.supervision.evicting import Measure
 
 # the others wait for a worker between the step's work and its end, which the clock is told
-MEETS = FOREVER.replace("        meet(peers)\n", "        with clock.during(Phase.AGREE):\n            meet(peers)\n")
-SCRIPT = "from tfdist.monitor.phases import Phase\n" + MEETS.replace(
-    "class Enough", "reporter.stand_by()\nclass Enough"
-)
+MEETS = FOREVER.replace("        enough = meet", "        with clock.during(Phase.AGREE):\n            enough = meet")
+SCRIPT = "from tfdist.monitor.phases import Phase\n" + MEETS.replace("\ntrain(", "\nreporter.stand_by()\ntrain(")
 SLOW_SECONDS = 0.05
 # a worker that is slow without a fault, since those of other hosts are told none, and keeps nothing in memory
 HOSTS = LOADED + SCRIPT.replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"').replace(

@@ -34,7 +34,7 @@ def test_nodes_come_when_a_job_needs_them_and_go_after_it(script: Any, shared: P
 
     path = script(
         FOREVER.replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"').replace(
-            "train(Enough())", f"{KILLED}train(Enough(), before)"
+            "train(math.inf)", f"{KILLED}train(math.inf, before)"
         )
     )
     options = ("-n", 2, "--max-workers", 4, "--max-restarts", 1, "--wait-seconds", 300, "--pass-env", "SHARED")

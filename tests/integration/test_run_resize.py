@@ -12,15 +12,7 @@ from tests.integration.steppers import STEPPER, done, fault, happened, job, wait
 
 pytestmark = pytest.mark.quick
 # workers train until somebody tells that it is enough; the list of the steps is checked at the end
-FOREVER = (
-    STEPPER
-    + """
-class Enough(int):
-    def __gt__(self, other):
-        return not (SHARED / "enough").exists() or other % 50
-train(Enough())
-"""
-)
+FOREVER = STEPPER + "\ntrain(math.inf)\n"
 
 
 def resize(shared, workers, job_id=""):  # type: ignore[no-untyped-def]
@@ -150,7 +142,7 @@ def test_workers_that_have_saved_and_do_not_end(script, shared):  # type: ignore
 
 
 def test_resize_during_a_restart(script, shared):  # type: ignore[no-untyped-def]
-    path = script(FOREVER.replace("train(Enough", "if START == 1: tell(f'again {ME}'); wait_told('go')\ntrain(Enough"))
+    path = script(FOREVER.replace("\ntrain(", "\nif START == 1: tell(f'again {ME}'); wait_told('go')\ntrain("))
     arguments = ("-n", 2, "--max-restarts", 1, "--max-workers", 3, path)
     with job(*arguments, shared=shared, faults=[fault("kill", 1, 6)]) as process:
         told(shared, "again 0")
