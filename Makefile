@@ -197,19 +197,20 @@ $(MADE): setup.py
 	fi; \
 	touch $(MADE)
 
+# Modules are compiled when they are imported: that is one of four, and compiling all takes as long as unpacking them.
 $(STAMP): $(MADE)
 	@echo "Installing tfdist into $(VENV) (the first time about two minutes and 2 GB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[demo,test]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[demo,test]"
 	@touch $(STAMP)
 
 $(IO_STAMP): $(MADE)
 	@if ! $(IO)/bin/python -m pip --version >/dev/null 2>&1; then $(BIN)/python -m venv --clear $(IO); fi
 	@echo "Installing tfdist with tensorflow-io and TensorFlow 2.16 into $(IO) (likewise)"
-	@$(IO)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[io,test]"
+	@$(IO)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[io,test]"
 	@touch $(IO_STAMP)
 
 $(PEERS_STAMP): $(MADE)
 	@if ! $(PEERS)/bin/python -m pip --version >/dev/null 2>&1; then $(BIN)/python -m venv --clear $(PEERS); fi
 	@echo "Installing tfdist with what the tests of Keras import into $(PEERS) (likewise)"
-	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[peers]"
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[peers]"
 	@touch $(PEERS_STAMP)
