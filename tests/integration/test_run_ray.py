@@ -51,9 +51,10 @@ def test_a_function_is_called_on_nodes_and_its_result_comes_back(
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"  # the node's only one
         last = get_checkpoint()
         assert (last is not None) == again
-        os.mkdir("saved")
-        report({"loss": 0.5 if again else 1.0, "worker": me}, None if me else "saved")
-        os.rmdir("saved")
+        saved = f"saved by {me}"  # both are in one folder
+        os.mkdir(saved)
+        report({"loss": 0.5 if again else 1.0, "worker": me}, None if me else saved)
+        os.rmdir(saved)
         if not again:
             open(reported, "w").close()
             time.sleep(1000)
