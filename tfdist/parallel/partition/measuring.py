@@ -100,8 +100,8 @@ def profile(
         adding = _adding_seconds(at[-1].whole()[1], clock)
         fixed = 0.0
         if in_fit is not None:
-            pairs = [(in_fit((x, y, weight), 4), _seconds(at[-1].functions[-1], clock)) for _ in range(_FEWEST)]
-            fixed = max(statistics.median(fit - whole for fit, whole in pairs) - update, 0.0)
+            pairs = [(in_fit((x, y, weight), 4), _again(at[-1].functions[-1], 4, clock)) for _ in range(_FEWEST)]
+            fixed = max(statistics.median(fit - whole for fit, whole in pairs) + call_seconds - update, 0.0)
         return Profile(
             model=model.name,
             batch=rows,
@@ -407,6 +407,11 @@ def _seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
     function()
     tf.test.experimental.sync_devices()
     return clock() - began
+
+
+def _again(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
+    """Return the median seconds of a function that is called in a row, as a step is; the first call is not counted."""
+    return statistics.median([_seconds(function, clock) for _ in range(count + 1)][1:])
 
 
 def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
