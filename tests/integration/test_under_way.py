@@ -1,15 +1,19 @@
 """What a process says of the collectives that it is in, where the engine does not: while it waits, and afterwards."""
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist.cluster import ports
 from tfdist.monitor.stacks.waits import VARIABLE
 from tfdist.native import stamping
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 tf = pytest.importorskip("tensorflow")
 
@@ -19,6 +23,7 @@ from tfdist.collectives.under_way import UnderWay, described  # noqa: E402
 pytestmark = pytest.mark.quick
 
 DEADLINE_SECONDS = 60
+CASES = Path(__file__).parent / "cases"
 CPU = "/device:CPU:0"
 
 
@@ -99,26 +104,16 @@ def test_eagerly_it_is_noted_too_and_ends_with_an_error(under_way: UnderWay) -> 
     assert under_way.text() == ""
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="needs a thread of TensorFlow's for each replica")
-def test_conditions_of_two_replicas_do_not_wait_for_each_other(under_way: UnderWay) -> None:
-    barrier = threading.Barrier(2)
-    tokens = [tf.Variable(0.0) for _ in range(2)]  # of each replica: its collectives follow each other
+def test_conditions_of_two_replicas_do_not_wait_for_each_other(forking: Forks) -> None:
+    def environments() -> list[dict[str, str]]:  # with two threads of TensorFlow's, on one processor too
+        made = worker_environments(forking.environment, strategy=None, ports=ports.free_ports(1), replicas_per_worker=1)
+        return [one | {"PYTHONPATH": python_path(CASES)} for one in made]
 
-    def meets(values: np.ndarray) -> np.ndarray:
-        barrier.wait(DEADLINE_SECONDS)
-        return values
-
-    def replica(number: int, tensor: tf.Tensor) -> tf.Tensor:
-        def reduced() -> tf.Tensor:
-            tokens[number].assign_add(1.0)
-            run = lambda: [tf.numpy_function(meets, [tensor], tf.float32, stateful=False)]  # noqa: E731
-            return under_way.noted(f"all_reduce {number}", CPU, [tensor], run)[0]
-
-        return tf.cond(tensor[0] > 0, reduced, lambda: tensor)
-
-    step = tf.function(lambda tensor: [replica(number, tensor) for number in range(2)], autograph=False)
-    assert [one.numpy().tolist() for one in step(tf.ones([2]))] == [[1.0, 1.0]] * 2
-    assert under_way.text() == ""
+    with WorkerPool(environments, start=forking.worker) as pool:
+        arguments = {"timeout_seconds": DEADLINE_SECONDS}
+        (reply,) = pool.call("under_way_cases:two_replicas", arguments, timeout_seconds=2 * DEADLINE_SECONDS)
+    assert reply.status == "returned", reply.detail
+    assert reply.value == [[[1.0, 1.0]] * 2, ""]
 
 
 def test_what_is_too_much_to_note_runs_all_the_same(under_way: UnderWay, monkeypatch: pytest.MonkeyPatch) -> None:
