@@ -24,6 +24,7 @@ __all__ = ["profile", "require_graph", "step_seconds"]
 
 _SECONDS = 6.0  # that all rounds should take
 _FEWEST, _MOST = 5, 30  # rounds
+_STEPS = 4  # of `fit`, and calls in a row beside them
 LOSS = "(loss)"
 
 
@@ -100,8 +101,9 @@ def profile(
         adding = _adding_seconds(at[-1].whole()[1], clock)
         fixed = 0.0
         if in_fit is not None:
-            pairs = [(in_fit((x, y, weight), 4), _again(at[-1].functions[-1], 4, clock)) for _ in range(_FEWEST)]
-            fixed = max(statistics.median(fit - whole for fit, whole in pairs) + call_seconds - update, 0.0)
+            whole = at[-1].functions[-1]
+            beside = [in_fit((x, y, weight), _STEPS) - _in_a_row(whole, _STEPS, clock) for _ in range(_FEWEST)]
+            fixed = max(statistics.median(beside) + call_seconds - update, 0.0)
         return Profile(
             model=model.name,
             batch=rows,
@@ -378,10 +380,9 @@ def _update(model: keras.Model, call_seconds: float, clock: Callable[[], float])
     def update(gradients: Any) -> None:
         strategy.run(lambda given: optimizer.apply(given, model.trainable_variables), args=(gradients,))
 
-    update(gradients)
-    times = [_seconds(lambda: update(gradients), clock) for _ in range(2 * _FEWEST)]
+    seconds = _in_a_row(lambda: update(gradients), 2 * _FEWEST, clock)
     slots = [one for one in optimizer.variables if len(one.shape)]
-    return max(statistics.median(times) - call_seconds, 0.0), _bytes_of(slots)
+    return max(seconds - call_seconds, 0.0), _bytes_of(slots)
 
 
 def _adding_seconds(gradients: Sequence[Any], clock: Callable[[], float]) -> float:
@@ -391,8 +392,7 @@ def _adding_seconds(gradients: Sequence[Any], clock: Callable[[], float]) -> flo
         return 0.0
     add = tf.function(lambda sums: [total + one for total, one in zip(sums, dense, strict=True)], autograph=False)
     sums = [tf.zeros_like(one) for one in dense]
-    add(sums)
-    return statistics.median(_seconds(lambda: add(sums), clock) for _ in range(2 * _FEWEST))
+    return _in_a_row(lambda: add(sums), 2 * _FEWEST, clock)
 
 
 def _nothing() -> Callable[[], Any]:
@@ -409,7 +409,7 @@ def _seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
     return clock() - began
 
 
-def _again(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
+def _in_a_row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
     """Return the median seconds of a function that is called in a row, as a step is; the first call is not counted."""
     return statistics.median([_seconds(function, clock) for _ in range(count + 1)][1:])
 
