@@ -27,7 +27,7 @@ from tfdist.launch.agent.worker_group import started
 from tfdist.launch.output.screen import screen
 from tfdist.launch.placement import local
 from tfdist.launch.placement.base import Handle, Placement
-from tfdist.launch.placement.fork_server import ForkServer
+from tfdist.launch.placement.fork_server import ForkServer, adopting
 from tfdist.launch.placement.local import LocalPlacement, free_addresses
 from tfdist.launch.placement.worker_factory import forked
 from tfdist.launch.plan.config import LaunchConfig
@@ -252,6 +252,27 @@ def test_what_ended_processes_have_left_is_ended(placement: Placement, make: Mak
     assert placement.end_leftovers(handles, grace_seconds=SECONDS) == 1
     assert not alive(child)
     assert placement.end_leftovers(handles, grace_seconds=SECONDS) == 0
+
+
+@pytest.mark.parametrize(("number", "left"), [(signal.SIGTERM, 1), (signal.SIGKILL, 0)])
+def test_what_lost_its_parent_while_a_worker_was_forked_is_waited_for(tmp_path: Path, number: int, left: int) -> None:
+    with (
+        guarded(f"placement-{secrets.token_hex(4)}", parent=tmp_path) as guard,
+        from_a_fork_server(guard, tmp_path) as placement,
+    ):
+        code = tmp_path / "code.py"
+        code.write_text(f"import subprocess, time\nprint({CHILD.format('')}.pid, flush=True)\ntime.sleep(1000)")
+        task = TaskId(type="worker", index=0)
+        argv = (sys.executable, str(code))
+        handle = placement.start(WorkerSpec(index=0, task=task, argv=argv, error_file=tmp_path / "no record"))
+        child = int(line(handle))
+        with adopting():  # as in the moment in which another worker is forked
+            handle.signal(number)
+            assert handle.wait(SECONDS) == -number
+            assert psutil.Process(child).ppid() == os.getpid()
+        assert placement.end_leftovers([handle], grace_seconds=SECONDS) == left
+        assert not psutil.pid_exists(child)
+        handle.close(SECONDS)
 
 
 def test_one_that_is_stopped_is_seen(make: Make) -> None:

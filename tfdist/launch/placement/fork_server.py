@@ -165,7 +165,7 @@ class ForkServer:
     def _fork(self) -> _Idle:
         ours, theirs = socket.socketpair()
         try:
-            with theirs, _adopting():
+            with theirs, adopting():
                 self.channel.settimeout(REPLY_SECONDS)
                 self._read(len(forking.READY))
                 socket.send_fds(self.channel, [forking.READY], [theirs.fileno()])
@@ -200,7 +200,7 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def _adopting() -> Iterator[None]:
+def adopting() -> Iterator[None]:
     """Make orphans below this process its children, for the time of the block: other orphans are not its business."""
     control = ctypes.CDLL(None, use_errno=True).prctl
     if control(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):

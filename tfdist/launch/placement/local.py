@@ -16,6 +16,8 @@ import tty
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import psutil
+
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import TfdistError
 from tfdist.launch.placement.base import Handle, Site
@@ -258,7 +260,21 @@ class LocalPlacement:
         while time.monotonic() < deadline and guardian.members(self._guard.job_id, sessions=sessions):
             time.sleep(0.02)
         guardian.end_job(self._guard.job_id, sessions=sessions)
+        _collect_orphans({*left}, sessions)
         return len(left)
+
+
+def _collect_orphans(pids: Collection[int], sessions: Collection[int]) -> None:
+    """Wait for those that have ended, if they are this process's children.
+
+    They are if they lost their parent in the moment in which a fork server made a worker this process's child.
+    """
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, ChildProcessError):
+            pid = process.pid
+            is_theirs = pid not in sessions and (pid in pids or os.getsid(pid) in sessions)
+            if is_theirs and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(pid, os.WNOHANG)
 
 
 def free_addresses(count: int, host: str = LOOPBACK, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
