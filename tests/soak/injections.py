@@ -207,8 +207,9 @@ class Pair:
             for share in shares:
                 self._scales[cause, share] = 1.0
                 for _ in range(CALIBRATIONS):  # a link that is twice as slow makes a step longer by more or less
-                    longer = self.length(self.recorded(cause, 0, share)) - self.step
-                    found = share * self.step / max(longer, 0.2 * share * self.step)
+                    usual = self.length(self.recorded("none", 0, 0.0))  # each time: a machine is not always as fast
+                    longer = self.length(self.recorded(cause, 0, share)) - usual
+                    found = share * usual / max(longer, 0.2 * share * usual)
                     self._scales[cause, share] *= min(found, 3.0)
 
     def length(self, rows: dict[int, np.ndarray]) -> float:

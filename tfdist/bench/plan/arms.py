@@ -18,13 +18,14 @@ from tfdist.parallel.partition.measuring import profile, step_seconds
 _trained: dict[tuple[str, str], Any] = {}
 
 
-def measured_profile(name: str, divisors: Sequence[int], in_scope: bool) -> str:
+def measured_profile(name: str, divisors: Sequence[int], in_scope: bool, seconds: float) -> str:
     """Return the profile of a model, as JSON.
 
     Args:
         name: of the model.
         divisors: into how many parts plans cut a batch.
         in_scope: whether its steps are tfdist's, of a job of one worker, as in plans of several; else Keras' own.
+        seconds: that layers are measured for.
     """
     keras.utils.clear_session()  # names of layers are those of the plans
     scope: Any = contextlib.nullcontext()
@@ -37,7 +38,7 @@ def measured_profile(name: str, divisors: Sequence[int], in_scope: bool) -> str:
         return step_seconds(model, batch, steps)
 
     sizes = [len(x) // one for one in divisors]
-    return profile(model, (x, y), batch_sizes=sizes, in_fit=in_fit).to_json()
+    return profile(model, (x, y), batch_sizes=sizes, in_fit=in_fit, seconds=seconds).to_json()
 
 
 def line(sizes: Sequence[int]) -> list[float]:

@@ -33,8 +33,7 @@ PLANS = ("one device", "data 2", "pipeline 2")
 _ALONE, _DATA, _PIPELINE = PLANS
 _TWO = "two at once"  # processes that have nothing to do with each other but the machine
 _SIZES = (4 << 10, 4 << 20)
-# for which steps of a plan run before they are measured, and are measured at least
-_WARM_SECONDS, _LEAST_SECONDS = 1.0, 1.0
+_PROFILE = 6.0  # layers are measured for so many times as long as steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +43,15 @@ class Setup:
     Attributes:
         models: of `MODELS`.
         microbatches: of the pipeline.
-        steps: per measurement, at least; as many as are predicted to take a second where that is more.
+        steps: per measurement, at least.
+        seconds: that a measurement is predicted to take, at least, and as long before it, to warm up.
         rounds: measurements of each plan.
     """
 
     models: Sequence[str] = MODELS
     microbatches: int = 4
     steps: int = 8
+    seconds: float = 1.0
     rounds: int = 5
 
     def __post_init__(self) -> None:
@@ -58,6 +59,7 @@ class Setup:
             validation.one_of("a model", name, MODELS)
         for name in ("microbatches", "steps", "rounds"):
             validation.integer(name, getattr(self, name), minimum=1)
+        validation.number("seconds", self.seconds, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +219,12 @@ def _rows(
             plan: [
                 Profile.from_json(text)
                 for text in call(
-                    plan, "measured_profile", name=model, divisors=[2, microbatches], in_scope=plan == _TWO
+                    plan,
+                    "measured_profile",
+                    name=model,
+                    divisors=[2, microbatches],
+                    in_scope=plan == _TWO,
+                    seconds=_PROFILE * setup.seconds,
                 )
             ]
             for plan in (_ALONE, _TWO)
@@ -236,8 +243,8 @@ def _rows(
             guessed[plan].append(one)
         for plan in order[number % len(order) :] + order[: number % len(order)]:
             on_round(f"{model}, {plan}", number + 1)
-            warm_up, steps = (max(setup.steps, round(one / first[plan][0])) for one in (_WARM_SECONDS, _LEAST_SECONDS))
-            seconds[plan].append(max(call(plan, "measure", name=model, plan=plan, warm_up=warm_up, steps=steps)))
+            steps = max(setup.steps, round(setup.seconds / first[plan][0]))
+            seconds[plan].append(max(call(plan, "measure", name=model, plan=plan, warm_up=steps, steps=steps)))
     return {
         plan: Row(predicted=guessed[plan], measured=seconds[plan], stages=stages) for plan, (_, stages) in first.items()
     }

@@ -2,6 +2,7 @@
 
 import sys
 from statistics import median
+from typing import Any
 
 import click
 from rich.console import Console
@@ -24,7 +25,7 @@ _WIDTH_IN_FILES = 120
     examples={
         "tfdist bench plan": "four models, three plans each: minutes",
         "tfdist bench plan --model dense --model transformer": "two of them",
-        "tfdist bench plan --model dense --rounds 3": "a glance",
+        "tfdist bench plan --model dense --rounds 1 --seconds 0.2": "a glance",
     },
     page="parallel-plan",
 )
@@ -35,11 +36,19 @@ _WIDTH_IN_FILES = 120
     type=click.IntRange(1),
     default=8,
     show_default=True,
-    help="Steps per measurement, at least; as many as take a second, where that is more.",
+    help="Steps per measurement, at least.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="Seconds per measurement, at least, and as long before it; six times as long for layers.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measurements each.")
 @json_option
-def command(json_path: str | None, models: tuple[str, ...], **options: int) -> None:
+def command(json_path: str | None, models: tuple[str, ...], **options: Any) -> None:
     """What `tfdist parallel plan` predicts of steps, beside steps of `fit` on one and two processes.
 
     Each process has one processor. The layers are measured in each round, in one process alone, and for plans of two in

@@ -22,7 +22,6 @@ from tfdist.parallel.partition.profile import LayerProfile, Profile
 
 __all__ = ["profile", "require_graph", "step_seconds"]
 
-_SECONDS = 6.0  # that all rounds should take
 _FEWEST, _MOST = 5, 30  # rounds
 _STEPS = 4  # of `fit`, and calls in a row beside them
 LOSS = "(loss)"
@@ -61,6 +60,7 @@ def profile(
     *,
     batch_sizes: Iterable[int] = (),
     in_fit: Callable[[Any, int], float] | None = None,
+    seconds: float = 6.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
     """Return what each layer of a model costs on this device.
@@ -72,6 +72,7 @@ def profile(
         batch: of `fit`, over all devices: a tuple (x, y) or (x, y, sample_weight) of arrays, or x.
         batch_sizes: with which layers are measured as well; the whole batch always is.
         in_fit: trains so many steps with a batch, and returns the seconds of one; None: nothing is fixed in a step.
+        seconds: that layers are measured for, over and over, at least five times.
         clock: returns seconds. Where TensorFlow has one thread of a processor, `time.process_time` has nothing of what
             other processes do meanwhile.
     Raises:
@@ -92,11 +93,9 @@ def profile(
         at = [_prepared(model, graph, _rows((x, y, weight), size)) for size in sizes]
         # all in turns, so that what else the machine does meanwhile is in all of them
         timed = [_nothing(), *(function for one in at for function in one.functions)]
-        (call_seconds, *medians), repeated = _medians(timed, clock)
-        seconds = iter(max(one - call_seconds, 0.0) for one in medians)
-        layers, wholes = zip(
-            *[_profiled(graph, one, [next(seconds) for _ in one.functions]) for one in at], strict=True
-        )
+        (call_seconds, *medians), repeated = _medians(timed, seconds, clock)
+        found = iter(max(one - call_seconds, 0.0) for one in medians)
+        layers, wholes = zip(*[_profiled(graph, one, [next(found) for _ in one.functions]) for one in at], strict=True)
         update, slots = _update(model, call_seconds, clock)
         adding = _adding_seconds(at[-1].whole()[1], clock)
         fixed = 0.0
@@ -225,13 +224,13 @@ def _prepared(model: keras.Model, graph: graphs.Functional, data: Any) -> _Prepa
 
 
 def _medians(
-    functions: Sequence[Callable[[], Any]], clock: Callable[[], float]
+    functions: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float]
 ) -> tuple[list[float], tuple[float, ...]]:
     """Return the median of each function's seconds, and all of the last one's."""
     for function in functions:
         function()  # the first call sets up
     first = sum(_seconds(function, clock) for function in functions)
-    count = min(max(round(_SECONDS / max(first, 1e-9)), _FEWEST), _MOST)
+    count = min(max(round(seconds / max(first, 1e-9)), _FEWEST), _MOST)
     rounds = [[_seconds(function, clock) for function in functions] for _ in range(count)]
     columns = list(zip(*rounds, strict=True))
     return [statistics.median(column) for column in columns], columns[-1]
