@@ -97,22 +97,22 @@ def test_what_recording_adds_is_measured_part_by_part(forking: Forks, tmp_path: 
 def test_predicted_steps_are_measured_by_every_plan(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,
-        *("plan", "--model", "dense", "--steps", "1", "--rounds", "1", "--seconds", "0"),
+        *("plan", "--model", "convolutions", "--steps", "1", "--rounds", "1", "--seconds", "0"),
         *("--json", str(tmp_path / "report.json")),
     )
     report = json.loads((tmp_path / "report.json").read_text())
-    rows = report["rows"]["dense"]
+    rows = report["rows"]["convolutions"]
     assert list(rows) == ["one device", "data 2", "pipeline 2"]
     for plan, row in rows.items():
         assert (len(row["predicted"]), len(row["measured"])) == (1, 1)
         assert min(*row["predicted"], *row["measured"]) > 0
         ratios = [guess / took for guess, took in zip(row["predicted"], row["measured"], strict=True)]
-        assert report["predicted_over_measured"]["dense"][plan]["median"] == pytest.approx(ratios[0])
+        assert report["predicted_over_measured"]["convolutions"][plan]["median"] == pytest.approx(ratios[0])
         assert plan in out
     assert [len(row["stages"] or ()) for row in rows.values()] == [0, 0, 1]
-    chosen = report["chosen"]["dense"]
+    chosen = report["chosen"]["convolutions"]
     assert rows[chosen]["predicted"][0] == min(row["predicted"][0] for row in rows.values())
-    assert report["regret"]["dense"]["median"] > 0
+    assert report["regret"]["convolutions"]["median"] > 0
     assert min(report["link"]["latency_seconds"], report["link"]["bytes_per_second"]) > 0
 
 
