@@ -121,6 +121,13 @@ def test_a_member_takes_part_in_what_it_does_not_look_at(members: Members) -> No
     assert [one for those in members.call("looked_at_by_one", group=None) for one in those] == []
 
 
+def test_what_begins_behind_the_start_of_a_send_need_not_wait_for_the_other(members: Members) -> None:
+    if members.count > 1:
+        sender, *others = members.call("behind_a_start")
+        assert sender == ([] if members.name.startswith("native") and not members.in_one_process else None)
+        assert others == [[]] * (members.count - 1)
+
+
 def test_members_get_the_same_bits(members: Members) -> None:
     assert len(set(members.call("digest_of_sums", group=None))) == 1
 

@@ -99,6 +99,17 @@ class Collective(Protocol):
             when the other has the tensor.
         """
 
+    def start_of(self, sent: tf.Operation) -> tf.Operation | None:
+        """Return the operation behind which a send is under way, whether or not the other asks for it yet.
+
+        What shall not keep a send waiting begins behind it.
+
+        Args:
+            sent: what `send` has returned in a function.
+        Returns:
+            None where it cannot be told.
+        """
+
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
         """Return what a member has sent.
 

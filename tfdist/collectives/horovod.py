@@ -164,6 +164,10 @@ class HorovodCollective:
         arrived = self._moved(tensor, f"{key} {self.rank} {to}", "to", to, sends=True)
         return self._side_effect.after(arrived)
 
+    def start_of(self, sent: tf.Operation) -> tf.Operation | None:
+        """Return None: Horovod does not tell; see `Collective.start_of`."""
+        return None
+
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
         """Return what a member has sent; see `Collective.receive`."""
         base.require_known(spec)

@@ -59,6 +59,10 @@ class LocalCollective:
         """
         base.require_other("to", to, self)
 
+    def start_of(self, sent: tf.Operation) -> tf.Operation | None:
+        """Return None: there is nobody else; see `Collective.start_of`."""
+        return None
+
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
         """Refuse: there is nobody else.
 

@@ -188,7 +188,13 @@ class NativeCollective:
         base.require_other("to", to, self)
         tensor = tf.convert_to_tensor(tensor)
         wire_dtypes.require_copy(tensor.dtype)
-        return self._run("send", f"{self.rank} {to} {key}", between=(self.rank, to), tensor=tensor)
+        name, between = f"{self.rank} {to} {key}", (self.rank, to)
+        number = self._run("send_start", name, between=between, tensor=tensor)
+        return self._run("send_wait", name, between=between, number=number)
+
+    def start_of(self, sent: tf.Operation) -> tf.Operation | None:
+        """Return the operation behind which a send is under way; see `Collective.start_of`."""
+        return sent.inputs[0].op if self._number > 0 else None  # replicas wait for each other in it
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
         """Return what a member has sent; see `Collective.receive`."""

@@ -157,6 +157,10 @@ class TensorFlowCollective:
         (words,) = self._run(("send", key, to), sent, [tensor])
         return self._side_effect.after(words)
 
+    def start_of(self, sent: tf.Operation) -> tf.Operation | None:
+        """Return None: TensorFlow does not tell; see `Collective.start_of`."""
+        return None
+
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
         """Return what a member has sent; see `Collective.receive`."""
         base.require_other("source", source, self)

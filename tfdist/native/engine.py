@@ -22,7 +22,17 @@ ALGORITHM_VARIABLE = "TFDIST_ALL_REDUCE_ALGORITHM"
 #: the variable that names this host: processes of another name share no memory with it, wherever they are
 HOST_VARIABLE = "TFDIST_HOST_ID"
 
-_OPS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "hand_out", "send", "receive")
+_OPS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_to_all",
+    "all_gather",
+    "broadcast",
+    "hand_out",
+    "send_start",
+    "send_wait",
+    "receive",
+)
 _WHY_BYTES = 1000
 
 

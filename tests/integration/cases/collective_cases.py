@@ -231,6 +231,30 @@ def looked_at_by_one(name: str, groups: Sequence[Sequence[int]], group: int | No
     return wrong
 
 
+def behind_a_start(name: str, groups: Sequence[Sequence[int]]) -> list[str] | None:
+    """Ask for a message behind another one, which is sent behind the start of the first; None: no start is known."""
+    own = collective(name, groups, None)
+    numbers = tf.range(1_000_003.0)  # more than shared memory and sockets hold
+    starts = []
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        if own.rank == 0:
+            sent = own.send(numbers, key="first", to=1)
+            starts.append(own.start_of(sent))
+            with tf.control_dependencies([one for one in starts if one is not None]):
+                own.send(tf.ones([1]), key="second", to=1)
+        elif own.rank == 1:
+            with tf.control_dependencies([own.receive(tf.TensorSpec([1]), key="second", source=0)]):
+                return own.receive(tf.TensorSpec(numbers.shape), key="first", source=0)
+        return numbers
+
+    wrong: list[str] = []
+    for _ in range(3):
+        check(wrong, "the first message", step(), numbers.numpy())
+    return None if starts == [None] else wrong
+
+
 def digest_of_sums(name: str, groups: Sequence[Sequence[int]], group: int | None) -> str | None:
     """Return a digest of sums of numbers of which each order of adding makes another; the same on all members."""
     own = collective(name, groups, group)

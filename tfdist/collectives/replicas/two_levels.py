@@ -108,6 +108,10 @@ class TwoLevelCollective:
         """
         return self._local.send(tensor, key=key, to=self._near("to", to))
 
+    def start_of(self, sent: tf.Operation) -> tf.Operation | None:
+        """Return the operation behind which a send is under way; see `Collective.start_of`."""
+        return self._local.start_of(sent)
+
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
         """Return what a replica of the same process has sent; see `Collective.receive`.
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -205,9 +206,23 @@ class Execution : public std::enable_shared_from_this<Execution> {
     engine_->submit(std::move(operation), kernel_.ranks, [self](const std::string& error) {
       // It had no memory for its output: the others wait for what it would have brought.
       if (!error.empty() && !self->good()) self->engine_->abort(error);
-      if (!error.empty()) self->fail(error.rfind(kBroken, 0) == 0 ? TF_ABORTED : TF_INVALID_ARGUMENT, error);
-      self->end();
+      self->end_with(error);
     });
+  }
+
+  // Ends while the operation goes on, which keeps the inputs; how that ends is told to `sending`.
+  void start(std::unique_ptr<Operation> operation, std::shared_ptr<Sending> sending) {
+    auto self = shared_from_this();
+    engine_->submit(std::move(operation), kernel_.ranks, [self, sending](const std::string& error) {
+      self->kept_.clear();
+      sending->end(error);
+    });
+    done_();
+  }
+
+  void end_with(const std::string& error) {
+    if (!error.empty()) fail(error.rfind(kBroken, 0) == 0 ? TF_ABORTED : TF_INVALID_ARGUMENT, error);
+    end();
   }
 
   // Whether the others are replicas of this process; then it meets them, and submits nothing.
@@ -366,17 +381,37 @@ void hand_out(const std::shared_ptr<Execution>& call) {
   call->meet({What::kBroadcast, DType::kUint8, Op::kSum, root, std::move(pieces)});
 }
 
-void send(const std::shared_ptr<Execution>& call) {
+// A send is two ops. The first ends when its tensor has been handed over, so what begins behind it cannot take the processor
+// before that is on its way: where TensorFlow has one processor, an op that could run waits for its turn behind what runs
+// already. Its output is the number of the send, or 0 where that has ended.
+void send_start(const std::shared_ptr<Execution>& call) {
   TF_Tensor* tensor = call->input(0);
+  char* number = call->good() ? call->output(0, TF_INT64, {}) : nullptr;
   if (!call->good()) return call->end();
   const char* from = Execution::data_of(tensor);
   const std::size_t bytes = TF_TensorByteSize(tensor);
+  std::int64_t sent = 0;
+  std::memcpy(number, &sent, sizeof sent);
   if (call->is_replica()) {
     return call->meet({What::kSend, DType::kUint8, Op::kSum, call->me(), {{from, nullptr, bytes}}});
   }
+  const auto sending = std::make_shared<Sending>();
+  sent = sends().add(sending);
+  std::memcpy(number, &sent, sizeof sent);
   const std::uint64_t id = call->id();
-  if (call->is_near()) call->submit(shared_send(call->place(), id, from, bytes));
-  else call->submit(far_send(call->hosts(), id, from, bytes));
+  if (call->is_near()) call->start(shared_send(call->place(), id, from, bytes), sending);
+  else call->start(far_send(call->hosts(), id, from, bytes), sending);
+}
+
+// The second ends when the other member has the tensor.
+void send_wait(const std::shared_ptr<Execution>& call) {
+  TF_Tensor* number = call->input(0);
+  if (!call->good()) return call->end();
+  std::int64_t sent;
+  std::memcpy(&sent, Execution::data_of(number), sizeof sent);
+  const std::shared_ptr<Sending> sending = sends().take(sent);
+  if (sending == nullptr) return call->end();
+  sending->when_ended([call](const std::string& error) { call->end_with(error); });
 }
 
 // Its input has the shape and dtype of what is received.
@@ -455,7 +490,8 @@ bool register_op(const Definition& op) {
     register_op({"AllGather", "tensor: T", "rows: T", nullptr, Shapes::kUnknown, compute<all_gather>}),
     register_op({"Broadcast", "tensor: T", "value: T", nullptr, Shapes::kOfInputs, compute<broadcast>}),
     register_op({"HandOut", "tensors: N * T", "values: N * T", "N: int >= 1", Shapes::kOfInputs, compute<hand_out>}),
-    register_op({"Send", "tensor: T", nullptr, nullptr, Shapes::kNone, compute<send>}),
+    register_op({"SendStart", "tensor: T", "number: int64", nullptr, Shapes::kUnknown, compute<send_start>}),
+    register_op({"SendWait", "number: T", nullptr, nullptr, Shapes::kNone, compute<send_wait>}),
     register_op({"Receive", "like: T", "received: T", nullptr, Shapes::kOfInputs, compute<receive>}),
 };
 

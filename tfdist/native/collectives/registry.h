@@ -1,4 +1,4 @@
-// The engines, segments and sockets of this process, by the numbers that Python knows them by. Never destroyed: a kernel
+// The engines, segments, sockets and sends of this process, by the numbers that Python knows them by. Never destroyed: a kernel
 // may still run when the process ends.
 
 #ifndef TFDIST_NATIVE_COLLECTIVES_REGISTRY_H_
@@ -13,6 +13,7 @@
 #include "engine.h"
 #include "replicas.h"
 #include "segment.h"
+#include "sending.h"
 #include "socket.h"
 
 namespace tfdist::collectives {
@@ -62,6 +63,12 @@ inline Numbered<Segment>& segments() {
 
 inline Numbered<Descriptor>& listeners() {
   static auto* const all = new Numbered<Descriptor>;
+  return *all;
+}
+
+// Those of a step that fails before it asks how they have ended stay here.
+inline Numbered<Sending>& sends() {
+  static auto* const all = new Numbered<Sending>;
   return *all;
 }
 

@@ -190,10 +190,10 @@ class Setting:
     def compute_seconds(self, stage: Stage) -> float:
         """Return the seconds of a micro-batch on a device, forward and backward."""
         if self.parts > 1:
-            return self._laid(stage)[1] + self._call_seconds
+            return self._laid(stage)[1]
         forward = self._forward[stage.end] - self._forward[stage.begin]
         backward = self._backward[stage.end] - self._backward[stage.begin]
-        return (forward + backward) / self.kinds[stage.kind].speed + self._call_seconds
+        return (forward + backward) / self.kinds[stage.kind].speed
 
     def first_seconds(self, stage: Stage) -> float:
         """Return the seconds of the first micro-batch on a device, while other stages wait for it.
@@ -204,11 +204,7 @@ class Setting:
         if self.parts > 1:
             return self.compute_seconds(stage)
         passes = self._of_first[stage.end] - self._of_first[stage.begin]
-        return passes / self.kinds[stage.kind].speed + self._call_seconds
-
-    @property
-    def _call_seconds(self) -> float:
-        return 2 * self.profile.call_seconds if self.microbatches > 1 else 0.0
+        return passes / self.kinds[stage.kind].speed
 
     def passing_before(self, place: int) -> float:
         """Return the least seconds in which a micro-batch goes through all layers before a place, at a speed of 1."""

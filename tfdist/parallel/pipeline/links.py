@@ -25,6 +25,7 @@ class Links:
 
     def __init__(self, collective: Collective, name: str) -> None:
         self.gradients_sent: list[tf.Operation] = []
+        self._started: list[tf.Operation] = []
         self._collective = collective
         self._name = name
         self._kept: dict[str, tf.Tensor] = {}
@@ -62,6 +63,11 @@ class Links:
         """Return the gradient of what this part has made for another."""
         return self._take(spec, self._key("gradient", edge, microbatch), edge.target)
 
+    def started(self) -> list[tf.Operation]:
+        """Return operations behind which all that was sent since the last call is under way, as far as that is known."""
+        started, self._started = self._started, []
+        return started
+
     def _key(self, what: str, edge: Edge, microbatch: int) -> str:
         return f"{self._name} {what} {edge.number} {edge.source} {edge.target} of {microbatch}"
 
@@ -71,7 +77,10 @@ class Links:
         if stage == self._collective.rank:
             self._kept[key] = tensor
             return None
-        return self._collective.send(tensor, key=key, to=stage)
+        sent = self._collective.send(tensor, key=key, to=stage)
+        start = self._collective.start_of(sent)
+        self._started += [] if start is None else [start]
+        return sent
 
     def _take(self, spec: tf.TensorSpec, key: str, part: int) -> tf.Tensor:
         stage = part % self._collective.size

@@ -1,7 +1,8 @@
 """A stage's part of one step: it does the work of a schedule, in that order, with what other stages send.
 
 TensorFlow runs an operation as soon as it can. So the work of a stage is put in order by control dependencies: a pass
-begins when the one before has ended; what it receives is asked for one pass ahead. Each part is traced once, and called
+begins when the one before has ended and what that sends is under way, which else waits for a free thread until this one
+has ended too; what it receives is asked for one pass ahead. Each part is traced once, and called
 for each micro-batch (`passes`); a batch that is one micro-batch is computed in the graph itself, where losses and
 layers may add up over replicas.
 """
@@ -144,7 +145,7 @@ class Run:
                 with tf.control_dependencies(ends[-2]):
                     self._receive(work)
                 with tf.control_dependencies(ends[-1]):
-                    ends.append([tf.group(*do(work))])
+                    ends.append([tf.group(*do(work), *self._links.started())])
 
     def _part(self, work: Work) -> int:
         return work.chunk * self._stages + self._stage
