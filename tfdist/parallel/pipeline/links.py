@@ -64,7 +64,7 @@ class Links:
         return self._take(spec, self._key("gradient", edge, microbatch), edge.target)
 
     def started(self) -> list[tf.Operation]:
-        """Return operations behind which all that was sent since the last call is under way, as far as that is known."""
+        """Return operations behind which what was sent since the last call is under way, as far as that is known."""
         started, self._started = self._started, []
         return started
 
