@@ -203,12 +203,15 @@ def test_a_stage_reduces_and_updates_while_the_one_before_it_drains(four: Worker
     assert found == [[True], [], [True], []]
 
 
-def test_what_a_stage_sends_does_not_wait_for_what_it_computes(forking: Forks, tmp_path: Path) -> None:
-    """Also with one processor for each process, for which TensorFlow would take one thread."""
-    with start(forking, 2) as workers:
+@pytest.mark.parametrize(("variables", "threads"), [({}, 2), ({"TF_NUM_INTEROP_THREADS": "1"}, 0)])
+def test_what_a_stage_sends_does_not_wait_for_what_it_computes(
+    forking: Forks, tmp_path: Path, variables: dict[str, str], threads: int
+) -> None:
+    """Also with one processor for each process, for which TensorFlow would take one thread; and with that, if asked."""
+    with start(forking, 2, **variables) as workers:
         call(workers, "tfdist.bench.workers.processor:bind")
         found = call(workers, "waiting_cases:sent", mesh="data=1,pipeline=2", folder=str(tmp_path))
-    assert found == [{"saw": [True], "threads": 2}, {"saw": [], "threads": 2}]
+    assert found == [{"saw": [True], "threads": threads}, {"saw": [], "threads": threads}]
 
 
 @pytest.mark.parametrize(("schedule", "recompute"), [("pipedream", False), ("pipedream", True), ("spectrain", False)])
