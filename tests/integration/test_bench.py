@@ -97,7 +97,7 @@ def test_what_recording_adds_is_measured_part_by_part(forking: Forks, tmp_path: 
 def test_predicted_steps_are_measured_by_every_plan(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,
-        *("plan", "--model", "convolutions", "--steps", "1", "--rounds", "1", "--seconds", "0"),
+        *("plan", "--model", "convolutions", "--microbatches", "2", "--steps", "1", "--rounds", "1", "--seconds", "0"),
         *("--json", str(tmp_path / "report.json")),
     )
     report = json.loads((tmp_path / "report.json").read_text())
