@@ -16,8 +16,6 @@ import tty
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import psutil
-
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import TfdistError
 from tfdist.launch.placement.base import Handle, Site
@@ -269,6 +267,8 @@ def _collect_orphans(pids: Collection[int], sessions: Collection[int]) -> None:
 
     They are if they lost their parent in the moment in which a fork server made a worker this process's child.
     """
+    import psutil  # when a job ends: an agent that starts has no time for it
+
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, ChildProcessError):
             pid = process.pid
