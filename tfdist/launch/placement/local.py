@@ -258,7 +258,7 @@ class LocalPlacement:
         while time.monotonic() < deadline and guardian.members(self._guard.job_id, sessions=sessions):
             time.sleep(0.02)
         guardian.end_job(self._guard.job_id, sessions=sessions)
-        _collect_orphans({*left}, sessions)
+        _collect_orphans(left, sessions)
         return len(left)
 
 

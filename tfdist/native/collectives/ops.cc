@@ -390,14 +390,12 @@ void send_start(const std::shared_ptr<Execution>& call) {
   if (!call->good()) return call->end();
   const char* from = Execution::data_of(tensor);
   const std::size_t bytes = TF_TensorByteSize(tensor);
-  std::int64_t sent = 0;
+  const auto sending = call->is_replica() ? nullptr : std::make_shared<Sending>();
+  const std::int64_t sent = sending == nullptr ? 0 : sends().add(sending);
   std::memcpy(number, &sent, sizeof sent);
-  if (call->is_replica()) {
+  if (sending == nullptr) {
     return call->meet({What::kSend, DType::kUint8, Op::kSum, call->me(), {{from, nullptr, bytes}}});
   }
-  const auto sending = std::make_shared<Sending>();
-  sent = sends().add(sending);
-  std::memcpy(number, &sent, sizeof sent);
   const std::uint64_t id = call->id();
   if (call->is_near()) call->start(shared_send(call->place(), id, from, bytes), sending);
   else call->start(far_send(call->hosts(), id, from, bytes), sending);

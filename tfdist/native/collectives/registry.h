@@ -1,5 +1,5 @@
-// The engines, segments, sockets and sends of this process, by the numbers that Python knows them by. Never destroyed: a kernel
-// may still run when the process ends.
+// The engines, segments, sockets and sends of this process, by the numbers that Python and graphs know them by. Never
+// destroyed: a kernel may still run when the process ends.
 
 #ifndef TFDIST_NATIVE_COLLECTIVES_REGISTRY_H_
 #define TFDIST_NATIVE_COLLECTIVES_REGISTRY_H_

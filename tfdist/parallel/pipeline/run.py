@@ -2,9 +2,9 @@
 
 TensorFlow runs an operation as soon as it can. So the work of a stage is put in order by control dependencies: a pass
 begins when the one before has ended and what that sends is under way, which else waits for a free thread until this one
-has ended too; what it receives is asked for one pass ahead. Each part is traced once, and called
-for each micro-batch (`passes`); a batch that is one micro-batch is computed in the graph itself, where losses and
-layers may add up over replicas.
+has ended too; what it receives is asked for one pass ahead. Each part is traced once, and called for each micro-batch
+(`passes`); a batch that is one micro-batch is computed in the graph itself, where losses and layers may add up over
+replicas.
 """
 
 import collections
