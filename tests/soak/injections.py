@@ -59,7 +59,8 @@ OF_A_CHIEF = {"input": Bound.INPUT, "gc": Bound.PYTHON, "update": Bound.UPDATE}
 # and what to its workers
 OF_ITS_WORKERS = ("forward", "backward", "steal", *LINKS)
 # whose length depends on the machine: what is asked for is a guess until it was measured, so many times
-CALIBRATIONS = 4
+CALIBRATIONS = 8
+NEAR = 0.15  # of what is asked for: near enough
 MEASURED = ("forward", "backward", "update")
 CAUSES = ("none", *PARTS, *LINKS)
 RATE = 1e9  # bits per second of a link
@@ -205,12 +206,19 @@ class Pair:
         self.step = self.length(self.recorded("none", 0, 0.0))
         for cause in LINKS if self._network else MEASURED if self._is_chief else ():
             for share in shares:
-                self._scales[cause, share] = 1.0
-                for _ in range(CALIBRATIONS):  # a link that is twice as slow makes a step longer by more or less
-                    usual = self.length(self.recorded("none", 0, 0.0))  # each time: a machine is not always as fast
-                    longer = self.length(self.recorded(cause, 0, share)) - usual
-                    found = share * usual / max(longer, 0.2 * share * usual)
-                    self._scales[cause, share] *= min(found, 3.0)
+                self._calibrate(cause, share)
+
+    def _calibrate(self, cause: str, share: float) -> None:
+        """Find what makes a step longer by a share: a link that is twice as slow makes it longer by more or less."""
+        tried: dict[float, float] = {}
+        for _ in range(CALIBRATIONS):
+            scale = self._scales[cause, share] = next_scale(tried, share)
+            usual = self.length(self.recorded("none", 0, 0.0))  # each time: a machine is not always as fast
+            tried[scale] = self.length(self.recorded(cause, 0, share)) / usual - 1
+            if abs(tried[scale] / share - 1) < NEAR:
+                break
+        best = self._scales[cause, share] = min(tried, key=lambda scale: abs(tried[scale] - share))
+        print(f"{self.strategy} {cause} of {share:.0%}: a step is longer by {tried[best]:.0%}", flush=True)
 
     def length(self, rows: dict[int, np.ndarray]) -> float:
         return float(np.median(timeline(rows).step))
@@ -263,6 +271,18 @@ class Pair:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def next_scale(tried: dict[float, float], share: float) -> float:
+    """Return what to try next, given by what share each that was tried has made a step longer."""
+    below = [scale for scale, made in tried.items() if made < share]
+    above = [scale for scale, made in tried.items() if made >= share]
+    if below and above:
+        return (max(below) * min(above)) ** 0.5
+    if not tried:
+        return 1.0
+    last = max(below) if below else min(above)
+    return last * min(share / max(tried[last], 0.2 * share), 3.0)
 
 
 def told(verdict: Verdict) -> str:
