@@ -1,14 +1,18 @@
 """The verdict on simulated jobs: who is late, by what, and that nobody is blamed for noise; and parts that add up."""
 
+import contextlib
 import itertools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.simulated_steps import MS, USUAL, simulated
+from tfdist.monitor.recording.ring import Ring
 from tfdist.monitor.recording.rows import WIDTH, Column
 from tfdist.monitor.verdict.alerts import Kind, alerts
+from tfdist.monitor.verdict.gathering import recent
 from tfdist.monitor.verdict.judge import FEWEST, Bound, judge
 from tfdist.monitor.verdict.longer import what_is_longer
 from tfdist.monitor.verdict.stragglers import slow_workers
@@ -144,6 +148,17 @@ def test_a_chief_tells_which_of_its_workers_is_slow(workers: int) -> None:
     assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, 1, Part.COMPUTE)
     assert "worker 1 computes longer" in lines(verdict)[1]
     assert judge(timeline(of_workers(of_a_chief(0.0, workers)))).rank is None
+
+
+def test_an_alert_names_a_slow_worker_of_a_chief(tmp_path: Path) -> None:
+    for late, names in ((0.0, []), (6.0, [1])):
+        folder = tmp_path / str(late)
+        folder.mkdir()
+        with contextlib.closing(Ring(folder / "worker-0")) as ring:
+            ring.add(of_a_chief(late)[0])
+            found = recent(folder)
+        assert found is not None
+        assert [alert.worker for alert in alerts(found) if alert.kind is Kind.SLOW_WORKER] == names
 
 
 def telling(

@@ -83,14 +83,14 @@ class Outcome:
         number: the task's.
         result: what it returned.
         error: what it raised, instead.
-        seconds: how long the worker took.
+        ended: when the worker had it, on the monotonic clock, in seconds.
         worker: which worker it was.
     """
 
     number: int
     result: Any = None
     error: BaseException | None = None
-    seconds: float = 0.0
+    ended: float = 0.0
     worker: int = -1
 
 
@@ -280,7 +280,7 @@ class Scheduler:
 
     def _end(self, worker: _Worker, task: _Task, result: Any, error: BaseException | None, meaning: str) -> None:
         mine = worker.task is task  # else the task was given to another worker
-        seconds = time.monotonic() - worker.since
+        ended = time.monotonic()
         worker.task = None
         if mine and task.number in self._cancelled:
             self._cancelled.discard(task.number)
@@ -300,7 +300,7 @@ class Scheduler:
         else:
             worker.known.add(task.kind)
             if mine:
-                self._outcomes.append(Outcome(task.number, result, error, seconds, worker.index))
+                self._outcomes.append(Outcome(task.number, result, error, ended, worker.index))
             if worker.state is _State.BUSY:
                 worker.state = _State.READY
         self._changed.notify_all()

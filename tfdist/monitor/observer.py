@@ -71,7 +71,7 @@ class StepObserver:
         Args:
             step: of which it is a part.
             worker: its number.
-            nanoseconds: from when it was given the part until its result was there; 0 where others compute other
+            nanoseconds: from when all workers had their parts until its result was there; 0 where others compute other
                 batches meanwhile, and the step did not wait for it alone.
             passes: what it tells of its part; None where it tells nothing.
         """

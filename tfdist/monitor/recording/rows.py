@@ -40,8 +40,8 @@ class Column(IntEnum):
     WAIT = 16
     UPDATE = 17
     UNDIVIDED = 18
-    # a chief's, of each of its first workers: how long it took for its part and all that it was sent and has sent, and
-    # of that how long its forward and its backward pass; the loss of its examples, the bits of a float64
+    # a chief's, of each of its first workers: when its result was there, since all had their parts, and
+    # of that how long its forward and its backward pass took; the loss of its examples, the bits of a float64
     COMPUTED = 19
     FORWARDS = 19 + CHIEF_WORKERS
     BACKWARDS = 19 + 2 * CHIEF_WORKERS

@@ -35,4 +35,4 @@ def verdict_of(folder: Path) -> Verdict | None:
 def recent(folder: Path) -> Timeline | None:
     """Return the last steps of the workers of a start, None where none of them has recorded a step."""
     rows = {rank: found[-RECENT:] for rank, found in read_folder(folder).items()}
-    return timeline(rows) if rows else None
+    return timeline(of_workers(rows)) if rows else None

@@ -7,6 +7,7 @@ state that some number of whole steps has led to, and `iterations` is that numbe
 import functools
 import itertools
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ _WHOLE = (
     "tfdist: every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
     "max_staleness above 0 each has a batch of its own."
 )
+# stands for no time at all, which is that of a worker that has computed nothing
+_LEAST_SECONDS = 1e-9
 
 
 class Chief:
@@ -234,12 +237,14 @@ class _Steps:
         late = self._chief.backup_workers if self.training else 0
         needed = max(1, len(cut) - late)
         results: dict[int, remote.Result] = {}
+        handed_out = time.monotonic()  # who is late is seen by when its result is there: one is given its part first
         try:
             while len(results) < needed:
                 outcome = self._chief.outcome(tasks)
                 assert outcome is not None
                 result = results[tasks.index(outcome.number)] = _result(outcome)
-                step_clock().computed(outcome.worker, outcome.seconds, result.passes)
+                seconds = max(outcome.ended - handed_out, _LEAST_SECONDS)
+                step_clock().computed(outcome.worker, seconds, result.passes)
         finally:
             for task in tasks:
                 self._chief.scheduler.cancel(task)
