@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
@@ -71,6 +73,41 @@ def test_a_profile_counts_and_changes_nothing() -> None:
     assert not any(one.joins for one in found.layers)
     assert found.slot_bytes == 2 * (288 + 64 + 72)
     assert (len(found.whole_seconds), found.call_seconds > 0) == (2, True)
+
+
+@pytest.mark.parametrize(("step", "left"), [(0.0, 0.0), (100.0, 100.0)])
+def test_what_a_step_leaves_is_the_update_and_what_is_fixed(step: float, left: float) -> None:
+    batch = np.ones((12, 8), "float32"), np.ones((12, 2), "float32")
+    found = measure(small(), batch, in_fit=lambda batch, steps: step)
+    assert found.update_seconds + found.fixed_seconds == pytest.approx(left, abs=1.0)
+    assert min(found.update_seconds, found.fixed_seconds) >= 0
+    assert (found.update_seconds > 0) == (left > 0)
+
+
+class Copies(keras.layers.Layer):
+    """Returns what it is given, and knows whether somebody asked for a gradient of that."""
+
+    is_asked = False
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        @tf.custom_gradient
+        def copy(values: tf.Tensor) -> Any:
+            def backward(gradient: tf.Tensor) -> tf.Tensor:
+                self.is_asked = True
+                return gradient
+
+            return tf.identity(values), backward
+
+        return copy(inputs)
+
+
+def test_what_no_weight_depends_on_has_no_backward_pass_as_in_training() -> None:
+    copies = [Copies() for _ in range(3)]
+    dense = keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((8,)), copies[0], copies[1], dense, copies[2], keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    measure(model, (np.ones((4, 8), "float32"), np.ones((4, 2), "float32")))
+    assert [one.is_asked for one in copies] == [False, False, True]
 
 
 @pytest.mark.parametrize("each", [1, 3])

@@ -27,7 +27,7 @@ from tfdist.tune.probe import Request
 __all__ = ["beside", "measured", "measured_link", "profiled"]
 
 _FOREIGN = ("TF_CONFIG", "TFDIST_")  # the script is to find a process alone
-_SIZES = (4 << 10, 4 << 20)
+_SIZES = (4 << 10, 16 << 20)
 _LINK_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _SHOWN_LINES = 15

@@ -32,7 +32,7 @@ MODELS = ("dense", "convolutions", "residual", "transformer")
 PLANS = ("one device", "data 2", "pipeline 2")
 _ALONE, _DATA, _PIPELINE = PLANS
 _TWO = "two at once"  # processes that have nothing to do with each other but the machine
-_SIZES = (4 << 10, 4 << 20)
+_SIZES = (4 << 10, 16 << 20)
 _PROFILE = 6.0  # layers are measured for so many times as long as steps
 
 

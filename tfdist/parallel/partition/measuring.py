@@ -1,4 +1,4 @@
-"""The profile of a model, measured: each layer alone and the whole model, in turns, on the device that is here."""
+"""The profile of a model, measured on the device that is here: layers in turns, the whole in a row, as in `fit`."""
 
 import functools
 import inspect
@@ -23,7 +23,8 @@ from tfdist.parallel.partition.profile import LayerProfile, Profile
 __all__ = ["profile", "require_graph", "step_seconds"]
 
 _FEWEST, _MOST = 5, 30  # rounds
-_STEPS = 4  # of `fit`, and calls in a row beside them
+_STEPS = 4  # calls in a row, at least
+_BLOCK = 1 / 24  # of the time for layers, that calls in a row take at a time
 LOSS = "(loss)"
 
 
@@ -72,7 +73,7 @@ def profile(
         batch: of `fit`, over all devices: a tuple (x, y) or (x, y, sample_weight) of arrays, or x.
         batch_sizes: with which layers are measured as well; the whole batch always is.
         in_fit: trains so many steps with a batch, and returns the seconds of one; None: nothing is fixed in a step.
-        seconds: that layers are measured for, over and over, at least five times.
+        seconds: that layers are measured for, over and over, at least five times; the whole model about as long again.
         clock: returns seconds. Where TensorFlow has one thread of a processor, `time.process_time` has nothing of what
             other processes do meanwhile.
     Raises:
@@ -93,23 +94,25 @@ def profile(
         at = [_prepared(model, graph, _rows((x, y, weight), size)) for size in sizes]
         # all in turns, so that what else the machine does meanwhile is in all of them
         timed = [_nothing(), *(function for one in at for function in one.functions)]
-        (call_seconds, *medians), repeated = _medians(timed, seconds, clock)
+        call_seconds, *medians = _medians(timed, seconds, clock)
         found = iter(max(one - call_seconds, 0.0) for one in medians)
-        layers, wholes = zip(*[_profiled(graph, one, [next(found) for _ in one.functions]) for one in at], strict=True)
+        layers = [_profiled(graph, one, [next(found) for _ in one.functions]) for one in at]
+        fit = None if in_fit is None else functools.partial(in_fit, (x, y, weight))
+        wholes, beside = _in_rows([one.whole for one in at], fit, _BLOCK * seconds, clock)
         update, slots = _update(model, call_seconds, clock)
         adding = _adding_seconds(at[-1].whole()[1], clock)
         fixed = 0.0
-        if in_fit is not None:
-            whole = at[-1].functions[-1]
-            beside = [in_fit((x, y, weight), _STEPS) - _in_a_row(whole, _STEPS, clock) for _ in range(_FEWEST)]
-            fixed = max(statistics.median(beside) + call_seconds - update, 0.0)
+        if beside is not None:  # a step's update finds gradients in the caches, and may take less than one by itself
+            rest = max(beside + call_seconds, 0.0)
+            update = min(update, rest)
+            fixed = rest - update
         return Profile(
             model=model.name,
             batch=rows,
             batch_sizes=tuple(sizes),
             layers=tuple(_merged(of_sizes) for of_sizes in zip(*layers, strict=True)),
-            whole_seconds=tuple(wholes),
-            repeated_seconds=tuple(max(one - call_seconds, 0.0) for one in repeated),
+            whole_seconds=tuple(max(statistics.median(times) - call_seconds, 0.0) for times in wholes),
+            repeated_seconds=tuple(max(one - call_seconds, 0.0) for one in wholes[-1]),
             update_seconds=update,
             adding_seconds=max(adding - call_seconds, 0.0),
             fixed_seconds=fixed,
@@ -202,8 +205,8 @@ class _Prepared:
 
     @property
     def functions(self) -> list[Callable[[], Any]]:
-        """What is timed: each call's two, and the whole model."""
-        return [function for one in self.calls for function in (one.forward, one.both)] + [self.whole]
+        """What is timed in turns: each call's two."""
+        return [function for one in self.calls for function in (one.forward, one.both)]
 
 
 def _prepared(model: keras.Model, graph: graphs.Functional, data: Any) -> _Prepared:
@@ -212,34 +215,63 @@ def _prepared(model: keras.Model, graph: graphs.Functional, data: Any) -> _Prepa
     inputs = zip(graph.inputs, graphs.standardized(graph, x), strict=True)
     values = {id(tensor): value for tensor, value in inputs}
     measured: list[_Measured] = []
+    differentiated: set[int] = set()  # values that depend on weights; training takes no gradient of others
     for call in graphs.calls(graph):
         args, kwargs = call.arguments(values)
-        one, results = _measured(call.operation, args, kwargs)
+        one, results = _measured(call.operation, args, kwargs, differentiated)
         values.update({id(tensor): value for tensor, value in zip(call.makes, results, strict=True)})
+        taken = [id(values[id(tensor)]) for tensor in call.takes]
+        if getattr(call.operation, "trainable_variables", ()) or not differentiated.isdisjoint(taken):
+            differentiated.update(map(id, results))
         measured.append(one)
-    taken = [values[id(output)] for output in graph.outputs]
+    outputs = tuple(values[id(output)] for output in graph.outputs)
     y_pred = model(x, training=False)  # for its structure
-    measured.append(_measured(lambda *flat: _loss(model, x, y, flat, y_pred, weight), tuple(taken), {})[0])
+    measured.append(_measured(lambda *flat: _loss(model, x, y, flat, y_pred, weight), outputs, {}, differentiated)[0])
     return _Prepared(size=size, calls=measured, whole=_whole(model, x, y, weight))
 
 
-def _medians(
-    functions: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float]
-) -> tuple[list[float], tuple[float, ...]]:
-    """Return the median of each function's seconds, and all of the last one's."""
+def _medians(functions: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float]) -> list[float]:
+    """Return the median of each function's seconds."""
     for function in functions:
         function()  # the first call sets up
     first = sum(_seconds(function, clock) for function in functions)
     count = min(max(round(seconds / max(first, 1e-9)), _FEWEST), _MOST)
     rounds = [[_seconds(function, clock) for function in functions] for _ in range(count)]
-    columns = list(zip(*rounds, strict=True))
-    return [statistics.median(column) for column in columns], columns[-1]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
-def _profiled(
-    graph: graphs.Functional, prepared: _Prepared, seconds: Sequence[float]
-) -> tuple[list[LayerProfile], float]:
-    """Return the layers at one batch size, each with one time, and the seconds of the whole model."""
+def _in_rows(
+    wholes: Sequence[Callable[[], Any]],
+    fit: Callable[[int], float] | None,
+    seconds: float,
+    clock: Callable[[], float],
+) -> tuple[list[list[float]], float | None]:
+    """Return the seconds of each call of some functions, each called in a row, and by how much a step is longer.
+
+    What a function needs is in the caches when it has just run, as in training; in turns with others it is not.
+
+    Args:
+        wholes: the functions.
+        fit: trains so many steps, each of which does what the last function does, and returns the seconds of one.
+        seconds: that a row takes, about.
+        clock: returns seconds.
+    """
+    for whole in wholes:
+        whole()  # the first call sets up
+    counts = [min(max(round(seconds / max(_seconds(one, clock), 1e-9)), _STEPS), _MOST) for one in wholes]
+    found: list[list[float]] = [[] for _ in wholes]
+    beside: list[float] = []
+    for _ in range(_FEWEST):
+        rows = [_row(whole, count, clock) for whole, count in zip(wholes, counts, strict=True)]
+        for all_of_it, row in zip(found, rows, strict=True):
+            all_of_it += row
+        if fit is not None:
+            beside.append(fit(counts[-1]) - statistics.median(rows[-1]))
+    return found, statistics.median(beside) if beside else None
+
+
+def _profiled(graph: graphs.Functional, prepared: _Prepared, seconds: Sequence[float]) -> list[LayerProfile]:
+    """Return the layers at one batch size, each with one time."""
     calls, size = graphs.calls(graph), prepared.size
     makers = {id(tensor): place for place, call in enumerate(calls) for tensor in call.makes}
     seen: set[int] = set()
@@ -270,20 +302,28 @@ def _profiled(
             )
         )
         seen.add(id(layer))
-    return layers, seconds[-1]
+    return layers
 
 
 def _places(makers: dict[int, int], tensors: Iterable[Any]) -> tuple[int, ...]:
     return tuple(sorted({makers[id(one)] for one in tensors if id(one) in makers}))
 
 
-def _measured(operation: Any, args: Any, kwargs: Any) -> tuple[_Measured, list[Any]]:
-    """Return what is timed of one call, and what it returns."""
+def _measured(operation: Any, args: Any, kwargs: Any, differentiated: set[int]) -> tuple[_Measured, list[Any]]:
+    """Return what is timed of one call, and what it returns.
+
+    Args:
+        operation: what is called.
+        args: with what.
+        kwargs: the same, with names.
+        differentiated: the identities of tensors of which its backward pass takes the gradient, among others.
+    """
     if isinstance(operation, keras.layers.Layer) and "training" in inspect.signature(operation.call).parameters:
         kwargs = {**kwargs, "training": True}
     flat = keras.tree.flatten((args, kwargs))
     places = [place for place, one in enumerate(flat) if tf.is_tensor(one)]
     given = [flat[place] for place in places]
+    has_gradient = [one.dtype.is_floating and id(one) in differentiated for one in given]
     variables = [one.value for one in getattr(operation, "trainable_variables", ())]
     counted: dict[str, int] = {}
 
@@ -302,7 +342,7 @@ def _measured(operation: Any, args: Any, kwargs: Any) -> tuple[_Measured, list[A
     cotangents = [tf.ones_like(results[place]) for place in floats]
 
     def both(tensors: Sequence[Any], back: Sequence[Any]) -> Any:
-        watched = [one for one in tensors if one.dtype.is_floating]
+        watched = list(itertools.compress(tensors, has_gradient))
         with tf.GradientTape() as tape:
             tape.watch(watched)
             found = run(tensors)
@@ -311,12 +351,12 @@ def _measured(operation: Any, args: Any, kwargs: Any) -> tuple[_Measured, list[A
         counted["kept"] = _kept_bytes(tf.compat.v1.get_default_graph(), made, found)
         return found, [tf.convert_to_tensor(one) for one in gradients if one is not None]
 
-    differentiated = tf.function(both, autograph=False)
-    differentiated.get_concrete_function(given, cotangents)
+    backward = tf.function(both, autograph=False)
+    backward.get_concrete_function(given, cotangents)
     output = sum(_size(one) for one in results)
     return _Measured(
         forward=lambda: forward(*given),
-        both=lambda: differentiated(given, cotangents),
+        both=lambda: backward(given, cotangents),
         output_bytes=output,
         gradient_bytes=sum(_size(results[place]) for place in floats),
         kept_bytes=max(counted["kept"], output),
@@ -409,8 +449,13 @@ def _seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
 
 
 def _in_a_row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
-    """Return the median seconds of a function that is called in a row, as a step is; the first call is not counted."""
-    return statistics.median([_seconds(function, clock) for _ in range(count + 1)][1:])
+    """Return the median seconds of a function that is called in a row."""
+    return statistics.median(_row(function, count, clock))
+
+
+def _row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> list[float]:
+    """Return the seconds of each of so many calls in a row, as steps are; one before them is not counted."""
+    return [_seconds(function, clock) for _ in range(count + 1)][1:]
 
 
 def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:

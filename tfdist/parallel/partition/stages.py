@@ -115,11 +115,16 @@ class Setting:
     def _seconds(self) -> list[tuple[float, float]]:
         return self.profile.seconds(self.microbatch)
 
+    @property
+    def _alone(self) -> Profile:
+        """What a process takes while those of the other stages wait for it, as far as that is known."""
+        alone = self.profile.alone if self.parts == 1 and self.replicas in (None, 1) else None
+        return alone or self.profile
+
     @cached_property
     def _of_first(self) -> list[float]:
-        """The sums of what layers take of the first micro-batch, while the processes of other stages wait."""
-        alone = self.profile.alone if self.parts == 1 and self.replicas in (None, 1) else None
-        return _sums([sum(pair) for pair in (alone or self.profile).seconds(self.microbatch)])
+        """The sums of what layers take of the first micro-batch, for which the others wait."""
+        return _sums([sum(pair) for pair in self._alone.seconds(self.microbatch)])
 
     @cached_property
     def _lying(self) -> dict[Stage, tuple[tuple[bool, ...], float]]:
@@ -229,6 +234,14 @@ class Setting:
         layers = self.profile.layers[stage.begin : stage.end]
         first = next((one.parameter_bytes for one in layers if one.parameter_bytes), 0)  # ready when nothing is left
         return max(needed - backward, self.link.all_reduce_seconds(first, stage.devices))
+
+    def fixed_seconds(self, stages: int) -> float:
+        """Return what is fixed in a step with so many stages.
+
+        Where gradients are added up it is what tfdist's step has. A pipeline's has no more than Keras' own, which is
+        measured alone.
+        """
+        return (self.profile if stages == 1 else self._alone).fixed_seconds
 
     def update_seconds(self, stage: Stage) -> float:
         """Return the seconds of the optimizer on a device of a stage."""

@@ -129,7 +129,7 @@ def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:
         compute, update, bubble = setting.microbatches * each[slow], turns * setting.update_seconds(stages[slow]), 0.0
         reduces = found[slow].pace == setting.reduction_seconds(stages[slow])
         reduction = max(total - compute - update, 0.0) if reduces else 0.0
-    fixed = setting.profile.fixed_seconds
+    fixed = setting.fixed_seconds(len(stages))
     behind = [sum(one.devices for one in stages[place:]) for place in range(len(stages))]
     return Prediction(
         seconds=total + fixed,
