@@ -16,6 +16,8 @@ from tfdist.parallel.partition.devices import DeviceKind
 from tfdist.parallel.partition.link import Link
 from tfdist.parallel.partition.planning import plans
 from tfdist.parallel.partition.profile import LayerProfile, Profile, beside_each_other, read
+from tfdist.parallel.partition.stages import Setting, Stage
+from tfdist.parallel.partition.step_time import predict
 
 
 def profile() -> Profile:
@@ -62,6 +64,19 @@ def test_of_several_at_once_the_slowest_is_kept_beside_one_alone(tmp_path: Path)
     assert steps["one device"] == pytest.approx(0.048)
     assert steps["data 2"] == pytest.approx(0.04, abs=1e-5)  # of 16 examples, as fast as the slowest of several
     assert json.loads(report.to_json())["measured_at_once"] == 3
+
+
+def test_a_pipelines_step_has_what_is_fixed_in_one_process_alone() -> None:
+    alone = dataclasses.replace(profile(), fixed_seconds=0.1)
+    given = {
+        "profile": dataclasses.replace(profile(), fixed_seconds=0.5, processes=2, alone=alone),
+        "link": Link(latency_seconds=0.0, bytes_per_second=1e12),
+        "kinds": (DeviceKind(count=4),),
+    }
+    whole, halves = [Stage(begin=0, end=4, devices=2)], [Stage(begin=0, end=2), Stage(begin=2, end=4)]
+    doubled = [dataclasses.replace(one, devices=2) for one in halves]
+    plans = [(1, halves), (2, whole), (2, doubled)]
+    assert [predict(Setting(**given, replicas=n), stages).fixed for n, stages in plans] == [0.1, 0.5, 0.5]
 
 
 @given(batch=st.floats(0.25, 1e4))

@@ -33,7 +33,7 @@ PLANS = ("one device", "data 2", "pipeline 2")
 _ALONE, _DATA, _PIPELINE = PLANS
 _TWO = "two at once"  # processes that have nothing to do with each other but the machine
 _SIZES = (4 << 10, 16 << 20)
-_PROFILE = 6.0  # layers are measured for so many times as long as steps
+_PROFILE = 3.0  # layers are measured for so many times as long as steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Setup:
     models: Sequence[str] = MODELS
     microbatches: int = 4
     steps: int = 8
-    seconds: float = 1.0
+    seconds: float = 2.0
     rounds: int = 5
 
     def __post_init__(self) -> None:

@@ -41,10 +41,10 @@ _WIDTH_IN_FILES = 120
 @click.option(
     "--seconds",
     type=click.FloatRange(0),
-    default=1.0,
+    default=2.0,
     show_default=True,
     metavar="X",
-    help="Seconds per measurement, at least, and as long before it; six times as long for layers.",
+    help="Seconds per measurement, at least, and as long before it; three times as long for layers.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measurements each.")
 @json_option
