@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,8 @@ OF_ITS_WORKERS = ("forward", "backward", "steal", *LINKS)
 # whose length depends on the machine: what is asked for is a guess until it was measured, so many times
 CALIBRATIONS = 8
 NEAR = 0.15  # of what is asked for: near enough
-LEAST, AGAIN = 0.6, 2  # of what is asked for; else a case is run again, so often
+LEAST, TRIES = 0.6, 3  # of what is asked for; else a case is run again, so often
+SMALLEST = 0.1
 MEASURED = ("forward", "backward", "update")
 CAUSES = ("none", *PARTS, *LINKS)
 RATE = 1e9  # bits per second of a link
@@ -235,16 +236,20 @@ class Pair:
         found = read_folder(self.folder)
         return {rank: rows[rows[:, Column.SEQUENCE] > before.get(rank, 0)][WARM:] for rank, rows in found.items()}
 
-    def case(self, one: Case) -> dict[int, np.ndarray]:
-        """Run a case, again if steps were not longer by what was asked for: a machine is not always as fast."""
-        rows = self.recorded(one.cause, one.worker, one.share)
-        for _ in range(AGAIN if (one.cause, one.share) in self._scales else 0):
+    def case(self, one: Case) -> tuple[Case, dict[int, np.ndarray]]:
+        """Run a case, again if steps were not longer by what was asked for: a machine is not always as fast.
+
+        If they never were, it is returned as a case of the smallest share.
+        """
+        if (one.cause, one.share) not in self._scales:
+            return one, self.recorded(one.cause, one.worker, one.share)
+        for _ in range(TRIES):
+            rows = self.recorded(one.cause, one.worker, one.share)
             made = self.length(rows) / self.length(self.recorded("none", 0, 0.0)) - 1
             print(f"  {self.strategy:12} {one.cause:9} {one.worker} {one.share:4.0%} is {made:4.0%}", flush=True)
             if made > LEAST * one.share:
-                break
-            rows = self.recorded(one.cause, one.worker, one.share)
-        return rows
+                return one, rows
+        return replace(one, share=min(one.share, SMALLEST)), rows
 
     @contextlib.contextmanager
     def _changed(self, cause: str, worker: int, seconds: float) -> Iterator[None]:
@@ -398,9 +403,9 @@ def run(options: argparse.Namespace) -> None:
                 break
             pair = pairs[case.strategy, case.is_linked]
             with _alone(pair, pairs):
-                rows = pair.case(case)
-            results.add(case, rows)
-            kept.append((case, rows))
+                made, rows = pair.case(case)
+            results.add(made, rows)
+            kept.append((made, rows))
             if options.keep:
                 keep(options.keep, kept)
     results.show()
