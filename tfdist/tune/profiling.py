@@ -20,14 +20,13 @@ from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
 from tfdist.launch.pool.environment import worker_environments
 from tfdist.launch.pool.pool import WorkerPool
 from tfdist.launch.process.shared_memory import observe_gpus
-from tfdist.parallel.partition.link import Link
+from tfdist.parallel.partition.link import MEASURED_BYTES, Link
 from tfdist.parallel.partition.profile import Profile, beside_each_other, read
 from tfdist.tune.probe import Request
 
 __all__ = ["beside", "measured", "measured_link", "profiled"]
 
 _FOREIGN = ("TF_CONFIG", "TFDIST_")  # the script is to find a process alone
-_SIZES = (4 << 10, 16 << 20)
 _LINK_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _SHOWN_LINES = 15
@@ -267,12 +266,12 @@ def measured_link() -> Link:
 
     with WorkerPool(environments) as pool:
         target = "tfdist.tune.profiling:all_reduce_seconds"
-        replies = pool.call(target, {"sizes": list(_SIZES)}, timeout_seconds=_LINK_SECONDS)
+        replies = pool.call(target, {"sizes": list(MEASURED_BYTES)}, timeout_seconds=_LINK_SECONDS)
     if any(reply.status != "returned" for reply in replies):
         told = next(reply for reply in replies if reply.status != "returned")
         raise TfdistError(f"the line between two processes was not measured: {told.message}. Give it: --link 10gbit")
     few, many = replies[0].value
-    return Link.of_all_reduces((_SIZES[0], few), (_SIZES[1], many))
+    return Link.of_all_reduces((MEASURED_BYTES[0], few), (MEASURED_BYTES[1], many))
 
 
 def all_reduce_seconds(sizes: Sequence[int]) -> list[float]:

@@ -20,7 +20,7 @@ from tfdist.bench.workers import lanes
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, ratio
 from tfdist.parallel.partition.devices import DeviceKind
-from tfdist.parallel.partition.link import Link
+from tfdist.parallel.partition.link import MEASURED_BYTES, Link
 from tfdist.parallel.partition.profile import Profile, beside_each_other
 from tfdist.parallel.partition.search import best_stages
 from tfdist.parallel.partition.stages import Setting, Stage
@@ -32,7 +32,6 @@ MODELS = ("dense", "convolutions", "residual", "transformer")
 PLANS = ("one device", "data 2", "pipeline 2")
 _ALONE, _DATA, _PIPELINE = PLANS
 _TWO = "two at once"  # processes that have nothing to do with each other but the machine
-_SIZES = (4 << 10, 16 << 20)
 _PROFILE = 3.0  # layers are measured for so many times as long as steps
 
 
@@ -213,8 +212,8 @@ def _rows(
 
     def measured(number: int) -> tuple[Profile, Link]:
         on_round(f"{model}, profile", number)
-        few, many = (max(pair) for pair in zip(*call(_DATA, "line", sizes=_SIZES), strict=True))
-        links.append(Link.of_all_reduces((_SIZES[0], few), (_SIZES[1], many)))
+        few, many = (max(pair) for pair in zip(*call(_DATA, "line", sizes=MEASURED_BYTES), strict=True))
+        links.append(Link.of_all_reduces((MEASURED_BYTES[0], few), (MEASURED_BYTES[1], many)))
         found = {
             plan: [
                 Profile.from_json(text)

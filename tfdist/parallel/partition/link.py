@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from tfdist import validation
 from tfdist.errors import ConfigError
 
-__all__ = ["Link"]
+__all__ = ["MEASURED_BYTES", "Link"]
+
+#: of the two all_reduces by which a line is known: latency, and a rate that caches do not make
+MEASURED_BYTES = (4 << 10, 16 << 20)
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 

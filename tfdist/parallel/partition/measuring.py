@@ -235,7 +235,7 @@ def _medians(functions: Sequence[Callable[[], Any]], seconds: float, clock: Call
     for function in functions:
         function()  # the first call sets up
     first = sum(_seconds(function, clock) for function in functions)
-    count = min(max(round(seconds / max(first, 1e-9)), _FEWEST), _MOST)
+    count = _times(seconds, first, _FEWEST)
     rounds = [[_seconds(function, clock) for function in functions] for _ in range(count)]
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
@@ -258,7 +258,7 @@ def _in_rows(
     """
     for whole in wholes:
         whole()  # the first call sets up
-    counts = [min(max(round(seconds / max(_seconds(one, clock), 1e-9)), _STEPS), _MOST) for one in wholes]
+    counts = [_times(seconds, _seconds(one, clock), _STEPS) for one in wholes]
     found: list[list[float]] = [[] for _ in wholes]
     beside: list[float] = []
     for _ in range(_FEWEST):
@@ -268,6 +268,11 @@ def _in_rows(
         if fit is not None:
             beside.append(fit(counts[-1]) - statistics.median(rows[-1]))
     return found, statistics.median(beside) if beside else None
+
+
+def _times(seconds: float, each: float, fewest: int) -> int:
+    """Return how often something is measured that takes so long each time, to fill some seconds."""
+    return min(max(round(seconds / max(each, 1e-9)), fewest), _MOST)
 
 
 def _profiled(graph: graphs.Functional, prepared: _Prepared, seconds: Sequence[float]) -> list[LayerProfile]:
