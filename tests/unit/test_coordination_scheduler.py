@@ -105,6 +105,20 @@ def lost_once(calls: list[int]) -> Callable[[int], str]:
     return compute
 
 
+def test_the_end_of_a_task_is_when_its_worker_had_it_and_not_when_it_was_asked_for(
+    make: Callable[..., Scheduler],
+) -> None:
+    scheduler, second = make(1), threading.Event()
+    began = time.monotonic()
+    number = scheduler.submit(lambda worker: time.monotonic())
+    scheduler.submit(lambda worker: second.set())  # begins when the first one has ended
+    assert second.wait(DEADLINE_SECONDS)
+    asked = time.monotonic()
+    outcome = scheduler.next_outcome([number])
+    assert outcome is not None
+    assert began <= outcome.result <= outcome.ended <= asked
+
+
 def test_a_worker_that_goes_loses_its_task_to_another(make: Callable[..., Scheduler], fake: Fake) -> None:
     scheduler = make(2)
     calls: list[int] = []
