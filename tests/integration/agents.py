@@ -61,7 +61,7 @@ def agent(*arguments: object, shared: Path, **options: object) -> Iterator["subp
             process.kill()
         # what it started may outlive it after a failure, and hold its output open
         process.communicate(timeout=60)
-    wait_until(lambda: not list((shared.parent / "tmp").iterdir()), "temporary files are left")
+    no_file_is_left(shared.parent / "tmp")
 
 
 @contextmanager
@@ -69,7 +69,15 @@ def forked_agent(forking: Forks, *arguments: object, shared: Path, env: Mapping[
     """Run the agent as `agent` does, in a fork whose workers are forks as well."""
     with forking.start("tfdist", "run", *map(str, arguments), **env) as process:
         yield process
-    wait_until(lambda: not list((shared.parent / "tmp").iterdir()), "temporary files are left")
+    no_file_is_left(shared.parent / "tmp")
+
+
+def no_file_is_left(folder: Path) -> None:
+    """Wait until a folder is empty: what is killed is cleared up behind the job."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while left := sorted(path.name for path in folder.rglob("*")):
+        assert time.monotonic() < deadline, f"temporary files are left: {left}"
+        time.sleep(0.01)
 
 
 def finished(*arguments: object, shared: Path, **options: object) -> tuple[int, str, str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from tests.integration.forks import HELD, KERNEL, OPTIMIZED, SERVER, Fork, Forks, Jobs
+from tests.integration.forks import HELD, KERNEL, OPTIMIZED, SERVER, Fork, Forks, Jobs, wait_for
 from tests.integration.light import python_path
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.pool import worker
@@ -110,6 +110,7 @@ def with_workers_in_forks(server: ForkServer) -> Iterator[None]:
 
         def __init__(self, *given: object) -> None:
             super().__init__(*given)  # type: ignore[arg-type]
+            wait_for(server)  # a worker that is started anew, since it is not ready yet, is no fork
             self._server, self._tried = server, True
             self._watch()
 

@@ -175,6 +175,19 @@ def test_without_the_process_there_is_an_error_and_the_workers_stay(server: Fork
     assert (result.si_code, result.si_status) == (os.CLD_EXITED, 5)
 
 
+def test_it_is_ready_for_the_next_once_it_has_answered_and_asking_waits_for_nothing(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPLY_SECONDS", 100_000.0)
+    argv = command(saved(tmp_path, ""))
+    for _ in range(10):
+        worker = server.spawn(argv, {}, stdin=0, stdout=1, stderr=2)
+        assert server.is_ready
+        os.waitpid(worker, 0)
+    server.channel.recv(1)  # its word
+    assert not server.is_ready
+
+
 def test_a_process_that_cannot_be_forked_is_an_error_each_time(server: ForkServer, tmp_path: Path) -> None:
     import resource
 

@@ -251,9 +251,12 @@ def test_a_killed_agent_leaves_nothing(script, shared):  # type: ignore[no-untyp
 
 
 GENERATES = """
-import tempfile
+import importlib.util, tempfile
 with tempfile.NamedTemporaryFile(prefix="__autograph_generated_file", suffix=".py", delete=False) as file:
-    file.write(b"x")
+    file.write(b"x = 1")
+spec = importlib.util.spec_from_file_location("generated", file.name)
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+assert pathlib.Path(importlib.util.cache_from_source(file.name)).exists()
 """
 
 
@@ -264,7 +267,7 @@ def test_files_that_autograph_has_made_go_with_a_worker_that_is_killed(script, s
         assert code == 0, err
         made = [told(shared, f"made {start} {worker}") for start in range(2) for worker in range(2)]
         assert len({os.path.dirname(one) for one in made} | {str(shared.parent / "tmp")}) == 1
-        assert not any(map(os.path.exists, made))
+        assert not any(map(os.path.exists, made))  # nor the folder of what was compiled of them: `job` sees to it
 
 
 def test_what_is_left_when_all_are_killed_at_once_goes_at_the_next_start(script, shared):  # type: ignore[no-untyped-def]

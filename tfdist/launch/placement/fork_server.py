@@ -112,7 +112,8 @@ class ForkServer:
     def is_ready(self) -> bool:
         """Whether it has imported everything, and has not ended; asking costs microseconds."""
         try:  # its word that it waits for a request is left where it is
-            return bool(self.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) and self.process.poll() is None
+            self.channel.settimeout(0.0)  # MSG_DONTWAIT would not do: Python waits for as long as the timeout is before
+            return bool(self.channel.recv(1, socket.MSG_PEEK)) and self.process.poll() is None
         except OSError:
             return False
 

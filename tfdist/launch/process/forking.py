@@ -76,9 +76,9 @@ def serve(agent: socket.socket) -> socket.socket:
     Args:
         agent: where the requests come from, each with a descriptor of a channel.
     """
+    with contextlib.suppress(OSError):
+        agent.sendall(READY)
     while True:
-        with contextlib.suppress(OSError):
-            agent.sendall(READY)
         channels: list[int] = []
         with contextlib.suppress(OSError):
             _, channels, _, _ = socket.recv_fds(agent, 1, 1)
@@ -101,7 +101,7 @@ def serve(agent: socket.socket) -> socket.socket:
             with contextlib.suppress(OSError):
                 here.sendall(READY)  # before the agent knows of it: what the agent has been given needs nobody here
             with contextlib.suppress(OSError):
-                agent.sendall(NUMBER.pack(answer))
+                agent.sendall(NUMBER.pack(answer) + READY)  # at once: who has the answer finds this process ready
 
 
 def receive(channel: socket.socket) -> tuple[Any, list[int]]:

@@ -96,16 +96,22 @@ def remove(path: str) -> None:
 
 
 def remove_listed(listing: str) -> None:
-    """Remove the files that a worker has written down as AutoGraph's, and the list; see `worker`."""
+    """Remove the files that a worker has written down as AutoGraph's, and the list; see `worker`.
+
+    So is the folder of their compiled forms, once it is empty.
+    """
     import importlib.util
     import os
 
     with contextlib.suppress(OSError), open(listing, "rb") as file:
         for path in map(os.fsdecode, file.read().split(b"\0")):
             if os.path.basename(path).startswith(GENERATED):
-                for one in (path, importlib.util.cache_from_source(path)):
+                compiled = importlib.util.cache_from_source(path)
+                for one in (path, compiled):
                     with contextlib.suppress(OSError):
                         os.unlink(one)
+                with contextlib.suppress(OSError):  # others are in it
+                    os.rmdir(os.path.dirname(compiled))
     with contextlib.suppress(OSError):
         os.unlink(listing)
 
