@@ -22,8 +22,9 @@ FIRST_BYTES = 1 << 20
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20
 # what is measured for "auto": the sizes of two all_reduces
 _FEW_BYTES, _MANY_BYTES = 4 << 10, 4 << 20
-# an all_reduce is repeated for so long, and so often at least and at most: the first dozen takes several times as long
-_SECONDS, _FEWEST, _MOST = 0.25, 10, 60
+# an all_reduce is repeated for so long, and so often at least: the first dozen takes several times as long
+_SECONDS, _FEWEST = 0.25, 10
+_MOST_PER_SECOND = 240
 # of the time that a bucket takes, the part that is latency
 _LATENCY_PART = 0.1
 _log = logging.getLogger(__name__)
@@ -134,12 +135,13 @@ def suitable_bytes(latency_seconds: float, bytes_per_second: float) -> int:
     return min(max(1 << round(math.log2(max(size, 1.0))), _SMALLEST), _LARGEST)
 
 
-def measured_seconds(collective: Collective, size: int) -> float:
+def measured_seconds(collective: Collective, size: int, *, seconds: float = _SECONDS) -> float:
     """Return the median of the seconds that an all_reduce takes when it has been repeated for a while.
 
     Args:
         collective: of several members, all of which call it.
         size: in bytes.
+        seconds: that it is repeated for, the same on all of them; small ones for less.
     """
     ones = tf.ones([size // 4])
 
@@ -152,5 +154,5 @@ def measured_seconds(collective: Collective, size: int) -> float:
     mine = min(taken() for _ in range(3))
     # all repeat it equally often
     (slowest,) = collective.all_reduce([tf.constant(mine)], key=keys.EAGER, op="max")
-    count = min(max(int(_SECONDS / float(slowest)), _FEWEST), _MOST)
+    count = max(int(seconds * min(1 / float(slowest), _MOST_PER_SECOND)), _FEWEST)
     return statistics.median([taken() for _ in range(count)][count // 2 :])

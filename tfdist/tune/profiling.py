@@ -20,7 +20,7 @@ from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
 from tfdist.launch.pool.environment import worker_environments
 from tfdist.launch.pool.pool import WorkerPool
 from tfdist.launch.process.shared_memory import observe_gpus
-from tfdist.parallel.partition.link import MEASURED_BYTES, Link
+from tfdist.parallel.partition.link import MEASURED_BYTES, MEASURED_SECONDS, Link
 from tfdist.parallel.partition.profile import Profile, beside_each_other, read
 from tfdist.tune.probe import Request
 
@@ -266,7 +266,9 @@ def measured_link() -> Link:
 
     with WorkerPool(environments) as pool:
         target = "tfdist.tune.profiling:all_reduce_seconds"
-        replies = pool.call(target, {"sizes": list(MEASURED_BYTES)}, timeout_seconds=_LINK_SECONDS)
+        replies = pool.call(
+            target, {"sizes": list(MEASURED_BYTES), "seconds": MEASURED_SECONDS}, timeout_seconds=_LINK_SECONDS
+        )
     if any(reply.status != "returned" for reply in replies):
         told = next(reply for reply in replies if reply.status != "returned")
         raise TfdistError(f"the line between two processes was not measured: {told.message}. Give it: --link 10gbit")
@@ -274,10 +276,16 @@ def measured_link() -> Link:
     return Link.of_all_reduces((MEASURED_BYTES[0], few), (MEASURED_BYTES[1], many))
 
 
-def all_reduce_seconds(sizes: Sequence[int]) -> list[float]:
-    """Return the seconds of an all_reduce of so many bytes, for each; called by all workers of a job."""
+def all_reduce_seconds(sizes: Sequence[int], seconds: float) -> list[float]:
+    """Return the seconds of an all_reduce of so many bytes, for each; called by all workers of a job.
+
+    Args:
+        sizes: of each.
+        seconds: that each is repeated for.
+    """
     from tfdist import strategies
     from tfdist.collectives import buckets
 
     strategy: Any = strategies.from_environment()
-    return [buckets.measured_seconds(strategy.workers.collective, size) for size in sizes]
+    collective = strategy.workers.collective
+    return [buckets.measured_seconds(collective, size, seconds=seconds) for size in sizes]

@@ -41,10 +41,10 @@ def measured_profile(name: str, divisors: Sequence[int], in_scope: bool, seconds
     return profile(model, (x, y), batch_sizes=sizes, in_fit=in_fit, seconds=seconds).to_json()
 
 
-def line(sizes: Sequence[int]) -> list[float]:
-    """Return the seconds of an all_reduce of so many bytes, for each size."""
+def line(sizes: Sequence[int], seconds: float) -> list[float]:
+    """Return the seconds of an all_reduce of so many bytes, for each size, repeated for so long."""
     collective = tfdist.strategies.from_environment().workers.collective
-    return [buckets.measured_seconds(collective, size) for size in sizes]
+    return [buckets.measured_seconds(collective, size, seconds=seconds) for size in sizes]
 
 
 def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: int) -> None:

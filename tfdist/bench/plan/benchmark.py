@@ -51,7 +51,7 @@ class Setup:
     microbatches: int = 4
     steps: int = 8
     seconds: float = 2.0
-    rounds: int = 5
+    rounds: int = 8
 
     def __post_init__(self) -> None:
         for name in self.models:
@@ -212,7 +212,8 @@ def _rows(
 
     def measured(number: int) -> tuple[Profile, Link]:
         on_round(f"{model}, profile", number)
-        few, many = (max(pair) for pair in zip(*call(_DATA, "line", sizes=MEASURED_BYTES), strict=True))
+        times = call(_DATA, "line", sizes=MEASURED_BYTES, seconds=setup.seconds)
+        few, many = (max(pair) for pair in zip(*times, strict=True))
         links.append(Link.of_all_reduces((MEASURED_BYTES[0], few), (MEASURED_BYTES[1], many)))
         found = {
             plan: [

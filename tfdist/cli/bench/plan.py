@@ -23,7 +23,7 @@ _WIDTH_IN_FILES = 120
     "plan",
     cls=Command,
     examples={
-        "tfdist bench plan": "four models, three plans each: minutes",
+        "tfdist bench plan": "four models, three plans: half an hour",
         "tfdist bench plan --model dense --model transformer": "two of them",
         "tfdist bench plan --model dense --rounds 1 --seconds 0.2": "a glance",
     },
@@ -46,7 +46,7 @@ _WIDTH_IN_FILES = 120
     metavar="X",
     help="Seconds per measurement, at least, and as long before it; three times as long for layers.",
 )
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measurements each.")
+@click.option("--rounds", type=click.IntRange(1), default=8, show_default=True, help="Measurements each.")
 @json_option
 def command(json_path: str | None, models: tuple[str, ...], **options: Any) -> None:
     """What `tfdist parallel plan` predicts of steps, beside steps of `fit` on one and two processes.

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from tfdist import validation
 from tfdist.errors import ConfigError
 
-__all__ = ["MEASURED_BYTES", "Link"]
+__all__ = ["MEASURED_BYTES", "MEASURED_SECONDS", "Link"]
 
 #: of the two all_reduces by which a line is known: latency, and a rate that caches do not make
 MEASURED_BYTES = (4 << 10, 16 << 20)
+#: that they are repeated for: what other programs leave of the memory's rate is another in the next quarter of a second
+MEASURED_SECONDS = 2.0
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
