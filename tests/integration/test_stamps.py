@@ -160,7 +160,7 @@ def measured(rows: Rows, gradients: Sequence[Any], scale: float | None = None) -
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("count", [1, 33, 300_000])  # the last one in threads
-def test_the_norm_is_measured_in_one_step_of_twenty(rows: Rows, dtype: str, count: int) -> None:
+def test_the_norm_is_measured_in_one_step_of_so_many(rows: Rows, dtype: str, count: int) -> None:
     random = np.random.default_rng(count)
     gradients = [tf.cast(random.normal(0, 3, size), dtype) for size in ([count], [2, 5])]
     numbers = np.concatenate([np.ravel(one.numpy().astype(np.float64)) for one in gradients])

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from tests.simulated_steps import USUAL, simulated
-from tfdist.monitor.recording.rows import LEAST_NORM, Column
+from tfdist.monitor.recording.rows import LEAST_NORM, NORM_EVERY, Column
 from tfdist.monitor.verdict.alarm import AGAIN_SECONDS, Alarm, Looks
-from tfdist.monitor.verdict.alerts import LOOKS, SLOW_SECONDS, Alert, Kind, alerts, grows
+from tfdist.monitor.verdict.alerts import LOOKS, NORMS, NORMS_BEFORE, SLOW_SECONDS, Alert, Kind, alerts, grows
+from tfdist.monitor.verdict.gathering import RECENT
 from tfdist.monitor.verdict.stragglers import SLOW_STEPS
 from tfdist.monitor.verdict.timeline import OF_STEPS, Timeline, timeline
 
@@ -113,7 +114,7 @@ def with_norms(*norms: float, workers: int = 2, every: int = 10) -> Timeline:
     return timeline(rows)
 
 
-USUAL_NORMS = [1.0, 2.0] * 10
+USUAL_NORMS = [1.0, 2.0] * (NORMS_BEFORE // 2)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,10 @@ def test_norms_of_the_gradient(norms: tuple[float, ...], kind: Kind | None) -> N
     assert kinds(alerts(found)) == expected
     found.gradient_norm[:, 0] = 1.0
     assert kinds(alerts(found)) == ([] if kind is None else [(kind, 1)]), "a part of the gradient is one worker's"
+
+
+def test_as_many_norms_as_are_compared_are_in_what_is_looked_at() -> None:
+    assert (NORMS_BEFORE + NORMS) * NORM_EVERY <= RECENT
 
 
 def test_norms_of_another_model_are_nothing_to_compare_with() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,36 @@ _FLUSH_NS = int(FLUSH_SECONDS * 1e9)
 ReadStamps = Callable[[], tuple[int, Any]]
 
 
+@dataclass(slots=True)
+class _Step:
+    """What the host knows of a step: in the thread that steps it is kept as it comes, since each word costs there."""
+
+    number: int
+    kind: Kind
+    begin: int
+    is_first: bool
+    saving: int
+    agreed: int = 0
+    end: int = 0
+    spent: Mapping[Phase, int] | None = None  # once it has ended
+    computed: tuple[tuple[int, int, Passes | None], ...] = ()  # of a chief's workers
+
+    def row(self) -> list[int]:
+        """Return its words, those of the graph left out."""
+        row = [0] * _FIRST
+        row[_STEP], row[_KIND], row[_BEGIN], row[_END] = self.number, KINDS.index(self.kind), self.begin, self.end
+        row[_IS_FIRST], row[_SAVING], row[_AGREED] = self.is_first, self.saving, self.agreed
+        for phase, nanoseconds in (self.spent or {}).items():
+            row[COLUMN_OF[phase]] = nanoseconds
+        for worker, nanoseconds, passes in self.computed:
+            row[_COMPUTED + worker] += nanoseconds
+            if passes is not None:
+                row[_FORWARDS + worker] += round(1e9 * passes.forward)
+                row[_BACKWARDS + worker] += round(1e9 * passes.backward)
+                row[_LOSSES + worker] = int(np.float64(passes.loss).view(np.int64))
+        return row
+
+
 class Recorder(StepObserver):
     """Records the steps of this process.
 
@@ -75,12 +106,12 @@ class Recorder(StepObserver):
         self._stamps: ReadStamps | None = None
         self._seen = 0  # rows of stamps
         self._left = np.zeros([0, len(STAMPS)], np.int64)  # stamps of a step that has not ended
-        self._steps: deque[list[int]] = deque()
+        self._steps: deque[_Step] = deque()
         self._writing = threading.Lock()
         self._is_due = threading.Event()
         self._writer: threading.Thread | None = None
         self._closed = False
-        self._open: dict[int, list[int]] = {}  # by the number of the step; threads have one each
+        self._open: dict[int, _Step] = {}  # by the number of the step; threads have one each
         self._number = -1
         self._is_first = True
         # between two steps: how long checkpoints were written, and when workers agreed on something and how long
@@ -111,15 +142,12 @@ class Recorder(StepObserver):
     # What is told of steps
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
-        """Begin a row."""
-        row = [0] * _FIRST
-        row[_STEP], row[_KIND], row[_BEGIN] = step, KINDS.index(kind), now
-        row[_IS_FIRST] = self._is_first or step != self._number + 1
-        row[_SAVING], self._saving = self._saving, 0
+        """Keep when it began, and what came before it."""
+        begun = _Step(step, kind, now, self._is_first or step != self._number + 1, self._saving)
         if self._agreed:
-            row[_AGREED] = sum(nanoseconds for _, nanoseconds in self._agreed)
+            begun.agreed = sum(nanoseconds for _, nanoseconds in self._agreed)
             self._agreed.clear()
-        self._open[step], self._number, self._is_first = row, step, False
+        self._open[step], self._number, self._is_first, self._saving = begun, step, False, 0
 
     def on_outside(self, phase: Phase, begin: int, end: int) -> None:
         """Note how long workers agreed on something between two steps."""
@@ -128,24 +156,17 @@ class Recorder(StepObserver):
 
     def on_computed(self, step: int, worker: int, nanoseconds: int, passes: Passes | None) -> None:
         """Add up how long a chief's worker took, and keep the loss of its last part."""
-        row = self._open.get(step)
-        if row is None or not 0 <= worker < CHIEF_WORKERS:
-            return
-        row[_COMPUTED + worker] += nanoseconds
-        if passes is not None:
-            row[_FORWARDS + worker] += round(1e9 * passes.forward)
-            row[_BACKWARDS + worker] += round(1e9 * passes.backward)
-            row[_LOSSES + worker] = int(np.float64(passes.loss).view(np.int64))
+        begun = self._open.get(step)
+        if begun is not None and 0 <= worker < CHIEF_WORKERS:
+            begun.computed = (*begun.computed, (worker, nanoseconds, passes))
 
     def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
-        """Keep the row."""
-        row = self._open.pop(step, None)
-        if row is None:
+        """Keep how long its phases took, and when it ended."""
+        begun = self._open.pop(step, None)
+        if begun is None:
             return
-        for phase, nanoseconds in spent.items():
-            row[COLUMN_OF[phase]] = nanoseconds
-        row[_END] = now
-        self._steps.append(row)
+        begun.spent, begun.end = spent, now
+        self._steps.append(begun)
         if len(self._steps) >= MOST_STEPS:  # the thread is behind
             self.flush()
         elif now - self._flushed > _FLUSH_NS:
@@ -178,7 +199,7 @@ class Recorder(StepObserver):
             if not steps or self._closed:
                 return
             rows = np.zeros([len(steps), WIDTH], np.int64)
-            rows[:, :_FIRST] = steps
+            rows[:, :_FIRST] = [step.row() for step in steps]
             stamps = np.concatenate([self._left, self._new_stamps()])
             is_later = stamps[:, 0] > rows[-1, _END]  # of a step that is under way meanwhile
             self._left = stamps[is_later]

@@ -66,7 +66,7 @@ STAMPS = tuple(range(Column.GRAPH_BEGIN, WIDTH))
 #: steps whose stamps a process holds until they are read
 ROWS_OF_STAMPS = 1024
 #: steps of which the norm of the gradient is measured once; the norm that stands for 0, which is that of no measurement
-NORM_EVERY, LEAST_NORM = 20, 1e-300
+NORM_EVERY, LEAST_NORM = 40, 1e-300
 
 #: columns that are times on the machine's clock; all others are durations, numbers or values
 TIMES = (

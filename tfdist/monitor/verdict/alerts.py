@@ -23,7 +23,7 @@ SLOW_SECONDS, SLOW_AT_LEAST = 2.0, 512
 #: begins, with another loss, two may do so
 LOSS_STEPS, RISES = 50, 3
 #: measured norms of the gradient that are looked at, those before them, and by what factor they are larger then
-NORMS, NORMS_BEFORE, EXPLODED = 3, 20, 10.0
+NORMS, NORMS_BEFORE, EXPLODED = 3, 10, 10.0
 #: steps of which half of the time is waiting for input, in the median
 INPUT_STEPS, STARVED = 50, 0.5
 #: looks at a process's memory, and seconds between the first and the last of them
