@@ -1,7 +1,7 @@
 """Records what the steps of this process were made of, and writes it into a ring where others may read it.
 
-In the thread that steps it only adds up numbers. Twice a second a thread beside it takes the stamps of the graph and
-writes what has gathered; when an epoch ends, which is no time of a step, that is done at once. Loads no TensorFlow.
+In the thread that steps it only keeps what it is told. Twice a second a thread beside it takes the stamps of the graph
+and writes what has gathered; when an epoch ends, which is no time of a step, that is done at once. Loads no TensorFlow.
 """
 
 import atexit
