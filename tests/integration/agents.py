@@ -75,7 +75,7 @@ def forked_agent(forking: Forks, *arguments: object, shared: Path, env: Mapping[
 def no_file_is_left(folder: Path) -> None:
     """Wait until a folder is empty: what is killed is cleared up behind the job."""
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while left := sorted(path.name for path in folder.rglob("*")):
+    while left := [name for _, folders, files in os.walk(folder) for name in (*folders, *files)]:
         assert time.monotonic() < deadline, f"temporary files are left: {left}"
         time.sleep(0.01)
 
