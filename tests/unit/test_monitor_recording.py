@@ -16,11 +16,11 @@ from tests.simulated_steps import Driven
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
 from tfdist.monitor.clock import StepClock
-from tfdist.monitor.phases import Activity, Kind, Phase
+from tfdist.monitor.phases import Activity, Kind, Passes, Phase
 from tfdist.monitor.recording import ring, trace
 from tfdist.monitor.recording.recorder import FLUSH_SECONDS, MOST_STEPS, Recorder, joined, on_monotonic_clock
 from tfdist.monitor.recording.ring import Ring
-from tfdist.monitor.recording.rows import STAMPS, VARIABLE, WIDTH, Column
+from tfdist.monitor.recording.rows import CHIEF_WORKERS, STAMPS, VARIABLE, WIDTH, Column
 
 FIRST = STAMPS[0]
 
@@ -101,6 +101,24 @@ def test_host_phases_add_up_to_a_row(tmp_path: Path) -> None:
     assert host.tolist() == (found[:, Column.END] - found[:, Column.BEGIN]).tolist()
     assert (found[:, Column.SAVING] >= 7_000_000).all()
     assert (found[:, Column.GRAPH_BEGIN :] == 0).all()
+
+
+def test_parts_of_a_chiefs_workers_add_up_and_the_last_loss_stays(tmp_path: Path) -> None:
+    now = Clock()
+    one, clock = recorded(tmp_path, now)
+    for _ in range(2):
+        with clock.step(Kind.TRAIN, Phase.WAIT):
+            clock.computed(0, 0.003, Passes(forward=0.001, backward=0.0015, loss=7.0))
+            clock.computed(1, 0.005)
+            clock.computed(0, 0.002, Passes(forward=0.0005, backward=0.001, loss=-2.5))
+            clock.computed(CHIEF_WORKERS, 1.0)  # nobody keeps it
+    one.on_epoch_end()
+    found = ring.read(one.path)
+    for block, told in ((Column.COMPUTED, [5, 5]), (Column.FORWARDS, [1.5, 0]), (Column.BACKWARDS, [2.5, 0])):
+        expected = [ms * 1_000_000 for ms in told] + [0] * (CHIEF_WORKERS - 2)
+        assert found[:, block : block + CHIEF_WORKERS].tolist() == [expected] * 2
+    losses = found[:, Column.LOSSES : Column.LOSSES + CHIEF_WORKERS].copy().view(np.float64)
+    assert losses.tolist() == [[-2.5, *[0.0] * (CHIEF_WORKERS - 1)]] * 2
 
 
 def test_agreements_between_two_steps_are_told_from_other_time(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ class Recorder(StepObserver):
             self._agreed.append((begin, end - begin))
 
     def on_computed(self, step: int, worker: int, nanoseconds: int, passes: Passes | None) -> None:
-        """Add up how long a chief's worker took, and keep the loss of its last part."""
+        """Keep how long a chief's worker took for a part, and the loss of that; the row adds them up."""
         begun = self._open.get(step)
         if begun is not None and 0 <= worker < CHIEF_WORKERS:
             begun.computed = (*begun.computed, (worker, nanoseconds, passes))
