@@ -46,11 +46,11 @@ class Pools:
         for pool in self._pools.values():
             pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
 
-    def __call__(self, strategy: str, function: str, **arguments: Any) -> list[Any]:
-        """Call a function of `data_cases` with a strategy, on all workers that it has."""
+    def __call__(self, strategy: str, function: str, *, of: str = "data_cases", **arguments: Any) -> list[Any]:
+        """Call a function of the cases with a strategy, on all workers that it has."""
         kind = {"one": "mirrored", "mirrored-2": "mirrored", "parameter-server": None}.get(strategy, strategy)
         answers = self._pools[kind].call(
-            f"data_cases:{function}", {"name": strategy, **arguments}, timeout_seconds=DEADLINE_SECONDS
+            f"{of}:{function}", {"name": strategy, **arguments}, timeout_seconds=DEADLINE_SECONDS
         )
         for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
             assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
@@ -183,3 +183,18 @@ def test_the_error_of_reading_is_what_iterations_and_fit_raise(
     for way, (kind, said) in seen.items():
         assert kind == "CorruptDataError", way
         assert re.fullmatch(r"example 12 is corrupt: data-00001.tfrecord, byte 0\. `tfdist data verify .*", said), way
+
+
+@pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker", "ring", "parameter-server"])
+def test_a_batch_whose_inputs_have_unlike_rows_is_refused(strategy: str, call: Pools) -> None:
+    for seen in call(strategy, "refused", of="graph_cases"):
+        for way, (kind, said) in seen.items():
+            assert kind == "UnsupportedError", (way, said)
+            assert "'x/edges' has 20" in said, way
+            assert "'x/nodes' has 12" in said, way
+
+
+def test_one_replica_computes_with_all_rows_of_unlike_inputs(call: Pools) -> None:
+    (seen,) = call("mirrored-2", "on_one_replica", of="graph_cases")
+    for kind in ("", " predicts"):
+        np.testing.assert_allclose(seen["replica" + kind], seen["plain" + kind], rtol=1e-5, atol=1e-6)

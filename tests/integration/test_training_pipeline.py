@@ -293,6 +293,7 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
         ("no momentum", "weights are predicted by the momentum of SGD, and the optimizer is SGD without it"),
         ("clipping", "'pipedream' updates weights after each micro-batch, on each stage by itself, and the optimizer"),
         ("mask", "a loss is masked, and the mask that the layer 'mine' (Block) hands on is not known"),
+        ("unlike rows", "inputs of one batch have unlike numbers of rows: 'x/edges' has 5, 'x/nodes' has"),
         ("own weight", "UnsupportedError: a layer changes its weight"),
         ("engine", "UnsupportedError: collectives is 'tensorflow'"),
         ("mesh", "ConfigError: stages says 3 stages, and the mesh data=1,pipeline=2 has 2"),

@@ -18,7 +18,7 @@ from tfdist.errors import UnsupportedError
 from tfdist.training.epoch import Alone, Element, Epoch, OwnData, SharedData, Walk
 from tfdist.training.layout import Layout
 from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.replica import step
+from tfdist.training.replica import step, unlike_rows
 
 _Policy = tf.data.experimental.AutoShardPolicy
 # What these functions do to tensors is graph operations already, and AutoGraph takes tenths of a second to see that.
@@ -116,8 +116,9 @@ class Input:
             self._expect(self._reading.steps)  # an epoch that was resumed in its middle has fewer than the next
 
     def _failure(self, text: str) -> Exception | None:
-        """Return what a directory of examples raised, if TensorFlow's error quotes that."""
-        return next((error for reading in self._readings if (error := reading.failure(text))), None)
+        """Return what a directory of examples raised, or the error of unlike rows, if TensorFlow's error quotes it."""
+        found = next((error for reading in self._readings if (error := reading.failure(text))), None)
+        return unlike_rows.found_in(text) if found is None else found
 
 
 def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: Any) -> tuple[tf.data.Dataset, Layout]:
@@ -165,6 +166,8 @@ def _slices(
     replicas = local_replicas * parts
 
     def cut(data: Any, first: int, of: int) -> Element:
+        if of > 1:
+            unlike_rows.require_none(data)
         slices = step.parts_of(data, first, local_replicas, of)
         return Element(tuple(slices), step.rows_of(data), tf.constant(0, tf.int64))
 

@@ -25,7 +25,7 @@ from tfdist.training.execution import Execution, Kept, Last, Rows
 from tfdist.training.layout import Layout, flat
 from tfdist.training.multi_worker import saving
 from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.replica import compiled, metrics, optimizers, replica_step, step
+from tfdist.training.replica import compiled, metrics, optimizers, replica_step, step, unlike_rows
 from tfdist.training.sharding import sharding
 
 _untraced = tf.autograph.experimental.do_not_convert
@@ -308,8 +308,15 @@ class _Replicated:
         step_clock().enter(Phase.PYTHON if self._model.run_eagerly else Phase.EXECUTE)
         with self.workers.waiting("a step"), compiled.named_errors():
             if not isinstance(element, Batch):
-                return self._traced_free(tensors(element), whole)
+                return self._traced_free(self._whole(element) if whole else tensors(element), whole)
             return self._of(element.layout)(element.rows, *element.tensors)
+
+    def _whole(self, element: Any) -> Any:
+        """Return a whole batch, of which each replica will compute its part, as tensors."""
+        data = tensors(element)
+        if tf_strategies.replica_count(self._strategy) > 1:
+            unlike_rows.require_none(data)
+        return data
 
     def can_run_several(self, layout: Layout) -> bool:
         """Return whether the rows that steps on batches of this layout return can be kept in one graph."""
@@ -397,10 +404,12 @@ class _OfSize(_Replicated):
         with self.workers.waiting("a step"):
             if isinstance(element, Batch):
                 _, data = element.layout.slices(element.tensors)[0]
+                unlike_rows.require_none(data)  # micro-batches are cut from a batch that is in one part, too
                 count, key = int(element.rows), element.layout.key
             else:
                 require_whole(whole)
                 data = tensors(element)
+                unlike_rows.require_none(data)
                 count, key = int(step.rows_of(data)), "whole"
                 _, data = step.part_of(data, *self._strategy.position)
             leaves = flat((data,))

@@ -105,6 +105,23 @@ def _normalized() -> keras.layers.Layer:
     return keras.layers.SpectralNormalization(keras.layers.Dense(2))
 
 
+class _Mean(keras.layers.Layer):
+    """The mean over rows, which stands beside the rows of another input."""
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.mean(x, axis=0, keepdims=True)
+
+
+def _unlike_rows(mesh: str) -> None:
+    with strategy(mesh).scope():
+        nodes, edges = keras.Input((6,), name="nodes"), keras.Input((3,), name="edges")
+        both = keras.layers.Add()([keras.layers.Dense(2)(nodes), _Mean()(keras.layers.Dense(2)(edges))])
+        model = keras.Model([nodes, edges], keras.layers.Dense(2)(both))
+        model.compile("sgd", "mse")
+    given = {"nodes": X, "edges": X[:5, :3]}
+    model.fit(tf.data.Dataset.from_tensors((given, Y)), verbose=0)
+
+
 _REFUSED: dict[str, Callable[[str], None]] = {
     "subclassed": _fit(Subclassed),
     "between blocks": _fit(lambda: Named(between=2.0)),
@@ -120,6 +137,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "order": _pipeline(schedule=_mine),
     "no momentum": _without_a_flush(schedule="spectrain"),
     "clipping": _without_a_flush(clipnorm=1.0, schedule="pipedream"),
+    "unlike rows": _unlike_rows,
     "mask": _fit(_masked_by_values),
     "own weight": _fit(lambda: keras.Sequential([keras.Input((6,)), _normalized(), keras.layers.Dense(2)])),
     "engine": _pipeline(collectives="tensorflow"),

@@ -34,7 +34,7 @@ from tfdist.training.parameter_servers import lookups, prediction, remote
 from tfdist.training.parameter_servers.bounded_calls import BoundedCalls
 from tfdist.training.parameter_servers.update import Update
 from tfdist.training.parameter_servers.workplan import MakesVariablesError, NotBuiltError, OtherPlanError, Plan
-from tfdist.training.replica import metrics, step
+from tfdist.training.replica import metrics, step, unlike_rows
 
 _WHOLE = (
     "tfdist: every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
@@ -448,6 +448,8 @@ def as_batch(element: Any, parts: int) -> Batch:
     if isinstance(element, Batch):
         return element
     data = models.tensors(element)
+    if parts > 1:
+        unlike_rows.require_none(data)
     slices = tuple(step.parts_of(data, 0, parts, parts))
     return Batch(flat(slices), step.rows_of(data), Layout.of(slices))
 
@@ -467,6 +469,9 @@ def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
     ((_, rows, leaves),) = present_parts(batch, 1)
     if not int(rows):
         return [(0, rows, leaves)]
+    if parts > 1:
+        for _, data in batch.layout.slices(batch.tensors):
+            unlike_rows.require_none(data)
     cut = step.parts_of(leaves, 0, parts, parts)
     return [(part, count, data) for part, (count, data) in enumerate(cut) if int(count)]
 

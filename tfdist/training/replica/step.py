@@ -208,8 +208,11 @@ def parts_of(data: Any, first: int | tf.Tensor, count: int, parts: int) -> list[
     """Return ``count`` parts, from ``first`` on, of ``parts`` contiguous ones of a batch; each with its number of rows.
 
     Sizes differ by at most one. A part without rows is given as one row, a copy of a neighbour's, with the number 0.
+    A batch in one part is not cut, so there its inputs may have unlike numbers of rows.
     """
     rows = rows_of(data)
+    if parts == 1:
+        return [(rows, data)]
     numbers = first + np.arange(count, dtype=np.int32)  # of all at once: each operation takes time to trace
     begins, ends = rows * numbers // parts, rows * (numbers + 1) // parts
     firsts = tf.minimum(begins, tf.maximum(rows - 1, 0))
