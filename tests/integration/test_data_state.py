@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist import data
+from tfdist.errors import ConfigError
 
 pytestmark = pytest.mark.quick
 
@@ -65,6 +66,17 @@ def test_what_is_left_and_dropped_does_not_make_an_epoch(folder: Path, how: str)
     assert (reading.epoch, reading.steps) == (1, 3)
     assert [len(batch) for batch in labels(reading)] == [12] * 3
     assert reading.epoch == 2
+
+
+def test_a_weighted_epoch_is_resumed_and_a_state_of_the_former_order_is_refused(folder: Path) -> None:
+    shares: dict[str, Any] = {"order": {label: label + 1.0 for label in range(COUNT)}, "global_batch_size": 8}
+    reading = read(folder, **shares)
+    whole = [label for _ in range(2) for batch in labels(reading) for label in batch]
+    state = read(folder, **shares).state(batches=2)
+    rest = read(folder, **{**shares, "global_batch_size": 5}, state=state)
+    assert [label for _ in range(2) for batch in labels(rest) for label in batch] == whole[16:]
+    with pytest.raises(ConfigError, match="earlier tfdist"):
+        read(folder, **shares, state={**state, "order": "weighted:7a5e29c1:0x500,1x500"})
 
 
 def test_a_dropped_tail_counts_as_consumed(folder: Path) -> None:

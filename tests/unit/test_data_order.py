@@ -1,13 +1,16 @@
 """Orders: what they compute is pinned for ever, is a permutation where it must be one, and looks random."""
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.data.order.orders import Block, Full, Order, Sequential, Weighted, seeds_of
+from tfdist.data.order.class_shares import Balanced, Weighted
+from tfdist.data.order.orders import Block, Full, Order, Sequential, seeds_of
 from tfdist.errors import ConfigError
 
 LABELS = np.arange(100) % 10 // 7
@@ -22,8 +25,8 @@ GOLDEN: list[tuple[Order, int, int, list[int]]] = [
     (Full(10**12), -1, 0, [324571668494, 113925950235, 8257103716, 813373239431, 549347672265, 131211410572]),
     (Block(100, 4, 3), 17, 0, [30, 89, 90, 29, 31, 91, 28, 22, 88, 21, 23, 20]),
     (Block(10**6, 256, 64), 17, 1, [519667, 477222, 224941, 499716, 205748, 900814, 269259, 87953]),
-    (Weighted(LABELS), 17, 0, [7, 10, 47, 26, 88, 94, 2, 97, 20, 48, 33, 8]),
-    (Weighted(LABELS, {0: 0.25, 1: 0.75}), 17, 2, [9, 9, 47, 37, 89, 0, 55, 8, 90, 38, 28, 28]),
+    (Balanced(LABELS), 17, 0, [7, 10, 47, 26, 88, 94, 2, 97, 20, 48, 33, 8]),
+    (Weighted(LABELS, {0: 0.25, 1: 0.75}), 17, 2, [63, 18, 58, 99, 34, 79, 24, 29, 38, 69, 8, 3]),
     (Sequential(5), 17, 2, [0, 1, 2, 3, 4]),
 ]
 
@@ -36,6 +39,12 @@ def epoch_of(order: Order, *, seed: int = 3, epoch: int = 1) -> np.ndarray:
 def test_the_order_is_what_it_always_was(order: Order, seed: int, epoch: int, expected: list[int]) -> None:
     positions = np.arange(len(expected))
     assert order.ids(seed=seed, epoch=epoch, positions=positions).tolist() == expected
+
+
+def test_weights_of_many_classes_give_what_they_always_gave() -> None:
+    order = Weighted(np.arange(9000) % 3000, dict(enumerate(range(1, 3001))))
+    found = order.ids(seed=17, epoch=10**6, positions=np.arange(4000, 4008))
+    assert found.tolist() == [2837, 8346, 8020, 6797, 5528, 2993, 5195, 1403]
 
 
 def test_a_whole_epoch_is_what_it_always_was() -> None:
@@ -62,7 +71,9 @@ def test_every_example_stands_once_in_an_epoch(examples: int, seed: int, epoch: 
 def test_a_position_does_not_depend_on_what_it_is_asked_with(data: st.DataObject) -> None:
     examples = data.draw(st.integers(1, 6000))
     labels = np.arange(examples) % 7
-    order = data.draw(st.sampled_from([Full(examples), Block(examples, 5, 4), Weighted(labels)]))
+    order = data.draw(
+        st.sampled_from([Full(examples), Block(examples, 5, 4), Balanced(labels), Weighted(labels, {0: 1.0})])
+    )
     positions = np.array(data.draw(st.lists(st.integers(0, examples - 1), max_size=20)), np.int64)
     assert (order.ids(seed=3, epoch=1, positions=positions) == epoch_of(order)[positions]).all()
 
@@ -103,7 +114,7 @@ def test_blocks_are_read_as_neighbours_and_mixed() -> None:
 
 def test_classes_have_the_same_share_and_each_example_its_turn() -> None:
     labels = np.array([0] * 90 + [1] * 9 + [2])
-    order = Weighted(labels)
+    order = Balanced(labels)
     found = np.concatenate([epoch_of(order, epoch=epoch) for epoch in range(3)])
     assert np.bincount(labels[found]).tolist() == [100, 100, 100]
     times = np.bincount(found, minlength=100)
@@ -112,32 +123,88 @@ def test_classes_have_the_same_share_and_each_example_its_turn() -> None:
     assert not order.is_permutation
 
 
-def test_weights_hold_to_one_slot_and_leave_out_what_is_not_named() -> None:
-    labels = np.array([7] * 500 + [-2] * 300 + [5] * 200)
-    order = Weighted(labels, {7: 1, -2: 3})
-    found = labels[epoch_of(order)]
-    assert (found == 7).sum() == 250
-    assert (found == -2).sum() == 750
+# labels, weights, and how far the count in any stretch may be from its share
+SHARED = {
+    "many classes": (np.repeat(np.arange(3000), 3), dict(enumerate(range(1, 3001))), 7),
+    "a short epoch": (np.repeat([7, -2, 5], [15, 9, 6]), {7: 1.0, -2: 3.0}, 4),
+    "classes that no thousandth fits": (np.arange(20_000) % 3, {0: 1.0, 1: 2.0, 2: 4.0}, 9),
+    "one class beside many": (np.repeat(np.arange(2000), 5), {0: 2000.0} | dict.fromkeys(range(1, 2000), 1.0), 9),
+    "a class each": (np.arange(5000)[::-1], dict.fromkeys(range(5000), 0.1), 7),
+    "halves of halves": (np.repeat(np.arange(1080), 2), {label: 0.5**label for label in range(1080)}, 7),
+    "a tiny share": (np.arange(1000) % 2, {0: 1.0, 1: 1e-9}, 2),
+    "one example": (np.array([3]), {3: 2.0}, 0),
+}
 
 
-def test_a_tiny_weight_is_not_lost() -> None:
+@pytest.mark.parametrize(("labels", "weights", "most"), SHARED.values(), ids=SHARED)
+def test_shares_hold_over_any_stretch(labels: np.ndarray, weights: dict[int, float], most: float) -> None:
+    order, total = Weighted(labels, weights), sum(weights.values())
+    found = labels[np.concatenate([epoch_of(order, epoch=epoch) for epoch in range(5, 8)])]
+    names = list(weights)
+    sets = [*([name] for name in names[:: max(1, len(names) // 15)]), names[len(names) // 2 :], names[-1:]]
+    for classes in sets:
+        share = sum(weights[name] for name in classes) / total
+        ahead = np.cumsum(np.isin(found, classes) - share)
+        assert np.ptp([0, *ahead]) <= most + 1e-6, classes  # the largest difference of all stretches
+        epochs = np.diff([0, *ahead[len(labels) - 1 :: len(labels)]])
+        assert np.abs(epochs).max() <= 2, classes
+    assert set(found.tolist()) <= set(names)
+
+
+def test_a_tiny_share_comes_when_its_time_comes() -> None:
+    """A share of 1e-5 of 1000 examples: once in a hundred epochs, and every example of the class before one again."""
     labels = np.arange(1000) % 2
-    found = labels[epoch_of(Weighted(labels, {0: 1.0, 1: 1e-9}))]
-    assert 1 <= found.sum() <= 2
+    order = Weighted(labels, {0: 1.0, 1: 1e-5 / (1 - 1e-5)})
+    found = np.concatenate([epoch_of(order, epoch=epoch) for epoch in range(1000)])
+    rare = found[labels[found] == 1]
+    assert len(rare) == len(set(rare.tolist())) == 10
+
+
+def test_examples_of_a_class_come_all_before_one_comes_again() -> None:
+    labels = np.repeat([0, 1, 2], [7, 2, 2000])
+    order = Weighted(labels, {0: 3.0, 1: 1.0, 2: 2.0})
+    found = np.concatenate([epoch_of(order, epoch=epoch) for epoch in range(3)])
+    for label, members in ((0, 7), (1, 2), (2, 2000)):
+        of_class = found[labels[found] == label]
+        laps = of_class[: len(of_class) // members * members].reshape(-1, members)
+        assert all(len(set(lap.tolist())) == members for lap in laps)
+        assert members < 100 or len({tuple(lap.tolist()) for lap in laps}) == len(laps), "each lap has its own order"
+
+
+def test_neighbours_are_others_each_time() -> None:
+    """Equal weights on 1024 classes: a batch has another set of classes each time."""
+    labels = np.repeat(np.arange(1024), 16)
+    found = labels[epoch_of(Weighted(labels, dict.fromkeys(range(1024), 1.0)))]
+    batches = [set(batch.tolist()) for batch in found.reshape(-1, 64)]
+    with_zero = [batch for batch in batches if 0 in batch]
+    assert len(with_zero) >= 15
+    assert max(len(a & b) for i, a in enumerate(with_zero) for b in with_zero[:i]) < 20
 
 
 def test_names_tell_orders_apart() -> None:
     names = {order.name for order, *_ in GOLDEN}
     assert len(names) == 6
-    assert Weighted(LABELS).name != Weighted(LABELS[::-1]).name
-    assert len(Weighted(np.arange(5000)).name) < 80
+    kinds: list[Callable[[np.ndarray], Order]] = [Balanced, lambda labels: Weighted(labels, {0: 1.0})]
+    for made in kinds:
+        assert made(LABELS).name != made(LABELS[::-1]).name
+        assert len(made(np.arange(5000)).name) < 80
+    assert Weighted(LABELS, {0: 1.0}).name == Weighted(LABELS, {0: 3.0, 1: 0.0}).name != Weighted(LABELS, {1: 1.0}).name
 
 
 @pytest.mark.parametrize(
     ("weights", "word"),
-    [({3: 1.0}, r"labels \[3\]"), ({0: 0.0}, "above 0"), ({0: -1.0}, "at least 0"), ({0: float("nan")}, "finite")],
+    [
+        ({3: 1.0}, r"labels \[3\]"),
+        ({0: 0.0}, "above 0"),
+        ({}, "above 0"),
+        ({0: -1.0}, "at least 0"),
+        ({0: float("nan")}, "finite"),
+        ({0: "1"}, "weight of 0"),
+        ({1.5: 1.0}, "integer"),
+        ({"1": 1.0}, "integer"),
+    ],
 )
-def test_weights_that_cannot_be_kept_are_refused(weights: dict[int, float], word: str) -> None:
+def test_weights_that_cannot_be_kept_are_refused(weights: dict[Any, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         Weighted(LABELS, weights)
 

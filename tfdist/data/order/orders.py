@@ -17,9 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist import validation
-from tfdist.errors import ConfigError
-
 VERSION = 1
 TABLE = 4096
 Ids = NDArray[np.int64]
@@ -213,79 +210,3 @@ class Block:
             block[is_whole] = Permutation(whole, "blocks", seed, epoch)(block[is_whole])
         shift = int(round_keys("shift", seed, epoch)[0] << 32 | round_keys("shift", seed, epoch)[1]) % self.examples
         return (block * self.block + inside + shift) % self.examples
-
-
-class Weighted:
-    """Classes in given proportions, each class's examples in turn, in a new order each time they have all been seen.
-
-    An epoch has as many positions as there are examples; an example of a rare class stands in it several times. Within
-    each cycle of ``slots`` positions the proportions hold exactly (to one slot).
-
-    Args:
-        labels: integers, ``[examples]``.
-        weights: label -> proportion, above 0 for at least one; labels that are not named are left out. None: all
-            labels alike.
-        slots: positions of a cycle, where weights are given.
-
-    Raises:
-        ConfigError: a label has a weight but no example, or no weight is above 0.
-    """
-
-    is_permutation = False
-
-    def __init__(self, labels: Any, weights: dict[int, float] | None = None, *, slots: int = 1000) -> None:
-        labels = np.asarray(labels).reshape(-1)
-        self.examples = len(labels)
-        present, inverse = np.unique(labels, return_inverse=True)
-        shares = _shares([int(label) for label in present], weights, slots)
-        by_class = np.argsort(inverse, kind="stable").astype(np.int64)
-        ends = np.cumsum(np.bincount(inverse, minlength=len(present)))
-        kept = [(index, count) for index, count in enumerate(shares) if count]
-        self._members = [by_class[ends[index - 1] if index else 0 : ends[index]] for index, _ in kept]
-        self._counts = np.array([count for _, count in kept], np.int64)
-        self._begins = np.concatenate([[0], np.cumsum(self._counts)])
-        digest = hashlib.sha256(np.ascontiguousarray(inverse, "<i8").tobytes()).hexdigest()[:8]
-        self.name = f"weighted:{digest}:" + ",".join(f"{present[index]}x{count}" for index, count in kept)
-        if len(self.name) > 80:
-            self.name = f"weighted:{digest}:{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
-
-    def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
-        """Return the examples at these positions."""
-        slots = int(self._begins[-1])
-        # positions run on from epoch to epoch, so that a class's next examples come, not its first ones again
-        positions = np.asarray(positions, np.int64) + epoch * self.examples
-        cycle = positions // slots
-        slot = np.empty_like(positions)
-        for number in np.unique(cycle):
-            here = cycle == number
-            slot[here] = Permutation(slots, "slots", seed, int(number))(positions[here] - number * slots)
-        kind = np.searchsorted(self._begins, slot, side="right") - 1
-        turn = cycle * self._counts[kind] + slot - self._begins[kind]
-        found = np.empty_like(positions)
-        for which in np.unique(kind):
-            members, here = self._members[which], kind == which
-            lap, place = turn[here] // len(members), turn[here] % len(members)
-            inside = np.empty_like(place)
-            for number in np.unique(lap):
-                now = lap == number
-                inside[now] = Permutation(len(members), "class", seed, int(which), int(number))(place[now])
-            found[here] = members[inside]
-        return found
-
-
-def _shares(labels: list[int], weights: dict[int, float] | None, slots: int) -> list[int]:
-    """Return how many of a cycle's positions each label gets: largest remainders, at least one for a weight above 0."""
-    if weights is None:
-        return [1] * len(labels)
-    given = {int(label): validation.number(f"weight of {label}", w, minimum=0.0) for label, w in weights.items()}
-    strangers = sorted(label for label, weight in given.items() if weight and label not in labels)
-    if strangers:
-        raise ConfigError(f"weights name the labels {strangers}, of which there is no example; there are {labels}.")
-    total = sum(given.values())
-    if not total:
-        raise ConfigError(f"weights are {weights}; at least one must be above 0.")
-    exact = [given.get(label, 0.0) / total * slots for label in labels]
-    shares = [max(int(value), 1 if value else 0) for value in exact]
-    for index in sorted(range(len(labels)), key=lambda i: int(exact[i]) - exact[i])[: max(0, slots - sum(shares))]:
-        shares[index] += 1
-    return shares

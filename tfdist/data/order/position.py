@@ -94,7 +94,7 @@ class Identity:
         for name, what in (
             ("digest", "the data were written anew or repaired since"),
             ("examples", "an epoch has another number of examples"),
-            ("order", "the order is another"),
+            ("order", "the order is another, or one of an earlier tfdist"),
             ("seed", "the seed is another"),
         ):
             if state[name] != ours[name]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist import native, validation
-from tfdist.data.order import orders, sharding
+from tfdist.data.order import class_shares, orders, sharding
 from tfdist.data.reading import pipeline as pipelines
 from tfdist.data.reading.dataset import Reading, position_of
 from tfdist.data.reading.example_cache import DecodedCache
@@ -159,10 +159,10 @@ def read(
 def _order(examples: Examples, order: Any, label: str | None) -> orders.Order:
     count = len(examples)
     if isinstance(order, Mapping):
-        return orders.Weighted(examples.integers(_needed(label)), dict(order))
+        return class_shares.Weighted(examples.integers(_needed(label)), dict(order))
     validation.one_of("order", order, ("full", "block", "none", "balanced"), hint="Or a mapping of labels to weights.")
     if order == "balanced":
-        return orders.Weighted(examples.integers(_needed(label)))
+        return class_shares.Balanced(examples.integers(_needed(label)))
     if order == "full":
         return orders.Full(count)
     if order == "none":

@@ -1,0 +1,209 @@
+"""Orders in which classes have shares: all the same one, or the weights of a user.
+
+Both number what a class is asked for (its turns) over all epochs, so that its examples come all before one comes again,
+whatever the length of an epoch. `Balanced` and what it computes are pinned by tests, as the orders of `orders.py` are.
+
+Example:
+    >>> labels = np.array([0, 0, 0, 1])
+    >>> found = Weighted(labels, {0: 1, 1: 3}).ids(seed=1, epoch=0, positions=np.arange(4))
+    >>> np.bincount(labels[found]).tolist()
+    [1, 3]
+"""
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.data.order.orders import TABLE, Ids, Permutation, mixed, round_keys
+from tfdist.data.order.sharding import part
+from tfdist.errors import ConfigError
+
+_Floats = NDArray[np.float64]
+_LISTED = 10
+
+
+class Balanced:
+    """All classes alike: each cycle of as many positions as there are classes has every class once.
+
+    An epoch has as many positions as there are examples; an example of a rare class stands in it several times.
+
+    Args:
+        labels: integers, ``[examples]``.
+    """
+
+    is_permutation = False
+
+    def __init__(self, labels: Any) -> None:
+        self._classes = _Classes(labels)
+        self.examples = self._classes.examples
+        names = ",".join(f"{label}x1" for label in self._classes.labels)
+        self.name = f"weighted:{self._classes.digest}:{names}"
+        if len(self.name) > 80:
+            self.name = f"weighted:{self._classes.digest}:{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
+
+    def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
+        """Return the examples at these positions."""
+        count = len(self._classes.labels)
+        # positions run on from epoch to epoch, so that a class's next examples come, not its first ones again
+        positions = np.asarray(positions, np.int64) + epoch * self.examples
+        cycle = positions // count
+        kind = np.empty_like(positions)
+        for number in np.unique(cycle):
+            here = cycle == number
+            kind[here] = Permutation(count, "slots", seed, int(number))(positions[here] - number * count)
+        return self._classes.taken(seed, kind, cycle)
+
+
+class Weighted:
+    """Classes in given proportions, in every stretch of positions.
+
+    Over any stretch a class is met as often as its weight says, to within a few examples, whatever the number of
+    classes and the length of an epoch. A class whose share of an epoch is less than one example stands in some epochs.
+
+    An epoch is cut into windows. How often a class has been met when a window begins is computed from its position
+    alone: a tree of classes halves the set of them, and each node gives its left child a fixed share of its turns,
+    rounded. In a window the classes stand in a random order in which each is spread evenly.
+
+    Args:
+        labels: integers, ``[examples]``.
+        weights: label -> proportion, above 0 for at least one; labels that are not named are left out.
+
+    Raises:
+        ConfigError: a label has a weight but no example, or no weight is above 0.
+        ConfigTypeError: a label is no integer, or a weight no number.
+    """
+
+    is_permutation = False
+
+    def __init__(self, labels: Any, weights: Mapping[int, float]) -> None:
+        self._classes = _Classes(labels)
+        self.examples = self._classes.examples
+        shares = _shares(self._classes.labels, weights)
+        self._levels = _levels(shares)
+        self._windows = -(-self.examples // max(TABLE, len(shares)))
+        digest = hashlib.sha256(shares.astype("<f8").tobytes()).hexdigest()[:16]
+        self.name = f"shares:{self._classes.digest}:{digest}"
+        self._window = lru_cache(maxsize=4)(self._laid_out)
+
+    def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
+        """Return the examples at these positions."""
+        positions = np.asarray(positions, np.int64)
+        kind, turn = np.empty_like(positions), np.empty_like(positions)
+        window = ((positions + 1) * self._windows - 1) // self.examples  # the inverse of `part`
+        for number in np.unique(window):
+            here = window == number
+            begin, _ = part(self.examples, int(number), self._windows)
+            kinds, turns = self._window(seed, epoch, int(number))
+            kind[here], turn[here] = kinds[positions[here] - begin], turns[positions[here] - begin]
+        return self._classes.taken(seed, kind, turn)
+
+    def _laid_out(self, seed: int, epoch: int, window: int) -> tuple[Ids, Ids]:
+        """Return the class at each position of a window, and which of the class's turns it is."""
+        begin, end = part(self.examples, window, self._windows)
+        before, after = (self._met(seed, epoch * self.examples + at) for at in (begin, end))
+        counts = after - before
+        kinds = np.repeat(np.arange(len(counts)), counts)[_spread(end - begin, "spread", seed, epoch, window)]
+        turns = np.empty_like(kinds)
+        in_turn = np.arange(end - begin) + np.repeat(before + counts - np.cumsum(counts), counts)
+        turns[np.argsort(kinds, kind="stable")] = in_turn
+        return kinds, turns
+
+    def _met(self, seed: int, positions: int) -> Ids:
+        """Return how often each class stands in the first so many positions of all epochs, int64 ``[classes]``.
+
+        The smaller child of a node gets its share of the node's turns rounded, the larger one the others. So both only
+        grow with the positions, as long as these have less than 51 bits.
+        """
+        met = np.array([positions], np.int64)
+        for level, (share, is_left) in enumerate(self._levels):
+            small = np.floor(met * share + _random(len(met), "phase", seed, level)).astype(np.int64)
+            large = met - small
+            met = np.stack([np.where(is_left, small, large), np.where(is_left, large, small)], axis=1).reshape(-1)
+        return met[: len(self._classes.labels)]
+
+
+class _Classes:
+    """The examples of each class, of which the next ones can be taken."""
+
+    def __init__(self, labels: Any) -> None:
+        labels = np.asarray(labels).reshape(-1)
+        present, inverse = np.unique(labels, return_inverse=True)
+        ends = np.cumsum(np.bincount(inverse, minlength=len(present)))
+        self.examples = len(labels)
+        self.labels = [int(label) for label in present]
+        self.digest = hashlib.sha256(np.ascontiguousarray(inverse, "<i8").tobytes()).hexdigest()[:8]
+        self._members = np.split(np.argsort(inverse, kind="stable").astype(np.int64), ends[:-1])
+
+    def taken(self, seed: int, kind: Ids, turn: Ids) -> Ids:
+        """Return the example that each class has at its turn: all of them in a random order, then in another one."""
+        found = np.empty_like(turn)
+        order = np.argsort(kind, kind="stable")
+        kinds, begins = np.unique(kind[order], return_index=True)
+        for which, here in zip(kinds.tolist(), np.split(order, begins[1:]), strict=bool(kind.size)):
+            members = self._members[which]
+            lap, place = turn[here] // len(members), turn[here] % len(members)
+            inside = np.empty_like(place)
+            for number in np.unique(lap):
+                now = lap == number
+                inside[now] = Permutation(len(members), "class", seed, which, int(number))(place[now])
+            found[here] = members[inside]
+        return found
+
+
+def _random(count: int, *key: int | str) -> _Floats:
+    """Return numbers from 0 up to, but not, 1: the same for the same key."""
+    keys = round_keys(*key)
+    return np.asarray(mixed(mixed(np.arange(count, dtype=np.uint32), keys[0]), keys[1]) / 2.0**32)
+
+
+def _spread(size: int, *key: int | str) -> Ids:
+    """Return a random order of the values below ``size`` in which each range of them is spread evenly.
+
+    It is van der Corput's sequence with digits that are flipped at random, by those before them and by the place (after
+    A. B. Owen, "Randomly permuted (t,m,s)-nets and (t,s)-sequences", 1995). Of 2^k neighbours each has
+    another 2^k-th part of the values, and no stretch repeats the one before.
+    """
+    bits = (size - 1).bit_length()
+    places, found = np.arange(1 << bits, dtype=np.uint32), np.zeros(1 << bits, np.uint32)
+    for bit in range(bits):
+        of_place, of_digits = round_keys(*key, bit)[:2]
+        flips = mixed(mixed(places >> np.uint32(bit + 1), of_place) ^ found, of_digits)
+        found = found << np.uint32(1) | (flips ^ places >> np.uint32(bit)) & np.uint32(1)
+    return found[found < size].astype(np.int64)
+
+
+def _levels(shares: _Floats) -> list[tuple[_Floats, NDArray[np.bool_]]]:
+    """Return for each level, from the root on, the smaller share of each node, and whether its left child has it."""
+    nodes = np.zeros(1 << (len(shares) - 1).bit_length())
+    nodes[: len(shares)] = shares
+    levels: list[tuple[_Floats, NDArray[np.bool_]]] = []
+    while len(nodes) > 1:
+        pairs = nodes.reshape(-1, 2)
+        nodes = pairs.sum(axis=1)
+        share = np.divide(pairs.min(axis=1), nodes, out=np.zeros_like(nodes), where=nodes > 0)
+        levels.insert(0, (share, pairs[:, 0] < pairs[:, 1]))
+    return levels
+
+
+def _shares(labels: list[int], weights: Mapping[int, float]) -> _Floats:
+    """Return the proportion of each label, the largest 1."""
+    given = {
+        validation.integer("a label of order", label): validation.number(f"weight of {label}", weight, minimum=0.0)
+        for label, weight in weights.items()
+    }
+    strangers = sorted({label for label, weight in given.items() if weight} - set(labels))
+    if strangers:
+        there = ", ".join(map(str, labels[:_LISTED])) + (", ..." if len(labels) > _LISTED else "")
+        raise ConfigError(
+            f"weights name the labels {validation.shown(strangers)}, of which there is no example; there are "
+            f"{len(labels)} labels: {there}."
+        )
+    largest = max(given.values(), default=0.0)
+    if not largest:
+        raise ConfigError(f"weights are {validation.shown(dict(weights))}; at least one must be above 0.")
+    return np.array([given.get(label, 0.0) for label in labels]) / largest
