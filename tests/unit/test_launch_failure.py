@@ -129,9 +129,9 @@ def test_a_record_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff", b"[]", b"null", *(json.dumps(change).encode() for change in (
+    [b"", b"{", b"\xff", b"[]", b"null", b"[" * 100_000, *(json.dumps(change).encode() for change in (
         {**GOOD, "clock": "x"}, {**GOOD, "clock": math.nan}, {**GOOD, "type": 1}, {**GOOD, "exit_code": 0},
-        {**GOOD, "exit_code": 999}, {k: v for k, v in GOOD.items() if k != "message"},
+        {**GOOD, "exit_code": 999}, {**GOOD, "exit_code": math.inf}, {k: v for k, v in GOOD.items() if k != "message"},
     ))],
 )  # fmt: skip
 def test_what_is_no_record_is_none(content: bytes, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What is told about restarts: cause, lines, event file, summary; and jobs that are found by their id."""
 
+import contextlib
 import json
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +199,55 @@ def test_a_job_is_found_and_asked(tmp_path: Path) -> None:
     assert jobs.running(environ) == []
     with pytest.raises(ConfigError, match="None runs"):
         jobs.ask(environ, "abc", 2, timeout_seconds=200)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"workers": 1e400}',
+        b'{"workers": NaN}',
+        b'{"workers": true}',
+        b'{"workers": 2.0}',
+        b'{"workers": "2"}',
+        b"[" * 4000,
+        b"x" * 5000,
+        b"\xff\xfe",
+        b"3",
+    ],
+)
+def test_the_socket_of_a_job_survives_what_is_no_request(line: bytes, tmp_path: Path) -> None:
+    environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
+    with jobs.controlled(jobs.place(environ, "abc123"), SimpleQueue(), (1, 3)), socket.socket(socket.AF_UNIX) as odd:
+        odd.settimeout(200)
+        odd.connect(str(jobs.place(environ, "abc123")))
+        odd.sendall(line + b"\n")
+        assert json.loads(odd.makefile().readline())["ok"] is False
+        with pytest.raises(TfdistError, match="--max-workers 3"):
+            jobs.ask(environ, "abc", 4, timeout_seconds=200)
+
+
+def test_a_slow_client_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
+    monkeypatch.setattr(jobs, "_PATIENCE_SECONDS", 200.0)
+    with contextlib.ExitStack() as held:
+        held.enter_context(jobs.controlled(jobs.place(environ, "abc123"), SimpleQueue(), (1, 3)))
+        for _ in range(20):  # more than the system keeps for who does not accept
+            slow = held.enter_context(socket.socket(socket.AF_UNIX))
+            slow.connect(str(jobs.place(environ, "abc123")))
+            slow.sendall(b"{")
+        with pytest.raises(TfdistError, match="--max-workers 3"):
+            jobs.ask(environ, "abc", 4, timeout_seconds=60)
+
+
+def test_a_job_that_accepts_nobody_now_is_kept(tmp_path: Path) -> None:
+    environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
+    jobs.folder(environ).mkdir()
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as client:
+        busy.bind(str(jobs.place(environ, "busy")))
+        busy.listen(0)
+        client.connect(str(jobs.place(environ, "busy")))
+        assert jobs.running(environ) == ["busy"]
+        assert jobs.place(environ, "busy").exists()
 
 
 def test_what_an_ended_job_has_left_is_removed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,9 +18,12 @@ from typing import Any
 from tfdist import cache
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.launch.supervision.state import Asked
+from tfdist.validation import shown
 
 _LONGEST = 4096  # bytes of a line
-_PATIENCE_SECONDS = 5.0  # for a line that has begun
+_ENDED = "the job has ended"
+_PAUSE_SECONDS = 0.1  # before a socket that could not accept is tried again
+_PATIENCE_SECONDS = 5.0  # for the whole of a request, and for an answer to be taken
 
 
 def folder(environ: Mapping[str, str]) -> Path:
@@ -50,6 +54,7 @@ class Control:
         self._events = events
         self._workers = workers
         self._waiting: list[tuple[int, socket.socket]] = []
+        self._ended = threading.Event()
         self._lock = threading.Lock()
         self._server = socket.socket(socket.AF_UNIX)
         with _reachable(path) as name:
@@ -68,33 +73,70 @@ class Control:
 
     def close(self) -> None:
         """Answer those who wait that the job has ended."""
+        with self._lock:
+            self._ended.set()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # ends accept
         self._thread.join(_PATIENCE_SECONDS)
         self._server.close()
-        self.answer(None, ok=False, text="the job has ended")
+        self.answer(None, ok=False, text=_ENDED)
 
     def _serve(self) -> None:
         while True:
             try:
                 connection, _ = self._server.accept()
-            except OSError:
-                return
-            connection.settimeout(_PATIENCE_SECONDS)
-            try:
-                self._take(connection, int(json.loads(_line(connection))["workers"]))
-            except (OSError, ValueError, KeyError, TypeError):  # somebody who only looks whether the job runs
-                connection.close()
+            except OSError:  # closed, or out of descriptors for now
+                if self._ended.wait(_PAUSE_SECONDS):
+                    return
+                continue
+            # a client that sends nothing, or a byte now and then, keeps nobody else waiting
+            threading.Thread(target=self._hear, args=(connection,), name="job control client", daemon=True).start()
+
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            workers = _workers(_line(connection, _PATIENCE_SECONDS))
+        except OSError:  # a client that only looks whether the job runs
+            connection.close()
+        except ConfigError as error:
+            _reply(connection, ok=False, text=str(error))
+        else:
+            self._take(connection, workers)
 
     def _take(self, connection: socket.socket, workers: int) -> None:
         least, most = self._workers
         if not least <= workers <= most:
-            text = f"the number is {workers}; the job was started with --min-workers {least} and "
+            text = f"the number is {shown(workers)}; the job was started with --min-workers {least} and "
             _reply(connection, ok=False, text=f"{text}--max-workers {most}. Ask for a number between them.")
             return
         with self._lock:
-            self._waiting.append((workers, connection))
-        self._events.put(Asked(workers=workers))
+            if not self._ended.is_set():
+                self._waiting.append((workers, connection))
+                self._events.put(Asked(workers=workers))
+                return
+        _reply(connection, ok=False, text=_ENDED)
+
+
+def _workers(line: bytes) -> int:
+    """Return the number of workers that a request asks for.
+
+    Raises:
+        ConfigError: it is no request.
+
+    Example:
+        >>> _workers(b'{"workers": 3}')
+        3
+    """
+    try:
+        asked = json.loads(line)
+    except (ValueError, RecursionError):
+        asked = None
+    workers = asked.get("workers") if isinstance(asked, dict) else None
+    if type(workers) is not int:
+        raise ConfigError(
+            f"the request is {shown(line.decode(errors='replace'))}; it must be one line of JSON with a whole number, "
+            'such as {"workers": 3}. `tfdist resize` sends it.'
+        )
+    return workers
 
 
 @contextlib.contextmanager
@@ -125,6 +167,8 @@ def running(environ: Mapping[str, str]) -> list[str]:
     for path in sorted(folder(environ).glob("*.sock")):
         try:
             _connected(path).close()
+        except BlockingIOError:  # it has more clients than it has heard until now
+            found.append(path.stem)
         except OSError:
             path.unlink(missing_ok=True)
         else:
@@ -151,11 +195,10 @@ def ask(environ: Mapping[str, str], job: str, workers: int, *, timeout_seconds: 
         known = f"These run: {', '.join(ids)}." if ids else "None runs: start one with --min-workers or --max-workers."
         raise ConfigError(f"job is {job!r}; {'no' if not fitting else 'more than one'} job has an id like it. {known}")
     try:
-        with _connected(place(environ, fitting[0])) as connection:
+        with _connected(place(environ, fitting[0]), patience_seconds=timeout_seconds) as connection:
             connection.sendall(json.dumps({"workers": workers}).encode() + b"\n")
-            connection.settimeout(timeout_seconds)
-            answer = json.loads(_line(connection))
-    except TimeoutError as error:
+            answer = json.loads(_line(connection, timeout_seconds))
+    except (TimeoutError, BlockingIOError) as error:
         raise DeadlineError(
             f"the job {fitting[0]} does not step with {workers} workers after {timeout_seconds:g} s. It changes once "
             "all of its workers have come to a step: look at its output."
@@ -167,15 +210,33 @@ def ask(environ: Mapping[str, str], job: str, workers: int, *, timeout_seconds: 
     return str(answer["text"])
 
 
-def _connected(path: Path) -> socket.socket:
+def _connected(path: Path, *, patience_seconds: float = 0.0) -> socket.socket:
+    """Return a connection to the socket of a job.
+
+    Args:
+        path: of the socket.
+        patience_seconds: how long to try where the job has more clients than it has heard.
+    Raises:
+        BlockingIOError: it still has.
+        OSError: no job listens there.
+    """
+    deadline = time.monotonic() + patience_seconds
     connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_PATIENCE_SECONDS)  # without one, connecting waits for ever
     try:
         with _reachable(path) as name:
-            connection.connect(name)
+            while True:
+                try:
+                    connection.connect(name)
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise
+                    time.sleep(_PAUSE_SECONDS)
+                else:
+                    return connection
     except OSError:
         connection.close()
         raise
-    return connection
 
 
 @contextlib.contextmanager
@@ -191,9 +252,19 @@ def _reachable(path: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _line(connection: socket.socket) -> bytes:
+def _line(connection: socket.socket, seconds: float) -> bytes:
+    """Return the next line, or the beginning of one that is too long.
+
+    Raises:
+        OSError: it has not come as a whole after so many seconds, or the other side is gone.
+    """
+    deadline = time.monotonic() + seconds
     line = b""
     while not line.endswith(b"\n") and len(line) < _LONGEST:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no line has come in {seconds:g} s")
+        connection.settimeout(left)
         more = connection.recv(_LONGEST)
         if not more:
             raise ConnectionResetError("it said nothing")

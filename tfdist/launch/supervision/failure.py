@@ -107,7 +107,7 @@ def read_record(path: Path) -> Record | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         clock, exit_code = float(content["clock"]), int(content["exit_code"])
         texts = [content[key] for key in ("type", "message", "traceback")]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     if not all(isinstance(text, str) for text in texts) or not math.isfinite(clock) or not 0 < exit_code < 256:
         return None
