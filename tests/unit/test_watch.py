@@ -1,12 +1,16 @@
 """Looks at a job: from tables and rings that were really written, in a terminal, as JSON, as a page, as metrics."""
 
+import contextlib
 import http.client
 import json
 import math
 import os
 import re
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +31,7 @@ from tfdist.monitor.phases import Kind
 from tfdist.monitor.recording.ring import Ring
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
-from tfdist.watch import observing, terminal
+from tfdist.watch import event_log, observing, terminal
 from tfdist.watch.history import POINTS
 from tfdist.watch.server import Page
 from tfdist.watch.snapshot import LABELS, Snapshot, WorkerView, sentence
@@ -116,9 +120,41 @@ def test_the_job_is_found_by_the_beginning_of_its_id(job: Path, tmp_path: Path) 
 
 def test_the_end_of_a_job_is_seen(job: Path) -> None:
     observer = observing.Observer(folders=[job])
-    (job / f"tfdist-job-{JOB}-x" / "progress-1").rename(job / "gone")
+    (job / f"tfdist-job-{JOB}-x").rename(job / "gone")
     assert observer.look() is None
-    (job / "gone").rename(job / f"tfdist-job-{JOB}-x" / "progress-1")
+    (job / "gone").rename(job / f"tfdist-job-{JOB}-x")
+
+
+def test_a_job_between_two_starts_has_not_ended(job: Path) -> None:
+    folder = job / f"tfdist-job-{JOB}-x"
+    observer = observing.Observer(folders=[job])
+    before = observer.look()
+    assert before is not None
+    (folder / "progress-1").rename(folder / "gone")
+    between = observer.look()
+    assert between is not None
+    assert (between.is_running, between.start, between.workers) == (True, 1, before.workers)
+    assert observer.timeline is not None, "the last steps are not lost"
+    with contextlib.closing(StatusTable(progress_file(folder, 2), 1)):
+        after = observer.look()
+    (folder / "gone").rename(folder / "progress-1")
+    assert after is not None
+    assert (after.start, len(after.workers)) == (2, 1)
+
+
+def test_a_job_whose_workers_are_not_started_yet_is_shown(job: Path) -> None:
+    folder = job / "tfdist-job-beef-x"
+    folder.mkdir()
+    observer = observing.Observer("beef", folders=[job])
+    found = observer.look()
+    assert found is not None
+    assert (found.is_running, found.workers) == (True, ())
+    assert "no worker has been started yet" in drawn(found)
+    progress_file(folder, 0).touch()  # it is being made
+    assert observer.look() is not None
+    progress_file(folder, 0).unlink()
+    folder.rmdir()
+    assert observer.look() is None
 
 
 def test_workers_in_reserve_are_not_the_newest_start_until_they_take_over(job: Path) -> None:
@@ -205,8 +241,65 @@ def test_a_job_that_has_ended_is_shown_from_its_event_file(job: Path) -> None:
     assert CliRunner().invoke(main, ["watch", str(job / "empty")]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        "[1]",
+        '"x"',
+        '{"job": "a"}',
+        *(
+            json.dumps({"job": JOB, "event": "x", **odd})
+            for odd in (
+                {"event": ["a"]},
+                {"job": 5},
+                {"time": "noon"},
+                {"time": math.inf},
+                {"time": math.nan},
+                {"time": -1},
+                {"time": 1e300},
+                {"time": 10**400},
+                {"start": 1.5},
+                {"start": math.inf},
+                {"worker": [1]},
+                {"seconds": "1"},
+                {"flops_per_step": None},
+                {"peak_flops": 0},
+                {"pids": 5},
+                {"pids": None},
+                {"pids": ["a"]},
+                {"parts": [1]},
+                {"parts": {"a": {}}},
+                {"parts": {"9" * 30: {}}},
+                {"parts": {"0": 5}},
+                {"parts": {"0": {"input": "x"}}},
+                {"parts": {"0": {"input": math.nan}}},
+                {"lines": 5},
+                {"lines": [5]},
+            )
+        ),
+    ],
+)
+def test_a_line_that_is_no_event_is_left_out(line: str, job: Path) -> None:
+    assert event_log.event_of(line) is None
+    path = ended(job)
+    with path.open("a") as file:
+        file.write(f"\n{line}\n")
+    found = event_log.from_events(path)
+    assert [one["event"] for one in found.events][-2:] == ["verdict", "ended"]
+
+
+def test_what_a_terminal_would_obey_is_not_shown(job: Path) -> None:
+    path = job / "events"
+    event = {"job": JOB, "start": 1, "time": 5.0, "event": "alert", "text": "a\x1b[2J\ud800\nb", "more": math.inf}
+    path.write_text(json.dumps(event) + "\n")
+    found = event_log.from_events(path)
+    assert "alert: a\ufffd[2J\ufffd\nb" in drawn(found)
+    json.dumps(found.as_json(), allow_nan=False).encode()
+
+
 def test_a_job_that_has_ended_is_served_from_its_event_file(job: Path) -> None:
-    with Page(observing.Past(ended(job)), every=0.01) as past:
+    with Page(event_log.Past(ended(job)), every=0.01) as past:
         connection = http.client.HTTPConnection("127.0.0.1", past.port, timeout=60)
         connection.request("GET", "/events", headers={"Host": "localhost:1"})
         answer = connection.getresponse()
@@ -255,6 +348,46 @@ def test_what_the_page_is_told(page: Page) -> None:
     assert got(page, "/", host="elsewhere.example")[0] == 403
 
 
+@pytest.mark.parametrize(
+    ("hosts", "status"),
+    [
+        (["127.0.0.1:1"], 200),
+        (["localhost"], 200),
+        (["LocalHost:65535"], 200),
+        ([], 403),
+        ([""], 403),
+        (["localhost:evil.example"], 403),
+        (["localhost.evil.example:1"], 403),
+        (["evil.localhost:1"], 403),
+        (["127.0.0.1.evil.example"], 403),
+        (["127.0.0.1:1", "evil.example:1"], 403),
+    ],
+)
+def test_the_page_answers_to_this_machine_alone(hosts: list[str], status: int, page: Page) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    connection.putrequest("GET", "/", skip_host=True)
+    for host in hosts:
+        connection.putheader("Host", host)
+    connection.endheaders()
+    assert connection.getresponse().status == status
+    connection.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/events", None])
+def test_a_client_that_resets_is_not_told_of(path: str | None, page: Page, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_connection(("127.0.0.1", page.port), timeout=60) as client:
+        if path is not None:
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            client.recv(1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing it resets
+    deadline = time.monotonic() + 60
+    while any("process_request_thread" in one.name for one in threading.enumerate()) and time.monotonic() < deadline:
+        page.snapshot()  # a look later its thread has seen it
+        time.sleep(0.01)
+    assert got(page, "/snapshot")[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
 def test_every_look_is_an_event_until_the_job_ends(page: Page, job: Path) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
     connection.request("GET", "/events", headers={"Host": "localhost:1"})
@@ -262,13 +395,13 @@ def test_every_look_is_an_event_until_the_job_ends(page: Page, job: Path) -> Non
     for _ in range(3):
         assert json.loads(answer.readline().decode().removeprefix("data: "))["job"] == JOB
         answer.readline()
-    table = job / f"tfdist-job-{JOB}-x" / "progress-1"
-    table.rename(job / "gone")
+    folder = job / f"tfdist-job-{JOB}-x"
+    folder.rename(job / "gone")
     rest = answer.read().decode()
     assert rest.endswith("event: end\ndata: {}\n\n")
     page.wait()
     assert got(page, "/snapshot")[0] == 410
-    (job / "gone").rename(table)
+    (job / "gone").rename(folder)
     connection.close()
 
 

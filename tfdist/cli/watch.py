@@ -38,13 +38,13 @@ def command(*, every: float, once: bool, as_json: bool, web: bool, port: int, jo
         raise click.UsageError("--web serves until the job ends; leave --once and --json out.")
     if not 0 <= port < 65536:
         raise click.UsageError(f"--port is {port}; it must be from 0 to 65535.")
-    from tfdist.watch import observing
+    from tfdist.watch import event_log, observing
 
     if job and Path(job).is_file():
         if web:
-            _serve(observing.Past(Path(job)), every, port)
+            _serve(event_log.Past(Path(job)), every, port)
             return
-        _print(observing.from_events(Path(job)), as_json=as_json)
+        _print(event_log.from_events(Path(job)), as_json=as_json)
         return
     observer = observing.Observer(job)
     if web:

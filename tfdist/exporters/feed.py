@@ -72,7 +72,7 @@ class Feed:
         points: list[Point] = []
         if found.start != self._start:
             points += self._cut(self._last or found)  # the rest of the start before
-            if self._last is not None:
+            if self._last is not None and self._last.workers:
                 self._reached = -1
             self._start, self._recorded = found.start, None
         points += self._take(found, is_last=is_last)

@@ -1,14 +1,14 @@
 """Looks at a job of this host, again and again: its status table, its workers' rings, its events, its processes.
 
-A look only reads, so no worker waits for it. What has ended is told by its event file. Loads no TensorFlow.
+A look only reads, so no worker waits for it. Loads no TensorFlow.
 """
 
 import contextlib
-import json
 import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tfdist.monitor.verdict.gathering import read_folder
 from tfdist.monitor.verdict.judge import judge
 from tfdist.monitor.verdict.text import lines
 from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
+from tfdist.watch.event_log import read_events
 from tfdist.watch.gpus import Gpus
 from tfdist.watch.snapshot import Snapshot, WorkerView
 from tfdist.watch.usage import Process, Usage
@@ -55,21 +56,40 @@ class Observer:
         self._processes: dict[int, Process] = {}
         self._gpus = Gpus.found()
         self._before: dict[int, tuple[float, int]] = {}
+        self._last: Snapshot | None = None
 
     def look(self) -> Snapshot | None:
-        """Return the job as it is now; None when it has ended."""
+        """Return the job as it is now; None when it has ended.
+
+        Before the first start there are no workers. Between two starts, and behind the last, they are as they were.
+        """
         start = newest_start(self._folder)
-        if start is None:
+        said: Sequence[WorkerStatus] = ()
+        if start is not None:
+            with contextlib.suppress(OSError, ConfigError):  # it goes at this moment, or is being made
+                said = read_all(progress_file(self._folder, start))
+        if said and start is not None:
+            self._last = self._looked(start, said)
+        elif self._folder.is_dir():
+            last = self._last or Snapshot(job=self.job, start=0, time=0.0, is_running=True, workers=())
+            self.timeline = self._steps(last.start)
+            self._last = replace(last, time=time.time(), events=self._events())
+        else:
             return None
-        try:
-            said = read_all(progress_file(self._folder, start))
-        except (OSError, ConfigError):
-            return None
+        return self._last
+
+    def _events(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(read_events(event_copy(self._folder), self.job))
+
+    def _steps(self, start: int) -> Timeline | None:
         rows = read_folder(steps_folder(self._folder, start))
-        self.timeline = whole = timeline(rows) if rows else None
+        return timeline(rows) if rows else None
+
+    def _looked(self, start: int, said: Sequence[WorkerStatus]) -> Snapshot:
+        self.timeline = whole = self._steps(start)
         recent = None if whole is None else whole.last(RECENT)
         verdict = None if whole is None else judge(whole)
-        events = tuple(read_events(event_copy(self._folder), self.job))
+        events = self._events()
         views = tuple(self._view(worker, one, recent) for worker, one in enumerate(said))
         flops, utilization = of_model(events, start, views[0].steps_per_second if views else None)
         return Snapshot(
@@ -144,7 +164,7 @@ def of_model(
         >>> of_model([{"event": "model", "start": 0, "flops_per_step": 3e9, "peak_flops": 1e12}], 0, 50.0)
         (150000000000.0, 0.15)
     """
-    told = [one for one in events if one.get("event") == "model" and one.get("start") == start]
+    told = [one for one in events if one["event"] == "model" and one.get("start") == start and "flops_per_step" in one]
     if not told or steps_per_second is None:
         return None, None
     flops = float(told[-1]["flops_per_step"]) * steps_per_second
@@ -170,10 +190,10 @@ def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
     places = (FOLDER, Path(tempfile.gettempdir())) if folders is None else folders
     jobs: dict[str, Path] = {}
     for place in places:
-        for path in place.glob(f"{PREFIX}*/progress-*"):
-            name = path.parent.name.removeprefix(PREFIX).partition("-")[0]
-            if name not in jobs or event_copy(path.parent).exists():  # a host of a job has a part of it, no events
-                jobs[name] = path.parent
+        for path in place.glob(f"{PREFIX}*/"):
+            name = path.name.removeprefix(PREFIX).partition("-")[0]
+            if name not in jobs or _known_from(path) > _known_from(jobs[name]):
+                jobs[name] = path
     fitting = sorted(one for one in jobs if one.startswith(job))
     if len(fitting) == 1:
         return fitting[0], jobs[fitting[0]]
@@ -184,8 +204,13 @@ def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
     raise ConfigError(f"JOB is {job!r}; {what}. {known} If it has ended: {_ENDED}.")
 
 
+def _known_from(folder: Path) -> int:
+    """Return how much a directory of a job tells: a host of a job has a part of it, without events."""
+    return 2 if event_copy(folder).exists() else int(any(folder.glob("progress-*")))
+
+
 def newest_start(folder: Path) -> int | None:
-    """Return the number of the newest start of a job that has a status table; None when the job is gone.
+    """Return the number of the newest start of a job that has a status table; None where none has.
 
     One whose workers wait in reserve counts only where there is no other: that of the workers whose place it takes has
     just gone.
@@ -195,82 +220,3 @@ def newest_start(folder: Path) -> int | None:
         with contextlib.suppress(OSError, ConfigError):  # it has gone, or is being made
             numbers[is_in_reserve(path)].append(int(path.name.rpartition("-")[2]))
     return max(numbers[False] or numbers[True], default=None)
-
-
-def read_events(path: Path, job: str | None = None) -> list[Mapping[str, Any]]:
-    """Return the events of a job in a file, of the last one by default; lines that are none are left out."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    events = []
-    for line in text.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:  # it is being written
-            continue
-        if isinstance(event, dict) and "event" in event:
-            events.append(event)
-    wanted = job or (events[-1].get("job") if events else None)
-    return [one for one in events if one.get("job") == wanted]
-
-
-def from_events(path: Path) -> Snapshot:
-    """Return the last job of an event file, as it was when the file was written.
-
-    Raises:
-        ConfigError: the file has no event.
-    """
-    events = read_events(path)
-    if not events:
-        raise ConfigError(f"{path} has no event of a job; `tfdist run --event-file {path}` writes them.")
-    verdicts = [one for one in events if one["event"] == "verdict"]
-    parts = verdicts[-1].get("parts", {}) if verdicts else {}
-    started = [one for one in events if one["event"] == "started"]
-    pids = started[-1].get("pids", []) if started else []
-    count = max([len(pids), *(int(worker) + 1 for worker in parts)], default=0)
-    ended = events[-1]["event"] == "ended"
-    workers = []
-    for worker in range(count):
-        mine = parts.get(str(worker), {})
-        total = sum(mine.values())
-        workers.append(
-            WorkerView(
-                worker=worker,
-                activity="ended" if ended else "",
-                pid=int(pids[worker]) if worker < len(pids) else 0,
-                parts=mine,
-                steps_per_second=1.0 / total if total else None,
-            )
-        )
-    return Snapshot(
-        job=str(events[-1].get("job", "")),
-        start=int(events[-1].get("start", 0)),
-        time=float(events[-1].get("time", 0.0)),
-        is_running=False,
-        workers=tuple(workers),
-        verdict=tuple(verdicts[-1].get("lines", ())) if verdicts else (),
-        bound=str(verdicts[-1].get("bound", "")) if verdicts else "",
-        events=tuple(events),
-    )
-
-
-class Past:
-    """A job as its event file says, for `tfdist.watch.server.Page`: what a look finds stays the same.
-
-    Args:
-        path: of the event file.
-
-    Raises:
-        ConfigError: the file has no event.
-    """
-
-    timeline = None  # steps themselves are in no event
-
-    def __init__(self, path: Path) -> None:
-        self._found = from_events(path)
-        self.job = self._found.job
-
-    def look(self) -> Snapshot:
-        """Return the job as it was when the file was written."""
-        return self._found

@@ -10,6 +10,8 @@ However many look, the job is looked at once in each interval.
 """
 
 import json
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +26,8 @@ from tfdist.waiting import LOOK_SECONDS
 from tfdist.watch.history import history
 from tfdist.watch.snapshot import Snapshot
 
-_LOCAL = ("127.0.0.1", "localhost")
+_LOCAL = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+_PATIENCE_SECONDS = 60.0  # for a request that comes slowly, and for a client that takes an answer slowly
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 
 
@@ -33,7 +36,7 @@ class Page:
 
     Args:
         look: an object whose `look()` returns the job as it is now, or None when it has ended, and whose `timeline` is
-            what it has seen of steps; `observing.Observer`, or `observing.Past`.
+            what it has seen of steps; `observing.Observer`, or `event_log.Past`.
         every: seconds between two looks.
         port: of the loopback interface; 0 for any that is free.
     Raises:
@@ -51,12 +54,11 @@ class Page:
         self._closed = threading.Event()
         handler = type("Handler", (_Handler,), {"page": self})
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+            self._server = _Server(("127.0.0.1", port), handler)
         except OSError as error:
             raise ConfigError(
                 f"--port is {port}, which cannot be listened on ({error}). Name another, or none."
             ) from error
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="page", daemon=True)
         self._thread.start()
@@ -101,14 +103,25 @@ class Page:
             self._closed.wait(self._every if found.is_running else None)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has gone, whatever it was doing."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     page: Page
     protocol_version = "HTTP/1.1"
+    timeout = _PATIENCE_SECONDS
 
     def do_GET(self) -> None:
         """Answer one request."""
         # a page of elsewhere whose name leads here has that name
-        if self.headers.get("Host", "").rpartition(":")[0] not in _LOCAL:
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not _LOCAL.fullmatch(hosts[0].strip()):
             self._text(HTTPStatus.FORBIDDEN, "text/plain", "this page is for 127.0.0.1 alone\n")
         elif self.path == "/":
             html = resources.files("tfdist.watch").joinpath("page.html").read_text(encoding="utf-8")
@@ -149,11 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(f"data: {json.dumps(found.as_json())}\n\n".encode())
             self.wfile.flush()
 
-        try:
-            self.page.snapshots(send)
-            self.wfile.write(b"event: end\ndata: {}\n\n")
-        except OSError:  # who looked has gone
-            return
+        self.page.snapshots(send)
+        self.wfile.write(b"event: end\ndata: {}\n\n")
 
     def _text(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()

@@ -37,6 +37,8 @@ def page(shown: Snapshot) -> RenderableType:
     pieces += [Text(f"worker {one.worker}: {used}") for one in shown.workers if (used := gpus(one.resources))]
     if any(worker.parts for worker in shown.workers):
         pieces.append(_legend(shown))
+    elif shown.is_running and not shown.workers:
+        pieces.append(Text("no worker has been started yet", style="bright_black"))
     elif shown.is_running:
         pieces.append(Text("no record of steps: start the job with `tfdist run --monitor`", style="bright_black"))
     pieces += [Text(line, style="bold" if line.startswith("verdict") else "") for line in shown.verdict]

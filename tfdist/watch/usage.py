@@ -38,7 +38,8 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
-        self._when = self._process.create_time()
+        # ages and rates are taken on the clock that nobody sets
+        self._when = time.monotonic() - max(0.0, time.time() - self._process.create_time())
         self._before: dict[str, float] = {}
 
     def look(self) -> Usage:
@@ -50,7 +51,7 @@ class Process:
                 done = self._done()
         except psutil.Error:
             return Usage()
-        now = time.time()
+        now = time.monotonic()
         seconds = max(now - self._when, 1e-9)
         rates = {name: max(0.0, value - self._before.get(name, 0.0)) / seconds for name, value in done.items()}
         self._when, self._before = now, done
