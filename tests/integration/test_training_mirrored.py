@@ -271,7 +271,7 @@ def test_what_a_step_reduces_to_is_found_and_what_is_neither_is_said_once(pool: 
 
 def test_a_gradient_of_a_gradient_through_statistics_of_the_batch_is_said_once(pool: WorkerPool) -> None:
     said = _reductions(pool, "a_gradient_of_a_gradient")["said"]
-    assert sum("the gradient of a gradient through a synchronized BatchNormalization" in one for one in said) == 1, said
+    assert sum("the gradient of a gradient through the synchronized layer" in one for one in said) == 1, said
 
 
 def test_trying_a_step_changes_nothing(pool: WorkerPool) -> None:
@@ -411,3 +411,12 @@ def test_a_distribution_that_cannot_be_followed_is_refused(pool: WorkerPool) -> 
         "fit one": "DataParallel over cpu:0, which Keras does not heed on TensorFlow, and MirroredStrategy trains on",
     }.items():
         assert part in said.get(name, "nothing"), (name, said.get(name))
+
+
+def require_the_numbers_of_one_device(seen: dict[str, Any]) -> None:
+    for name, run in seen.items():
+        assert run["apart"] < 1e-5, name
+
+
+def test_candidates_of_all_replicas_are_those_of_one_device(pool: WorkerPool) -> None:
+    require_the_numbers_of_one_device(call(pool, "contrast", cases="whole_batch_cases"))

@@ -118,22 +118,29 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         return reduced_by(sums, reduce_op, value, replicas=self._num_replicas_in_sync, **told(options))
 
     def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all replicas: those of each process go from its first replica to the other processes.
-
-        With several replicas in a process each has as many rows, and their number is known when a step is traced.
-        """
+        """Return the rows of all replicas: those of each process go from its first replica to the other processes."""
         if tf.executing_eagerly():
             return super().all_gather_in_replica(tensor, label)
         if len(self._devices) == 1:
             return self._collective.all_gather(tensor, label)
         rows = super().all_gather_in_replica(tensor, label)
+        return self._rows_of_first(lambda: self._collective.all_gather(rows, label), rows, label)
+
+    def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the sum over replicas: that of each process goes from its first replica to the other processes."""
+        if tf.executing_eagerly():
+            return super().sum_in_replica(tensor, label)
+        if len(self._devices) == 1:
+            return self._collective.all_reduce([tensor], [label])[0]
+        total = super().sum_in_replica(tensor, label)
+        return self._rows_of_first(lambda: self._collective.all_reduce([total], [label])[0], total, label)
+
+    def _rows_of_first(self, between: Callable[[], tf.Tensor], local: tf.Tensor, label: str) -> tf.Tensor:
+        """Return on every replica of this process the rows that its first one has of all processes."""
         if self._collective.size == 1:
-            return rows
-        shape = [self._num_replicas_in_sync * tensor.shape[0], *rows.shape[1:]]
-        (gathered,) = self._from_first_replica(
-            lambda: [self._collective.all_gather(rows, label)], lambda: [tf.zeros(shape, rows.dtype)], None
-        )
-        return gathered
+            return local
+        replica = tf.distribute.get_replica_context()._replica_id
+        return self.collectives[replica].all_gather(between() if replica == 0 else local[:0], key=f"{label} of all")
 
     def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows for this replica; with several replicas in a process they are taken of those of all."""

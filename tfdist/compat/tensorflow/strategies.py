@@ -40,6 +40,7 @@ from tensorflow.python.eager import context
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow import data, new_variables, numeric_variables, sparse_sums
+from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.errors import UnsupportedError
 
 # A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
@@ -164,10 +165,22 @@ class ReduceInReplicas:
         """
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():  # replicas of this process run one after the other
-            return replica_context.all_gather(tensor, axis=0)
+            return replica_contexts.own_all_gather(replica_context, tensor)
         if self.between:  # its operations are in no order, so each needs a key of its own
             return self.between[replica_context._replica_id].all_gather(tensor, label)
         return self.collectives[replica_context._replica_id].all_gather(tensor, key=label)
+
+    def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the sum over replicas of rows, whose number may differ between steps; see `all_gather_in_replica`.
+
+        TensorFlow's own reductions are bound to the shape that they have first.
+        """
+        replica_context = tf.distribute.get_replica_context()
+        if tf.executing_eagerly():
+            return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+        if self.between:
+            return self.between[replica_context._replica_id].all_reduce([tensor], [label])[0]
+        return self.collectives[replica_context._replica_id].all_reduce([tensor], key=label)[0]
 
     def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows for this replica, one of each replica, in their order; all of them call it.

@@ -1,16 +1,11 @@
 """Running a step for its results alone: outside of every strategy, if it changes nothing.
 
-Private names, read in TensorFlow 2.21.0: `_push_per_thread_mode`, `_pop_per_thread_mode`, `_get_default_replica_mode`
-(`distribute_lib.py`): a thread in a strategy's scope has no other way out of it; `op_def_registry`: which operations
-have a state.
+Private names, read in TensorFlow 2.21.0: `op_def_registry`: which operations have a state.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework import op_def_registry
 
 # They have a state, and leave none behind that anybody reads.
@@ -18,16 +13,6 @@ _HARMLESS = {"Assert", "Case", "HashTableV2", "If", "PartitionedCall", "Placehol
 _HARMLESS |= {"ResourceGather", "ResourceGatherNd", "StatefulPartitionedCall", "VarHandleOp", "VariableShape", "While"}
 _COLLECTIVES = ("Collective", "Horovod", "Tfdist")
 _OF_CHANCE = ("Random", "Multinomial", "TruncatedNormal", "CudnnRNN")
-
-
-@contextlib.contextmanager
-def one_device() -> Iterator[None]:
-    """Let what is traced inside be for one device, also in the scope of a strategy."""
-    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
-    try:
-        yield
-    finally:
-        distribute_lib._pop_per_thread_mode()
 
 
 def operations(function: Any) -> set[str]:

@@ -21,6 +21,7 @@ from tfdist.compat.keras import stateless_scope
 from tfdist.compat.tensorflow import data as tf_data
 from tfdist.compat.tensorflow import trial as tf_trial
 from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training.checks import judging
@@ -226,7 +227,7 @@ class Probe:
         counted = [variable for metric in model.metrics for variable in metric.variables]
         fixed = keras_layers.without_chance(keras_model.layers(model))
         scope = stateless_scope.CapturedUpdates([(v, tf.zeros(v.shape, v.dtype)) for v in counted])
-        with fixed, tf_trial.one_device(), scope:
+        with fixed, replica_contexts.of_no_strategy(), scope:
             self._step(data, _Noted(note), rows=rows, global_rows=rows, index=draw, all_reduce=list)
         return noted
 

@@ -70,6 +70,28 @@ def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.
     return gathered
 
 
+class Replicas:
+    """The replicas of the strategy in whose replica context this is used, see `step.Group`."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return tf_strategies.replicas_here()
+
+    @property
+    def index(self) -> int:
+        """The number of this one."""
+        return tf_strategies.replica_index()
+
+    def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all replicas, see `rows_from_replicas`."""
+        return rows_from_replicas(tensor, label)
+
+    def total(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the sum over replicas of a tensor with rows, of which there may be others in the next step."""
+        return tf.distribute.get_strategy().extended.sum_in_replica(tensor, label)
+
+
 def rows_from_replicas(tensor: tf.Tensor, label: str) -> tf.Tensor:
     """Return the rows of all replicas, in the order of the replicas; they may have different numbers of rows.
 

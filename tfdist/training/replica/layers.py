@@ -1,7 +1,6 @@
 """Layers in a tfdist scope: every replica its own random numbers, all replicas the same state."""
 
 import functools
-import logging
 from typing import Any
 
 import keras
@@ -12,17 +11,10 @@ from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.training.reduction import replica_sums
-from tfdist.training.replica import step
+from tfdist.training.replica import across, step
 
 # An odd constant near 2^32 / golden ratio: multiples of it by small replica numbers lie far apart in every bit range.
 _SEED_STRIDE = 0x9E3779B1
-
-_OF_A_GRADIENT = (
-    "A train_step takes the gradient of a gradient through a synchronized BatchNormalization. That is the gradient of "
-    "one device where the inner one is of a mean over the batch, or where every replica has as many examples. Else, "
-    "normalize by what examples have by themselves, as keras.layers.LayerNormalization does."
-)
-_log = logging.getLogger(__name__)
 
 
 def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
@@ -74,46 +66,13 @@ def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: An
         values = values if weight is None else tf.math.multiply_no_nan(values, weight)
         return tf.math.multiply_no_nan(tf.reduce_sum(values, axis=axes), present)
 
-    sums, count = _summed([total(inputs), local_count * present], layer, current)
+    what = f"the synchronized layer {layer.name!r}"
+    sums, count = across.summed([total(inputs), local_count * present], what, current)
     mean = tf.math.divide_no_nan(sums, count)
     # The distances sum to zero, so the variance does not change with the mean: its gradient need not travel.
     centre = tf.stop_gradient(tf.reshape(mean, shape))
-    (squares,) = _summed([total(tf.square(inputs - centre))], layer, current)
+    (squares,) = across.summed([total(tf.square(inputs - centre))], what, current)
     return mean, tf.math.divide_no_nan(squares, count)
-
-
-def _summed(tensors: list[tf.Tensor], layer: keras.Layer, current: step.Step) -> list[tf.Tensor]:
-    """Return the sums over replicas of what a loss depends on, which every replica's loss does.
-
-    What goes back is the sum over replicas of w_r g_r, with g_r the gradient of replica r's loss with respect to the
-    sum, and w_r the weight with which it enters the loss of all. Where losses are weighted before their gradients are
-    taken, the g_r contain it; elsewhere the gradients are weighted afterwards, so the sum is divided by the
-    replica's own weight.
-    """
-    what = f"the synchronized layer {layer.name!r}"
-    if current.weighs_loss:
-        return current.sum_in_the_middle(tensors, what=what)
-    weight = current.weight_of_loss()
-
-    @tf.custom_gradient
-    def forward(*tensors: tf.Tensor) -> Any:
-        return current.sum_in_the_middle(list(tensors), what=what), backward
-
-    @tf.custom_gradient
-    def backward(*upstream: tf.Tensor) -> Any:
-        sums = current.all_reduce([replica_sums.weighted(one, weight) for one in upstream])
-        return [tf.math.divide_no_nan(one, tf.cast(weight, one.dtype)) for one in sums], again
-
-    def again(*upstream: tf.Tensor) -> Any:
-        _warn_of_gradients_of_gradients()
-        return forward(*upstream)
-
-    return list(forward(*tensors))
-
-
-@functools.cache  # once for all replicas, layers and traces
-def _warn_of_gradients_of_gradients() -> None:
-    _log.warning(_OF_A_GRADIENT)
 
 
 def averaged_states(model: keras.Model, current: step.Step) -> tuple[list[keras.Variable], list[tf.Tensor]]:

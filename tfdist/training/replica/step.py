@@ -36,6 +36,29 @@ class Sink(Protocol):
         """Return what the replica returns, given what the user's step returned."""
 
 
+class Group(Protocol):
+    """The replicas that share a step, as `replica_sums.Replicas`; all of them call its methods in the same order.
+
+    Attributes:
+        size: how many they are.
+        index: the number of this one.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+
+    @property
+    def index(self) -> int:
+        """The number of this one."""
+
+    def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all, in their order; each may have another number of rows."""
+
+    def total(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the sum of what all have, in a shape that may be another in each step."""
+
+
 class Step:
     """One replica's share of one step; current while the user's `train_step` or `test_step` runs.
 
@@ -54,6 +77,7 @@ class Step:
         index: which of the replicas this is, int32 scalar; None where the strategy's replica context tells.
         sums: what of the step is a sum over examples and no mean: kinds and numbers, see `is_sum`.
         all_reduce: returns the sums over replicas of a list of tensors that each of them holds.
+        group: gathers rows of replicas, and adds up gradients of these.
         sink: takes what the step makes; None: what an optimizer is given changes this replica's own variables.
     """
 
@@ -66,9 +90,13 @@ class Step:
         index: tf.Tensor | None = None,
         sums: Collection[tuple[str, int]] = (),
         all_reduce: Callable[[list[Any]], list[Any]] = replica_sums.sum_over_replicas,
+        group: "Group | None" = None,
         sink: "Sink | None" = None,
     ) -> None:
         self.all_reduce = all_reduce
+        self.group = replica_sums.Replicas() if group is None else group
+        #: how often it has gathered rows, or reduced gradients, in its middle
+        self.meetings = 0
         self.sink = sink
         self.rows = rows
         self.index = index

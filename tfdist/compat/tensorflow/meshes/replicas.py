@@ -163,6 +163,10 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
         """Return the rows of all replicas, in their order."""
         return ReduceInReplicas.all_gather_in_replica(self, tensor, label)
 
+    def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the sum over replicas."""
+        return ReduceInReplicas.sum_in_replica(self, tensor, label)
+
     def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows for this replica."""
         return ReduceInReplicas.all_to_all_in_replica(self, tensor, label)

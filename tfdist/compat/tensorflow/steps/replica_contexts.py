@@ -1,0 +1,53 @@
+"""The replica context of a step: what `tf.distribute.get_replica_context()` hands to code in it.
+
+TensorFlow makes a replica context for each replica whenever a function is run or traced. So what a step changes is an
+attribute of that one object, for as long as the step is under way.
+
+Private names, read in TensorFlow 2.21.0: `_get_default_strategy`, `_get_default_replica_context`
+(`distribute_lib.py`): what holds without a strategy. All threads share that context, so it is left as it is, and what
+is tried gets a context of its own.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+
+
+def of_no_strategy(index: int = 0) -> Any:
+    """Return a context in which what is traced is for one device, also in the scope of a strategy.
+
+    Args:
+        index: what it says that the number of the replica is.
+    """
+    return tf.distribute.ReplicaContext(distribute_lib._get_default_strategy(), index)
+
+
+@contextlib.contextmanager
+def gathering_by(gather: Callable[..., Any]) -> Iterator[None]:
+    """Let `all_gather` of this thread's replica context be a function inside; outside of replicas nothing changes.
+
+    Args:
+        gather: takes what `all_gather` does.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context is distribute_lib._get_default_replica_context():
+        yield
+        return
+    context.all_gather = gather
+    try:
+        yield
+    finally:
+        del context.all_gather
+
+
+def own_all_gather(context: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Return the rows of all replicas by TensorFlow's own `all_gather`.
+
+    Args:
+        context: a replica context.
+        tensor: this replica's rows.
+    """
+    return type(context).all_gather(context, tensor, axis=0)

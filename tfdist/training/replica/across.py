@@ -1,0 +1,138 @@
+"""What a step takes from all replicas in its middle, so that gradients through it are those of one device.
+
+With w_r the weight with which the loss of replica r enters the loss of all, and g_r the gradient of that loss with
+respect to what was exchanged, one device has the gradient sum_r w_r g_r. TensorFlow's own `all_gather` and `all_reduce`
+send back sum_r g_r. A replica's gradients are multiplied by its own weight afterwards, unless its loss was before: what
+comes back is divided by that weight here.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat.tensorflow.steps import replica_contexts
+from tfdist.training.reduction import replica_sums
+from tfdist.training.replica import step
+
+_OF_A_GRADIENT = (
+    "A train_step takes the gradient of a gradient through %s, which replicas compute together. That is the gradient "
+    "of one device where the inner one is of a mean over the batch, or where every replica has as many examples. Else, "
+    "let the inner gradient depend on each example alone; of normalization, keras.layers.LayerNormalization does."
+)
+_GATHERED = "tf.distribute.get_replica_context().all_gather"
+_log = logging.getLogger(__name__)
+
+_Tensors = list[tf.Tensor]
+
+
+def summed(tensors: _Tensors, what: str, current: step.Step) -> _Tensors:
+    """Return sums over replicas of what a loss depends on, which every replica's loss does.
+
+    Args:
+        tensors: alike on every replica.
+        what: needs them, for messages.
+        current: the step.
+    """
+    if current.weighs_loss:
+        return current.sum_in_the_middle(tensors, what=what)
+
+    def sums(given: _Tensors) -> _Tensors:
+        return current.sum_in_the_middle(given, what=what)
+
+    return _exchanged(sums, current.all_reduce, tensors, what, current)
+
+
+def gathering(current: step.Step) -> AbstractContextManager[None]:
+    """Return a context in which `tf.distribute`'s `all_gather` gathers the examples of a step.
+
+    Args:
+        current: the step, which has begun.
+    """
+    return replica_contexts.gathering_by(functools.partial(_gathered, current))
+
+
+def _gathered(current: step.Step, value: Any, axis: Any, options: Any = None) -> Any:
+    """Return a nest with the rows of all replicas that have examples, as `tf.distribute.ReplicaContext.all_gather`."""
+    del options  # how rows travel is the strategy's affair
+    axis = int(tf.get_static_value(axis))
+    tensors = [tf.convert_to_tensor(one) for one in tf.nest.flatten(value)]
+    return tf.nest.pack_sequence_as(value, [_rows_along(axis, one, current) for one in tensors])
+
+
+def _rows_along(axis: int, tensor: tf.Tensor, current: step.Step) -> tf.Tensor:
+    if axis % (tensor.shape.rank or 1) == 0:
+        return _rows(tensor, current)
+    order = list(range(tensor.shape.rank))
+    order.insert(0, order.pop(axis))
+    inverse = [order.index(place) for place in range(len(order))]
+    return tf.transpose(_rows(tf.transpose(tensor, order), current), inverse)
+
+
+def _rows(tensor: tf.Tensor, current: step.Step) -> tf.Tensor:
+    group = current.group
+    if group.size == 1:
+        current.all_reduce([])  # of a part of a batch, there is nobody to ask
+        return tensor
+    if current.is_one_program:
+        raise step.cannot_add_up(_GATHERED)
+    current.meetings += 1
+    what = f"rows of all_gather {current.meetings}"
+    mine = tf.where(current.rows > 0, tf.shape(tensor)[0], 0)
+
+    def gathered(given: _Tensors) -> _Tensors:
+        return [group.rows(given[0][:mine], what)]
+
+    def own(given: _Tensors) -> _Tensors:
+        total = group.total(given[0], f"gradient of {what}")
+        first = tf.reduce_sum(group.rows(mine[tf.newaxis], f"numbers of {what}")[: group.index])
+        absent = [[0, tf.shape(tensor)[0] - mine], *([[0, 0]] * (len(tensor.shape) - 1))]
+        return [tf.ensure_shape(tf.pad(total[first : first + mine], absent), tensor.shape)]
+
+    if not tensor.dtype.is_floating:
+        return gathered([tensor])[0]
+    return _exchanged(gathered, own, [tensor], _GATHERED, current)[0]
+
+
+def _exchanged(
+    forward: Callable[[_Tensors], _Tensors],
+    back: Callable[[_Tensors], _Tensors],
+    tensors: _Tensors,
+    what: str,
+    current: step.Step,
+) -> _Tensors:
+    """Return what an exchange makes of tensors.
+
+    Args:
+        forward: the exchange.
+        back: takes each replica's gradients of what `forward` returns, and returns their sum, of what this one gave.
+        tensors: this replica's.
+        what: exchanges them, for messages.
+        current: the step.
+    """
+    weight = None if current.weighs_loss else current.weight_of_loss()
+
+    @tf.custom_gradient
+    def onward(*given: tf.Tensor) -> Any:
+        return forward(list(given)), backward
+
+    @tf.custom_gradient
+    def backward(*upstream: tf.Tensor) -> Any:
+        if weight is None:
+            return back(list(upstream)), again
+        sums = back([replica_sums.weighted(one, weight) for one in upstream])
+        return [tf.math.divide_no_nan(one, tf.cast(weight, one.dtype)) for one in sums], again
+
+    def again(*upstream: tf.Tensor) -> Any:
+        _warn_of_gradients_of_gradients(what)
+        return onward(*upstream)
+
+    return list(onward(*tensors))
+
+
+@functools.cache  # once for all replicas and traces
+def _warn_of_gradients_of_gradients(what: str) -> None:
+    _log.warning(_OF_A_GRADIENT, what)
