@@ -256,6 +256,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "experimental_acd_manager": lambda: tf.Graph,
         "_get_on_device_or_primary": lambda: model().weights[0].value,
     },
+    "tensorflow/trial.py": {},
 }
 
 
