@@ -88,7 +88,7 @@ def test_a_cast_keeps_values_or_names_them(kind: str, dtype: str, data: st.DataO
     info = np.iinfo(kind)
     edges = [v for k in INTEGERS for v in (np.iinfo(k).min, np.iinfo(k).max) if info.min <= v <= info.max]
     values = data.draw(st.lists(st.integers(info.min, info.max) | st.sampled_from(edges), min_size=1, max_size=8))
-    result, wrong = cast(np.array(values, kind), dtype)
+    result, wrong = cast(np.array(values, kind), Feature(dtype))
     flags = [False] * len(values) if wrong is None else wrong.tolist()
     for value, kept, is_wrong in zip(values, result.tolist(), flags, strict=True):
         if not is_wrong:

@@ -10,12 +10,13 @@ A feature is stored in one of four encodings:
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tfdist import validation
+from tfdist.data.format.digits import fits_float32
 from tfdist.errors import ConfigError, ConfigTypeError
 
 ENCODINGS = ("float", "int64", "bytes", "raw")
@@ -42,6 +43,7 @@ class Feature:
         names: what the values of an integer feature stand for, the name of class 0 first.
         unit: what one of its numbers means, where that is known: "us since 1970-01-01 UTC", "1e-2" (hundredths), or
             any text. Columns of dates, times and decimals are converted to it, see `tfdist.data.sources.tables.units`.
+        may_round: whether a user asked for this dtype, so that floats are rounded to it where they do not fit exactly.
 
     Raises:
         ConfigError: the dtype is unknown, or cannot be stored in this shape or encoding.
@@ -57,6 +59,7 @@ class Feature:
     is_image: bool = False
     names: tuple[str, ...] = field(default=(), repr=False)
     unit: str = field(default="", repr=False)
+    may_round: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         dtype = self.dtype if self.dtype == TEXT else _dtype_name(self.dtype)
@@ -185,11 +188,22 @@ class Schema(Mapping[str, Feature]):
         return cls({name: Feature.from_json(name, feature) for name, feature in value.items()})
 
 
+def asked(schema: Any) -> Schema | None:
+    """Return a schema that a user wrote down: what does not fit into its floats is rounded, because that was asked for.
+
+    Args:
+        schema: a `Schema`, a mapping of names to `Feature`, or None.
+    """
+    if schema is None:
+        return None
+    return Schema({name: replace(feature, may_round=True) for name, feature in Schema(schema).items()})
+
+
 def infer(example: Mapping[str, Any]) -> Schema:
     """Return the schema of one example: a mapping of names to values.
 
-    Bytes and text become "string"; a Python int is int64, a Python float float32; lists are arrays; an array keeps its
-    dtype and shape.
+    Bytes and text become "string"; a Python int is int64, a Python float float32 where that keeps all of its digits,
+    else float64; lists are arrays; an array keeps its dtype and shape.
 
     Raises:
         ConfigError: a value is of no dtype that can be stored.
@@ -206,7 +220,7 @@ def feature_of(name: str, value: Any) -> Feature:
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return Feature(TEXT)
     array = np.asarray(value)
-    if isinstance(value, float) or (isinstance(value, (list, tuple)) and array.dtype == np.float64):
+    if array.dtype == np.float64 and not hasattr(value, "dtype") and fits_float32(array.reshape(-1)).all():
         array = array.astype(np.float32)
     if array.dtype.kind in "SUO" and all(isinstance(item, (bytes, str)) for item in array.flat):
         return Feature(TEXT, array.shape)

@@ -9,7 +9,6 @@ Example:
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -42,10 +41,11 @@ def open_source(
             wildcard or a list of them, to CSV, Parquet, HDF5, NumPy or TFRecord files, or to a folder with one folder
             of pictures per class; a `Source`.
         schema: a `Schema`, or a mapping of names to `Feature`. Default: it follows from the examples. Of tables
-            and HDF5 files those columns are read that it names.
+            and HDF5 files those columns are read that it names. Nothing is rounded, but for features that say
+            `may_round`.
         label: the name of the feature by which examples are told apart; it must be there.
         split: the one to read of a folder that holds several.
-        options: how tables are read. Default: nothing stands for null, and nothing is rounded unless the schema asks.
+        options: how tables are read. Default: nothing stands for null.
 
     Raises:
         ConfigError: there are no examples, or none that can be stored; a folder holds several splits.
@@ -54,8 +54,7 @@ def open_source(
         StorageError: a file, or a store, cannot be read.
     """
     wanted = schema if schema is None or isinstance(schema, Schema) else Schema(schema)
-    how = replace(Options(), exact=wanted is None) if options is None else options
-    source = _open(examples, wanted, split, how)
+    source = _open(examples, wanted, split, Options() if options is None else options)
     if label is not None and validation.text("label", label) not in source.schema:
         names = ", ".join(map(repr, source.schema))
         raise ConfigError(f"label is {label!r}; it must be one of the features, which are {names}.")

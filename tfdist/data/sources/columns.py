@@ -1,7 +1,8 @@
 """Values that were given -> columns that can be stored: the one check that every source uses.
 
 A value is kept or refused, never bent: an integer goes into a float feature when that float equals it, a float never
-into an integer feature. Floats may be rounded to a narrower float, but not to infinity.
+into an integer feature. A float goes into a narrower one when that equals it; a float of Python, which has no dtype,
+also where float32 keeps all of its digits. A feature that a user asked for may round, but not to infinity.
 
 Example:
     >>> column("label", Feature("uint8"), [1, 2, 255]).dtype.name
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
+from tfdist.data.format.digits import fits_float32
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -117,21 +119,28 @@ def column(name: str, feature: Feature, values: Any, start: int = 0, origin: str
         for i, value in enumerate(values):
             result[i] = _array(name, feature, value, start + i, origin)
         return result
-    result, wrong = cast(array, feature.dtype)
+    result, wrong = cast(array, feature, of_python=type(values[0]) is float)
     if wrong is not None and wrong.any():
         first = int(np.flatnonzero(wrong.reshape(len(array), -1).any(axis=1))[0])
         _refuse(name, feature, values[first], start + first, origin)
     return np.ascontiguousarray(result)
 
 
-def cast(array: NDArray[Any], dtype: str) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Return an array as ``dtype``, and which of its values that dtype cannot hold (None: it holds all of them).
+def cast(
+    array: NDArray[Any], feature: Feature, *, of_python: bool = False
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Return an array as a feature's dtype, and which values that dtype cannot hold (None: it holds all of them).
+
+    Args:
+        array: the values.
+        feature: whose dtype they get.
+        of_python: whether the values were numbers of Python, which have no dtype.
 
     Example:
-        >>> cast(np.array([1, 1 << 24, (1 << 24) + 1]), "float32")[1]
+        >>> cast(np.array([1, 1 << 24, (1 << 24) + 1]), Feature("float32"))[1]
         array([False, False,  True])
     """
-    target, kind = np.dtype(dtype), array.dtype.kind
+    target, kind = np.dtype(feature.dtype), array.dtype.kind
     if array.dtype.newbyteorder("=") == target or (array.size == 0 and kind in "biuf"):
         return array.astype(target, copy=False), None
     if kind not in "biuf" or (kind == "f" and target.kind != "f"):
@@ -139,7 +148,7 @@ def cast(array: NDArray[Any], dtype: str) -> tuple[NDArray[Any], NDArray[np.bool
     with np.errstate(all="ignore"):
         result = array.astype(target)
         if kind == "f":
-            return result, np.isfinite(array) & ~np.isfinite(result)
+            return result, _rounded(array, result, feature, of_python=of_python)
         if target.kind == "f":
             return result, None if kind == "b" else _inexact(array, result)
         low, high = _range(target)
@@ -170,6 +179,20 @@ def _range(target: np.dtype[Any]) -> tuple[int, int]:
         return 0, 1
     info = np.iinfo(target)
     return int(info.min), int(info.max)
+
+
+def _rounded(
+    array: NDArray[Any], result: NDArray[Any], feature: Feature, *, of_python: bool
+) -> NDArray[np.bool_] | None:
+    """Where a float was changed by another float dtype, and may not be."""
+    if feature.may_round:
+        return np.isfinite(array) & ~np.isfinite(result)
+    if np.can_cast(array.dtype, result.dtype):
+        return None
+    changed = np.asarray((result != array) & ~np.isnan(array))
+    if of_python and feature.dtype == "float32" and changed.any():
+        changed[changed] = ~fits_float32(array[changed])
+    return changed
 
 
 def _inexact(array: NDArray[Any], result: NDArray[Any]) -> NDArray[np.bool_]:
@@ -210,8 +233,8 @@ def _array(name: str, feature: Feature, value: Any, index: int, origin: str) -> 
     is_list = None in feature.shape
     if is_masked(value) or (array.ndim != 1 if is_list else array.shape != feature.shape):
         _refuse(name, feature, value, index, origin)
-    result, wrong = cast(array, feature.dtype)
-    if wrong is not None and wrong.any():
+    result, wrong = cast(array, feature, of_python=not hasattr(value, "dtype"))
+    if wrong is not None and np.any(wrong):
         _refuse(name, feature, value, index, origin)
     return result
 
@@ -219,7 +242,7 @@ def _array(name: str, feature: Feature, value: Any, index: int, origin: str) -> 
 def _lists(name: str, feature: Feature, values: Any, start: int, origin: str) -> list[NDArray[Any]]:
     types = {(value.dtype, value.ndim) if type(value) is np.ndarray else None for value in values}
     if len(types) == 1 and None not in types and next(iter(types))[1] == 1:  # type: ignore[index]
-        whole, wrong = cast(np.concatenate(list(values)), feature.dtype)
+        whole, wrong = cast(np.concatenate(list(values)), feature)
         if wrong is None or not wrong.any():
             ends = np.cumsum([len(value) for value in values]).tolist()
             return [whole[end - len(value) : end] for value, end in zip(values, ends, strict=True)]
@@ -322,6 +345,11 @@ def _hint(feature: Feature, value: Any) -> str:
         return " Round it, or pass a schema with float32."
     if np.dtype(feature.dtype).kind == "f" and array.dtype.kind in "iu":
         return " This float cannot hold the integer exactly; cast it, or pass a schema with float64 or int64."
+    if array.dtype.kind == "f" and np.dtype(feature.dtype).kind == "f" and not feature.may_round:
+        return (
+            f" {feature.dtype} was told from what came before, and loses digits of this {array.dtype}. Pass a schema "
+            f"with {array.dtype}, or with {feature.dtype} to round."
+        )
     return ""
 
 

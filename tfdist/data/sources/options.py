@@ -25,7 +25,6 @@ class Options:
         nulls: column -> the value that stands where it has none; ``"*"`` for all columns without a value of their own.
         null_masks: columns of which a feature NAME_is_null says where they have no value.
         delimiter: what separates the columns of a CSV file; None: what its name and its first line say.
-        exact: whether the schema was told from examples, so that nothing may be rounded to fit into it.
 
     Raises:
         ConfigError: a delimiter of several characters, or one that cannot separate anything.
@@ -35,7 +34,6 @@ class Options:
     nulls: Mapping[str, Any] = field(default_factory=dict)
     null_masks: Sequence[str] = ()
     delimiter: str | None = None
-    exact: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.nulls, Mapping):

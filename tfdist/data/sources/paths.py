@@ -8,7 +8,7 @@ Example:
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfdist.data.format import splits
@@ -19,6 +19,7 @@ from tfdist.data.sources.options import NONE, Options
 from tfdist.data.sources.protocol import Source
 from tfdist.data.sources.tables import partitions
 from tfdist.data.sources.tables.partitions import Keys
+from tfdist.data.sources.widening import widened
 from tfdist.errors import ConfigError
 
 _ENDINGS = {
@@ -288,9 +289,7 @@ def _open_each(kind: str, found: Sequence[Found], schema: Schema | None, options
     inner = schema and _without(schema, keyed)
     of_files = options.without([key for key, _ in found[0].keys])
     opened: list[Source] = []
-    for file in found:
-        source = _open_one(kind, file.path, inner, of_files)
-        inner = source.schema if inner is None else inner
+    for file, source in zip(found, _open_alike(kind, found, inner, of_files), strict=True):
         if file.keys:
             full = Schema({**source.schema, **keyed})
             source = partitions.partitioned(source, full, file.keys, options, file.path)
@@ -306,6 +305,23 @@ def _open_each(kind: str, found: Sequence[Found], schema: Schema | None, options
         shown = ", ".join(file.path for file in found[:5])
         raise ConfigError(f"{shown} ha{'s' if len(found) == 1 else 've'} no rows; at least one is needed.")
     return whole
+
+
+def _open_alike(kind: str, found: Sequence[Found], schema: Schema | None, options: Options) -> Iterator[Source]:
+    """Open files with one schema. Where nobody gave it, it is that of the first, with dtypes that hold all of them.
+
+    What a file says of itself is known when it is opened; of CSV files, all rows would have to be read.
+    """
+    if schema is None and kind != "csv" and len(found) > 1:
+        given = [_open_one(kind, file.path, None, options) for file in found]
+        schema = widened([source.schema for source in given])
+        if all(source.schema == schema for source in given):
+            yield from given
+            return
+    for file in found:
+        source = _open_one(kind, file.path, schema, options)
+        schema = source.schema if schema is None else schema
+        yield source
 
 
 def _without(schema: Schema, keyed: Mapping[str, object]) -> Schema:

@@ -14,7 +14,7 @@ from tfdist.data.format.example import Template
 from tfdist.data.format.layout import FIXED, layout_of
 from tfdist.data.format.manifest import Manifest, Shard, read_manifest
 from tfdist.data.format.revisions import index_name, next_revision, shard_name, written_in
-from tfdist.data.format.schema import Schema
+from tfdist.data.format.schema import Schema, asked
 from tfdist.data.sources import Options, files, open_source, splits_of
 from tfdist.data.sources.checked import checked
 from tfdist.data.sources.protocol import Source
@@ -111,7 +111,8 @@ def write(
         raise ConfigError("source_options are for sources that are URLs; this one is none. Leave them out.")
     looks = _looks(check_images, convert_images)
     place = storage(directory, storage_options=storage_options)
-    options = Options(nulls or {}, null_masks, delimiter, exact=schema is None)
+    options = Options(nulls or {}, null_masks, delimiter)
+    schema = asked(schema)
     if (kept := _kept(place, exists)) is not None:
         return kept
 

@@ -18,6 +18,7 @@ from tfdist.data.format.schema import TEXT, Feature, Schema, feature_of
 from tfdist.data.sources.blocks import bytes_per_example, examples_per_block, weight
 from tfdist.data.sources.columns import column, is_masked, named
 from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.widening import told
 from tfdist.errors import ConfigError
 
 _DIGEST_BYTES = 8 << 20  # of an array; of a larger one as many, in pieces spread over it
@@ -44,6 +45,8 @@ def open_arrays(examples: Any, schema: Schema | None = None, identity: dict[str,
     arrays = {name: _array(name, values) for name, values in given.items()}
     count = _count(arrays)
     found = schema or Schema({name: _feature(name, arrays[name], given[name]) for name in arrays})
+    if schema is None:  # floats of Python that float32 holds with all their digits
+        arrays = {name: _narrowed(array, found[name], given[name]) for name, array in arrays.items()}
     if found.keys() != arrays.keys():
         raise ConfigError(
             f"the arrays are {_names(arrays)}; the schema has {_names(found)}. Both must have the same names."
@@ -169,15 +172,20 @@ def _feature(name: str, array: NDArray[Any], given: Any) -> Feature:
     if array.dtype.kind in "SU":
         return Feature(TEXT, array.shape[1:])
     if array.dtype.kind != "O":
-        found = feature_of(name, array[:1] if hasattr(given, "dtype") else array[:1].tolist())
+        found = feature_of(name, array[:1] if hasattr(given, "dtype") or array.dtype.kind != "f" else array.tolist())
         return Feature(found.dtype, array.shape[1:])
     if array.ndim > 1:
         return feature_of(name, array[0])
     first = feature_of(name, array[0])
+    first = first if first.dtype == TEXT else told(name, array)
     if first.shape == ():
         return first
     shapes = {np.shape(value) for value in array}
     return first if shapes == {first.shape} else Feature(first.dtype, (None,))
+
+
+def _narrowed(array: NDArray[Any], feature: Feature, given: Any) -> NDArray[Any]:
+    return array if hasattr(given, "dtype") or array.dtype.kind != "f" else array.astype(feature.dtype, copy=False)
 
 
 def _digest(array: NDArray[Any]) -> str:

@@ -6,7 +6,7 @@ Example:
     ('float32', [[1, 2, 3]])
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,22 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.format.schema import Schema, infer
+from tfdist.data.format.schema import Schema
 from tfdist.data.sources.blocks import BLOCK_BYTES, BLOCK_EXAMPLES, bytes_per_example, examples_per_block, weight
 from tfdist.data.sources.columns import block, named
 from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.widening import told
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 
 _NOTHING = object()
+_SAMPLE = 256  # examples that tell a schema
 
 
 def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed":
-    """Return examples that come one by one as a source; the first is read now.
+    """Return examples that come one by one as a source; without a schema, the first 256 are read now.
 
     Args:
         examples: an iterable of mappings of names to values (or of (x, y) or (x, y, weight)), or a function without
             arguments that returns one. A list can be read from anywhere, several times.
-        schema: what each must be; else what the first one shows.
+        schema: what each must be; else what the first one shows, with dtypes that hold those that are read now.
 
     Raises:
         ConfigError: there is no example, or the first has no names.
@@ -37,7 +39,8 @@ def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed
     if isinstance(examples, Sequence) and not isinstance(examples, (str, bytes)):
         if not examples:
             raise ConfigError("the list of examples is empty; at least one is needed.")
-        return Listed(schema or _schema(examples[0]), examples)
+        iterator = iter(examples)
+        return Listed(schema or _schema(_sample(next(iterator), iterator)[0]), examples)
     if not callable(examples) and iter(examples) is examples:
         make, iterator = None, iter(examples)
     else:
@@ -49,7 +52,10 @@ def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed
             "the stream of examples ended before the first one; at least one is needed. A generator that was read "
             "before is empty: pass the function that makes it."
         )
-    return Stream(schema or _schema(first), chain([first], iterator), make)
+    if schema is not None:
+        return Stream(schema, chain([first], iterator), make)
+    seen, rest = _sample(first, iterator)
+    return Stream(_schema(seen), chain(seen, rest), make)
 
 
 class Stream:
@@ -147,10 +153,15 @@ def is_table(value: Any) -> bool:
 
 def weight_of(example: Any) -> int:
     """Return about how many bytes an example takes, 0 for what is none."""
+    return sum(map(weight, _parts(example).values()))
+
+
+def _parts(example: Any) -> Mapping[str, Any]:
+    """Return an example with names, without any where it is none: who reads it says so."""
     try:
-        return sum(map(weight, named(example).values()))
+        return named(example)
     except ConfigError:
-        return 0
+        return {}
 
 
 def _rows(schema: Schema) -> int:
@@ -167,7 +178,28 @@ def _iterator(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         ) from None
 
 
-def _schema(first: Any) -> Schema:
+def _sample(first: Any, iterator: Iterator[Any]) -> tuple[list[Any], Iterator[Any]]:
+    """Return the first examples, and the others; an error in reading them comes when they are asked for."""
+    seen, held = [first], weight_of(first)
+    while len(seen) < _SAMPLE and held < BLOCK_BYTES:
+        try:
+            example = next(iterator, _NOTHING)
+        except Exception as error:  # noqa: BLE001 - whatever a generator raises
+            return seen, _failing(error)
+        if example is _NOTHING:
+            break
+        seen.append(example)
+        held += weight_of(example)
+    return seen, iterator
+
+
+def _failing(error: Exception) -> Iterator[Any]:
+    yield from ()
+    raise error
+
+
+def _schema(examples: Sequence[Any]) -> Schema:
+    first = examples[0]
     if isinstance(first, (str, bytes)):
         raise ConfigTypeError(
             f"the first example is {validation.shown(first)}; it must be a mapping of names to values. (Iterating over "
@@ -178,8 +210,8 @@ def _schema(first: Any) -> Schema:
             f"the first example is a {type(first).__module__}.{type(first).__name__}, which has many; pass one table "
             "(pyarrow.Table.from_batches makes one of several), or its rows as mappings of names to values."
         )
-    example = named(first)
+    rows = [named(first), *map(_parts, examples[1:])]
     try:
-        return infer(example)
+        return Schema({name: told(name, (row[name] for row in rows if name in row)) for name in rows[0]})
     except ConfigError as error:
         raise type(error)(f"Example 0: {error}") from error

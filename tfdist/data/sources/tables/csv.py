@@ -13,12 +13,14 @@ Example:
 import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.format.digits import fits_float32
+from tfdist.data.format.schema import TEXT, Feature, Schema, asked
 from tfdist.data.sources import compressed, files
 from tfdist.data.sources.blocks import BLOCK_BYTES, cut
 from tfdist.data.sources.options import NONE, Options
@@ -85,10 +87,12 @@ class Csv:
     count: int | None = None
 
     def __init__(self, path: str, found: table.Columns, columns: list[str], options: Options) -> None:
-        self.schema, self.columns, self._path, self._found = found.schema, columns, path, found
+        self.schema, self.columns, self._path = found.schema, columns, path
+        # decimal digits are read as float64: what float32 loses of them is looked at here
+        self._found = replace(found, schema=asked(found.schema) or found.schema)
         self._delimiter = options.delimiter
         narrow = [name for name in found.paths if self.schema[name].dtype == "float32"]
-        self._narrow = narrow if options.exact else []
+        self._narrow = [name for name in narrow if not self.schema[name].may_round]
         self.identity: dict[str, Any] = {**files.identity("csv", [path]), **found.identity}
         if options.delimiter is not None:
             self.identity["delimiter"] = options.delimiter
@@ -112,7 +116,7 @@ class Csv:
     def _check_narrow(self, name: str, array: Any, start: int) -> None:
         """Refuse digits that a type which was told from earlier rows would lose."""
         values = array.to_numpy(zero_copy_only=False)  # NaN where it is null
-        fits = csv_types.fits_float32(values)
+        fits = fits_float32(values)
         if not fits.all():
             row = int(np.argmin(fits))
             raise ConfigError(

@@ -10,16 +10,12 @@ true, false                         bool
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tfdist.data.format.digits import fits_float32
 from tfdist.data.format.schema import TEXT, Feature
 from tfdist.data.sources.tables import table
 
 _WHOLE = r"^\s*[+-]?[0-9]+\s*$"
 _PADDED = r"^\s*[+-]?0[0-9xX]"  # "007", "0x1f": a number would lose what stands in front
-_SHORT = 6  # digits that every float32 holds
-_POWERS = np.array([float(f"1e{place}") for place in range(23)])  # those that a float64 is
 _EXACT = 1 << 53  # whole numbers that every float64 holds
 
 
@@ -63,34 +59,3 @@ def number(kind: Any, texts: Any) -> Feature:
         return Feature(TEXT)
     values = compute.cast(compute.utf8_trim_whitespace(texts), table.arrow().float64()).to_numpy(zero_copy_only=False)
     return Feature("float32" if fits_float32(values).all() else "float64")
-
-
-def fits_float32(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which values keep all their digits as float32: written out with as many, they read the same.
-
-    Example:
-        >>> fits_float32(np.array([0.1, 16777217.0, 3.14159274, 1e300, np.nan])).tolist()
-        [True, False, True, False, True]
-    """
-    with np.errstate(all="ignore"):
-        narrow = values.astype(np.float32)
-        good = (narrow == values) | np.isnan(values)
-        size = np.where(good, 1.0, np.abs(values))
-        # most values have few digits: a whole number below 2**53 times or by an exact power of ten, so rounded once
-        places = _SHORT - 1 - np.floor(np.log10(size))
-        inside = np.abs(places) < len(_POWERS)
-        power = _POWERS[np.where(inside, np.abs(places), 0).astype(int)]
-        whole = np.rint(np.where(places > 0, size * power, size / power))
-        short = inside & (np.where(places > 0, whole / power, whole * power) == size)
-    normal = np.finfo(np.float32)
-    good |= short & (size >= float(normal.tiny)) & (size <= float(normal.max))
-    rest = np.flatnonzero(~good)
-    good[rest] = narrow[rest].astype(str).astype(np.float64) == values[rest]
-    rest = np.flatnonzero(~good & np.isfinite(narrow))
-    good[rest] = [_reads_the_same(*pair) for pair in zip(narrow[rest].tolist(), values[rest].tolist(), strict=True)]
-    return good
-
-
-def _reads_the_same(narrow: float, value: float) -> bool:
-    digits = len(repr(value).partition("e")[0].replace(".", "").lstrip("-0").rstrip("0"))
-    return float(f"{narrow:.{digits}g}") == value

@@ -38,6 +38,7 @@ from tfdist.data.sources.columns import column
 from tfdist.data.sources.protocol import Block, Source
 from tfdist.data.sources.tfrecords import sequences
 from tfdist.data.sources.tfrecords.inference import Seen, as_kept
+from tfdist.data.sources.widening import widened
 from tfdist.errors import ConfigError, CorruptDataError
 
 _SAMPLE = 256  # records from which a schema is inferred
@@ -65,14 +66,15 @@ def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source
     if not filled:
         raise ConfigError(f"{paths[0]} has no records; at least one is needed.")
     known = _schemas(filled)
-    found = schema or known[filled[0]] or surveyed(filled, most=_SAMPLE)
-    found = classes.named(found, [own for own in known.values() if own is not None])
-    return chained([classes.matched(_open(path, found), known[path], path) for path in filled])
+    described = [own for own in known.values() if own is not None]
+    found = schema or (widened(described) if known[filled[0]] else surveyed(filled, most=_SAMPLE))
+    found = classes.named(found, described)
+    return chained([classes.matched(_open(path, found, known[path]), known[path], path) for path in filled])
 
 
-def _open(path: str, schema: Schema) -> "Records | Stream":
+def _open(path: str, schema: Schema, own: Schema | None) -> "Records | Stream":
     is_plain = not files.is_url(path) and kept_as(path) not in (GZIP, ZLIB)
-    return Records(path, schema) if is_plain else Stream(path, schema)
+    return Records(path, schema, own) if is_plain else Stream(path, schema, own)
 
 
 def kept_as(path: str) -> str:
@@ -82,12 +84,18 @@ def kept_as(path: str) -> str:
 
 
 class Records:
-    """The records of a local file, found by their lengths; pickled by its path and where they are."""
+    """The records of a local file, found by their lengths; pickled by its path and where they are.
+
+    Args:
+        path: of the file.
+        schema: what examples must be.
+        own: what the manifest beside the file says that they are; None where there is none.
+    """
 
     seekable = True
 
-    def __init__(self, path: str, schema: Schema) -> None:
-        self.schema, self._path = schema, path
+    def __init__(self, path: str, schema: Schema, own: Schema | None) -> None:
+        self.schema, self._own, self._path = schema, own or schema, path
         with _mapped(path) as data:
             found = records.scan(data)
         if found.problem:
@@ -112,7 +120,8 @@ class Records:
                 limit = self._offsets[at] + BLOCK_BYTES
                 last = int(np.searchsorted(self._offsets[: end + 1], limit, side="right")) - 1
                 last = max(at + 1, min(last, at + BLOCK_EXAMPLES))
-                yield _block(self.schema, [self._payload(data, i) for i in range(at, last)], at, self._path)
+                payloads = [self._payload(data, index) for index in range(at, last)]
+                yield _block(self.schema, self._own, payloads, at, self._path)
                 at = last
 
     def _payload(self, data: Any, index: int) -> bytes:
@@ -123,14 +132,14 @@ class Records:
 
 
 class Stream:
-    """The records of a file that can be read from its beginning alone: compressed or remote."""
+    """The records of a file that can be read from its beginning alone: compressed or remote; see `Records`."""
 
     seekable = False
     sizes: NDArray[np.int64] | None = None
     count: int | None = None
 
-    def __init__(self, path: str, schema: Schema) -> None:
-        self.schema, self._path = schema, path
+    def __init__(self, path: str, schema: Schema, own: Schema | None) -> None:
+        self.schema, self._own, self._path = schema, own or schema, path
         self.identity: dict[str, Any] = files.identity("tfrecords", [path])
         self.identifies = files.are_stamped(self.identity)
 
@@ -144,11 +153,11 @@ class Stream:
             held.append(payload)
             held_bytes += len(payload)
             if held_bytes >= BLOCK_BYTES or len(held) >= BLOCK_EXAMPLES:
-                block = _block(self.schema, held, at, self._path)
+                block = _block(self.schema, self._own, held, at, self._path)
                 at, held, held_bytes = at + length(block), [], 0
                 yield block
         if held:
-            yield _block(self.schema, held, at, self._path)
+            yield _block(self.schema, self._own, held, at, self._path)
 
 
 def _payloads(path: str) -> Iterator[bytes]:
@@ -190,12 +199,12 @@ def _corrupt(path: str, index: int, position: int) -> CorruptDataError:
     )
 
 
-def _block(schema: Schema, payloads: Sequence[bytes], start: int, path: str) -> Block:
+def _block(schema: Schema, own: Schema, payloads: Sequence[bytes], start: int, path: str) -> Block:
     rows = []
     for index, payload in enumerate(payloads, start):
         try:
             parsed = sequences.parsed(payload, schema)
-            rows.append({name: _value(name, feature, parsed) for name, feature in schema.items()})
+            rows.append({name: _value(name, own.get(name, feature), parsed) for name, feature in schema.items()})
             extra = [name for name in parsed.keys() - schema.keys() if parsed[name][0]]
         except ConfigError as error:
             raise ConfigError(f"Example {index} of {path}: {error}") from error
