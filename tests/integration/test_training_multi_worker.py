@@ -101,6 +101,14 @@ def test_steps_that_reduce_different_gradients_are_named(pool: WorkerPool) -> No
         assert "gradient of" in said
 
 
+@pytest.mark.parametrize("kind", ["size", "transposed", "dtype"])
+def test_a_variable_that_differs_is_named_on_every_worker(pool: WorkerPool, kind: str) -> None:
+    for differs, alike in call(pool, "variables_that_differ", kind=kind):
+        assert "/kernel" in differs
+        assert "same model" in differs
+        assert alike == "trained"
+
+
 @under_one
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
     answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)

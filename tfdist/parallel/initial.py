@@ -24,11 +24,18 @@ class InitialParts:
     Args:
         everybody: of all processes.
         waiting: returns a context for code that waits for other processes, given what it does.
+        agree: called with path, shape and dtype of a weight before its parts are made; compares them with others'.
     """
 
-    def __init__(self, everybody: TracedCollective, waiting: Callable[[str], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        everybody: TracedCollective,
+        waiting: Callable[[str], AbstractContextManager[None]],
+        agree: Callable[[str, Sequence[int], tf.DType], None] | None = None,
+    ) -> None:
         self._everybody = everybody
         self._waiting = waiting
+        self._agree = agree
 
     def __call__(self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Sharding]) -> list[tf.Tensor]:
         """Return the part of each replica.
@@ -45,6 +52,8 @@ class InitialParts:
 
     def _made(self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Sharding]) -> list[tf.Tensor]:
         sharding = shardings[0]
+        if self._agree is not None:
+            self._agree(sharding.path, sharding.shape, dtype)
         known = self._alike(initializer, sharding.path)
         found = None if known is None else numbers.numbers_of(known, sharding.shape, dtype.name)
         if found is not None:

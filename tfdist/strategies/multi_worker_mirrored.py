@@ -1,5 +1,6 @@
 """Synchronous data parallelism over several processes and hosts."""
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -153,6 +154,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             extended.between = native_replicas.traced(extended.collectives, extended.bucket_bytes)
             if several:
                 extended.traced = agreement.Signatures(self._workers).require_alike
+        extended.agree = functools.partial(agreement.require_alike_variable, self._workers)
         self._sharding = self._sharded(shard_optimizer, extended)
         if several:
             agree_on_seed(self._workers)
@@ -168,7 +170,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 extended.bucket_bytes, may_gather_again=not getattr(traced.collective, "keeps_program_order", False)
             )
             extended.gathers = gathers
-            extended.parts_of_initial = InitialParts(traced, self._workers.waiting)
+            extended.parts_of_initial = InitialParts(traced, self._workers.waiting, extended.agree)
             extended.shardings_of = lambda path, shape, dtype, trainable: (
                 [StretchSharding(sharding.traced, self._workers.waiting, gathers, shape, dtype, path)]
                 if trainable and dtype.is_floating and shape and all(shape)

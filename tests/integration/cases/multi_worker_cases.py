@@ -55,6 +55,30 @@ def data_that_differs(rows: list[int], shift: list[float]) -> str:
     return "trained"
 
 
+def variables_that_differ(kind: str) -> list[str]:
+    """Make a model that is another on the last worker, then one that is alike; return what became of both."""
+    odd = int(os.environ["TFDIST_LOCAL_WORKERS"]) - 1 == RANK and kind
+    said = []
+    for is_odd in (odd, ""):
+        shape = (4, 3) if is_odd == "transposed" else (3, 4)
+        layers = [
+            keras.layers.Dense(12, name="a"),
+            keras.layers.Reshape(shape),
+            keras.layers.Dense(5 if is_odd == "size" else 4, name="c"),
+            keras.layers.Dense(1, name="b", dtype="float64" if is_odd == "dtype" else None),
+        ]
+        try:
+            with STRATEGY.scope():
+                network = keras.Sequential([keras.Input((4,)), *layers])
+                network.compile("sgd", "mse")
+            network.fit(X[:8], np.ones((8, shape[0], 1), np.float32), batch_size=8, verbose=0)
+        except errors.DisagreementError as error:
+            said.append(str(error))
+        else:
+            said.append("trained")
+    return said
+
+
 def generators_that_differ() -> str:
     def batches() -> Any:
         for i in range(0, 40 if RANK == 0 else 24, 8):

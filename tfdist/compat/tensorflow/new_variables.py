@@ -32,7 +32,12 @@ def first_value(value: Any, dtype: Any) -> tf.Tensor:
     return tf.convert_to_tensor(value, dtype)
 
 
-def chief_value(create: Callable[..., Callable[[], tf.Tensor]], device: Any, given: dict[str, Any]) -> Any:
+def chief_value(
+    create: Callable[..., Callable[[], tf.Tensor]],
+    device: Any,
+    given: dict[str, Any],
+    agree: Callable[[tf.Tensor], None],
+) -> Any:
     """Return what makes the chief's value by TensorFlow's broadcast, also in a dtype that TensorFlow does not send.
 
     Those are bfloat16 and small integers, of which Keras' policies and its quantization make weights.
@@ -41,6 +46,7 @@ def chief_value(create: Callable[..., Callable[[], tf.Tensor]], device: Any, giv
         create: TensorFlow's method that returns what makes the value of the first replica of a worker.
         device: of that replica.
         given: what the variable is made from.
+        agree: called with this worker's own value before the chief's is asked for.
     """
 
     def made() -> tf.Tensor:
@@ -48,6 +54,7 @@ def chief_value(create: Callable[..., Callable[[], tf.Tensor]], device: Any, giv
             own = first_value(given["initial_value"], given.get("dtype"))
             carrier = _carrier(own.dtype)
             carried = tf.cast(own, carrier)
+        agree(own)
         received = create(0, device, None, **{**given, "initial_value": carried, "dtype": carrier})()
         with tf.device(device):
             return tf.cast(received, own.dtype)

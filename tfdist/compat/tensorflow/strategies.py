@@ -39,6 +39,7 @@ from tensorflow.python.eager import context
 
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import data, new_variables, numeric_variables, sparse_sums
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.errors import UnsupportedError
@@ -272,7 +273,13 @@ class MirroredReplicas(ReduceInReplicas, MirroredExtended):
 
 
 class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
-    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives."""
+    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives.
+
+    Attributes:
+        agree: called with path, shape and dtype of a variable before the chief's value of it is asked for.
+    """
+
+    agree: Callable[[str, Sequence[int], tf.DType], None] | None = None
 
     def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
         self._replicas_per_worker = replicas_per_worker
@@ -306,8 +313,13 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
             kwargs["initial_value"] = value
         create = super()._get_variable_creator_initial_value
         if replica_id == 0:
-            return new_variables.chief_value(create, device, kwargs)
+            path = keras_variables.path_of_new_variable(kwargs.get("name") or "a variable")
+            return new_variables.chief_value(create, device, kwargs, functools.partial(self._agree, path))
         return create(replica_id, device, primary_var, **kwargs)
+
+    def _agree(self, path: str, value: tf.Tensor) -> None:
+        if self.agree is not None and tf.executing_eagerly():
+            self.agree(path, value.shape.as_list(), value.dtype)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self.between and not tf.executing_eagerly():

@@ -9,6 +9,8 @@ from tfdist.collectives import keys, signature
 from tfdist.errors import DisagreementError
 from tfdist.training.multi_worker.workers import Workers
 
+_MOST_DIMENSIONS = 29  # of a variable, that are compared
+
 
 def relative_paths(paths: Sequence[str]) -> list[str]:
     """Return the paths of a model's variables with Keras' counters taken from the lowest one in the model.
@@ -34,6 +36,41 @@ def relative_paths(paths: Sequence[str]) -> list[str]:
 def _counted(part: str) -> tuple[str, int]:
     stem, _, digits = part.rpartition("_")
     return (stem, int(digits)) if stem and digits.isdecimal() else (part, 0)
+
+
+def require_alike_variable(workers: Workers, path: str, shape: Sequence[int], dtype: tf.DType) -> None:
+    """Compare shape and dtype of a variable that all workers make, before the chief's value of it travels.
+
+    TensorFlow ends all collectives of a process for good where the shapes differ.
+
+    Args:
+        workers: all of which make it now.
+        path: of this worker's variable.
+        shape: of the variable.
+        dtype: of the variable.
+    Raises:
+        DisagreementError: on every worker; it names two workers that have another shape or dtype.
+    """
+    mine = [dtype.as_datatype_enum, len(shape), *shape[:_MOST_DIMENSIONS]]
+    # as long as nothing else that workers compare: one that makes no variable now is told so
+    rows = workers.gather(mine + [0] * (2 + _MOST_DIMENSIONS - len(mine)))
+    other = next((worker for worker, row in enumerate(rows) if (row != rows[0]).any()), None)
+    if other is not None:
+        first, second = (_described(rows[worker].tolist()) for worker in (0, other))
+        raise DisagreementError(
+            f"workers make different variables: worker 0 has {first} and worker {other} has {second}; on worker "
+            f"{workers.index} it is {path}. Every worker must build the same model, with its variables in the same "
+            "order."
+        )
+
+
+def _described(row: Sequence[int]) -> str:
+    dtype, rank, *dimensions = row
+    try:
+        name = tf.as_dtype(dtype).name
+    except TypeError:  # what another call has sent
+        name = "another call"
+    return f"{name} {tuple(dimensions[:rank])}"
 
 
 class Signatures:
