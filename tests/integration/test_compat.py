@@ -221,7 +221,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each(EXTENDED, lambda: MirroredExtended),
         "_replica_id": lambda: tf.distribute.ReplicaContext,
         **each("_collective _from_first_replica _input_context _local_sums", OURS),
-        **each("_sum_of_local _rows_of_first _sums_of_several _waiting", OURS),
+        **each("_rows_apart _rows_of_first _sum_of_local _sums_of_several _waiting", OURS),
     },
     "tensorflow/sparse_rows.py": {**each("_create_op_internal _get_function", lambda: tf.Graph), "_mask": OURS},
     "tensorflow/servers.py": {
@@ -247,7 +247,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_distribute_strategy": lambda: type(tf.Variable(1.0)),
         "_get_default_strategy": lambda: distribute_lib,
         **each("_replica_id _replica_id_in_sync_group", lambda: tf.distribute.ReplicaContext),
-        **each("_packed_sums _reduced_between _replicas_per_worker", OURS),
+        **each("_packed_sums _reduced_between _replicas_per_worker _rows_apart", OURS),
     },
     "tensorflow/steps/replica_contexts.py": each(
         "_get_default_replica_context _get_default_strategy", lambda: distribute_lib

@@ -1,4 +1,4 @@
-"""Which rows of a sparse gradient every replica has, read off the graph; no replicas are needed to see it."""
+"""Of which kind the rows of a sparse gradient are, read off the graph; no replicas are needed to see it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,10 +38,17 @@ class Tables:
         return self.numbers
 
 
-def judged(indices: Callable[[Tables, Any], Any], spec: Any) -> list[bool]:
-    """Whether the rows of each lookup are every replica's, sorted."""
+OWN, COMMON, DISTINCT = sparse_rows.RowKind
+
+
+def in_order(kinds: list[sparse_rows.RowKind]) -> list[sparse_rows.RowKind]:
+    return sorted(kinds, key=list(sparse_rows.RowKind).index)
+
+
+def judged(indices: Callable[[Tables, Any], Any], spec: Any) -> list[sparse_rows.RowKind]:
+    """Return the kind of the rows of each lookup, sorted."""
     tables = Tables()
-    found: list[bool] = []
+    found: list[sparse_rows.RowKind] = []
 
     @tf.function(input_signature=[spec], autograph=False)
     def step(words: Any) -> None:
@@ -50,10 +57,10 @@ def judged(indices: Callable[[Tables, Any], Any], spec: Any) -> list[bool]:
             lookups = lookups if isinstance(lookups, list) else [lookups]
             loss = tf.add_n([tf.reduce_sum(tables(one)) for one in lookups])
         gradient = tape.gradient(loss, tables.table)
-        found.extend(common for _, common in sparse_rows.parts(gradient.indices))
+        found.extend(kind for _, kind in sparse_rows.parts(gradient.indices))
 
     step.get_concrete_function()
-    return sorted(found)
+    return in_order(found)
 
 
 @pytest.mark.parametrize(
@@ -74,74 +81,119 @@ def judged(indices: Callable[[Tables, Any], Any], spec: Any) -> list[bool]:
     ],
 )
 def test_indices_that_no_example_has_a_part_in_are_all_replicas(indices: Any) -> None:
-    assert judged(indices, WORDS) == [True]
+    assert judged(indices, WORDS) == [COMMON]
 
 
 @pytest.mark.parametrize(
     "indices",
     [
         lambda t, words: words,
-        lambda t, words: ops.arange(ops.shape(words)[0]),
         lambda t, words: ops.broadcast_to(ops.arange(ops.shape(words)[1])[None], ops.shape(words)),
         lambda t, words: tf.tile(tf.range(9)[None], [tf.shape(words)[0], 1]),
         lambda t, words: ops.zeros_like(words),
         lambda t, words: ops.cumsum(ops.ones_like(words), axis=1) - 1,
-        lambda t, words: tf.range(tf.shape(tf.transpose(words))[1]),
-        lambda t, words: tf.range(tf.shape(tf.reshape(t.hidden(words), [-1, 3]))[0]),
         lambda t, words: tf.argmax(t.hidden(words), axis=-1),
         lambda t, words: tf.random.uniform([4], 0, 9, tf.int32),
         lambda t, words: t.drawn_from(words),
-        lambda t, words: tf.range(tf.reduce_max(words)),
+        lambda t, words: tf.abs(tf.range(tf.reduce_max(words)) - 2),
+        lambda t, words: tf.gather(tf.unique(words[0])[0], tf.unique(words[0])[1]),
+        lambda t, words: tf.unique(words[0])[0][:, None] + tf.range(2),
+        lambda t, words: tf.raw_ops.UniqueV2(x=words, axis=[0])[0],
     ],
 )
 def test_indices_of_examples_are_a_replicas_own(indices: Any) -> None:
-    assert judged(indices, WORDS) == [False]
+    assert judged(indices, WORDS) == [OWN]
 
 
 @pytest.mark.parametrize(
-    ("indices", "spec", "common"),
+    "indices",
     [
-        (lambda t, words: ops.arange(6), FIXED, True),
-        (lambda t, words: ops.arange(6)[None], FIXED, True),
-        (lambda t, words: ops.broadcast_to(ops.arange(6)[None], ops.shape(words)), FIXED, False),
-        (lambda t, words: ops.zeros_like(words), FIXED, False),
-        (lambda t, words: words, FIXED, False),
-        (lambda t, words: tf.range(tf.shape(words.to_tensor())[1]), RAGGED, False),
+        lambda t, words: tf.unique(tf.reshape(words, [-1]))[0],
+        lambda t, words: tf.cast(tf.unique_with_counts(words[0])[0], tf.int64),
+        lambda t, words: tf.raw_ops.UniqueV2(x=words[0], axis=[0])[0],
+        lambda t, words: ops.unique(words),
+        lambda t, words: ops.unique(words, size=8),
+        lambda t, words: ops.unique(words)[1:] + 3,
+        lambda t, words: tf.sort(tf.unique(words[0])[0]),
+        lambda t, words: tf.boolean_mask(tf.unique(words[0])[0], tf.unique(words[0])[0] > 2),
+        lambda t, words: tf.range(tf.reduce_max(words)),
+        lambda t, words: ops.arange(ops.shape(words)[0]),
+        lambda t, words: tf.range(tf.shape(tf.transpose(words))[1]),
+        lambda t, words: tf.range(tf.shape(tf.reshape(t.hidden(words), [-1, 3]))[0]),
     ],
 )
-def test_batches_of_a_fixed_size_and_ragged_ones(indices: Any, spec: Any, common: bool) -> None:
-    assert judged(indices, spec) == [common]
+def test_indices_that_a_replica_has_once_are_distinct(indices: Any) -> None:
+    assert judged(indices, WORDS) == [DISTINCT]
+
+
+def test_rows_of_a_sparse_matrix_and_of_summed_lookups_are_distinct() -> None:
+    kernel = tf.Variable(tf.ones([6, 2]))
+    given = tf.sparse.from_dense(np.eye(4, 6, dtype=np.float32))
+    found: list[sparse_rows.RowKind] = []
+
+    @tf.function(autograph=False)
+    def step(x: Any, words: Any) -> None:
+        for compute in (
+            lambda table: ops.matmul(x, table),
+            lambda table: tf.sparse.segment_sum(table, words, tf.range(3), sparse_gradient=True),
+        ):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(compute(kernel.read_value()))
+            found.extend(kind for _, kind in sparse_rows.parts(tape.gradient(loss, kernel).indices))
+
+    step.get_concrete_function(given, tf.range(3))
+    assert found == [DISTINCT, DISTINCT]
 
 
 @pytest.mark.parametrize(
-    ("indices", "common"),
+    ("indices", "spec", "kind"),
+    [
+        (lambda t, words: ops.arange(6), FIXED, COMMON),
+        (lambda t, words: ops.arange(6)[None], FIXED, COMMON),
+        (lambda t, words: ops.broadcast_to(ops.arange(6)[None], ops.shape(words)), FIXED, OWN),
+        (lambda t, words: ops.zeros_like(words), FIXED, OWN),
+        (lambda t, words: words, FIXED, OWN),
+        (lambda t, words: tf.unique(tf.reshape(words, [-1]))[0], FIXED, DISTINCT),
+        (lambda t, words: tf.range(tf.shape(words.to_tensor())[1]), RAGGED, DISTINCT),
+    ],
+)
+def test_batches_of_a_fixed_size_and_ragged_ones(indices: Any, spec: Any, kind: sparse_rows.RowKind) -> None:
+    assert judged(indices, spec) == [kind]
+
+
+@pytest.mark.parametrize(
+    ("indices", "kinds"),
     [
         (
             lambda t, words: [words, ops.arange(5), tf.range(tf.shape(words)[1]), words[:, :1]],
-            [False, False, True, True],
+            [OWN, OWN, COMMON, COMMON],
         ),
-        (lambda t, words: [words, tf.range(5, dtype=tf.int64)], [False, True]),
-        (lambda t, words: tf.concat([tf.reshape(words, [-1]), tf.range(4)], axis=0), [False, True]),
+        (lambda t, words: [words, tf.range(5, dtype=tf.int64)], [OWN, COMMON]),
+        (lambda t, words: tf.concat([tf.reshape(words, [-1]), tf.range(4)], axis=0), [OWN, COMMON]),
+        (
+            lambda t, words: [tf.unique(words[0])[0], words, tf.range(4), tf.range(words[0, 0])],
+            [OWN, COMMON, *2 * [DISTINCT]],
+        ),
     ],
 )
-def test_each_lookup_of_one_table_is_judged_by_itself(indices: Any, common: list[bool]) -> None:
-    assert judged(indices, WORDS) == common
+def test_each_lookup_of_one_table_is_judged_by_itself(indices: Any, kinds: list[sparse_rows.RowKind]) -> None:
+    assert judged(indices, WORDS) == kinds
 
 
 def test_inside_a_loop_and_without_a_graph() -> None:
     tables = Tables()
-    found: list[bool] = []
+    found: list[sparse_rows.RowKind] = []
 
     @tf.function(input_signature=[WORDS])
     def step(words: Any) -> None:
         for _ in tf.range(2):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(tables(words)) + tf.reduce_sum(tables(tf.range(tf.shape(words)[1])))
-            found.extend(common for _, common in sparse_rows.parts(tape.gradient(loss, tables.table).indices))
+            found.extend(kind for _, kind in sparse_rows.parts(tape.gradient(loss, tables.table).indices))
 
     step.get_concrete_function()
-    assert sorted(found) == [False, True]
-    assert [common for _, common in sparse_rows.parts(tf.range(3))] == [False]
+    assert in_order(found) == [OWN, COMMON]
+    assert [kind for _, kind in sparse_rows.parts(tf.range(3))] == [OWN]
 
 
 @pytest.mark.parametrize("length", [0, 1, 5])

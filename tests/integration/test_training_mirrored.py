@@ -149,6 +149,8 @@ CORNERS = (
     "the_optimizer_of_a_model_inside",
     "one_scaled_loss_and_one_that_is_not",
     "a_loss_that_drops_examples",
+    "rows_of_a_partial_batch_in_a_graph_of_two_steps",
+    "rows_of_a_partial_batch_in_a_program_of_two_steps",
     "a_scalar_beside_the_examples",
     "metrics_that_are_given_one_number",
     "logs_named_like_a_metric_that_was_not_updated",

@@ -173,18 +173,18 @@ class Sharding:
         return part
 
     def _rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Return this process's part of rows; rows of one index stay apart, and those of all replicas stay known."""
+        """Return this process's part of rows; rows of one index stay apart, and of which kind they are stays known."""
         values = slices.values[(slice(None), *(slice(begin, end) for begin, end in self.bounds[1:]))]
         indices, (begin, end) = slices.indices, self.bounds[0]
         if (begin, end) != (0, self.shape[0]):
             first = tf.constant(0, tf.int64)
             places, mine = [], []
-            for part, is_common in sparse_rows.parts(indices):
+            for part, kind in sparse_rows.parts(indices):
                 rows = tf.reshape(part, [-1])
                 here = tf.where((rows >= begin) & (rows < end))[:, 0]
                 own = tf.gather(rows, here) - tf.cast(begin, rows.dtype)
                 places.append(first + here)
-                mine.append(sparse_rows.of_all(own) if is_common else own)
+                mine.append(sparse_rows.marked(own, kind))
                 first += tf.size(rows, tf.int64)
             values = tf.gather(values, places[0] if len(places) == 1 else tf.concat(places, axis=0))
             indices = mine[0] if len(mine) == 1 else tf.concat(mine, axis=0)

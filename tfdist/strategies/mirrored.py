@@ -73,6 +73,7 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         extended = tf_strategies.MirroredReplicas(self, resolved(devices))
         extended.bucket_bytes = bucket_bytes
         extended.collectives = of_replicas(extended.worker_devices)
+        extended.rows = native_replicas.of_rows(extended.collectives, bucket_bytes)
         native = native_replicas.of_devices(engine, extended.worker_devices)
         if native:
             extended.collectives, extended.between = native, native_replicas.traced(native, bucket_bytes)

@@ -154,6 +154,8 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             extended.between = native_replicas.traced(extended.collectives, extended.bucket_bytes)
             if several:
                 extended.traced = agreement.Signatures(self._workers).require_alike
+        else:
+            extended.rows = native_replicas.of_rows(extended.collectives, extended.bucket_bytes)
         extended.agree = functools.partial(agreement.require_alike_variable, self._workers)
         self._sharding = self._sharded(shard_optimizer, extended)
         if several:

@@ -44,3 +44,18 @@ def traced(collectives: Sequence[Collective], bucket_bytes: int) -> list[TracedC
     return [
         TracedCollective(one, bucket_bytes=bucket_bytes, replica=replica) for replica, one in enumerate(collectives)
     ]
+
+
+def of_rows(collectives: Sequence[Collective], bucket_bytes: int) -> list[TracedCollective]:
+    """Return what gathers rows of tables in a step, for each replica of this process.
+
+    It has keys of its own, since one replica may reduce more than the others by other collectives.
+
+    Args:
+        collectives: of the replicas.
+        bucket_bytes: see `tfdist.collectives.buckets.in_buckets`.
+    """
+    return [
+        TracedCollective(one, bucket_bytes=bucket_bytes, replica=-1 - replica)
+        for replica, one in enumerate(collectives)
+    ]

@@ -12,6 +12,7 @@ from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import ring as tf_ring
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.strategies import native_replicas
 from tfdist.training.multi_worker import agreement
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.strategy import KerasTraining, agree_on_seed
@@ -114,6 +115,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             traced=self._signatures.require_alike,
         )
         extended.collectives = of_replicas(devices)
+        extended.rows = native_replicas.of_rows(extended.collectives, chosen)
         tf.distribute.Strategy.__init__(self, extended)
         if several:
             agree_on_seed(self._workers)

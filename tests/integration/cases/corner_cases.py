@@ -110,6 +110,24 @@ def a_loss_that_drops_examples() -> list[Any]:
     return fitted(model(loss=loss))
 
 
+def _rows_of_a_partial_batch(**options: Any) -> list[Any]:
+    words = np.random.RandomState(2).randint(0, 9, (22, 5)).astype(np.int32)
+    layers = [keras.layers.Embedding(9, 4), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
+    network = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+    network.compile("adam", "mse", steps_per_execution=2, **options)
+    return fitted(network, words, words.sum(1, keepdims=True).astype(np.float32), batch_size=4, epochs=2)
+
+
+@case
+def rows_of_a_partial_batch_in_a_graph_of_two_steps() -> list[Any]:
+    return _rows_of_a_partial_batch()
+
+
+@case
+def rows_of_a_partial_batch_in_a_program_of_two_steps() -> list[Any]:
+    return _rows_of_a_partial_batch(jit_compile=True)
+
+
 @case
 def a_scalar_beside_the_examples() -> list[Any]:
     class Scaled(Steps):

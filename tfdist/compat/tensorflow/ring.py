@@ -170,11 +170,12 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
     def _local_sums(self, flat: list[Any], options: Any) -> list[Any]:
         # A collective carries one dtype at a time.
         sums: list[Any] = [None] * len(flat)
+        reduce = super()._replica_ctx_all_reduce
         for dtype in dict.fromkeys(value.dtype for value in flat):
             mine = [index for index, value in enumerate(flat) if value.dtype == dtype]
             mine.reverse()  # TensorFlow fills its packs from the last value to the first
             sent = owned([as_rows(flat[index]) for index in mine])
-            reduced = super()._replica_ctx_all_reduce(_SUM, sent, packed(options, self.bucket_bytes))
+            reduced = self._rows_apart(sent, lambda dense: reduce(_SUM, dense, packed(options, self.bucket_bytes)))
             for index, total in zip(mine, reduced, strict=True):
                 sums[index] = of_rows(total, flat[index])
         return sums

@@ -1,9 +1,11 @@
-"""Which rows of a sparse gradient every replica has: those that were looked up by indices no example has a part in.
+"""How the rows of a sparse gradient come to replicas: with examples, on every replica, or distinct on each of them.
 
 A table of positions is looked up by `arange(length)`, whatever the batch is. On one device the gradient has one row
 for each position, over all examples; on N replicas there are N of each, which belong together. Indices that examples
 bring (the words of a text), or that are repeated for each example, are another matter: one device has all of those too.
-What an index depends on is read off the graph, while the gradient is traced.
+Between the two are indices that a replica has made distinct, by `tf.unique` or as `range` of the longest text: one
+device has each of them once, over all examples. What an index depends on is read off the graph, while the gradient is
+traced.
 
 Private names, read in TensorFlow 2.21.0: `FuncGraph.captures`, `FuncGraph.outer_graph` (what a function sees of the
 functions around it); `Graph._get_function` and what it returns, `AtomicFunction.graph` (what a call calls);
@@ -12,10 +14,23 @@ functions around it); `Graph._get_function` and what it returns, `AtomicFunction
 `AggregateIndexedSlicesGradients` of `backprop_util.py` does: a concatenation.
 """
 
+import enum
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+
+
+class RowKind(enum.Enum):
+    """How one device has the rows of a lookup that replicas have."""
+
+    #: the rows of all replicas, one after the other
+    OWN = "rows"
+    #: at each place the sum of the replicas' rows: their indices are alike
+    COMMON = "common"
+    #: for each index the sum of the replicas' rows: on a replica no index is there twice
+    DISTINCT = "distinct"
+
 
 # Ops that hand on the elements of their first input, in order.
 _HAND_ON = ("Identity", "StopGradient", "PreventGradient", "Cast", "Reshape", "ExpandDims", "Squeeze", "EnsureShape")
@@ -28,17 +43,25 @@ _READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
 # What hands out examples inside a function.
 _INPUTS = ("IteratorGetNext", "OptionalGetValue", "IteratorGetNextSync")
 
-# The name of an operation behind which are rows of all replicas.
-_OF_ALL = "tfdist_rows_of_all_replicas"
-# The same of rows of examples.
-_OF_EXAMPLES = "tfdist_rows_of_examples"
+# Operations whose output has each element once, with the number of that output.
+_MAKE_DISTINCT = {
+    **dict.fromkeys(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Range"), 0),
+    # what makes the gradient of `tf.sparse.segment_sum` adds up rows of one index itself
+    **{f"SparseSegment{kind}GradV2": 1 for kind in ("Sum", "Mean", "SqrtN")},
+}
+
+# Operations that keep the elements of their first input apart, beside `_HAND_ON`; what pads does it for no example.
+_KEEP_DISTINCT = ("Neg", "Slice", "StridedSlice", "Pad", "PadV2", "TopKV2")
+
+# The names of operations behind which are rows of a kind.
+_MARKS = {kind: f"tfdist_kind_of_rows_{kind.value}" for kind in RowKind}
 
 # Stands for sizes that are known only when a step runs; no model has it.
 _SOME_SIZE = 9973
 
 
-def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.Tensor, bool]]:
-    """Return tensors whose elements, one after the other, are the indices, each with whether it is on all replicas.
+def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.Tensor, RowKind]]:
+    """Return tensors whose elements, one after the other, are the indices, each with its kind.
 
     Eagerly nobody knows where indices come from: they are one part, which a replica has alone.
 
@@ -47,27 +70,82 @@ def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.T
         examples: of which the gradient is, if that is a fixed number and not that of what the function is given.
     """
     if _is_eager(indices):
-        return [(indices, False)]
+        return [(indices, RowKind.OWN)]
     called = _called(indices)
     if called is not None:
         return _parts_of_call(indices, called, examples)
+    return [(part, kind) for part, _, kind in _judged(indices, examples)]
+
+
+def _judged(indices: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, tf.Tensor, RowKind]]:
+    """Return what indices are concatenated from, where it is made and where it comes into their graph, and its kind."""
     origins = _Origins()
-    return [(part, not repeated and origins.is_common(part)) for part, repeated in _concatenated(indices, examples)]
+
+    def kind(part: tf.Tensor, repeated: bool) -> RowKind:
+        marked = _marked(part.op)
+        if marked is not None or repeated:
+            return marked or RowKind.OWN
+        if origins.is_common(part):
+            return RowKind.COMMON
+        return RowKind.DISTINCT if _is_distinct(part) else RowKind.OWN
+
+    return [(part, here, kind(part, repeated)) for part, repeated, here in _concatenated(indices, examples)]
 
 
-def _parts_of_call(indices: tf.Tensor, inside: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, bool]]:
+def _parts_of_call(indices: tf.Tensor, inside: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, RowKind]]:
     """Return the parts of what the call of a function returns, as they are told apart in the function.
 
-    They are one, which a replica has alone, where the function does not know how many elements each has.
+    They are one, which a replica has alone, where nothing tells how many elements each has.
     """
-    found = parts(inside, examples=examples)
-    sizes = [part.shape.num_elements() for part, _ in found]
-    if len(found) == 1:
-        return [(indices, found[0][1])]
+    if _called(inside) is not None:
+        found = parts(inside, examples=examples)
+        return [(indices, found[0][1] if len(found) == 1 else RowKind.OWN)]
+    judged = _judged(inside, examples)
+    if len(judged) == 1:
+        return [(indices, judged[0][2])]
+    sizes = [_size_outside(here, inside.graph, indices.op) for _, here, _ in judged]
     if None in sizes:
-        return [(indices, False)]
-    pieces = tf.split(tf.reshape(indices, [-1]), sizes)
-    return [(piece, is_common) for piece, (_, is_common) in zip(pieces, found, strict=True)]
+        return [(indices, RowKind.OWN)]
+    pieces = tf.split(tf.reshape(indices, [-1]), sizes, num=len(sizes))
+    return [(piece, kind) for piece, (_, _, kind) in zip(pieces, judged, strict=True)]
+
+
+def _size_outside(part: tf.Tensor, function: Any, call: tf.Operation) -> Any:
+    """Return how many elements a tensor of a called function has, None where nothing tells.
+
+    The function of a backward pass is given what the forward pass has made, so that its arguments tell.
+    """
+    if (known := part.shape.num_elements()) is not None:
+        return known
+    while part.op.type in _HAND_ON:
+        part = part.op.inputs[0]
+    place = next((place for place, given in enumerate(function.inputs) if given is part), None)
+    return None if place is None else tf.size(call.inputs[place])
+
+
+def _is_distinct(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor is known to have no element twice."""
+    while True:
+        op, outer = tensor.op, _outside(tensor)
+        if outer is not None and not _is_eager(outer):
+            tensor = outer
+        elif _MAKE_DISTINCT.get(op.type) == tensor.value_index:
+            return op.type != "UniqueV2" or op.inputs[0].shape.rank == 1
+        elif op.type in (*_HAND_ON, *_KEEP_DISTINCT) and tensor.value_index == 0:
+            tensor = op.inputs[0]
+        elif op.type in ("AddV2", "Sub") and (scalars := [one.shape.rank == 0 for one in op.inputs]).count(True) == 1:
+            tensor = op.inputs[scalars.index(False)]
+        elif op.type == "GatherV2" and _selects(op.inputs[1]):
+            tensor = op.inputs[0]
+        else:
+            return False
+
+
+def _selects(places: tf.Tensor) -> bool:
+    """Return whether places, by which elements of a tensor are taken, name none twice: a mask, or an order."""
+    while places.op.type in (*_HAND_ON, "StridedSlice"):
+        places = places.op.inputs[0]
+    return places.op.type in ("Where", "Range") or (places.op.type == "TopKV2" and places.value_index == 1)
 
 
 def _called(tensor: tf.Tensor) -> Any:
@@ -79,22 +157,20 @@ def _called(tensor: tf.Tensor) -> Any:
     return None if function is None else function.graph.outputs[tensor.value_index]
 
 
-def of_all(indices: tf.Tensor) -> tf.Tensor:
-    """Return indices that all replicas are known to have, where the graph no longer tells that."""
-    return tf.identity(indices, name=_OF_ALL)
+def marked(indices: tf.Tensor, kind: RowKind) -> tf.Tensor:
+    """Return indices that are known to be of a kind, where the graph no longer tells that."""
+    return tf.identity(indices, name=_MARKS[kind])
 
 
-def of_examples(indices: tf.Tensor) -> tf.Tensor:
-    """Return indices of which each example has its own, where the graph no longer tells that."""
-    return tf.identity(indices, name=_OF_EXAMPLES)
+def _marked(op: tf.Operation) -> RowKind | None:
+    """Return the kind that an operation says its indices are of, or None."""
+    return next((kind for kind, mark in _MARKS.items() if op.type == "Identity" and mark in op.name), None)
 
 
-def _is_known(op: tf.Operation) -> bool:
-    return op.type == "Identity" and _OF_ALL in op.name
-
-
-def _concatenated(tensor: tf.Tensor, examples: int | None, repeated: bool = False) -> Iterator[tuple[tf.Tensor, bool]]:
-    """Yield what a tensor is concatenated from, and whether that has a row for each example.
+def _concatenated(
+    tensor: tf.Tensor, examples: int | None, repeated: bool = False, here: tf.Tensor | None = None
+) -> Iterator[tuple[tf.Tensor, bool, tf.Tensor]]:
+    """Yield what a tensor is concatenated from, whether that has a row for each example, and what it is in its graph.
 
     Of batches with a fixed size TensorFlow computes shapes in Python: what is repeated for each example is a constant.
     """
@@ -102,22 +178,20 @@ def _concatenated(tensor: tf.Tensor, examples: int | None, repeated: bool = Fals
     while True:
         repeated = repeated or ((tensor.shape.rank or 0) > 1 and tensor.shape[0] in sizes)
         op, outer = tensor.op, _outside(tensor)
-        if _is_known(op):
-            yield tensor, False
-            return
-        if op.type == "Identity" and _OF_EXAMPLES in op.name:
-            yield tensor, True
+        if _marked(op) is not None:
+            yield tensor, repeated, here if here is not None else tensor
             return
         if outer is not None and not _is_eager(outer):
+            here = tensor if here is None else here
             tensor = outer
         elif op.type in _HAND_ON or _counts_from_the_end(op):
             tensor = op.inputs[-1 if op.type == "SelectV2" else 0]
         elif op.type == "ConcatV2" and _static(op.inputs[-1]) == 0:
             for part in op.inputs[:-1]:
-                yield from _concatenated(part, examples, repeated)
+                yield from _concatenated(part, examples, repeated, None if here is None else part)
             return
         else:
-            yield tensor, repeated
+            yield tensor, repeated, here if here is not None else tensor
             return
 
 
@@ -183,7 +257,7 @@ class _Origins:
     def _hangs_on(self, tensor: tf.Tensor) -> list[tf.Tensor] | None:
         """Return those tensors which have to be common for this one to be; None: it is not."""
         op = tensor.op
-        if _is_known(op):
+        if _marked(op) is RowKind.COMMON:
             return []
         if op.type == "Placeholder":
             outer = _outside(tensor)

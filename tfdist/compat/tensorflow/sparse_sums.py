@@ -1,52 +1,45 @@
-"""Sums of sparse gradients over replicas: of rows that belong to examples, and of rows that all replicas have.
+"""Sums of sparse gradients over replicas: of rows of examples, of rows that all replicas have, and of distinct rows.
 
 On one device the gradient of a lookup has a row for each index. Where indices come from examples, N replicas together
 have the same rows, one after the other. Where they do not (positions, `arange(length)`), each replica has all of them,
 and the row of one device is the sum of the replicas' rows at its place. Places are added up, not indices, which may be
-there several times: a bucket of relative positions, say. As a tensor, the sum is the same either way.
+there several times: a bucket of relative positions, say. Where a replica has made its indices distinct, one device has
+each index once, so there rows of one index are added up. As a tensor, the sum is the same in each way.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.compat.tensorflow import sparse_rows
+from tfdist.compat.tensorflow.sparse_rows import RowKind
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A sparse gradient in two.
+def divided(gradient: tf.IndexedSlices) -> list[tuple[tf.IndexedSlices, RowKind]]:
+    """Return the rows of a gradient by kind: those of examples, those of all replicas, and each lookup's distinct ones.
 
-    Attributes:
-        own: rows of this replica's examples, or None.
-        common: rows whose indices every replica has, in the same order; or None.
+    There are as many parts on every replica, in the same order.
     """
-
-    own: tf.IndexedSlices | None
-    common: tf.IndexedSlices | None
-
-
-def divided(gradient: tf.IndexedSlices) -> Rows:
-    """Return the rows of examples and those of all replicas apart."""
     parts = sparse_rows.parts(gradient.indices)
-    of_all = [common for _, common in parts]
-    if not any(of_all) or gradient.dense_shape is None:
-        return Rows(gradient, None)
+    kinds = [kind for _, kind in parts]
+    if set(kinds) == {RowKind.OWN} or gradient.dense_shape is None:
+        return [(gradient, RowKind.OWN)]
     counts = [part.shape.num_elements() for part, _ in parts]
-    if all(of_all):
-        return Rows(None, _counted(gradient, counts))
+    groups = [[place for place, kind in enumerate(kinds) if kind is one] for one in (RowKind.OWN, RowKind.COMMON)]
+    groups += [[place] for place, kind in enumerate(kinds) if kind is RowKind.DISTINCT]
+    groups = [group for group in groups if group]
+    if len(groups) == 1:
+        return [(_counted(gradient, counts), kinds[0])]
     sizes = [tf.size(part) for part, _ in parts]
     values = tf.split(gradient.values, sizes, num=len(parts))
     indices = tf.split(gradient.indices, sizes, num=len(parts))
 
-    def joined(wanted: bool) -> tf.IndexedSlices:
-        mine = [place for place, common in enumerate(of_all) if common is wanted]
-        rows, numbers = (tf.concat([every[place] for place in mine], axis=0) for every in (values, indices))
-        return _counted(tf.IndexedSlices(rows, numbers, gradient.dense_shape), [counts[place] for place in mine])
+    def joined(group: list[int]) -> tf.IndexedSlices:
+        rows, numbers = (tf.concat([every[place] for place in group], axis=0) for every in (values, indices))
+        return _counted(tf.IndexedSlices(rows, numbers, gradient.dense_shape), [counts[place] for place in group])
 
-    return Rows(joined(False), joined(True))
+    return [(joined(group), kinds[group[0]]) for group in groups]
 
 
 def _counted(rows: tf.IndexedSlices, counts: list[int | None]) -> tf.IndexedSlices:
@@ -56,16 +49,23 @@ def _counted(rows: tf.IndexedSlices, counts: list[int | None]) -> tf.IndexedSlic
     return tf.IndexedSlices(values, tf.ensure_shape(rows.indices, [total]), rows.dense_shape)
 
 
-def together(own: tf.IndexedSlices | None, common: tf.IndexedSlices | None) -> tf.IndexedSlices:
-    """Return both as one gradient."""
-    if own is None or common is None:
-        return common if own is None else own
-    values = tf.concat([own.values, common.values], axis=0)
-    return tf.IndexedSlices(values, tf.concat([own.indices, common.indices], axis=0), own.dense_shape)
+def together(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Return all as one gradient."""
+    if len(parts) == 1:
+        return parts[0]
+    values = tf.concat([part.values for part in parts], axis=0)
+    return tf.IndexedSlices(values, tf.concat([part.indices for part in parts], axis=0), parts[0].dense_shape)
+
+
+def by_index(rows: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Return the sums of rows of one index."""
+    indices, places = tf.unique(rows.indices)
+    values = tf.math.unsorted_segment_sum(rows.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, rows.dense_shape)
 
 
 def sums(values: list[Any], sum_of: Callable[[list[Any], list[int]], list[Any]]) -> list[Any]:
-    """Return sums over replicas, in which the rows that all replicas have are there once.
+    """Return sums over replicas, in which rows that are there once on one device are there once.
 
     Args:
         values: tensors or `tf.IndexedSlices`.
@@ -81,20 +81,26 @@ def sums(values: list[Any], sum_of: Callable[[list[Any], list[int]], list[Any]])
 
 def _plan(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Return what is to be summed in the place of a value, and what makes its sum of those sums."""
-    rows = divided(value) if isinstance(value, tf.IndexedSlices) else None
-    if rows is None or rows.common is None:
+    if not isinstance(value, tf.IndexedSlices):
         return [value], lambda arrived: arrived[0]
-    own, common = rows.own, rows.common
-    # How many there are may follow from the data, of which workers may have read their own: then a place travels too.
-    fixed = common.values.shape[0] is not None
-    sent = [own, common.values if fixed else _numbered(common)]
+    ways = [_way(rows, kind) for rows, kind in divided(value)]
 
     def make(arrived: list[Any]) -> tf.IndexedSlices:
-        total, indices = arrived[-1], common.indices
-        summed = tf.IndexedSlices(total, indices, common.dense_shape) if fixed else _by_number(total, indices.dtype)
-        return together(None if own is None else arrived[0], summed)
+        return together([back(total) for (_, back), total in zip(ways, arrived, strict=True)])
 
-    return [one for one in sent if one is not None], make
+    return [sent for sent, _ in ways], make
+
+
+def _way(rows: tf.IndexedSlices, kind: RowKind) -> tuple[Any, Callable[[Any], tf.IndexedSlices]]:
+    """Return what is to be summed in the place of rows of a kind, and what makes their sum of that sum."""
+    if kind is RowKind.OWN:
+        return rows, lambda total: total
+    if kind is RowKind.DISTINCT:
+        return rows, by_index
+    if rows.values.shape[0] is not None:
+        return rows.values, lambda total: tf.IndexedSlices(total, rows.indices, rows.dense_shape)
+    # How many there are may follow from the data, of which workers may have read their own: then a place travels too.
+    return _numbered(rows), lambda total: _by_number(total, rows.indices.dtype)
 
 
 def _numbered(rows: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -148,12 +148,15 @@ class ReduceInReplicas:
             several that TensorFlow's collectives reach.
         between: what reduces inside of each replica of this process, a
             `tfdist.collectives.traced.TracedCollective` for each; empty: TensorFlow's own reductions.
+        rows: the same for rows of tables beside TensorFlow's own reductions. Those bind an operation of a function to
+            the number of rows that it gathers first, until the function returns: in a loop another would be an error.
         bucket_bytes: how many bytes are reduced together; TensorFlow leaves it at "all in one" unless told.
         traced: called after a replica's function was traced.
     """
 
     collectives: Sequence[Any] = ()
     between: Sequence[Any] = ()
+    rows: Sequence[Any] = ()
     bucket_bytes: int = 0
     traced: Callable[[], None] | None = None
 
@@ -219,7 +222,18 @@ class ReduceInReplicas:
         def sums(flat: list[Any]) -> list[Any]:
             return list(reduce(reduce_op, owned(flat[::-1]), packed(options, self.bucket_bytes)))[::-1]
 
-        return sparse_sums.reduced(value, sums)
+        return sparse_sums.reduced(value, lambda flat: self._rows_apart(flat, sums))
+
+    def _rows_apart(self, flat: list[Any], sums: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Return sums over replicas, of rows of tables by `rows` and of the others by a function."""
+        of_rows = [isinstance(value, tf.IndexedSlices) for value in flat]
+        if not any(of_rows) or not self.rows or tf.executing_eagerly():
+            return sums(flat)
+        one = self.rows[tf.distribute.get_replica_context()._replica_id]
+        gathered = iter(one.all_reduce([value for value, is_rows in zip(flat, of_rows, strict=True) if is_rows]))
+        dense = [value for value, is_rows in zip(flat, of_rows, strict=True) if not is_rows]
+        summed = iter(sums(dense) if dense else [])
+        return [next(gathered if is_rows else summed) for is_rows in of_rows]
 
     def _use_merge_call(self) -> bool:
         # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not

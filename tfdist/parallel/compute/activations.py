@@ -54,7 +54,7 @@ class Along:
         def unchanged(tensor: tf.Tensor) -> Any:
             return tf.identity(tensor), self.summed
 
-        return unchanged(tensor)
+        return unchanged(tf.convert_to_tensor(tensor))  # what was gathered from activations has a gradient of rows
 
     def summed(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the sum of what the members have, alike on all of them."""

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import sparse_rows
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.parallel.compute import kept
 from tfdist.parallel.compute.activations import Along
@@ -102,7 +103,7 @@ def _own_part(weight: Any, dtype: tf.DType) -> tf.Tensor:
 def _computed(layer: Any, way: Way, inputs: tf.Tensor, multiply: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Return what a dense layer does, which multiplies by its part of the kernel."""
     if way.by_columns:
-        part = multiply(inputs if kept.is_entered(layer) else way.along.entering(inputs))
+        part = multiply(inputs if kept.is_entered(layer) else _entering(way.along, inputs))
         return _finished_parts(layer, part, way.along, part.shape.rank + way.dim)
     mine = inputs if kept.takes_part(layer) else way.along.cut(inputs, inputs.shape.rank + way.dim)
     if not kept.is_scattering(layer):
@@ -110,6 +111,12 @@ def _computed(layer: Any, way: Way, inputs: tf.Tensor, multiply: Callable[[tf.Te
     part = way.along.scattered(multiply(mine), SEQUENCE)
     bias = None if layer.bias is None else tf.cast(keras.ops.convert_to_tensor(layer.bias), part.dtype)
     return _finished(layer, part, None if bias is None else way.along.entering(bias))
+
+
+def _entering(along: Along, inputs: Any) -> Any:
+    if isinstance(inputs, tf.SparseTensor):
+        return inputs.with_values(along.entering(inputs.values))
+    return along.entering(inputs)
 
 
 def _finished(layer: Any, outputs: tf.Tensor, bias: Any = None) -> tf.Tensor:
@@ -153,7 +160,8 @@ def _part_of_bias(bias: Any, part: tf.Tensor, along: Along, dim: int) -> tf.Tens
 
 def _dense(layer: keras.layers.Dense, inputs: Any, training: Any = None) -> Any:
     way = way_of(layer)
-    if way is None or not isinstance(inputs, tf.Tensor) or inputs.shape.rank is None:
+    is_known = isinstance(inputs, tf.Tensor) or (isinstance(inputs, tf.SparseTensor) and way and way.by_columns)
+    if way is None or not is_known or inputs.shape.rank is None:
         return keras_layers.own_call(keras.layers.Dense, layer, inputs, training=training)
     kernel = _own_part(keras_layers.kernel_of(layer), inputs.dtype)
     return _computed(layer, way, inputs, lambda given: keras.ops.matmul(given, kernel))
@@ -208,7 +216,10 @@ def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
     else:
         begin, end = sharding.bounds[0]
         is_mine = (ids >= begin) & (ids < end)
-        rows = sharded.rows_of_part(weight, tf.where(is_mine, ids - begin, tf.zeros_like(ids)))
+        places = tf.where(is_mine, ids - begin, tf.zeros_like(ids))
+        if [kind for _, kind in sparse_rows.parts(ids)] == [sparse_rows.RowKind.DISTINCT]:
+            places = sparse_rows.marked(places, sparse_rows.RowKind.DISTINCT)  # the others' rows are zeros
+        rows = sharded.rows_of_part(weight, places)
         summands = tf.where(is_mine[..., tf.newaxis], rows, tf.zeros_like(rows))
         found_rows = along.scattered(summands, SEQUENCE) if kept.is_scattering(layer) else along.summed(summands)
     return keras.ops.cast(found_rows, layer.compute_dtype)

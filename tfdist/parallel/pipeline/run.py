@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.compute import chains, kept
 from tfdist.parallel.pipeline.division import Division, Edge
@@ -80,7 +81,7 @@ class Run:
         unseeded: Keras' generator for random numbers without a seed.
         recompute: whether a backward pass computes its forward pass again, and only what was received is kept.
         updates: where weights are updated after each backward pass; else gradients are added up.
-        common: what is known of the rows of each weight's gradient, by identity, see `Accumulated`; it is added to.
+        kinds: what is known of the rows of each weight's gradient, by identity, see `Accumulated`; it is added to.
         devices: where all parts are in this process: the devices on which they lie, in turns.
     """
 
@@ -97,11 +98,11 @@ class Run:
         unseeded: Any,
         recompute: bool = False,
         updates: Updates | None = None,
-        common: dict[int, dict[tuple[int, int], bool]] | None = None,
+        kinds: dict[int, dict[tuple[int, int], RowKind]] | None = None,
         devices: Sequence[str] = (),
     ) -> None:
         self._model = model
-        self._common = {} if common is None else common
+        self._kinds = {} if kinds is None else kinds
         self._division = division
         self._devices = devices
         self._stage = stage
@@ -242,7 +243,7 @@ class Run:
             of_weights = [None] * len(weights)
         for weight, gradient in zip(weights, of_weights, strict=True):
             if id(weight) not in self.found.gradients:
-                self.found.gradients[id(weight)] = Accumulated(self._common.setdefault(id(weight), {}))
+                self.found.gradients[id(weight)] = Accumulated(self._kinds.setdefault(id(weight), {}))
             self.found.gradients[id(weight)].add(gradient, work.microbatch, microbatch.rows)
         return [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients if one is not None]
 

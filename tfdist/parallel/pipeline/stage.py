@@ -14,6 +14,7 @@ from tfdist.compat.keras import graphs
 from tfdist.compat.keras import metrics as keras_metrics
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline import counts, run, updates
 from tfdist.parallel.pipeline.division import Division
@@ -113,7 +114,7 @@ class StageStep:
         self._unseeded = unseeded
         self._loss_reduction = loss_reduction
         self._known: counts.Sums = []
-        self._common: dict[int, dict[tuple[int, int], bool]] = {}
+        self._kinds: dict[int, dict[tuple[int, int], RowKind]] = {}
 
     def train(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, update the weights once, and return the logs."""
@@ -199,7 +200,7 @@ class StageStep:
             unseeded=self._unseeded,
             recompute=self._pipe.recompute and training,
             updates=updates,
-            common=self._common,
+            kinds=self._kinds,
             devices=self._pipe.devices,
         )
 

@@ -9,17 +9,15 @@ import tensorflow as tf
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow import sparse_sums
+from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.compression import one_way
 from tfdist.compression.codec import Codec
 from tfdist.training.reduction.compressed import is_compressed
 from tfdist.training.reduction.reducer import Gradient
 
-# How a gradient travels: "whole", "encoded" by a codec, as "rows" of examples, as "common" rows that all parts of a
-# batch have, or as "both" of them; and the number of parts of its variable
+# How a gradient travels: "whole", "encoded" by a codec, or as rows, with the kind of each part of them, as in
+# "rows common"; and the number of parts of its variable
 Kind = tuple[str, int]
-
-# Rows are values and indices.
-_TENSORS = {"whole": 1, "encoded": 1, "rows": 2, "common": 2, "both": 4}
 
 
 def left_on_servers(
@@ -50,7 +48,7 @@ def _pieces(value: Any, variable: Any, keep_duplicate_indices: bool, in_parts: b
     """Return how a gradient travels, and its pieces, each with the server of its variable or of a part of it."""
     own = keras_variables.value_of(variable)
     cut = in_parts and isinstance(own, tf_partitioned.PartitionedVariable)
-    name, values = _kinds_of_rows(value, keep_duplicate_indices)
+    name, values = _kind_and_rows(value, keep_duplicate_indices)
     if not cut:
         return (name, 1), [(one, own.device) for one in values]
     placed = [
@@ -59,17 +57,13 @@ def _pieces(value: Any, variable: Any, keep_duplicate_indices: bool, in_parts: b
     return (name, len(own.devices)), placed
 
 
-def _kinds_of_rows(value: Any, keep_duplicate_indices: bool) -> tuple[str, list[Any]]:
+def _kind_and_rows(value: Any, keep_duplicate_indices: bool) -> tuple[str, list[Any]]:
     if not isinstance(value, tf.IndexedSlices):
         return "whole", [value]
     if not keep_duplicate_indices:
-        indices, inverse = tf.unique(value.indices)
-        values = tf.math.unsorted_segment_sum(value.values, inverse, tf.size(indices))
-        return "rows", [tf.IndexedSlices(values, indices, value.dense_shape)]
-    divided = sparse_sums.divided(value)
-    if divided.own is None or divided.common is None:
-        return ("common" if divided.own is None else "rows"), [value]
-    return "both", [divided.own, divided.common]
+        return RowKind.OWN.value, [sparse_sums.by_index(value)]
+    parts = sparse_sums.divided(value)
+    return " ".join(kind.value for _, kind in parts), [rows for rows, _ in parts]
 
 
 def tensors_of(kind: Kind | None) -> list[str]:
@@ -77,7 +71,8 @@ def tensors_of(kind: Kind | None) -> list[str]:
     if kind is None:
         return []
     name, parts = kind
-    return [name] * (parts * _TENSORS[name])
+    tensors = 1 if name in ("whole", "encoded") else 2 * len(name.split())  # rows are values and indices
+    return [name] * (parts * tensors)
 
 
 def sum_of(kind: Kind | None, variable: Any, own: list[list[tf.Tensor]], codec: Codec | None = None) -> Any:
@@ -99,16 +94,15 @@ def _sum_of_piece(name: str, shape: Any, own: list[list[tf.Tensor]]) -> Any:
         return _added([widened(part.pop(0)) for part in own])
     dense_shape = tf.constant(tf.TensorShape(shape).as_list(), tf.int32)
 
-    def next_rows(common: bool) -> tf.IndexedSlices:
+    def next_rows(kind: RowKind) -> tf.IndexedSlices:
         values = [widened(part.pop(0)) for part in own]
         indices = [part.pop(0) for part in own]
-        if common:  # the same on all parts of the batch, as they were on the whole of it
+        if kind is RowKind.COMMON:  # the same on all parts of the batch, as they were on the whole of it
             return tf.IndexedSlices(_added(values), indices[0], dense_shape)
-        return tf.IndexedSlices(tf.concat(values, axis=0), tf.concat(indices, axis=0), dense_shape)
+        rows = tf.IndexedSlices(tf.concat(values, axis=0), tf.concat(indices, axis=0), dense_shape)
+        return sparse_sums.by_index(rows) if kind is RowKind.DISTINCT else rows
 
-    if name == "both":
-        return sparse_sums.together(next_rows(common=False), next_rows(common=True))
-    return next_rows(common=name == "common")
+    return sparse_sums.together([next_rows(RowKind(kind)) for kind in name.split()])
 
 
 def _added(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -51,7 +51,7 @@ def run(user_step: Callable[[Any], Any], data: Any, current: step.Step) -> Any:
         current.sink, current.is_one_program, current.result_of = sink, False, result_of
     for call, own in zip(kept.calls, gradients, strict=True):
         assert sink is not None
-        sink.apply(call.optimizer, [_joined(*pair) for pair in zip(own, call.are_common, strict=True)], call.variables)
+        sink.apply(call.optimizer, [_joined(*pair) for pair in zip(own, call.kinds, strict=True)], call.variables)
     return logs
 
 
@@ -61,13 +61,13 @@ class _Call(NamedTuple):
     Attributes:
         optimizer: whose.
         variables: Keras variables, or None where they were not given.
-        are_common: for each sparse gradient, which parts of its rows all replicas have; None for others.
+        kinds: for each sparse gradient, of which kind the parts of its rows are; None for others.
         uses: how often the program had used the variables by then.
     """
 
     optimizer: Any
     variables: Any
-    are_common: list[list[bool] | None]
+    kinds: list[list[sparse_rows.RowKind] | None]
     uses: int
 
 
@@ -94,8 +94,8 @@ class _Kept:
             [g if found is None else _apart(g, found) for g, found in zip(gradients, parts, strict=True)]
         )
         known = None if variables is None else list(variables)
-        common = [None if found is None else [is_common for _, is_common in found] for found in parts]
-        self.calls.append(_Call(optimizer, known, common, traced_uses.uses(known or [])))
+        kinds = [None if found is None else [kind for _, kind in found] for found in parts]
+        self.calls.append(_Call(optimizer, known, kinds, traced_uses.uses(known or [])))
 
     def end(self, logs: Any) -> Any:
         """Return the logs."""
@@ -126,15 +126,15 @@ class _Kept:
                 )
 
 
-def _apart(gradient: tf.IndexedSlices, parts: list[tuple[tf.Tensor, bool]]) -> tuple[Any, ...]:
+def _apart(gradient: tf.IndexedSlices, parts: list[tuple[tf.Tensor, sparse_rows.RowKind]]) -> tuple[Any, ...]:
     return gradient.values, [tf.reshape(part, [-1]) for part, _ in parts], gradient.dense_shape
 
 
-def _joined(gradient: Any, are_common: list[bool] | None) -> Any:
-    if are_common is None:
+def _joined(gradient: Any, kinds: list[sparse_rows.RowKind] | None) -> Any:
+    if kinds is None:
         return gradient
     values, parts, shape = gradient
-    known = [sparse_rows.of_all(part) if common else part for part, common in zip(parts, are_common, strict=True)]
+    known = [sparse_rows.marked(part, kind) for part, kind in zip(parts, kinds, strict=True)]
     return tf.IndexedSlices(values, known[0] if len(known) == 1 else tf.concat(known, axis=0), shape)
 
 
