@@ -106,7 +106,7 @@ ATTENTION = (
 NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     # of modules alone
     **{f"{name}.py": {} for name in ("horovod/ops", "keras/calls", "keras/first_batch", "versions")},
-    **{f"tensorflow/{name}.py": {} for name in ("coordination", "numeric_variables", "sparse_sums")},
+    **{f"tensorflow/{name}.py": {} for name in ("coordination", "numeric_variables", "sparse_sums", "trial")},
     "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
     "keras/callbacks.py": {
         **{
@@ -247,8 +247,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_distribute_strategy": lambda: type(tf.Variable(1.0)),
         "_get_default_strategy": lambda: distribute_lib,
         **each("_replica_id _replica_id_in_sync_group", lambda: tf.distribute.ReplicaContext),
-        **each("_packed_sums _reduced_between _replicas_per_worker _rows_apart", OURS),
+        **each("_agree _packed_sums _reduced_between _replicas_per_worker _rows_apart", OURS),
     },
+    "tensorflow/steps/reduction_options.py": {},
     "tensorflow/steps/replica_contexts.py": each(
         "_get_default_replica_context _get_default_strategy", lambda: distribute_lib
     ),
@@ -256,7 +257,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "experimental_acd_manager": lambda: tf.Graph,
         "_get_on_device_or_primary": lambda: model().weights[0].value,
     },
-    "tensorflow/trial.py": {},
 }
 
 

@@ -23,7 +23,8 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow.sparse_sums import as_rows, mean_of, of_rows, reduced_by
-from tfdist.compat.tensorflow.strategies import ReduceInReplicas, one_of_each, owned, packed, replica_index, told
+from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
+from tfdist.compat.tensorflow.strategies import ReduceInReplicas, one_of_each, replica_index
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 

@@ -8,8 +8,6 @@ Private names, read in TensorFlow 2.21.0:
   `tf.cond` and `tf.while_loop`) and a collective op in each replica. TensorFlow takes the second only for GPUs under
   XLA; it is right everywhere, and gradient accumulation, moving averages and loss scaling need it, because they
   decide in a condition.
-- `collective_util.Options`: the class of `tf.distribute.experimental.CommunicationOptions`, whose public name makes
-  objects of it and has no subclass.
 - `merge_call_interim`: the module through which Keras' optimizers ask for `_use_merge_call`.
 - `_get_cross_device_ops`, `_collective_ops`, `_create_variable`, `_get_variable_creator_initial_value`,
   `_collective_key_base`, `_initialize_local_devices`: see the methods.
@@ -26,7 +24,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.distribute import (
-    collective_util,
     device_util,
     distribute_lib,
     distribute_utils,
@@ -42,6 +39,7 @@ from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import data, new_variables, numeric_variables, sparse_sums
 from tfdist.compat.tensorflow.steps import replica_contexts
+from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
 from tfdist.errors import UnsupportedError
 
 # A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
@@ -119,25 +117,6 @@ def _optimizer_outside_replicas() -> bool:
     """
     asker = sys._getframe(2)
     return asker.f_globals.get("__name__") == merge_call_interim.__name__ and tf.distribute.in_cross_replica_context()
-
-
-class ValueOptions(collective_util.Options):
-    """Communication options that say what the values of one `all_reduce` are; TensorFlow hands them on as they are.
-
-    Args:
-        labels: what each value is, for messages, in the order of the flat values.
-        keep_duplicate_indices: whether the rows of `tf.IndexedSlices` are looked at one by one afterwards (Adam squares
-            rows that are not added up yet), so that they must not be added up on the way.
-
-    Example:
-        >>> ValueOptions(["gradient of dense/kernel"], keep_duplicate_indices=False).labels
-        ['gradient of dense/kernel']
-    """
-
-    def __init__(self, labels: Sequence[str], *, keep_duplicate_indices: bool = True) -> None:
-        super().__init__()
-        self.labels = list(labels)
-        self.keep_duplicate_indices = keep_duplicate_indices
 
 
 class ReduceInReplicas:
@@ -341,38 +320,6 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
         # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
         options = self._communication_options.merge(options)
         return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)
-
-
-def owned(value: Any) -> Any:
-    """Give a captured function input an op of its own: a collective on a bare input has no device to go to."""
-    return tf.nest.map_structure(_owned, value, expand_composites=False)
-
-
-def _owned(value: Any) -> Any:
-    if not isinstance(value, tf.IndexedSlices):
-        return tf.identity(value)
-    if value.dense_shape is None or tf.is_tensor(value.dense_shape):
-        return value
-    # A shape in Python's numbers is as good, but TensorFlow's collectives of rows look at its dtype.
-    return tf.IndexedSlices(value.values, value.indices, tf.convert_to_tensor(value.dense_shape))
-
-
-def told(options: Any) -> dict[str, Any]:
-    """Return what communication options say of the values, for `reduced_by`."""
-    known = isinstance(options, ValueOptions)
-    return {
-        "labels": options.labels if known else None,
-        "keep_duplicate_indices": options.keep_duplicate_indices if known else True,
-    }
-
-
-def packed(options: Any, bucket_bytes: int) -> Any:
-    """Return communication options with a size for packs, where they have none."""
-    if options is not None and options.bytes_per_pack:
-        return options
-    return (options or tf.distribute.experimental.CommunicationOptions()).merge(
-        tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bucket_bytes)
-    )
 
 
 def per_replica(replica_values: tuple[Any, ...]) -> Any:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.collectives.base import with_rows
 from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow.steps.reduction_options import ValueOptions
 
 
 def sum_over_replicas(
@@ -25,7 +26,7 @@ def sum_over_replicas(
     Args:
         tensors: tensors of equal shape and dtype on every replica, or `tf.IndexedSlices`, whose rows are gathered.
         labels: what the tensors are, for messages.
-        keep_duplicate_indices: whether rows of `tf.IndexedSlices` must stay apart, see `tf_strategies.ValueOptions`.
+        keep_duplicate_indices: whether rows of `tf.IndexedSlices` must stay apart, see `ValueOptions`.
         is_differentiable: whether a gradient may be taken through the sums. Then each of them waits for the last one.
     Returns:
         The sums, in the order of ``tensors``, equal bit for bit on every replica.
@@ -38,9 +39,7 @@ def sum_over_replicas(
         groups[tensor.dtype].append(index)
     sums: list[Any] = [None] * len(tensors)
     for indices in groups.values():
-        options = tf_strategies.ValueOptions(
-            [names[index] for index in indices], keep_duplicate_indices=keep_duplicate_indices
-        )
+        options = ValueOptions([names[index] for index in indices], keep_duplicate_indices=keep_duplicate_indices)
         reduced = reduce(tf.distribute.ReduceOp.SUM, [tensors[i] for i in indices], options)
         for index, value in zip(indices, reduced, strict=True):
             sums[index] = value
