@@ -208,7 +208,11 @@ def test_columns_of_arrow(tmp_path: Path) -> None:
         (pa.array([[{"a": 1}]] * 4), "column 'x' of .* is list<.*struct<a: int64>>; it must be bool, a number"),
         (pa.array([[("a", 1)]] * 4, pa.map_(pa.string(), pa.int64())), "column 'x' of .* is map<string, int64.*>"),
         (pa.nulls(4), "column 'x' of .* has no value in any row, so nothing tells its type"),
-        (pa.array([[[1]]] * 4), "column 'x' of .* is list"),
+        (pa.array([[[1]], [[2]], [[3, 4]], [[5]]]), r"Example 2 of .*: column 'x' has a list of 2 where .* \(1, 1\)"),
+        (pa.array([[[1], [2]], [[1]], [], [[2]]]), "Example 1 of .*: column 'x' has a list of 1 where others have 2"),
+        (pa.array([[[1]], [[None]], [[2]], [[3]]]), "Example 1 of .*: column 'x' has a null; every matrix"),
+        (pa.array([[[1]], [None], [[2]], [[3]]]), "Example 1 of .*: column 'x' has a null; every matrix"),
+        (pa.array([[[1]], None, [[2]], [[3]]]), "Example 1 of .*: column 'x' is null"),
     ],
 )
 def test_what_arrow_has_and_an_example_has_not(values: Any, said: str, tmp_path: Path) -> None:
@@ -239,7 +243,7 @@ def test_parquet_reads_only_the_row_groups_it_needs(tmp_path: Path) -> None:
         ("x,x\n1,2\n", "has the column 'x' 2 times"),
         ("x,y\n", "has a header and no rows"),
         ("", "is empty; it must have a line with its columns' names"),
-        ("x,y\n1,\n", "column 'y' of .* is empty in the first"),
+        ("x,y\n1,\n", "column 'y' of .* has no value in the first"),
     ],
 )
 def test_what_csv_has_and_an_example_has_not(text: str, said: str, tmp_path: Path) -> None:

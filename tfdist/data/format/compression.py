@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 from tfdist.data.format.records import HEADER_BYTES, header
 
 PLAIN, GZIP, ZLIB = "plain", "gzip", "zlib"
+VOID = "void"  # compressed, with nothing in it: what TensorFlow leaves of a shard that got no record
 HEAD_BYTES = 4096  # which show of what kind a file is
 _BUFFER = 1 << 20
 #: what reading a compressed file raises where it is damaged or ends early
@@ -21,7 +22,7 @@ ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
 def kind_of(head: bytes) -> str:
-    """Return how a file of records is kept, from its first bytes; empty where it has none.
+    """Return how a file of records is kept, from its first bytes; empty where it does not begin with one.
 
     A plain record may begin with the bytes that mark a compressed file, so its checksum is looked at first.
     """
@@ -32,7 +33,10 @@ def kind_of(head: bytes) -> str:
         return ""
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)  # which takes both
     try:
-        return kind if _begins(inflate.decompress(head, HEADER_BYTES)) else ""
+        begin = inflate.decompress(head, HEADER_BYTES)
+        if not begin and inflate.eof:  # members may follow, as where files were joined
+            return kind_of(inflate.unused_data) if inflate.unused_data else VOID
+        return kind if _begins(begin) else ""
     except zlib.error:  # damaged; whoever reads it says so
         return kind if kind == GZIP else ""
 

@@ -262,6 +262,28 @@ def sequences(payload: bytes) -> dict[str, list[tuple[str, list[Any]]]]:
         raise CorruptDataError(f"a record of {len(payload)} bytes is no tf.train.SequenceExample: {error}.") from error
 
 
+def lists_examples(payload: bytes) -> bool:
+    """Return whether a record is an ExampleListWithContext: examples in field 1, and their context in field 2.
+
+    Read as an example or a sequence, it has features that have names and no values, and each name is a whole feature.
+    """
+    try:
+        message = _spans(payload, (0, len(payload)))
+        features = _spans(payload, message.get(1, message.get(2, (0, 0)))).get(1, (0, 0))
+        inner = _spans(payload, features)  # of an example: the name and the value of its first feature
+        return 2 not in inner and _spans(payload, inner.get(1, (0, 0))).keys() == {1, 2}
+    except (IndexError, ValueError):
+        return False
+
+
+def _spans(payload: bytes, span: tuple[int, int]) -> dict[int, tuple[int, int]]:
+    """Return where the first field of each number stands in a message."""
+    found: dict[int, tuple[int, int]] = {}
+    for number, inner, _ in _fields(payload, *span):
+        found.setdefault(number, inner)
+    return found
+
+
 def extents(payload: bytes) -> dict[str, tuple[int, int]]:
     """Return where the bytes of each feature with exactly one value of bytes stand: name -> (first byte, number)."""
     found = {}

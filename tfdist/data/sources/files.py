@@ -126,6 +126,12 @@ def opened(path: str) -> BinaryIO:
         return io.BufferedReader(_Explained(store.open(inner, "rb"), path), _BUFFER)
 
 
+def head(path: str, size: int) -> bytes:
+    """Return the first bytes of a file."""
+    with opened(path) as file:
+        return file.read(size)
+
+
 def read_all(paths: list[str]) -> list[bytes]:
     """Return the bytes of some files, remote ones at the same time."""
     if paths and is_url(paths[0]):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.data.format.pictures import format_of
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.sources import files
+from tfdist.data.sources import files, pointers
 from tfdist.data.sources.blocks import BLOCK_BYTES
 from tfdist.data.sources.columns import column
 from tfdist.data.sources.protocol import Block
@@ -159,6 +159,8 @@ def _pictures(entry: files.Entry, folder: str) -> list[files.Entry]:
     except UnicodeEncodeError:
         raise ConfigError(f"the folder {entry.name!r} in {folder} has no name in UTF-8; rename it.") from None
     inside = files.entries(entry.path)
+    for file in inside[:1]:  # the others are named when they are decoded
+        pointers.require_content(file.path, file.size)
     for file in inside:
         if file.is_folder:
             raise ConfigError(

@@ -8,17 +8,19 @@ Example:
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.data.format import splits
+from tfdist.data.format import compression, splits
+from tfdist.data.format.compression import HEAD_BYTES
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources import files, images
+from tfdist.data.sources import files, hdf5, images, pointers
 from tfdist.data.sources.chain import chained
 from tfdist.data.sources.options import NONE, Options
 from tfdist.data.sources.protocol import Source
 from tfdist.data.sources.tables import partitions
 from tfdist.data.sources.tables.partitions import Keys
+from tfdist.data.sources.tables.table import UntoldError
 from tfdist.data.sources.widening import widened
 from tfdist.errors import ConfigError
 
@@ -105,6 +107,7 @@ def _expanded(path: str, split: str | None) -> list[Found]:
         elif kind := kind_of(match) or _by_content(match):
             found.append(Found(kind, match + (group[0] if group else ""), keys if kind in _TABLES else ()))
         else:
+            pointers.require_content(match)
             raise ConfigError(f"source is {match!r}, whose ending says nothing. Understood are {UNDERSTOOD}.")
     return found
 
@@ -185,6 +188,9 @@ def _plainly(folder: str) -> list[Found]:
     if not by_kind and (deeper := _deeper(folders)):
         raise ConfigError(f"source is {folder!r}; pictures are one level deeper. Pass a folder of classes: {deeper}.")
     if len(by_kind) != 1:
+        for entry in entries:
+            if not entry.is_folder:
+                pointers.require_content(entry.path, entry.size)
         seen = ", ".join(entry.name + "/" * entry.is_folder for entry in entries[:10]) or "nothing"
         seen += ", ..." if len(entries) > 10 else ""
         several = f"files of several kinds ({', '.join(by_kind)}); name those that are meant: {folder}/*.csv, say."
@@ -212,29 +218,32 @@ def _by_kind(entries: Sequence[files.Entry]) -> dict[str, list[str]]:
 def record_files(entries: Sequence[files.Entry]) -> list[str]:
     """Return the paths of the files that begin with a record, compressed or not, sorted.
 
-    Of names that differ by numbers alone the first one is looked at, and stands for the others.
+    Of names that differ by numbers alone the first one with content is looked at, and stands for the others: these are
+    looked at when they are opened.
     """
-    begins = {_alike(files.name_of(path)) for path in first_alike(entries) if _by_content(path)}
-    return sorted(entry.path for entry in entries if entry.size and _alike(entry.name) in begins)
-
-
-def first_alike(entries: Sequence[files.Entry]) -> list[str]:
-    """Return the path of the first file that is not empty of each group of names that differ by numbers alone."""
-    found: dict[str, str] = {}
+    groups: dict[str, list[files.Entry]] = {}
     for entry in entries:
         if entry.size:
-            found.setdefault(_alike(entry.name), entry.path)
-    return list(found.values())
+            groups.setdefault(alike(entry.name), []).append(entry)
+    return sorted(entry.path for group in groups.values() if _are_records(group) for entry in group)
 
 
-def _alike(name: str) -> str:
+def alike(name: str) -> str:
+    """Return what names that differ by numbers alone have in common."""
     return re.sub(r"\d+", "0", name)
 
 
-def _by_content(path: str) -> str:
-    from tfdist.data.sources.tfrecords.files import kept_as
+def _are_records(group: Sequence[files.Entry]) -> bool:
+    """Return whether files are records, by the first that has content; where none has, all are shards without any."""
+    for entry in group:
+        head = files.head(entry.path, HEAD_BYTES)
+        if not pointers.is_pointer(head) and (kind := compression.kind_of(head)) != compression.VOID:
+            return bool(kind)
+    return False
 
-    return TFRECORDS if kept_as(path) else ""
+
+def _by_content(path: str) -> str:
+    return TFRECORDS if compression.kind_of(files.head(path, HEAD_BYTES)) else ""
 
 
 def _deeper(folders: Sequence[files.Entry]) -> str:
@@ -247,6 +256,8 @@ def _deeper(folders: Sequence[files.Entry]) -> str:
 
 def _open(kind: str, found: Sequence[Found], schema: Schema | None, options: Options) -> Source:
     paths = [file.path for file in found]
+    for path in paths if kind != IMAGES else ():
+        pointers.require_content(hdf5.split(path)[0] if kind == "hdf5" else path)
     if kind not in _TABLES:
         _need_tables(kind, found, options)
     elif kind != "csv" and options.delimiter is not None:
@@ -307,21 +318,29 @@ def _open_each(kind: str, found: Sequence[Found], schema: Schema | None, options
     return whole
 
 
-def _open_alike(kind: str, found: Sequence[Found], schema: Schema | None, options: Options) -> Iterator[Source]:
+def _open_alike(kind: str, found: Sequence[Found], schema: Schema | None, options: Options) -> list[Source]:
     """Open files with one schema. Where nobody gave it, it is that of the first, with dtypes that hold all of them.
 
-    What a file says of itself is known when it is opened; of CSV files, all rows would have to be read.
+    What a file says of itself is known when it is opened; of CSV files, all rows would have to be read. A file with a
+    column that has no value is left to the others.
     """
-    if schema is None and kind != "csv" and len(found) > 1:
-        given = [_open_one(kind, file.path, None, options) for file in found]
-        schema = widened([source.schema for source in given])
-        if all(source.schema == schema for source in given):
-            yield from given
-            return
+    given: dict[str, Source] = {}
+    untold: ConfigError | None = None
+    for file in found if schema is None else ():
+        try:
+            given[file.path] = _open_one(kind, file.path, None, options)
+        except UntoldError as error:
+            untold = untold or error
+        if kind == "csv" and given:
+            break
+    if schema is None:
+        if not given and untold is not None:
+            raise untold
+        schema = widened([source.schema for source in given.values()])
     for file in found:
-        source = _open_one(kind, file.path, schema, options)
-        schema = source.schema if schema is None else schema
-        yield source
+        if file.path not in given or given[file.path].schema != schema:
+            given[file.path] = _open_one(kind, file.path, schema, options)
+    return [given[file.path] for file in found]
 
 
 def _without(schema: Schema, keyed: Mapping[str, object]) -> Schema:

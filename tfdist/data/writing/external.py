@@ -19,11 +19,11 @@ from typing import Any
 from tfdist import cache as caches
 from tfdist.data.format import manifest as manifests
 from tfdist.data.format import splits
-from tfdist.data.format.compression import GZIP, ZLIB
+from tfdist.data.format.compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.format.manifest import Manifest
 from tfdist.data.format.revisions import written_in
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources import files, paths
+from tfdist.data.sources import files, paths, pointers
 from tfdist.data.writing import journal
 from tfdist.data.writing.index_files import put_index
 from tfdist.errors import ConfigError, CorruptDataError, StorageError
@@ -132,7 +132,8 @@ def has_to_be_elsewhere(place: Storage, asked: Asked) -> bool:
     found = _selected(place, asked, to_index=True)
     if found is None:
         return False
-    return not found.is_folder or _is_compressed(found, asked) or not _can_write(place)
+    is_compressed = not {GZIP, ZLIB}.isdisjoint(_kinds(found, asked).values())
+    return not found.is_folder or is_compressed or not _can_write(place)
 
 
 def indexed_elsewhere(asked: Asked, *, schema: Schema | None, label: str | None) -> Storage:
@@ -204,6 +205,8 @@ def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files
             )
         entries = [entry for entry in map(files.entry, matched) if not entry.is_folder and entry.size]
         known = paths.record_files(entries)
+        for entry in entries if not known else ():
+            pointers.require_content(entry.path, entry.size)
         if entries and not known:
             raise ConfigError(f"{matched[0]} is no TFRecord file: it does not begin with a record.")
         chosen = tuple(entry for entry in entries if entry.path in known)
@@ -298,11 +301,12 @@ def _index(found: _Files, notes: LocalStorage, about: Mapping[str, Any], asked: 
     schema = None if about.get("schema") is None else Schema.from_json(about["schema"])
     # Every machine has its own cache, and workers compare manifests: none tells how often this one was made.
     copy = notes.local / _COPY
-    if _is_compressed(found, asked):
+    kinds = _kinds(found, asked)
+    if not {GZIP, ZLIB}.isdisjoint(kinds.values()):
         _keep_only(notes, ())
         shutil.rmtree(copy, ignore_errors=True)
         return _copied(found, copy, schema, about.get("label"), asked)
-    names = [plain_name(entry.name) for entry in found.entries]
+    names = [plain_name(entry.name) for entry in found.entries if kinds[entry.name] != VOID]
     place = Overlay(asked.storage(found.folder), names, notes, url=found.url)
     manifest = put_index(place, names, schema=schema, label=about.get("label"))
     _keep_only(notes, (manifests.NAME, *manifest.files))  # last: others may read by what is the same
@@ -368,11 +372,19 @@ def _place(found: _Files, notes: LocalStorage, asked: Asked) -> Storage:
     return Overlay(asked.storage(found.folder), names, notes, url=found.url)
 
 
-def _is_compressed(found: _Files, asked: Asked) -> bool:
-    from tfdist.data.sources.tfrecords.files import kept_as
+def _kinds(found: _Files, asked: Asked) -> dict[str, str]:
+    """Return how each file is kept, by its name.
 
+    Raises:
+        ConfigError: one is a pointer to a file that was not fetched.
+    """
+    kinds = {}
     with files.driven_by(asked.storage_options):
-        return any(kept_as(path) in (GZIP, ZLIB) for path in paths.first_alike(found.entries))
+        for entry in found.entries:
+            head = files.head(entry.path, HEAD_BYTES)
+            pointers.refuse(entry.path, head)
+            kinds[entry.name] = kind_of(head)
+    return kinds
 
 
 def _can_write(place: Storage) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 from tfdist import validation
 from tfdist.data.format import manifest as manifests
 from tfdist.data.format import splits
-from tfdist.data.format.compression import GZIP, HEAD_BYTES, ZLIB, kind_of
+from tfdist.data.format.compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.format.manifest import Manifest, read_manifest
 from tfdist.data.format.revisions import index_name, of_one_writing
 from tfdist.data.format.schema import Schema
+from tfdist.data.sources import paths, pointers
 from tfdist.data.writing import external, journal
 from tfdist.data.writing.index_files import put_index
 from tfdist.errors import ConfigError, CorruptDataError
@@ -99,8 +100,12 @@ def files(place: Storage, split: str | None = None) -> list[str]:
     external.need_names(place)
     ours = {manifests.NAME, journal.NAME}
     names = [name for name in place.names() if name not in ours and not name.endswith(".index")]
-    kinds = {name: kind_of(place.read(name, 0, min(place.size(name), HEAD_BYTES))) for name in names}
-    found = [name for name in names if kinds[name] or external.NAMED.search(name)]
+    heads = {name: place.read(name, 0, min(place.size(name), HEAD_BYTES)) for name in names}
+    kinds = {name: kind_of(head) for name, head in heads.items()}
+    groups = {paths.alike(name) for name in names if kinds[name]}
+    found = [name for name in names if paths.alike(name) in groups or external.NAMED.search(name)]
+    for name in found:
+        pointers.refuse(name, heads[name])
     found = _of_split(place, found, split, of_tfds=not splits.OF_TFDS.isdisjoint(names))
     for name in found:
         if kinds[name] in (GZIP, ZLIB):
@@ -108,7 +113,7 @@ def files(place: Storage, split: str | None = None) -> list[str]:
                 f"{name} is compressed, so no record of it can be found without those before. Write it anew: `tfdist "
                 f"data write '{place.url}/*' DIRECTORY`; `tfdist.data.read` does so in the user's cache."
             )
-    found = [name for name in found if place.size(name)]
+    found = [name for name in found if heads[name] and kinds[name] != VOID]
     if not found:
         raise ConfigError(
             f"{place.url} has {len(names)} files, and no TFRecord file with records among them. `tfdist data write "

@@ -25,7 +25,7 @@ from tfdist.data.sources import compressed, files
 from tfdist.data.sources.blocks import BLOCK_BYTES, cut
 from tfdist.data.sources.options import NONE, Options
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import csv_types, table, units
+from tfdist.data.sources.tables import arrow_types, csv_types, table, units
 from tfdist.errors import ConfigError
 
 # as pyarrow has them, without those that spell a float: "nan" is a value
@@ -48,7 +48,7 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
         ConfigError: there is no row, a column is missing, or no type can be told.
         MissingDependencyError: pyarrow is not installed.
     """
-    pyarrow = table.arrow()
+    pyarrow = arrow_types.arrow()
     with _opened(path, None, options.delimiter) as reader:
         columns = _names(reader, path)
         types = reader.schema
@@ -135,11 +135,8 @@ def _check_delimiter(names: list[str], path: str, options: Options) -> None:
 
 
 def _feature(name: str, kind: Any, texts: Any, path: str) -> Feature:
-    if table.arrow().types.is_null(kind):
-        raise ConfigError(
-            f"column {name!r} of {path} is empty in the first {BLOCK_BYTES >> 20} MiB, so nothing tells its type. Fill "
-            "it, or pass a schema without it."
-        )
+    if arrow_types.arrow().types.is_null(kind):
+        raise table.UntoldError(name, path, f"the first {BLOCK_BYTES >> 20} MiB")
     return table.feature_of_type(name, kind, path) if texts is None else csv_types.number(kind, texts)
 
 
@@ -148,7 +145,9 @@ def _texts(path: str, names: list[str], options: Options) -> dict[str, Any]:
     if not names:
         return {}
     found: dict[str, Any] = {}
-    with _opened(path, dict.fromkeys(names, table.arrow().string()), options.delimiter, texts_null=True) as reader:
+    with _opened(
+        path, dict.fromkeys(names, arrow_types.arrow().string()), options.delimiter, texts_null=True
+    ) as reader:
         for batch in _batches(reader, path):
             if batch.num_rows:
                 return {name: batch.column(name) for name in names}
@@ -157,7 +156,7 @@ def _texts(path: str, names: list[str], options: Options) -> dict[str, Any]:
 
 def _type(feature: Feature) -> Any:
     """The type that pyarrow reads, of which nothing is lost; `column` makes the feature's dtype of it."""
-    pyarrow = table.arrow()
+    pyarrow = arrow_types.arrow()
     if feature.shape:
         raise ConfigError(
             f"the schema has a feature of shape {feature.shape}; a column of a CSV file has single values."
@@ -177,7 +176,7 @@ def _batches(reader: Any, path: str) -> Iterator[Any]:
             yield reader.read_next_batch()
         except StopIteration:
             return
-        except table.arrow().ArrowInvalid as error:
+        except arrow_types.arrow().ArrowInvalid as error:
             raise ConfigError(_said(str(error), path, reader.schema.names)) from error
 
 
@@ -198,7 +197,7 @@ def _said(message: str, path: str, names: list[str]) -> str:
 def _opened(
     path: str, kinds: dict[str, Any] | None, delimiter: str | None, *, texts_null: bool = False
 ) -> Iterator[Any]:
-    pyarrow = table.arrow()
+    pyarrow = arrow_types.arrow()
     from pyarrow import csv
 
     plain = path.removesuffix(".gz")

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfdist.data.format.digits import fits_float32
 from tfdist.data.format.schema import TEXT, Feature
-from tfdist.data.sources.tables import table
+from tfdist.data.sources.tables import arrow_types
 
 _WHOLE = r"^\s*[+-]?[0-9]+\s*$"
 _PADDED = r"^\s*[+-]?0[0-9xX]"  # "007", "0x1f": a number would lose what stands in front
@@ -21,7 +21,7 @@ _EXACT = 1 << 53  # whole numbers that every float64 holds
 
 def is_number(kind: Any) -> bool:
     """Return whether pyarrow took the text of a column for numbers, so that its text has to be looked at."""
-    types = table.arrow().types
+    types = arrow_types.arrow().types
     return bool(types.is_integer(kind) or types.is_floating(kind))
 
 
@@ -46,7 +46,7 @@ def number(kind: Any, texts: Any) -> Feature:
     texts = texts.drop_null()
     if compute.any(compute.match_substring_regex(texts, _PADDED)).as_py():
         return Feature(TEXT)
-    if table.arrow().types.is_integer(kind):
+    if arrow_types.arrow().types.is_integer(kind):
         return Feature("int64")
     is_whole = compute.match_substring_regex(texts, _WHOLE)
     whole = [int(text) for text in set(texts.filter(is_whole).to_pylist())]
@@ -57,5 +57,7 @@ def number(kind: Any, texts: Any) -> Feature:
         return Feature("uint64" if low >= 0 and high < 1 << 64 else TEXT)
     if any(abs(value) > _EXACT and float(value) != value for value in whole):
         return Feature(TEXT)
-    values = compute.cast(compute.utf8_trim_whitespace(texts), table.arrow().float64()).to_numpy(zero_copy_only=False)
+    values = compute.cast(compute.utf8_trim_whitespace(texts), arrow_types.arrow().float64()).to_numpy(
+        zero_copy_only=False
+    )
     return Feature("float32" if fits_float32(values).all() else "float64")

@@ -18,7 +18,7 @@ from tfdist.data.format.schema import Schema
 from tfdist.data.sources.blocks import examples_per_block
 from tfdist.data.sources.options import NONE, Options
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import table
+from tfdist.data.sources.tables import arrow_types, table
 from tfdist.errors import ConfigError
 
 _WHERE = "the table"
@@ -45,7 +45,7 @@ def open_table(examples: Any, schema: Schema | None = None, options: Options = N
         raise ConfigError(
             f"{_WHERE} has {found.num_rows} rows and {found.num_columns} columns; at least one of both is needed."
         )
-    return Table(found, table.columns_of(found.schema, schema, _WHERE, options))
+    return Table(found, table.columns_of(found.schema, schema, _WHERE, options, lambda: table.first_rows(found)))
 
 
 class Table:
@@ -83,7 +83,7 @@ class Table:
 
 
 def _arrow_table(examples: Any) -> Any:
-    arrow = table.arrow()
+    arrow = arrow_types.arrow()
     try:
         if hasattr(examples, "__arrow_c_stream__") or hasattr(examples, "__arrow_c_array__"):
             return arrow.table(examples)

@@ -11,6 +11,7 @@ Example:
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from tfdist.data.sources import files
 from tfdist.data.sources.blocks import cut, examples_per_block
 from tfdist.data.sources.options import NONE, Options
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import table
+from tfdist.data.sources.tables import arrow_types, table
 from tfdist.errors import ConfigError, CorruptDataError
 
 _BUFFER_BYTES = 1 << 20  # of a column, so that a large row group is not read whole
@@ -48,9 +49,9 @@ def open_parquet(path: str, schema: Schema | None = None, options: Options = NON
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         rows = [group.num_rows for group in groups]
         most = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    if not types.names:
-        raise ConfigError(f"{path} has no columns.")
-    found = table.columns_of(types, schema, path, options)
+        if not types.names:
+            raise ConfigError(f"{path} has no columns.")
+        found = table.columns_of(types, schema, path, options, functools.cache(lambda: _first(file)))
     return Parquet(path, found, list(types.names), rows, max(_LEAST_ROWS, examples_per_block(most)))
 
 
@@ -89,9 +90,15 @@ class Parquet:
             at += batch.num_rows
 
 
+def _first(file: Any) -> Any:
+    """Return the first rows of a file."""
+    rows = next((batch for batch in file.iter_batches(_LEAST_ROWS, use_threads=False) if batch.num_rows), None)
+    return arrow_types.arrow().RecordBatch.from_pylist([], file.schema_arrow) if rows is None else rows
+
+
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    arrow = table.arrow()
+    arrow = arrow_types.arrow()
     from pyarrow import parquet
 
     with contextlib.ExitStack() as stack:

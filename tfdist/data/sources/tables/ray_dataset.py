@@ -16,7 +16,7 @@ from tfdist.data.format.schema import Schema
 from tfdist.data.sources.blocks import cut, examples_per_block
 from tfdist.data.sources.options import NONE, Options
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import table
+from tfdist.data.sources.tables import arrow_types, table
 from tfdist.errors import ConfigError, ConfigTypeError
 
 _WHERE = "the ray.data.Dataset"
@@ -68,7 +68,7 @@ def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE
     first = next(reading, None)
     if first is None:
         raise ConfigError(f"{_WHERE} has no rows; at least one is needed.")
-    found = table.columns_of(first.schema, schema, _WHERE, options)
+    found = table.columns_of(first.schema, schema, _WHERE, options, lambda: table.first_rows(first))
     count = int(dataset.count()) if is_materialized else None
     columns = None if schema is not None else frozenset(first.column_names)
     return RayDataset(dataset, found, count, chain([first], reading), columns)
@@ -148,7 +148,7 @@ def _without_tensors(rows: Any, wanted: Schema | None) -> Any:
 
 def _lists(column: Any, shape: tuple[int, ...]) -> Any:
     """Return a column of tensors as one of lists in lists, whose sizes are the shape."""
-    arrow = table.arrow()
+    arrow = arrow_types.arrow()
     if column.null_count:
         raise ConfigError(f"a tensor of {_WHERE} is null; leave its row out first: dataset.filter(...).")
     parts = [

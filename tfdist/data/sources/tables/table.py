@@ -6,37 +6,31 @@ Example:
     (3,)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources.columns import column
 from tfdist.data.sources.options import EVERY, Options, spelled
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import units
-from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.data.sources.tables import nested, units
+from tfdist.data.sources.tables.arrow_types import (
+    arrow,
+    innermost,
+    is_text,
+    nulls_of,
+    plain,
+    tail,
+    unwrapped,
+    values_of,
+)
+from tfdist.errors import ConfigError
 
+_FIRST_ROWS = 64
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names; others are NumPy's
-
-
-def arrow() -> Any:
-    """Return the module pyarrow.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"CSV, Parquet and tables in memory need pyarrow, which cannot be imported ({error}). Run: python -m pip "
-            "install 'tfdist[formats]'"
-        ) from error
-    return pyarrow
 
 
 @dataclass(frozen=True)
@@ -82,23 +76,18 @@ class Columns:
         found: Block = {}
         for name, feature in self.schema.items():
             if name in self.masks:
-                found[name] = _nulls_of(arrays[self.masks[name]])
+                found[name] = nulls_of(arrays[self.masks[name]])
             else:
                 found[name] = self._column(name, feature, arrays[name], start)
         return found
 
     def array(self, batch: Any, name: str) -> Any:
         """Return the values of a feature as they stand in a record batch."""
-        first, *fields = self.paths[name]
-        array = batch.column(first)
-        for field in fields:
-            kind = array.type
-            array = array.flatten()[kind.get_field_index(field)]  # null where the struct is
-        return array
+        return _at(batch, self.paths[name])
 
     def _column(self, name: str, feature: Feature, array: Any, start: int) -> Any:
-        array = _unwrapped(array)
-        nulls = _nulls_of(array) if array.null_count else None
+        array = unwrapped(array)
+        nulls = nulls_of(array) if array.null_count else None
         if nulls is None:
             return self._whole(name, feature, array, start)
         if name not in self.fills:
@@ -124,16 +113,35 @@ class Columns:
             values = _values(feature, array)
         except _InnerNullError as error:
             _refuse_null(name, start + error.place, self.where, "a list with a null")
+        except nested.MisfitError as error:
+            raise ConfigError(
+                f"Example {start + error.place} of {self.where}: column {name!r} has {error.what}; every matrix must "
+                f"have the shape {feature.shape}. Give all lists one length; or store the values flat, with their "
+                "numbers as features of their own."
+            ) from error
         except units.MisfitError as error:
             raise ConfigError(
                 f"Example {start + error.place} of {self.where}: column {name!r} is "
                 f"{_shown(array, error.place)}, {error.why}. Pass a schema with a unit that all values have "
-                f"({units.unit_of(_innermost(array.type)) or 'none'}, say), or with string."
+                f"({units.unit_of(innermost(array.type)) or 'none'}, say), or with string."
             ) from error
         return column(name, feature, values, start, f" of {self.where}")
 
 
-def columns_of(table: Any, schema: Schema | None, where: str, options: Options) -> Columns:
+class UntoldError(ConfigError):
+    """A column has no value that tells its type. Another file may have one."""
+
+    def __init__(self, name: str, where: str, rows: str) -> None:
+        super().__init__(
+            f"column {name!r} of {where} has no value in {rows}, so nothing tells its type. Pass a schema that says it "
+            f"(tfdist.data.Feature('float32'), say) and nulls={{{name!r}: ...}} for what stands for null, or a schema "
+            "without the column."
+        )
+
+
+def columns_of(
+    table: Any, schema: Schema | None, where: str, options: Options, first: Callable[[], Any] | None = None
+) -> Columns:
     """Return how the columns of a table become features.
 
     Args:
@@ -141,9 +149,11 @@ def columns_of(table: Any, schema: Schema | None, where: str, options: Options) 
         schema: the columns that are wanted, and what they must be; None: all of them.
         where: whose they are, for messages.
         options: what stands for null.
+        first: returns the first rows, a `pyarrow.RecordBatch`, which tell the shape of lists in lists.
 
     Raises:
         ConfigError: a column is missing, there twice, or of a type that cannot be stored.
+        UntoldError: a column that is wanted has no value.
     """
     flat = [
         found for name, kind in zip(table.names, table.types, strict=True) for found in _flattened((name,), kind, where)
@@ -155,7 +165,9 @@ def columns_of(table: Any, schema: Schema | None, where: str, options: Options) 
         masks = {mask: name for mask, name in masked.items() if name in schema}
         wanted = Schema({name: feature for name, feature in schema.items() if name not in masks})
     else:
-        masks, wanted = masked, schema_of(kinds, where)
+        shapes = {".".join(path): _matrix(path, kind, first) for path, kind in flat}
+        found = {name: feature_of_type(name, kind, where, shapes[name]) for name, kind in kinds.items()}
+        masks, wanted = masked, Schema(found)
     same_columns(wanted, names, where)
     wanted = Schema({name: _with_unit(feature, kinds[name]) for name, feature in wanted.items()})
     _check_nulls(options, wanted, names, where)
@@ -168,42 +180,57 @@ def columns_of(table: Any, schema: Schema | None, where: str, options: Options) 
     return Columns(full, paths, fills, masks, where)
 
 
-def schema_of(types: Mapping[str, Any], where: str) -> Schema:
-    """Return the schema of a table without structs: an Arrow type per column.
-
-    Raises:
-        ConfigError: a type cannot be stored.
-    """
-    return Schema({name: feature_of_type(name, kind, where) for name, kind in types.items()})
+def first_rows(rows: Any) -> Any:
+    """Return the first rows of a `pyarrow.Table` that has some, as a record batch."""
+    return next(batch for batch in rows.to_batches(max_chunksize=_FIRST_ROWS) if batch.num_rows)
 
 
-def feature_of_type(name: str, kind: Any, where: str) -> Feature:
+def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | None = None) -> Feature:
     """Return the feature that a column of this Arrow type is.
+
+    Args:
+        name: of the column.
+        kind: the type.
+        where: the column is, for messages.
+        matrix: the shape of the first value, where the type is lists in lists and does not say it.
 
     Raises:
         ConfigError: it cannot be stored.
     """
     types = arrow().types
-    inner, shape = _plain(kind), list[int | None](_tail(kind))
+    inner, shape = plain(kind), list[int | None](tail(kind) if matrix is None else matrix)
     for _ in shape:
-        inner = _plain(inner.value_type)
+        inner = plain(inner.value_type)
     if not shape and (types.is_list(inner) or types.is_large_list(inner)):
         shape.append(None)
-        inner = _plain(inner.value_type)
-    if _is_text(inner) or (types.is_decimal(inner) and inner.precision > units.DIGITS):
+        inner = plain(inner.value_type)
+    if is_text(inner) or (types.is_decimal(inner) and inner.precision > units.DIGITS):
         return Feature(TEXT, tuple(shape))
     if types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner):
         return Feature(_FLOATS.get(str(inner), str(inner)), tuple(shape))
     if units.is_counted(inner) and not types.is_interval(inner):
         return Feature("int64", tuple(shape), unit=units.unit_of(inner))
     if types.is_null(inner):
-        raise ConfigError(
-            f"column {name!r} of {where} has no value in any row, so nothing tells its type. Pass a schema without it."
-        )
+        raise UntoldError(name, where, "any row")
     raise ConfigError(
         f"column {name!r} of {where} is {kind}; it must be bool, a number, a date, a time, text, bytes, or a list of "
         "these. Convert it, or pass a schema without it."
     )
+
+
+def _matrix(path: Sequence[str], kind: Any, first: Callable[[], Any] | None) -> tuple[int, ...] | None:
+    """Return the shape of the first lists in lists of a column; None where its type says all, or nothing tells it."""
+    return nested.first_shape(_at(first(), path)) if first is not None and nested.is_matrix(kind) else None
+
+
+def _at(batch: Any, path: Sequence[str]) -> Any:
+    """Return a column of a record batch, or the field of a struct in it."""
+    name, *fields = path
+    array = batch.column(name)
+    for field in fields:
+        kind = array.type
+        array = array.flatten()[kind.get_field_index(field)]  # null where the struct is
+    return array
 
 
 def same_columns(schema: Schema, names: Sequence[str], where: str) -> None:
@@ -235,7 +262,7 @@ def _flattened(path: tuple[str, ...], kind: Any, where: str) -> Iterator[tuple[t
 
 def _with_unit(feature: Feature, kind: Any) -> Feature:
     """A feature whose unit is the column's, where nobody asked for another one."""
-    inner = _innermost(kind)
+    inner = innermost(kind)
     if feature.unit or feature.dtype == TEXT or not units.is_counted(inner):
         return feature
     if arrow().types.is_decimal(inner) and np.dtype(feature.dtype).kind == "f":
@@ -277,32 +304,6 @@ def _nothing(feature: Feature) -> Any:
     return np.zeros([dim or 0 for dim in feature.shape], feature.dtype)[()]
 
 
-def _plain(kind: Any) -> Any:
-    """The type of the values: without a dictionary or an extension around it."""
-    found = kind
-    while True:
-        if arrow().types.is_dictionary(found):
-            found = found.value_type
-        elif isinstance(found, arrow().BaseExtensionType):
-            found = found.storage_type
-        else:
-            return found
-
-
-def _innermost(kind: Any) -> Any:
-    types, inner = arrow().types, _plain(kind)
-    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
-        inner = _plain(inner.value_type)
-    return inner
-
-
-def _is_text(kind: Any) -> bool:
-    types = arrow().types
-    checks = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    views = [getattr(types, name) for name in ("is_string_view", "is_binary_view") if hasattr(types, name)]
-    return any(check(kind) for check in (*checks, *views, types.is_fixed_size_binary))
-
-
 class _InnerNullError(Exception):
     """A list has a null in it."""
 
@@ -311,41 +312,14 @@ class _InnerNullError(Exception):
         self.place = place
 
 
-def _unwrapped(array: Any) -> Any:
-    """An array of values, without a dictionary or an extension around it; a dictionary may hold a null itself."""
-    while arrow().types.is_dictionary(array.type) or isinstance(array.type, arrow().BaseExtensionType):
-        if arrow().types.is_dictionary(array.type):
-            values = _without_views(array.dictionary)
-            array = arrow().DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
-        else:
-            array = array.storage
-    return _without_views(array)
-
-
-def _without_views(array: Any) -> Any:
-    """An array whose texts are no views, which few of Arrow's functions take; polars has them."""
-    plain = _plain_texts(array.type)
-    return array if plain == array.type else array.cast(plain)
-
-
-def _plain_texts(kind: Any) -> Any:
-    pyarrow, types = arrow(), arrow().types
-    if hasattr(types, "is_string_view") and (types.is_string_view(kind) or types.is_binary_view(kind)):
-        return pyarrow.large_string() if types.is_string_view(kind) else pyarrow.large_binary()
-    if types.is_list(kind) or types.is_large_list(kind):
-        inner = _plain_texts(kind.value_type)
-        make = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
-        return kind if inner == kind.value_type else make(inner)
-    if types.is_fixed_size_list(kind):
-        inner = _plain_texts(kind.value_type)
-        return kind if inner == kind.value_type else pyarrow.list_(inner, kind.list_size)
-    return kind
-
-
 def _values(feature: Feature, array: Any) -> Any:
     """The rows of an array without nulls as `column` takes them."""
     types = arrow().types
-    array = _unwrapped(array)
+    array = unwrapped(array)
+    if nested.is_matrix(array.type) and len(feature.shape) > 1:
+        return values_of(_values(feature, nested.flattened(array, tuple(dim or 0 for dim in feature.shape)))).reshape(
+            len(array), *(dim or 0 for dim in feature.shape)
+        )
     if types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
         return _lists(feature, array)
     if units.is_counted(array.type):
@@ -354,7 +328,7 @@ def _values(feature: Feature, array: Any) -> Any:
         if types.is_decimal(array.type) and np.dtype(feature.dtype).kind == "f" and not feature.unit:
             return array.cast(arrow().float64()).to_numpy(zero_copy_only=False)
         return units.counted(array, feature.unit)
-    if _is_text(array.type):
+    if is_text(array.type):
         is_string = types.is_string(array.type) or types.is_large_string(array.type)
         return (array.cast(arrow().large_binary()) if is_string else array).to_pylist()
     return array.to_numpy(zero_copy_only=False)
@@ -363,48 +337,27 @@ def _values(feature: Feature, array: Any) -> Any:
 def _lists(feature: Feature, array: Any) -> Any:
     types = arrow().types
     is_fixed = types.is_fixed_size_list(array.type)
-    inner = _unwrapped(array.flatten())
+    inner = unwrapped(array.flatten())
     if is_fixed:
         ends = np.arange(1, len(array) + 1) * array.type.list_size
     else:
         ends = np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
     try:
         if inner.null_count:
-            raise _InnerNullError(int(np.argmax(_nulls_of(inner))))
-        flat = _array(_values(feature, inner))
+            raise _InnerNullError(int(np.argmax(nulls_of(inner))))
+        flat = values_of(_values(feature, inner))
     except _InnerNullError as error:
         raise _InnerNullError(int(np.searchsorted(ends, error.place, side="right"))) from error
     except units.MisfitError as error:
         raise units.MisfitError(int(np.searchsorted(ends, error.place, side="right")), error.why) from error
     if is_fixed:
-        return flat.reshape(len(array), array.type.list_size, *_tail(inner.type))
+        return flat.reshape(len(array), array.type.list_size, *tail(inner.type))
     return [flat[begin:end] for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
-
-
-def _nulls_of(array: Any) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = _unwrapped(array).is_null().to_numpy(zero_copy_only=False)
-    return found
 
 
 def _shown(array: Any, row: int) -> str:
     # not as Python's value, which nanoseconds have none of
     return " ".join(array.slice(row, 1).to_string().split()).removeprefix("[ ").removesuffix(" ]")
-
-
-def _array(values: Any) -> NDArray[Any]:
-    if isinstance(values, np.ndarray):
-        return values
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
-
-
-def _tail(kind: Any) -> tuple[int, ...]:
-    inner, shape = _plain(kind), []
-    while arrow().types.is_fixed_size_list(inner):
-        shape.append(int(inner.list_size))
-        inner = _plain(inner.value_type)
-    return tuple(shape)
 
 
 def _refuse_null(name: str, row: int, where: str, what: str) -> NoReturn:

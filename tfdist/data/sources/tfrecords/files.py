@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.format import example, records
 from tfdist.data.format import manifest as manifests
-from tfdist.data.format.compression import GZIP, HEAD_BYTES, ZLIB, kind_of
+from tfdist.data.format.compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.format.manifest import Manifest
 from tfdist.data.format.scan import LARGEST_PAYLOAD
 from tfdist.data.format.schema import Feature, Schema
@@ -62,7 +62,7 @@ def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source
         ConfigError: a file has no records, or records have not the same features.
         CorruptDataError: a file is no TFRecord file, or its records are no tf.train.Example.
     """
-    filled = [path for path in paths if files.entry(path).size]  # other tools leave empty shards
+    filled = [path for path in paths if _is_filled(path)]  # other tools leave empty shards
     if not filled:
         raise ConfigError(f"{paths[0]} has no records; at least one is needed.")
     known = _schemas(filled)
@@ -77,10 +77,14 @@ def _open(path: str, schema: Schema, own: Schema | None) -> "Records | Stream":
     return Records(path, schema, own) if is_plain else Stream(path, schema, own)
 
 
+def _is_filled(path: str) -> bool:
+    """Return whether a file has anything in it; of a remote one that is compressed, that is seen when it is read."""
+    return files.entry(path).size > 0 and (files.is_url(path) or kept_as(path) != VOID)
+
+
 def kept_as(path: str) -> str:
     """Return how a file is kept, see `compression.kind_of`; empty where it does not begin with a record."""
-    with files.opened(path) as file:
-        return kind_of(file.read(HEAD_BYTES))
+    return kind_of(files.head(path, HEAD_BYTES))
 
 
 class Records:
@@ -163,6 +167,8 @@ class Stream:
 def _payloads(path: str) -> Iterator[bytes]:
     """The payloads of a file, from its beginning, their checksums checked."""
     kind = kept_as(path)
+    if kind == VOID:
+        return
     with files.opened(path) as stored, compressed.unpacked(path, stored, kind) as file:
         index, position = 0, 0
         while header := file.read(records.HEADER_BYTES):
@@ -263,8 +269,12 @@ def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
     """
     seen = Seen()
     chosen = paths if most is None else paths[:: -(-len(paths) // _SAMPLED_FILES)]
-    for path in chosen:
+    rest = [path for path in paths if path not in chosen]
+    for path in [*chosen, *rest]:
+        if path in rest and seen.count:  # those that were to tell it have records
+            break
         for index, payload in enumerate(islice(_payloads(path), None if most is None else -(-most // len(chosen)))):
+            sequences.need_one_example(payload, f"record {index} of {path}")
             try:
                 parsed, lists = sequences.parsed(payload), example.sequences(payload)
             except (ConfigError, CorruptDataError) as error:

@@ -8,7 +8,7 @@ from tfdist.data.format import example
 from tfdist.data.format.pictures import KEPT, format_of
 from tfdist.data.format.scan import Content, walk
 from tfdist.data.format.schema import MOST_FEATURES, TEXT, Feature, Schema, encodings_of
-from tfdist.data.sources.tfrecords.sequences import Parsed
+from tfdist.data.sources.tfrecords.sequences import Parsed, need_one_example
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
 
@@ -29,8 +29,9 @@ def looked_at(place: Storage, shards: list[str], *, most: int | None = None, con
     """
     seen = Seen()
     for shard in shards:
-        for found in islice(walk(Content(place, shard)), most):
+        for index, found in enumerate(islice(walk(Content(place, shard)), most)):
             if found.payload is not None:
+                need_one_example(found.payload, f"record {index} of {shard}")
                 try:
                     parsed, lists = example.parse(found.payload), example.sequences(found.payload)
                 except CorruptDataError:

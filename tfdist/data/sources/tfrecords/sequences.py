@@ -41,6 +41,24 @@ def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None) -> Parse
     return found
 
 
+def need_one_example(payload: bytes, where: str) -> None:
+    """Refuse a record that is a list of examples.
+
+    Args:
+        payload: the record.
+        where: it is, for the message.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if example.lists_examples(payload):
+        raise ConfigError(
+            f"{where} is an ExampleListWithContext, as TensorFlow Ranking writes them: a list of examples in each "
+            "record. Write each list as one tf.train.Example, whose features are lists of any length, or each example "
+            "of a list as a record of its own, with the number of its list as a feature."
+        )
+
+
 def _check(name: str, sizes: list[int], feature: Feature | None) -> None:
     alike = set(sizes)
     if alike <= {1}:

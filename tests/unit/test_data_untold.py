@@ -1,0 +1,67 @@
+"""What the type of a column does not say: the shape of lists in lists, and the type of what has no value."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from tests.unit.test_data_source_kinds import column
+from tfdist.data.format.schema import Feature
+from tfdist.data.sources import Options, open_source
+from tfdist.errors import ConfigError
+
+MATRIX = [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]], [[0, 0], [0, 0], [0, 1]]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.list_(pa.int16())),
+        pa.large_list(pa.list_(pa.int16(), 2)),
+        pa.list_(pa.large_list(pa.int16()), 3),
+    ],
+)
+def test_lists_in_lists_of_one_length_are_arrays(kind: Any, tmp_path: Path) -> None:
+    values = pa.array(MATRIX, kind)
+    table = pa.table({"x": values, "y": pa.StructArray.from_arrays([values], ["z"])})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(table.slice(1), tmp_path / "b.parquet")
+    for examples, expected in ((tmp_path, MATRIX + MATRIX[1:]), (table, MATRIX)):
+        source = open_source(examples)
+        assert dict(source.schema) == {"x": Feature("int16", (3, 2)), "y.z": Feature("int16", (3, 2))}
+        for name in source.schema:
+            assert column(source, name) == expected
+            assert column(source, name, 1, 3) == expected[1:3]
+    asked = open_source(table, schema={"x": Feature("float32", (3, 2))})
+    assert column(asked, "x") == MATRIX
+
+
+def test_a_column_without_values_is_told_by_other_files(tmp_path: Path) -> None:
+    given = {"x": [1.5, None], "y": [["a"], ["b"]]}
+    pyarrow.parquet.write_table(pa.table({"x": pa.nulls(2), "y": given["y"]}), tmp_path / "0.parquet")
+    pyarrow.parquet.write_table(
+        pa.table(given, pa.schema({"x": "float32", "y": pa.list_(pa.string())})), tmp_path / "1.parquet"
+    )
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "csv" / "0.csv").write_text("x,y\n,1\n,2\n")
+    (tmp_path / "csv" / "1.csv").write_text("x,y\n1.5,1\n,2\n")
+    for source in (tmp_path / "*.parquet", tmp_path / "csv"):
+        found = open_source(source, options=Options(nulls={"x": -1}))
+        assert found.schema["x"] == Feature("float32")
+        assert column(found, "x") == [-1, -1, 1.5, -1]
+        with pytest.raises(ConfigError, match=r"Example 0 of .*0.*: column 'x' is null; .*nulls="):
+            list(open_source(source).blocks(0, None))
+
+
+def test_a_column_without_values_in_any_file_needs_a_schema(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pa.table({"x": pa.nulls(2), "y": [1, 2]}), tmp_path / "0.parquet")
+    (tmp_path / "0.csv").write_text("x,y\n,1\n,2\n")
+    options = Options(nulls={"x": -1})
+    for source in (tmp_path / "0.parquet", tmp_path / "0.csv", pa.table({"x": pa.nulls(2), "y": [1, 2]})):
+        with pytest.raises(ConfigError, match=r"'x' of .* has no value .*Feature.*nulls=\{'x'.* without the column"):
+            open_source(source, options=options)
+        said = open_source(source, schema={"x": Feature("float32"), "y": Feature("int64")}, options=options)
+        assert column(said, "x") == [-1, -1]
+        assert list(open_source(source, schema={"y": Feature("int64")}).schema) == ["y"]
