@@ -69,10 +69,11 @@ class TracedCollective:
         results: list[Any] = [None] * len(values)
         dense: dict[int, tf.Tensor] = {}
         for index, value in enumerate(values):
-            if isinstance(value, tf.IndexedSlices) and (keep_duplicate_indices or not _is_small_table(value)):
+            value = self.carried(value, keep_duplicate_indices=keep_duplicate_indices)
+            if isinstance(value, tf.IndexedSlices):
                 results[index] = self._sum_of_slices(value, names[index], keep_duplicate_indices)
             else:
-                dense[index] = tf.convert_to_tensor(value)
+                dense[index] = value
         for bucket in in_buckets(dense, self.bucket_bytes):
             key = self._key(*[self._described("sum", dense[index], names[index]) for index in bucket])
             tensors = [dense[index] for index in bucket]
@@ -80,6 +81,16 @@ class TracedCollective:
             for index, total in zip(bucket, totals, strict=True):
                 results[index] = total
         return results
+
+    def carried(self, value: Any, *, keep_duplicate_indices: bool) -> Any:
+        """Return a value as `all_reduce` carries it: of rows a small table as a whole, unless the rows matter.
+
+        Args:
+            value: a tensor or `tf.IndexedSlices`.
+            keep_duplicate_indices: whether rows must stay apart.
+        """
+        is_rows = isinstance(value, tf.IndexedSlices) and (keep_duplicate_indices or not _is_small_table(value))
+        return value if is_rows else tf.convert_to_tensor(value)
 
     def all_gather(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return the rows of all members in their order; the numbers of rows may differ, all else may not.

@@ -114,7 +114,10 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
         def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
             between = functools.partial(self._collective.all_reduce, labels=labels, keep_duplicate_indices=keep)
-            return between(sent) if len(self._devices) == 1 else self._sums_of_several(sent, between, options)
+            if len(self._devices) == 1:
+                return between(sent)
+            carried = [self._collective.carried(value, keep_duplicate_indices=keep) for value in sent]
+            return self._sums_of_several(carried, between, options)
 
         return reduced_by(sums, reduce_op, value, replicas=self._num_replicas_in_sync, **told(options))
 
