@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch.output.noise import has_nvidia_device, known_noise
+from tfdist.launch.output.noise import Filter, has_nvidia_device, known_noise
 
 # as TensorFlow 2.21 and 2.16 write them
 NOISE = [
@@ -24,6 +24,8 @@ NOISE = [
     "Cleanup -5796398258570585516",
     "2026-11-22 19:10:00.1: W tensorflow/core/framework/local_rendezvous.cc:404] Local rendezvous is aborting with "
     "status: OUT_OF_RANGE: End of sequence",
+    "E0000 00:00:17.5     948 node_def_util.cc:682] NodeDef mentions attribute use_unbounded_threadpool which is not "
+    "in the op definition: Op<name=MapDataset; signature=input_dataset:variant, other_arguments: -> handle:variant;",
     "2026-11-22 19:10:00.1: W tensorflow/py_utils.cc:38] TF-TRT Warning: Could not find TensorRT",
 ]
 NOISE_WITHOUT_A_GPU = [
@@ -42,6 +44,9 @@ NEWS = [
     "W0000 00:00:1.5   19500 local_rendezvous.cc:412] Local rendezvous is aborting with status: UNAVAILABLE: failed to",
     "ValueError: TF-TRT Warning: Could not find TensorRT in the model",
     "Traceback (most recent call last):",
+    "E0000 00:00:17.5     948 node_def_util.cc:682] NodeDef mentions attribute other which is not in the op definition",
+    "/job:worker/replica:0/task:1",
+    "The tasks have crashed. Check the task logs for an earlier error",
     "F0000 00:00:1.5   30103 env.cc:84] Check failed: port.cc:153] oneDNN",
     "2026-11-22 19:10:00.1: W tensorflow/core/kernels/data/cache_dataset_ops.cc:1] The calling iterator did not",
 ]
@@ -61,6 +66,35 @@ def test_a_missing_driver_is_news_where_there_is_a_gpu(line: str) -> None:
 @pytest.mark.parametrize("line", NEWS)
 def test_what_is_not_known_is_shown(line: str) -> None:
     assert not any(known_noise(has_gpu=has_gpu).search(line.encode()) for has_gpu in (True, False))
+
+
+# of a worker that has ended while the other went on
+LEFT = [
+    [
+        "E0000 00:00:17.5   10010 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort UNAVAILABLE: "
+        "Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped sending heartbeats):",
+        "/job:worker/replica:0/task:1",
+        "/job:worker/replica:0/task:2",
+        "The tasks have crashed. Check the task logs for an earlier error, or scheduler events (e.g. preemption, "
+        "eviction) to debug further. [type.googleapis.com/tensorflow.CoordinationServiceError='\"']",
+    ],
+    [
+        "E0000 00:00:17.5   14564 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort UNAVAILABLE: "
+        "Failed to send RPC to coordination service. Either the leader task was preempted/died/restarted",
+        "Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling "
+        "/tensorflow.CoordinationService/Heartbeat:",
+        ':UNKNOWN:Error received from peer  {grpc_message:"failed to connect to all addresses", grpc_status:14}',
+    ],
+]
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_message_of_several_lines_is_left_out_whole_and_nothing_else(left: list[str]) -> None:
+    noise, news = known_noise(has_gpu=False), [b"news", *(line.encode() for line in left[1:])]
+    lines = [*(line.encode() for line in left), *news]
+    assert Filter().shown(lines, noise) == news
+    one_by_one = Filter()
+    assert [line for each in lines for line in one_by_one.shown([each], noise)] == news
 
 
 WRITES = r"""

@@ -7,7 +7,7 @@ always shown. What says that there is no GPU is dropped only where the machine h
 
 import glob
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _STAMP = rb"^(?:[IWEF]\d{4} [\d:.]+ +\d+|\d{4}-\d\d-\d\d [\d:.]+: [IWEF]) \S*?"
@@ -22,6 +22,19 @@ _ALWAYS = (
     _STAMP + rb"local_rendezvous\.cc:\d+\] Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence",
     _STAMP + rb"local_rendezvous\.cc:\d+\] Local rendezvous is aborting with status: ABORTED: Cleanup",
     rb"TF-TRT Warning: Could not find TensorRT$",
+    # under deterministic operations, of each parallel `map` that keeps a state: TensorFlow makes it a sequential one
+    _STAMP + rb"node_def_util\.cc:\d+\] NodeDef mentions attribute use_unbounded_threadpool which is not in the op def",
+)
+# Of a worker that has ended while others go on, also where it had done its part: the launcher tells which worker fails,
+# and an operation that needed the worker raises.
+_LEFT = re.compile(
+    _STAMP + rb"base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort UNAVAILABLE: "
+    rb"(?:Error reported from /job:\w+/task:\d+: The following tasks are unhealthy \(stopped sending heartbeats\):$"
+    rb"|Failed to send RPC to coordination service\. )"
+)
+_LEFT_GOES_ON = re.compile(
+    rb"^(?:/job:\w+/replica:\d+/task:\d+$|The tasks have crashed\. Check the task logs"
+    rb"|:UNKNOWN:Error received from peer|Additional GRPC error information from remote target \S+ while calling /tensorflow\.CoordinationService/)"
 )
 _WITHOUT_A_GPU = (
     _STAMP + rb"\S+\.cc:\d+\] Could not find cuda drivers on your machine, GPU will not be used\.",
@@ -61,6 +74,32 @@ def known_noise(*, has_gpu: bool) -> re.Pattern[bytes]:
     """
     patterns = _ALWAYS if has_gpu else (*_ALWAYS, *_WITHOUT_A_GPU)
     return re.compile(b"|".join(b"(?:%b)" % pattern for pattern in patterns))
+
+
+class Filter:
+    """Leaves noise out of the lines of one stream, also where a message has several.
+
+    Example:
+        >>> Filter().shown([b"/job:worker/replica:0/task:1", b"Epoch 1/10"], known_noise(has_gpu=False))
+        [b'/job:worker/replica:0/task:1', b'Epoch 1/10']
+    """
+
+    def __init__(self) -> None:
+        self._goes_on = False  # the last line was left out as part of a message that may have more
+
+    def shown(self, lines: Iterable[bytes], noise: re.Pattern[bytes]) -> list[bytes]:
+        """Return the lines that are shown.
+
+        Args:
+            lines: complete ones, in order.
+            noise: what is found in a line that is noise by itself.
+        """
+        found = []
+        for line in lines:
+            self._goes_on = bool(_LEFT.search(line) or (self._goes_on and _LEFT_GOES_ON.search(line)))
+            if not self._goes_on and not noise.search(line):
+                found.append(line)
+        return found
 
 
 def variables(environ: Mapping[str, str], *, all_logs: bool) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tfdist.launch.output.lines import LineBuffer
+from tfdist.launch.output.noise import Filter
 from tfdist.launch.output.screen import Output
 
 _CHUNK = 1 << 16
@@ -22,6 +23,7 @@ class _Stream:
     worker: int
     ends_later: bool = False
     lines: LineBuffer = field(default_factory=LineBuffer)
+    filter: Filter = field(default_factory=Filter)
 
 
 class Pump:
@@ -128,7 +130,7 @@ class Pump:
     def _show(self, stream: _Stream, lines: list[bytes]) -> None:
         noise = self._screen.noise
         if noise is not None and stream.number == 2:
-            lines = [line for line in lines if not noise.search(line)]
+            lines = stream.filter.shown(lines, noise)
         if not lines:
             return
         if self._held:
