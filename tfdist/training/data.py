@@ -25,6 +25,10 @@ _Policy = tf.data.experimental.AutoShardPolicy
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
+#: makes of the dataset of an input's elements the one that is iterated
+Tee = Callable[[tf.data.Dataset, "Input"], tf.data.Dataset]
+
+
 class Source(enum.Enum):
     """Whose data a worker reads."""
 
@@ -43,9 +47,12 @@ class Input:
         position: which of how many parts of a batch this worker has; None: each worker its own.
         expect: told how many batches the next epoch has, where that is known when one ends.
         gives_places: whether batches are taken where they are predicted, see `Epoch`.
+        tee: given the dataset of this worker's flat `Element`s and this input, returns the dataset to be iterated;
+            None leaves it as it is.
 
     Attributes:
         layout: of every batch.
+        position: which of how many parts of a batch this worker has.
     """
 
     def __init__(
@@ -58,11 +65,12 @@ class Input:
         position: tuple[int, int] | None = None,
         expect: Callable[[int], None] = lambda _: None,
         gives_places: bool = False,
+        tee: "Tee | None" = None,
     ) -> None:
         self._gives_places = gives_places
         policy = dataset.options().experimental_distribute.auto_shard_policy
         own = workers.count > 1 and policy in (_Policy.OFF, _Policy.FILE)
-        part, parts = (workers.index, workers.count) if position is None else position
+        part, parts = self.position = (workers.index, workers.count) if position is None else position
         if own and parts != workers.count:
             raise UnsupportedError(
                 f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads "
@@ -84,7 +92,7 @@ class Input:
         else:
             self.element_spec = tf_data.without_nones(dataset.element_spec)
             elements, self.layout = _slices(dataset, self.source, local_replicas, workers, part, parts)
-        self._dataset = elements.prefetch(2)
+        self._dataset = (elements if tee is None else tee(elements, self)).prefetch(2)
 
     def __iter__(self) -> Epoch:
         # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator

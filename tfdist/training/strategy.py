@@ -16,7 +16,7 @@ from tfdist.errors import ConfigError
 from tfdist.training import callbacks
 from tfdist.training import model as models
 from tfdist.training.checks import untested
-from tfdist.training.data import Input, Source
+from tfdist.training.data import Input, Source, Tee
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import optimizers, step
 from tfdist.training.sharding import saving
@@ -31,6 +31,8 @@ class KerasTraining:
 
     _workers: Workers
     _sharding: OptimizerSharding | None = None
+    #: sees what the replicas of this process are given, step by step; `tfdist verify SCRIPT` sets it
+    tee: Tee | None = None
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -129,6 +131,7 @@ class KerasTraining:
             position=self._position,
             expect=lambda batches: keras_model.expect_batches(epoch_iterator, batches),
             gives_places=self._predicts_from_input and keras_model.is_predicting(caller),
+            tee=self.tee,
         )
         if distributed.source is Source.OWN:
             keras_model.set_batches(epoch_iterator, distributed.batches)

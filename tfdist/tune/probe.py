@@ -6,8 +6,6 @@ REQUEST is a `Request` as JSON. The process ends in the call of `fit`; nothing o
 """
 
 import json
-import os
-import runpy
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import TfdistError
-from tfdist.launch.process.worker import end_with_parent
+from tfdist.launch.process.worker import end_with_parent, run_as_main
 
 __all__ = ["Request", "main"]
 
@@ -55,10 +53,7 @@ def main(arguments: list[str]) -> None:
     from tfdist.compat.keras.first_batch import call_instead_of_fit
 
     call_instead_of_fit(lambda model, batch, fit: _measure(model, batch, fit, request))
-    sys.argv = arguments[1:]
-    sys.path[0] = os.getcwd() if request.is_module else os.path.dirname(os.path.realpath(sys.argv[0]))
-    run: Callable[..., Any] = runpy.run_module if request.is_module else runpy.run_path
-    run(sys.argv[0], run_name="__main__", **({"alter_sys": True} if request.is_module else {}))
+    run_as_main(arguments[1], arguments[2:], is_module=request.is_module)
 
 
 def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) -> None:

@@ -1,8 +1,9 @@
-"""A script's first `fit`, called otherwise, and the batch with which it begins.
+"""A script's `fit`, called otherwise, and the batches that it begins with.
 
-Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`): `TFEpochIterator` makes batches of
-whatever `fit` takes. That `keras.Model.fit` is replaced is public and for the whole process: it is done in a process
-that ends with this call (`tfdist.tune.profiling`), never in a user's.
+Private names, read in Keras 3.15.1: `TFEpochIterator` (`keras/src/backend/tensorflow/trainer.py`) makes batches of
+whatever `fit` takes, and `train_validation_split` (`keras/src/trainers/data_adapters/array_slicing.py`) takes those of
+validation from arrays. That `keras.Model.fit` is replaced is public and for the whole process: it is done in a process
+that ends with this call (`tfdist.tune.profiling`, `tfdist.verify.proof`), never in a user's.
 """
 
 import inspect
@@ -12,16 +13,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 
-__all__ = ["call_instead_of_fit"]
+__all__ = ["batches_of_fit", "call_instead_of_fit", "replace_fit"]
 
 _TAKEN = ("x", "y", "batch_size", "steps_per_epoch", "class_weight", "sample_weight")
 
 
-def call_instead_of_fit(function: Callable[[keras.Model, Any, Callable[..., Any]], Any]) -> None:
-    """Let every `fit` of this process call a function with the model, its first batch, and Keras' own `fit`.
-
-    The batch is a tuple (x, y, sample_weight) of tensors; the last two may be None.
+def replace_fit(function: Callable[[keras.Model, dict[str, Any], Callable[..., Any]], Any]) -> None:
+    """Let every `fit` of this process call a function with the model, the arguments by name, and Keras' own `fit`.
 
     Args:
         function: what is called; what it returns is returned.
@@ -32,11 +32,41 @@ def call_instead_of_fit(function: Callable[[keras.Model, Any, Callable[..., Any]
     def fit(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        given = {name: bound.arguments[name] for name in _TAKEN}
-        iterator = TFEpochIterator(
-            **given, shuffle=False, distribute_strategy=tf.distribute.get_strategy(), steps_per_execution=1
-        )
-        batch = keras.utils.unpack_x_y_sample_weight(next(iter(iterator.data_adapter.get_tf_dataset())))
-        return function(self, batch, original)
+        return function(self, {name: value for name, value in bound.arguments.items() if name != "self"}, original)
 
     keras.Model.fit = fit
+
+
+def call_instead_of_fit(function: Callable[[keras.Model, Any, Callable[..., Any]], Any]) -> None:
+    """Let every `fit` of this process call a function with the model, its first batch, and Keras' own `fit`.
+
+    The batch is a tuple (x, y, sample_weight) of tensors; the last two may be None.
+
+    Args:
+        function: what is called; what it returns is returned.
+    """
+
+    def of_first_batch(model: keras.Model, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
+        batches = _epochs({name: arguments[name] for name in _TAKEN}, shuffle=False).get_tf_dataset()
+        return function(model, keras.utils.unpack_x_y_sample_weight(next(iter(batches))), original)
+
+    replace_fit(of_first_batch)
+
+
+def batches_of_fit(arguments: dict[str, Any]) -> Any:
+    """Return Keras' adapter of what `fit` was given, whose `get_tf_dataset` has the global batches of one device.
+
+    Args:
+        arguments: of `fit`, by name, as `replace_fit` hands them on.
+    """
+    taken = {name: arguments[name] for name in _TAKEN}
+    if arguments["validation_split"] and arguments["validation_data"] is None:
+        data = tuple(arguments[name] for name in ("x", "y", "sample_weight"))
+        kept, _ = train_validation_split(data, validation_split=arguments["validation_split"])
+        taken |= dict(zip(("x", "y", "sample_weight"), kept, strict=True))
+    return _epochs(taken, shuffle=arguments["shuffle"])
+
+
+def _epochs(taken: dict[str, Any], *, shuffle: Any) -> Any:
+    given = {"shuffle": shuffle, "distribute_strategy": tf.distribute.get_strategy(), "steps_per_execution": 1}
+    return TFEpochIterator(**taken, **given).data_adapter

@@ -48,24 +48,42 @@ def own_next(generator: keras.random.SeedGenerator, ordered: bool) -> Any:
 @contextlib.contextmanager
 def without_chance(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     """Let Keras' layers drop nothing and add no noise inside, and batch normalisation take fixed statistics."""
-    before: list[tuple[dict[str, Any], str, Any]] = []
+    layers = list(layers)
+    normalising = [vars(layer) for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+    before = [(own, "_moments", own.get("_moments")) for own in normalising]
     for layer in layers:
-        own = vars(layer)
         if isinstance(layer, keras.layers.BatchNormalization):
-            before.append((own, "_moments", own.get("_moments")))
-            own["_moments"] = functools.partial(_fixed_moments, layer)
-        elif type(layer).__module__.startswith("keras.src."):
-            for name in ("rate", "stddev", "dropout", "recurrent_dropout"):
-                if isinstance(own.get(name), (int, float)):
-                    before.append((own, name, own[name]))
-                    own[name] = 0.0
+            vars(layer)["_moments"] = functools.partial(_fixed_moments, layer)
     try:
-        yield
+        with without_noise(layers):
+            yield
     finally:
         for own, name, value in before:
             own[name] = value
             if value is None:
                 del own[name]
+
+
+@contextlib.contextmanager
+def without_noise(layers: Iterable[keras.layers.Layer]) -> Iterator[list[keras.layers.Layer]]:
+    """Let Keras' layers drop nothing and add no noise inside; yields those that would have."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    quiet: dict[int, keras.layers.Layer] = {}
+    for layer in layers:
+        if not type(layer).__module__.startswith("keras.src.") or isinstance(layer, keras.layers.BatchNormalization):
+            continue
+        own = vars(layer)
+        for name in ("rate", "stddev", "dropout", "recurrent_dropout"):
+            if isinstance(own.get(name), (int, float)):
+                if own[name]:
+                    quiet[id(layer)] = layer
+                before.append((own, name, own[name]))
+                own[name] = 0.0
+    try:
+        yield list(quiet.values())
+    finally:
+        for own, name, value in before:
+            own[name] = value
 
 
 def _fixed_moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:

@@ -342,6 +342,16 @@ def copies(variable: Any) -> list[Any]:
     return list(variable.values) if isinstance(variable, values.DistributedVariable) else [variable]
 
 
+def values_of_copies(variable: Any) -> list[Any]:
+    """Return the value of each copy of a variable on this process's replicas, of what replicas add up the sum.
+
+    Every worker must call it, since a sum needs all of them.
+    """
+    if isinstance(variable, values.SyncOnReadVariable):
+        return [tf.convert_to_tensor(variable)]
+    return [tf.convert_to_tensor(copy) for copy in copies(variable)]
+
+
 def assign_locally(variable: Any, value: tf.Tensor) -> None:
     """Give every local copy of a variable a value; of what replicas add up, the first of all gets it and others zero.
 

@@ -35,15 +35,8 @@ def main(argv: list[str]) -> None:
     if "TFDIST_ERROR_FILE" in os.environ:
         list_generated_files(os.environ["TFDIST_ERROR_FILE"] + LISTING)
     process = os.getpid()
-    sys.argv = [target, *arguments]
-    if not sys.flags.safe_path:
-        folder = os.getcwd() if kind == "--module" else os.path.dirname(os.path.realpath(target))
-        sys.path[0] = folder
     try:
-        if kind == "--module":
-            _run_module(target)
-        else:
-            _run_script(target)
+        run_as_main(target, arguments, is_module=kind == "--module")
     except SystemExit as error:
         code = _exit_code(error)
         if code != 0 and os.getpid() == process:  # a fork of the script ends here too, and is not the worker
@@ -57,6 +50,23 @@ def main(argv: list[str]) -> None:
         if os.getpid() == process:
             record(error, exit_code=1)
         _end_as_uncaught(error)
+
+
+def run_as_main(target: str, arguments: list[str], *, is_module: bool) -> None:
+    """Run a script or a module as Python does that is given it; what it raises is raised here.
+
+    Args:
+        target: path of the script, or name of the module.
+        arguments: its own.
+        is_module: which of the two it is.
+    """
+    sys.argv = [target, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
+    if is_module:
+        _run_module(target)
+    else:
+        _run_script(target)
 
 
 def end_with_parent(parent: int) -> None:

@@ -1,0 +1,155 @@
+"""Two runs of a script compared: which value differs first, by how much, and of what kind it is. Pure functions.
+
+A difference is relative to the largest number of the value on one device, so that small weights are held to their own
+size. Where all numbers of a value are rounding errors beside those of its kind, it is held to a part of theirs.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.verify.proof.state_files import Run, Step
+
+__all__ = ["BATCH", "KINDS", "Difference", "compared"]
+
+BATCH = "batch"
+#: in the order in which a step makes them: what is first wrong is the cause of the rest
+KINDS = (BATCH, "log", "state", "slot", "weight", "prediction")
+# of the largest number among the values of a kind: what is smaller throughout is not held to its own size
+_FLOOR = 1e-3
+_LEAST = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A value that differs.
+
+    Attributes:
+        step: after which it differs first; 0 is before the first.
+        kind: one of `KINDS`.
+        name: of the value.
+        size: by how much there, relative to the largest number on one device; infinite where they cannot be compared.
+        largest: by how much at most, over all steps.
+        where: of which worker and replica, where there are several, and the two numbers.
+    """
+
+    step: int
+    kind: str
+    name: str
+    size: float
+    largest: float
+    where: str
+
+
+def compared(
+    workers: Sequence[Sequence[Step]], reference: Sequence[Step], run: Run, *, tolerance: float
+) -> tuple[list[Difference], float]:
+    """Return what differs by more than a tolerance, the first cause first, and the largest difference of the rest.
+
+    Args:
+        workers: the steps of each worker under the strategy.
+        reference: those on one device.
+        run: what is said of the run on one device.
+        tolerance: up to which values are the same; integers are the same or are not.
+    """
+    found: dict[tuple[str, str], Difference] = {}
+    rest = 0.0
+    for one in _batches(run):
+        found.setdefault((one.kind, one.name), one)
+    for number in range(max(len(reference), *map(len, workers))):
+        theirs = reference[number] if number < len(reference) else None
+        for worker, steps in enumerate(workers):
+            ours = steps[number] if number < len(steps) else None
+            who = f"worker {worker}" if len(workers) > 1 else ""
+            if ours is None or theirs is None:
+                continue  # a run that is shorter is told as a whole
+            for one in _differences(ours, theirs, who, number, tolerance):
+                if one.size <= tolerance:
+                    rest = max(rest, one.size)
+                    continue
+                known = found.get((one.kind, one.name))
+                if known is None or (known.step == one.step and one.size > known.size):
+                    known = one
+                found[one.kind, one.name] = Difference(
+                    **{**vars(known), "largest": max(known.largest, one.size)}
+                )
+    order = sorted(found.values(), key=lambda one: (one.step, KINDS.index(one.kind), -one.size, one.name))
+    return order, rest
+
+
+def _batches(run: Run) -> Iterator[Difference]:
+    for number, (other, detail) in enumerate(zip(run.others, run.details, strict=True), start=1):
+        if other == "rows":
+            name, _, told = detail.partition(" ")
+            yield Difference(step=number, kind=BATCH, name=name, size=math.inf, largest=math.inf, where=told)
+
+
+def _differences(ours: Step, theirs: Step, who: str, number: int, tolerance: float) -> Iterator[Difference]:
+    largest = _largest(theirs.values)
+    for name in {**theirs.values, **ours.values}:
+        kind, _, path = name.partition("/")
+        if name not in ours.values or name not in theirs.values:
+            if kind == "slot" and number == 0:
+                continue  # Keras makes them in the first step
+            there = "on one device" if name in theirs.values else "under the strategy"
+            yield Difference(step=number, kind=kind, name=path, size=math.inf, largest=math.inf, where=f"{there} alone")
+            continue
+        reference, copies = theirs.values[name][0], ours.values[name]
+        for replica, value in enumerate(copies):
+            size, told = _size(value, reference, largest[_group(name)], tolerance)
+            place = [who, f"replica {replica}" if len(copies) > 1 else ""]
+            where = ", ".join([*filter(None, place), told])
+            yield Difference(step=number, kind=kind, name=path, size=size, largest=size, where=where)
+
+
+def _group(name: str) -> str:
+    """Return which values are of one size: those of a kind, and slots of one name."""
+    kind, _, path = name.partition("/")
+    return f"{kind}/{path.rpartition('/')[2]}" if kind == "slot" else name if kind == "log" else kind
+
+
+def _largest(values: Mapping[str, Sequence[NDArray[Any]]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, copies in values.items():
+        if copies[0].dtype.kind == "f":
+            group = _group(name)
+            found[group] = max(found.get(group, 0.0), _most(copies[0]))
+    return {name: found.get(name, 0.0) for name in map(_group, values)}
+
+
+def _most(value: NDArray[Any]) -> float:
+    finite = np.abs(value[np.isfinite(value)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _size(value: NDArray[Any], reference: NDArray[Any], of_kind: float, tolerance: float) -> tuple[float, str]:
+    """Return how far two values are apart, and the two numbers where they are farthest."""
+    if value.shape != reference.shape:
+        return math.inf, f"shape {value.shape}, {reference.shape} on one device"
+    if value.dtype.kind in "US" or reference.dtype.kind in "US":
+        same = bool(np.all(value.astype(str) == reference.astype(str)))
+        return (0.0 if same else math.inf), "" if same else "other texts"
+    if not value.size:
+        return 0.0, ""
+    exact = "f" not in value.dtype.kind + reference.dtype.kind
+    one, other = value.astype(np.float64), reference.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(one - other)
+    apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, apart)
+    apart = np.where(np.isnan(apart), math.inf, apart)
+    place = np.unravel_index(int(np.argmax(apart)), apart.shape)
+    scale = max(_most(other), _FLOOR * of_kind, _LEAST)
+    size = float(apart[place]) / scale
+    if exact and size:
+        size = max(size, 2 * tolerance)  # integers are the same or are not
+    index = "".join(f"[{i}]" for i in place)
+    told = f"{index} {_shown(one[place])}, {_shown(other[place])} on one device".strip()
+    return size, told
+
+
+def _shown(number: float) -> str:
+    return f"{number:.6g}"

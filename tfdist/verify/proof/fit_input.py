@@ -1,0 +1,162 @@
+"""The global batches of a `fit` under a strategy: written by the workers as their replicas get them, and put together.
+
+What is written is what the replicas are given, after every cut: one file for each step of a worker. It is written by
+the graph that reads the data, without Python.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import data as tf_data
+from tfdist.training.data import Input
+
+__all__ = ["Written", "batches", "difference"]
+
+
+class Written:
+    """The tee of a strategy's input: writes the first steps of the first input that it is given.
+
+    Args:
+        folder: of both runs.
+        worker: number of this worker.
+        steps: how many of each epoch.
+
+    Attributes:
+        part: which part of a batch this worker has; None before there is an input.
+        spec: of a replica's data; None before there is an input.
+    """
+
+    def __init__(self, folder: str, worker: int, steps: int) -> None:
+        self._folder = Path(folder, "input", f"worker-{worker}")
+        self._folder.mkdir(parents=True)
+        self._steps = steps
+        self.part: int | None = None
+        self.spec: Any = None
+
+    def __call__(self, elements: tf.data.Dataset, given: Input) -> tf.data.Dataset:
+        """Return the elements, each of which is written when it is read."""
+        if self.part is not None:  # of an evaluation inside of `fit`
+            return elements
+        self.part, self.spec = given.position[0], given.layout.spec[0][1]
+        return elements.enumerate().map(self._write)
+
+    @tf.autograph.experimental.do_not_convert
+    def _write(self, index: tf.Tensor, element: Any) -> Any:
+        _, _, *slices = element  # behind a fingerprint and a number of examples
+
+        def write() -> tf.Tensor:
+            leaves = [tf.io.serialize_tensor(leaf) for leaf in tf.nest.flatten(slices, expand_composites=True)]
+            now = tf.strings.as_string(tf.cast(tf.timestamp() * 1e6, tf.int64), width=20, fill="0")
+            path = tf.strings.join([f"{self._folder}/", now, "-", tf.strings.as_string(index)])
+            with tf.control_dependencies([tf.io.write_file(path, tf.io.serialize_tensor(tf.stack(leaves)))]):
+                return tf.constant(0)
+
+        with tf.control_dependencies([tf.cond(index < self._steps, write, lambda: tf.constant(0))]):
+            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
+
+
+def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int) -> list[Any]:
+    """Return the first global batches that the replicas of all workers were given, as nests of tensors.
+
+    Args:
+        folder: of both runs.
+        parts: of each worker, the part of a batch that it has.
+        spec: of a batch, None where it has no value.
+        count: how many.
+    """
+    first_of = {part: worker for worker, part in reversed(list(enumerate(parts)))}  # others have the same examples
+    files = [sorted(Path(folder, "input", f"worker-{first_of[part]}").iterdir()) for part in sorted(first_of, key=str)]
+    found = []
+    for step in range(min(count, max(map(len, files), default=0))):
+        slices = [one for of_part in files if step < len(of_part) for one in _slices(of_part[step], spec)]
+        present = [data for rows, data in slices if rows] or [data for _, data in slices[:1]]
+        found.append(tf.nest.map_structure(_joined, *present, expand_composites=False))
+    return found
+
+
+def _slices(path: Path, spec: Any) -> list[tuple[int, Any]]:
+    """Return the number of examples and the data of each replica."""
+    leaves = [leaf for leaf in tf.nest.flatten(spec, expand_composites=False) if leaf is not None]
+    types = [[one.dtype for one in tf.nest.flatten(leaf, expand_composites=True)] for leaf in leaves]
+    width = 1 + sum(map(len, types))
+    written = tf.io.parse_tensor(tf.io.read_file(str(path)), tf.string)
+    found = []
+    for begin in range(0, int(written.shape[0]), width):
+        mine = iter(written[begin : begin + width])
+        rows = int(tf.io.parse_tensor(next(mine), tf.int32))
+        packed = iter(
+            [
+                tf.nest.pack_sequence_as(
+                    leaf, [tf.io.parse_tensor(next(mine), dtype) for dtype in dtypes], expand_composites=True
+                )
+                for leaf, dtypes in zip(leaves, types, strict=True)
+            ]
+        )
+        data = tf.nest.map_structure(
+            lambda leaf, packed=packed: None if leaf is None else next(packed), spec, expand_composites=False
+        )
+        found.append((rows, data))
+    return found
+
+
+def _joined(*rows: Any) -> Any:
+    """Return the rows of several replicas; of a scalar, which all have, the first."""
+    return rows[0] if rows[0] is None or rows[0].shape.rank == 0 else tf_data.joined(*rows)
+
+
+def difference(one: Any, other: Any) -> tuple[str, str]:
+    """Return how a batch differs from that of one device: "" or "examples" or "rows", and which input in what.
+
+    The order of the examples does not count.
+
+    Args:
+        one: nest of tensors.
+        other: that of one device.
+    """
+    names, ours, theirs = _leaves(one), tf.nest.flatten(one), tf.nest.flatten(other)
+    found = ""
+    for name, left, right in zip(names, ours, theirs, strict=True):
+        if left is None or right is None:
+            continue
+        if left.shape.rank and _rows(left) != _rows(right):
+            return "rows", f"{name} has {_rows(left)} rows, {_rows(right)} on one device"
+        pairs = zip(
+            tf.nest.flatten(left, expand_composites=True), tf.nest.flatten(right, expand_composites=True), strict=True
+        )
+        if not all(_same(a.numpy(), b.numpy()) for a, b in pairs):
+            found = "examples"
+    return found, ""
+
+
+def _leaves(nest: Any) -> list[str]:
+    """Return what the leaves of a batch are called: x, y and weights, and a name or number in these."""
+    found = []
+    parts = ("x", "y", "sample_weight")
+    given = nest if isinstance(nest, tuple) else (nest,)
+    for part, inner in zip(parts, given, strict=False):
+        paths = keras.tree.flatten_with_path(inner)
+        found += ["".join([part, *(f"[{step!r}]" for step in path)]) for path, _ in paths]
+    return found + ["input"] * (len(tf.nest.flatten(nest)) - len(found))
+
+
+def _rows(leaf: Any) -> int:
+    if isinstance(leaf, tf.RaggedTensor):
+        return int(leaf.nrows())
+    return int(leaf.dense_shape[0]) if isinstance(leaf, tf.SparseTensor) else int(leaf.shape[0])
+
+
+def _same(left: Any, right: Any) -> bool:
+    if np.array_equal(left, right):
+        return True
+    if left.shape != right.shape or not left.ndim:
+        return False
+    return sorted(row.tobytes() for row in _bytes(left)) == sorted(row.tobytes() for row in _bytes(right))
+
+
+def _bytes(array: Any) -> Any:
+    return array.astype("S") if array.dtype.kind == "O" else np.ascontiguousarray(array)

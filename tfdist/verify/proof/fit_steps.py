@@ -1,0 +1,308 @@
+"""The first steps of a script's `fit`, recorded: under its strategy, or on one device from the same weights and batches.
+
+The process ends in the call of `fit`. What writes files does not run, nor does validation.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.callbacks.backup.names import variables_of
+from tfdist.compat.keras import layers as keras_layers
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras.first_batch import batches_of_fit
+from tfdist.compat.tensorflow import data as tf_data
+from tfdist.errors import TfdistError
+from tfdist.training.strategy import KerasTraining
+from tfdist.verify.proof import fit_input, model_values
+from tfdist.verify.proof.state_files import ONE_DEVICE, STRATEGY, Run, StateFiles, Step
+
+__all__ = ["NotComparedError", "on_one_device", "under_strategy"]
+
+# Keras' callbacks that write files or to the screen; of tfdist's all do
+_WRITING = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+_NEVER = 1 << 30
+
+Fit = Callable[..., Any]
+
+
+class NotComparedError(TfdistError, RuntimeError):
+    """A script cannot be compared; the message says why, and what to do."""
+
+
+class Recorder(keras.callbacks.Callback):
+    """Writes the values after each execution of steps, and ends training after so many.
+
+    Args:
+        steps: after how many batches.
+        files: where values go.
+        run: is told of the epochs.
+        before: called when the model is built and nothing has run, with its variables by name.
+    """
+
+    def __init__(
+        self, steps: int, files: StateFiles, run: Run, before: Callable[[dict[str, Any]], None] = lambda named: None
+    ) -> None:
+        super().__init__()
+        self._steps = steps
+        self._files = files
+        self._run = run
+        self._before = before
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Write what training begins with."""
+        self._before(_named(self.model))
+        self._write({})
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count the batches of another epoch."""
+        self._run.batches.append(0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Write what a step has made."""
+        self._run.batches[-1] = batch + 1
+        self._run.epochs.append(len(self._run.batches) - 1)
+        self._write(logs)
+        if sum(self._run.batches) >= self._steps:
+            self.model.stop_training = True
+
+    def _write(self, logs: Any) -> None:
+        values = model_values.read(_named(self.model), self.model.distribute_strategy)
+        self._files.write(Step(number=len(self._run.epochs), values={**values, **dict(model_values.logged(logs))}))
+
+
+def _named(model: keras.Model) -> dict[str, keras.Variable]:
+    seeds = [generator.state for generator in keras_model.seed_generators(model)]
+    slots = [variable for optimizer in keras_model.optimizers(model) for variable in optimizer.variables]
+    return model_values.kinds(variables_of(model), weights=model.trainable_variables, slots=slots, seeds=seeds)
+
+
+def under_strategy(
+    model: keras.Model, arguments: dict[str, Any], fit: Fit, *, folder: str, steps: int, worker: int
+) -> None:
+    """Record the first steps of a `fit` under the strategy of its model.
+
+    Args:
+        model: what trains.
+        arguments: of `fit`, by name.
+        fit: Keras' own.
+        folder: of both runs.
+        steps: how many batches.
+        worker: number of this worker.
+    Raises:
+        NotComparedError: the model trains under no strategy of tfdist.
+    """
+    strategy = model.distribute_strategy
+    if not isinstance(strategy, KerasTraining):
+        raise NotComparedError(
+            f"fit trains the model {model.name!r} under {type(strategy).__name__}, which is no strategy of tfdist; "
+            "create and compile it under `with tfdist.strategies.from_environment().scope():`."
+        )
+    run = Run(replicas=strategy.num_replicas_in_sync, workers=strategy.workers.count)
+    files = StateFiles(folder, STRATEGY, worker)
+    written = fit_input.Written(folder, worker, steps)
+    strategy.tee = written
+    with _prepared(model, arguments, run) as given:
+        given["callbacks"].append(Recorder(steps, files, run))
+        fit(model, **given)
+        strategy.tee = None
+        run.part = written.part or 0
+        files.end(run)  # so that others find the part, where they are waited for
+        strategy.workers.gather([0])
+        parts = _parts(folder)
+        first = fit_input.batches(folder, parts, written.spec, 1)
+        _predict(model, first, files, run)
+    run.is_done = True
+    files.end(run)
+
+
+def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, folder: str) -> None:
+    """Record the same steps on one device, from the weights and on the batches that were recorded.
+
+    Args:
+        model: what trains, in no scope.
+        arguments: of `fit`, by name.
+        fit: Keras' own.
+        folder: of both runs.
+    """
+    recorded = StateFiles.of_all(folder, STRATEGY)[0]
+    theirs = recorded.run()
+    assert theirs is not None
+    initial = recorded.steps()[0].values
+    run, files = Run(replicas=theirs.replicas), StateFiles(folder, ONE_DEVICE, 0)
+    adapter = batches_of_fit(arguments)
+    spec = tf_data.without_nones(adapter.get_tf_dataset().element_spec)
+    under = fit_input.batches(folder, _parts(folder), spec, sum(theirs.batches))
+    epochs = _same_batches(_own(adapter, arguments["steps_per_epoch"], theirs.batches), under, theirs.batches, run)
+
+    def begin(named: dict[str, Any]) -> None:
+        every = [name for name in {**named, **initial} if not name.startswith(model_values.SLOT)]  # Keras makes later
+        unlike = [name for name in every if name not in named or name not in initial]
+        if unlike:
+            where = "on one device" if unlike[0] in named else "under the strategy"
+            raise NotComparedError(
+                f"the script makes another model on one device: {unlike[0]} is there {where} alone. Let it make the "
+                "same model, whatever the strategy, with names that do not depend on it."
+            )
+        model_values.assign(named, initial)
+
+    with _prepared(model, arguments, run) as given:
+        data = _dataset(epochs, adapter.get_tf_dataset())
+        given |= {name: None for name in ("y", "sample_weight", "class_weight", "batch_size", "steps_per_epoch")}
+        given |= {"x": data, "shuffle": False, "validation_split": 0.0, "validation_data": None, "verbose": 0}
+        given["callbacks"].append(Recorder(sum(theirs.batches), files, run, begin))
+        fit(model, **given)
+        _predict(model, under[:1], files, run)
+    run.is_done = True
+    files.end(run)
+
+
+class _prepared:
+    """The arguments of a `fit` that writes nothing, and a model that draws no random numbers meanwhile."""
+
+    def __init__(self, model: keras.Model, arguments: dict[str, Any], run: Run) -> None:
+        self._model = model
+        self._arguments = arguments
+        self._run = run
+
+    def __enter__(self) -> dict[str, Any]:
+        model, run = self._model, self._run
+        self._noise = keras_layers.without_noise(keras_model.layers(model))
+        quiet = self._noise.__enter__()
+        if quiet:
+            names = ", ".join(layer.name for layer in quiet)
+            run.leave_out(f"random numbers of {names}: each replica draws its own, so nothing is dropped or added here")
+        for layer in keras_model.layers(model):
+            if layer not in quiet and getattr(layer, "seed_generator", None) is not None and _draws(layer):
+                run.random.append(layer.name)
+            if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable:
+                run.normalising.append(layer.name)
+        given = dict(self._arguments)
+        if given["validation_data"] is not None or given["validation_split"]:
+            run.leave_out("validation")
+        kept, dropped = _callbacks(given["callbacks"])
+        if dropped:
+            run.leave_out(f"callbacks that write: {', '.join(dropped)}")
+        given |= {"callbacks": kept, "validation_freq": _NEVER, "verbose": 0}
+        return given
+
+    def __exit__(self, *error: Any) -> None:
+        self._noise.__exit__(*error)
+
+
+def _draws(layer: keras.layers.Layer) -> bool:
+    """Return whether a layer's random numbers were left as they are."""
+    return not type(layer).__module__.startswith("keras.src.layers.regularization")
+
+
+def _callbacks(given: Any) -> tuple[list[Any], list[str]]:
+    """Return the callbacks that run, and the names of those that would write."""
+    every = getattr(given, "callbacks", given) or []
+    every = list(every) if isinstance(every, (list, tuple)) else [every]
+    writing = [one for one in every if isinstance(one, _WRITING) or type(one).__module__.startswith("tfdist.")]
+    history = [one for one in every if isinstance(one, keras.callbacks.History)]
+    return [one for one in every if one not in writing + history], [type(one).__name__ for one in writing]
+
+
+def _parts(folder: str) -> list[int]:
+    """Return which part of a batch each worker has."""
+    runs = [files.run() for files in StateFiles.of_all(folder, STRATEGY)]
+    return [run.part for run in runs if run is not None]
+
+
+def _own(adapter: Any, per_epoch: int | None, counts: list[int]) -> list[list[Any]]:
+    """Return the batches that the script's own data have on one device, as many of each epoch."""
+    epochs: list[list[Any]] = []
+    iterator: Iterator[Any] | None = None
+    for count in counts:
+        if iterator is None or per_epoch is None:
+            if epochs:
+                adapter.on_epoch_end()
+            iterator = iter(adapter.get_tf_dataset())
+        found = [batch for _, batch in zip(range(count), iterator, strict=False)]
+        epochs.append([tf_data.none_for_optionals(batch) for batch in found])
+    return epochs
+
+
+def _same_batches(own: list[list[Any]], under: list[Any], counts: list[int], run: Run) -> list[list[Any]]:
+    """Return the batches of each epoch to train on: the script's own, unless others were drawn under the strategy."""
+    recorded, epochs = iter(under), []
+    for mine, count in zip(own, counts, strict=True):
+        theirs = [batch for _, batch in zip(range(count), recorded, strict=False)]
+        for place in range(count):
+            if place < len(mine) and place < len(theirs):
+                other, detail = fit_input.difference(theirs[place], mine[place])
+            else:
+                there = "on one device" if place < len(mine) else "under the strategy"
+                other, detail = "rows", f"the epoch has a further batch {there} alone"
+            run.others.append(other)
+            run.details.append(detail)
+        epochs.append(theirs)
+    if "examples" in run.others and "rows" not in run.others:
+        run.leave_out(
+            "the order of the data: under the strategy the script drew other examples than on one device, which was "
+            "given those of the strategy. Seed its shuffles and random numbers to have that compared, too"
+        )
+        return epochs
+    return [mine or theirs for mine, theirs in zip(own, epochs, strict=True)]
+
+
+def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a dataset that has the batches of the next epoch whenever it is iterated.
+
+    It says how many these are: Keras finds the end of others by a step that fails, which may count as an update. So the
+    last epoch, in which training ends, is as long as the first.
+    """
+    counts = list(map(len, epochs))
+    epochs = [*epochs[:-1], epochs[-1] + epochs[-1][-1:] * (counts[0] - counts[-1])]
+    left = iter(epochs)
+    spec = tf.nest.map_structure(_of_any_rows, tf_data.without_nones(like.element_spec))
+    leaves = [leaf for leaf in tf.nest.flatten(spec, expand_composites=False) if leaf is not None]
+
+    def batches() -> Iterator[Any]:
+        for batch in next(left, []):
+            yield tuple(leaf for leaf in tf.nest.flatten(batch, expand_composites=False) if leaf is not None)
+
+    def packed(*given: Any) -> Any:
+        found = iter(given)
+        nest = tf.nest.map_structure(
+            lambda leaf: None if leaf is None else next(found), spec, expand_composites=False
+        )
+        return nest if isinstance(nest, tuple) else (nest,)
+
+    found = tf.data.Dataset.from_generator(batches, output_signature=tuple(leaves)).map(packed)
+    is_known = len({*counts[:-1], counts[0]}) == 1 and counts[-1] <= counts[0]
+    return found.apply(tf.data.experimental.assert_cardinality(counts[0])) if is_known else found
+
+
+def _of_any_rows(leaf: Any) -> Any:
+    if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank:
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+    return leaf
+
+
+def _predict(model: keras.Model, batches: list[Any], files: StateFiles, run: Run) -> None:
+    """Keep what the model predicts for the first batch, if it can."""
+    if not batches:
+        return
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batches[0])
+    try:
+        found = model.predict(tf.data.Dataset.from_tensors((x,)), verbose=0)
+    except Exception as error:  # noqa: BLE001 - a model that is only trained may predict nothing
+        run.leave_out(f"predictions: predict raised {type(error).__name__}")
+        return
+    flat = [np.asarray(one) for one in keras.tree.flatten(found)]
+    number = len(run.epochs) + 1
+    files.write(Step(number=number, values={f"{model_values.PREDICTION}/{i}": [one] for i, one in enumerate(flat)}))
+
+

@@ -1,0 +1,90 @@
+"""The values of a training at a moment: weights, optimizer slots, and states, of every replica of a process.
+
+A name is a kind, a slash, and a path that does not depend on what else the process has made.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from tfdist.callbacks.backup.names import METRIC, Variables
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.training.sharding import saving
+
+__all__ = ["LOG", "PREDICTION", "SLOT", "STATE", "WEIGHT", "assign", "kinds", "logged", "read"]
+
+LOG, STATE, SLOT, WEIGHT, PREDICTION = "log", "state", "slot", "weight", "prediction"
+
+Values = Mapping[str, Sequence[NDArray[Any]]]
+
+
+def kinds(
+    variables: Variables, *, weights: Sequence[Any], slots: Sequence[Any], seeds: Sequence[Any]
+) -> dict[str, keras.Variable]:
+    """Return variables by their kinds and paths; metrics, seeds and memories of each replica are left out.
+
+    Args:
+        variables: of a training.
+        weights: those of them that are trained.
+        slots: those of optimizers.
+        seeds: states of random numbers.
+    """
+    trained, of_optimizers, random = ({id(one) for one in group} for group in (weights, slots, seeds))
+    alone = {id(one) for _, _, one in variables.in_shards} - of_optimizers  # memories of each replica
+    found = {}
+    for name, one in variables.all.items():
+        kind, _, path = name.partition("/")
+        if kind == METRIC or id(one) in random | alone:
+            continue
+        what = WEIGHT if id(one) in trained else SLOT if id(one) in of_optimizers else STATE
+        found[f"{what}/{path}"] = one
+    return found
+
+
+def read(named: Mapping[str, keras.Variable], strategy: Any) -> dict[str, list[NDArray[Any]]]:
+    """Return the value of each variable on each replica of this process; of one in parts, the whole.
+
+    Every worker must call it, with variables of the same names.
+
+    Args:
+        named: the variables.
+        strategy: of the training.
+    """
+    return {name: _copies(named[name], strategy) for name in sorted(named)}
+
+
+def _copies(variable: keras.Variable, strategy: Any) -> list[NDArray[Any]]:
+    if saving.part_of(variable) is not None:
+        return [np.asarray(strategy.whole_value(variable))]
+    if sharded.sharding_of(variable) is not None:
+        return [np.asarray(keras.ops.convert_to_numpy(variable))]
+    return [np.asarray(copy) for copy in tf_strategies.values_of_copies(variable.value)]
+
+
+def assign(named: Mapping[str, keras.Variable], values: Values) -> None:
+    """Give variables the values that they had elsewhere, on one device.
+
+    Args:
+        named: the variables of this process.
+        values: by the same names, of which the first replica's are taken.
+    """
+    for name, variable in named.items():
+        if name in values and tuple(values[name][0].shape) == tuple(variable.shape):
+            variable.assign(tf.cast(values[name][0], variable.dtype))
+
+
+def logged(logs: Any) -> Iterator[tuple[str, list[NDArray[Any]]]]:
+    """Yield what a step has logged, by name: numbers, whatever nest they are in.
+
+    Args:
+        logs: a dict or another nest, or None.
+    """
+    for path, value in keras.tree.flatten_with_path(logs):
+        if isinstance(value, (int, float, np.ndarray, np.generic, tf.Tensor, tf.Variable)):
+            name = "/".join(map(str, path)) or "result"
+            yield f"{LOG}/{name}", [np.asarray(value)]

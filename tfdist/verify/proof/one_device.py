@@ -1,0 +1,71 @@
+"""A strategy that is one device: what a script gets for its own where it is compared with a single device.
+
+It is TensorFlow's default strategy, under which Keras trains as if there were none. To the script it says how many
+replicas there are under its own strategy, so that batches and learning rates that follow from them are the same.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tfdist.strategies as strategies
+from tfdist.strategies import choose
+from tfdist.training.multi_worker.workers import Workers
+
+__all__ = ["OneDevice", "use"]
+
+
+class OneDevice:
+    """Stands for a strategy; takes whatever strategies take.
+
+    Attributes:
+        replicas: how many the script sees.
+    """
+
+    replicas = 1
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._default = tf.distribute.get_strategy()
+        self._is_in_step = False
+        self.loss_reduction = "detect"
+        self.workers = Workers()
+        self.is_chief = True
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas of the script's own strategy; 1 where a step is computed, which is that of all of them."""
+        return 1 if self._is_in_step else self.replicas
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Call a function once."""
+        self._is_in_step = True
+        try:
+            return self._default.run(fn, args, kwargs, options)
+        finally:
+            self._is_in_step = False
+
+    def whole_value(self, variable: Any) -> Any:
+        """Return a variable's value."""
+        return np.asarray(variable.value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._default, name)
+
+
+def use(replicas: int) -> None:
+    """Let every strategy of tfdist that this process makes from now on be one device.
+
+    For a process that ends with the script that it runs: names of `tfdist.strategies` are replaced.
+
+    Args:
+        replicas: how many the script sees.
+    """
+    kind = type("OneDevice", (OneDevice,), {"replicas": replicas})
+    for name in strategies.__all__:
+        if isinstance(getattr(strategies, name), type):
+            setattr(strategies, name, kind)
+    for name in ("create", "from_distribution", "from_environment"):
+        for module in (strategies, choose):
+            setattr(module, name, lambda *_, **__: kind())

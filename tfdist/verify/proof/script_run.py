@@ -1,0 +1,86 @@
+"""Runs a user's script as it is, and records the first steps that it trains; the process ends with the last of them.
+
+    python -m tfdist.verify.proof.script_run REQUEST SCRIPT [ARGUMENTS]
+
+REQUEST is a `Request` as JSON.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tfdist.launch.process import worker
+from tfdist.verify.proof.state_files import ONE_DEVICE
+
+__all__ = ["Request", "main"]
+
+SEED = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be recorded.
+
+    Attributes:
+        folder: where it goes.
+        kind: of the run.
+        steps: how many batches.
+        is_module: whether the script is the name of a module.
+        replicas: how many the script sees, where one device stands for its strategy.
+    """
+
+    folder: str
+    kind: str
+    steps: int
+    is_module: bool = False
+    replicas: int = 1
+
+    def to_json(self) -> str:
+        """Return it as an argument of a command.
+
+        Example:
+            >>> Request(**json.loads(Request(folder="/f", kind="strategy", steps=5).to_json())).steps
+            5
+        """
+        return json.dumps(asdict(self))
+
+
+def main(arguments: list[str]) -> None:
+    """Run a script, and record what it trains first.
+
+    Args:
+        arguments: the request, the script, and its own arguments.
+    """
+    request = Request(**json.loads(arguments[0]))
+    import keras
+
+    from tfdist.compat.keras import first_batch
+    from tfdist.verify.proof import fit_steps, one_device
+
+    keras.utils.set_random_seed(SEED)  # a script that sets its own has that
+
+    def record(model: Any, given: dict[str, Any], fit: Any) -> NoReturn:
+        try:
+            if request.kind == ONE_DEVICE:
+                fit_steps.on_one_device(model, given, fit, folder=request.folder)
+            else:
+                number = int(os.environ.get("TFDIST_WORKER_INDEX") or 0)
+                fit_steps.under_strategy(
+                    model, given, fit, folder=request.folder, steps=request.steps, worker=number
+                )
+        except fit_steps.NotComparedError as error:
+            Path(request.folder, "not-compared").write_text(str(error), encoding="utf-8")
+            raise SystemExit(1) from error
+        raise SystemExit(0)
+
+    if request.kind == ONE_DEVICE:
+        one_device.use(request.replicas)
+    first_batch.replace_fit(record)
+    worker.run_as_main(arguments[1], arguments[2:], is_module=request.is_module)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,179 @@
+"""What a run of a script leaves in files: the values after each step, and what is said of the run.
+
+Each value is a file of numpy, named by its content, so workers that agree and weights that stay share one. Nothing is
+a pickle. Loads no TensorFlow.
+
+    arrays/DIGEST.npy               a value
+    KIND/worker-W/step-0003.json    of a kind of run and a worker: the names of values, and their digests
+    KIND/worker-W/run.json          a `Run`
+    input/worker-W/                 what the replicas of a worker were given, see `proof.fit_input`
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ONE_DEVICE", "STRATEGY", "Run", "Step", "StateFiles"]
+
+#: the kinds of runs
+STRATEGY, ONE_DEVICE = "strategy", "one-device"
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What is said of a run on one worker.
+
+    Attributes:
+        loop: "fit", or "loop" where the script has a loop of its own.
+        replicas: over all workers, as the script sees them.
+        workers: number of processes that ran the script.
+        part: which part of a batch this worker has; workers on the same place of a mesh share one.
+        epochs: of each execution of steps, its epoch, from 0.
+        batches: of each epoch, how many batches it took.
+        is_done: whether all steps were recorded.
+        left_out: what was not compared, or done in another way than the script says.
+        random: layers of the user's own that draw random numbers.
+        normalising: layers whose statistics are those of each replica.
+        seen: of each step of a loop, digests of what it was given; empty where nothing was seen.
+        others: of each step, what was wrong with its batch on one device: "", "rows" or "examples".
+        details: of each step with other rows, which input has how many.
+    """
+
+    loop: str = "fit"
+    replicas: int = 1
+    workers: int = 1
+    part: int = 0
+    epochs: list[int] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+    is_done: bool = False
+    left_out: list[str] = field(default_factory=list)
+    random: list[str] = field(default_factory=list)
+    normalising: list[str] = field(default_factory=list)
+    seen: list[list[str]] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
+
+    def leave_out(self, sentence: str) -> None:
+        """Note once what is not compared."""
+        if sentence not in self.left_out:
+            self.left_out.append(sentence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The values after a step; step 0 is before the first one.
+
+    Attributes:
+        number: of the step, or of the execution of several.
+        values: of each name, an array for each replica of the worker; one where all have the same.
+    """
+
+    number: int
+    values: Mapping[str, Sequence[NDArray[Any]]]
+
+
+class StateFiles:
+    """The files of a worker in a run.
+
+    Args:
+        folder: of both runs.
+        kind: of the run.
+        worker: number of the worker.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     files = StateFiles(folder, STRATEGY, 0)
+        ...     files.write(Step(number=1, values={"weight/a": [np.zeros(2)]}))
+        ...     files.steps()[0].values["weight/a"][0].shape
+        (2,)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], kind: str, worker: int) -> None:
+        self._arrays = Path(folder, "arrays")
+        self._folder = Path(folder, kind, f"worker-{worker}")
+        self._arrays.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def of_all(cls, folder: str | os.PathLike[str], kind: str) -> "list[StateFiles]":
+        """Return those of every worker that has written some, by its number."""
+        found = sorted(int(path.name.rpartition("-")[2]) for path in Path(folder, kind).glob("worker-*"))
+        return [cls(folder, kind, worker) for worker in found]
+
+    def write(self, step: Step) -> None:
+        """Keep the values after a step."""
+        digests = {name: [self._put(one) for one in _distinct(values)] for name, values in step.values.items()}
+        _replace(self._folder / f"step-{step.number:06}.json", json.dumps(digests).encode())
+
+    def steps(self) -> list[Step]:
+        """Return the steps, in their order."""
+        return [self._read(path) for path in sorted(self._folder.glob("step-*.json"))]
+
+    def end(self, run: Run) -> None:
+        """Keep what is said of the run."""
+        _replace(self._folder / "run.json", json.dumps(asdict(run)).encode())
+
+    def run(self) -> Run | None:
+        """Return what is said of the run, None before anything is."""
+        path = self._folder / "run.json"
+        return Run(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+    def _read(self, path: Path) -> Step:
+        digests = json.loads(path.read_text(encoding="utf-8"))
+        values = {
+            name: [np.load(self._arrays / f"{digest}.npy", allow_pickle=False) for digest in of_replicas]
+            for name, of_replicas in digests.items()
+        }
+        return Step(number=int(path.stem.rpartition("-")[2]), values=values)
+
+    def _put(self, value: NDArray[Any]) -> str:
+        digest = digest_of(value)
+        path = self._arrays / f"{digest}.npy"
+        if not path.exists():
+            temporary = self._arrays / f"{digest}.{os.getpid()}"
+            with open(temporary, "wb") as file:
+                np.save(file, value, allow_pickle=False)
+            temporary.replace(path)
+        return digest
+
+
+def digest_of(value: NDArray[Any]) -> str:
+    """Return what tells a value from every other: its dtype, shape and bytes.
+
+    Example:
+        >>> digest_of(np.zeros(2)) == digest_of(np.zeros(2)), digest_of(np.zeros(2)) == digest_of(np.zeros(3))
+        (True, False)
+    """
+    value = np.ascontiguousarray(value)
+    found = hashlib.sha256(f"{value.dtype.str}{value.shape}".encode())
+    found.update(value.tobytes() if value.dtype.kind in "US" else value.data if value.size else b"")
+    return found.hexdigest()
+
+
+def storable(value: Any) -> NDArray[Any]:
+    """Return a value as an array that numpy keeps without a pickle: floats it does not know become float32."""
+    array = np.asarray(value)
+    if array.dtype.kind == "O":
+        return array.astype("S")
+    return array if array.dtype.kind in "biufcUS" else array.astype(np.float32)
+
+
+def _distinct(values: Sequence[Any]) -> list[NDArray[Any]]:
+    """Return the values of all replicas; one where all are the same."""
+    arrays = [storable(value) for value in values]
+    same = all(digest_of(one) == digest_of(arrays[0]) for one in arrays[1:])
+    return arrays[:1] if same else arrays
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
