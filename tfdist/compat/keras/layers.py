@@ -86,6 +86,15 @@ def without_noise(layers: Iterable[keras.layers.Layer]) -> Iterator[list[keras.l
             own[name] = value
 
 
+def draws(layer: keras.layers.Layer) -> bool:
+    """Return whether a layer draws random numbers where it trains: a generator of its own, and something to draw."""
+    if not layer._seed_generators:
+        return False
+    amounts = [vars(layer).get(name) for name in ("rate", "stddev", "dropout", "recurrent_dropout")]
+    known = [amount for amount in amounts if isinstance(amount, (int, float))]
+    return not known or any(known) or not type(layer).__module__.startswith("keras.src.")
+
+
 def _fixed_moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
     del mask
     channels = [inputs.shape[layer.axis]]

@@ -74,9 +74,7 @@ def compared(
                 known = found.get((one.kind, one.name))
                 if known is None or (known.step == one.step and one.size > known.size):
                     known = one
-                found[one.kind, one.name] = Difference(
-                    **{**vars(known), "largest": max(known.largest, one.size)}
-                )
+                found[one.kind, one.name] = Difference(**{**vars(known), "largest": max(known.largest, one.size)})
     order = sorted(found.values(), key=lambda one: (one.step, KINDS.index(one.kind), -one.size, one.name))
     return order, rest
 

@@ -1,8 +1,9 @@
-"""The first steps of a script's `fit`, recorded: under its strategy, or on one device from the same weights and batches.
+"""The first steps of a script's `fit`, recorded: under its strategy, or on one device likewise.
 
 The process ends in the call of `fit`. What writes files does not run, nor does validation.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -158,7 +159,7 @@ def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, fo
 
     with _prepared(model, arguments, run) as given:
         data = _dataset(epochs, adapter.get_tf_dataset())
-        given |= {name: None for name in ("y", "sample_weight", "class_weight", "batch_size", "steps_per_epoch")}
+        given |= dict.fromkeys(("y", "sample_weight", "class_weight", "batch_size", "steps_per_epoch"))
         given |= {"x": data, "shuffle": False, "validation_split": 0.0, "validation_data": None, "verbose": 0}
         given["callbacks"].append(Recorder(sum(theirs.batches), files, run, begin))
         fit(model, **given)
@@ -167,42 +168,26 @@ def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, fo
     files.end(run)
 
 
-class _prepared:
-    """The arguments of a `fit` that writes nothing, and a model that draws no random numbers meanwhile."""
-
-    def __init__(self, model: keras.Model, arguments: dict[str, Any], run: Run) -> None:
-        self._model = model
-        self._arguments = arguments
-        self._run = run
-
-    def __enter__(self) -> dict[str, Any]:
-        model, run = self._model, self._run
-        self._noise = keras_layers.without_noise(keras_model.layers(model))
-        quiet = self._noise.__enter__()
+@contextlib.contextmanager
+def _prepared(model: keras.Model, arguments: dict[str, Any], run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of a `fit` that writes nothing; Keras' layers draw no random numbers meanwhile."""
+    layers = keras_model.layers(model)
+    with keras_layers.without_noise(layers) as quiet:
         if quiet:
             names = ", ".join(layer.name for layer in quiet)
             run.leave_out(f"random numbers of {names}: each replica draws its own, so nothing is dropped or added here")
-        for layer in keras_model.layers(model):
-            if layer not in quiet and getattr(layer, "seed_generator", None) is not None and _draws(layer):
+        for layer in layers:
+            if keras_layers.draws(layer) and layer not in quiet:
                 run.random.append(layer.name)
             if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable:
                 run.normalising.append(layer.name)
-        given = dict(self._arguments)
+        given = dict(arguments)
         if given["validation_data"] is not None or given["validation_split"]:
             run.leave_out("validation")
         kept, dropped = _callbacks(given["callbacks"])
         if dropped:
             run.leave_out(f"callbacks that write: {', '.join(dropped)}")
-        given |= {"callbacks": kept, "validation_freq": _NEVER, "verbose": 0}
-        return given
-
-    def __exit__(self, *error: Any) -> None:
-        self._noise.__exit__(*error)
-
-
-def _draws(layer: keras.layers.Layer) -> bool:
-    """Return whether a layer's random numbers were left as they are."""
-    return not type(layer).__module__.startswith("keras.src.layers.regularization")
+        yield given | {"callbacks": kept, "validation_freq": _NEVER, "verbose": 0}
 
 
 def _callbacks(given: Any) -> tuple[list[Any], list[str]]:
@@ -275,9 +260,7 @@ def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
 
     def packed(*given: Any) -> Any:
         found = iter(given)
-        nest = tf.nest.map_structure(
-            lambda leaf: None if leaf is None else next(found), spec, expand_composites=False
-        )
+        nest = tf.nest.map_structure(lambda leaf: None if leaf is None else next(found), spec, expand_composites=False)
         return nest if isinstance(nest, tuple) else (nest,)
 
     found = tf.data.Dataset.from_generator(batches, output_signature=tuple(leaves)).map(packed)
@@ -304,5 +287,3 @@ def _predict(model: keras.Model, batches: list[Any], files: StateFiles, run: Run
     flat = [np.asarray(one) for one in keras.tree.flatten(found)]
     number = len(run.epochs) + 1
     files.write(Step(number=number, values={f"{model_values.PREDICTION}/{i}": [one] for i, one in enumerate(flat)}))
-
-

@@ -68,9 +68,7 @@ def main(arguments: list[str]) -> None:
                 fit_steps.on_one_device(model, given, fit, folder=request.folder)
             else:
                 number = int(os.environ.get("TFDIST_WORKER_INDEX") or 0)
-                fit_steps.under_strategy(
-                    model, given, fit, folder=request.folder, steps=request.steps, worker=number
-                )
+                fit_steps.under_strategy(model, given, fit, folder=request.folder, steps=request.steps, worker=number)
         except fit_steps.NotComparedError as error:
             Path(request.folder, "not-compared").write_text(str(error), encoding="utf-8")
             raise SystemExit(1) from error

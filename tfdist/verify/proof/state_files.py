@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ONE_DEVICE", "STRATEGY", "Run", "Step", "StateFiles"]
+__all__ = ["ONE_DEVICE", "STRATEGY", "Run", "StateFiles", "Step"]
 
 #: the kinds of runs
 STRATEGY, ONE_DEVICE = "strategy", "one-device"

@@ -1,0 +1,186 @@
+"""`tfdist verify`: the equivalence matrix on this machine, or a script of the user's under a strategy."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from tfdist import verify
+from tfdist.cli.common import completion
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.files import json_option
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.verify import proof_table
+from tfdist.cli.verify.matrix_table import MatrixWatch, print_list, print_report
+from tfdist.errors import MissingDependencyError
+from tfdist.strategies import registry
+from tfdist.strategies.registry import COLLECTIVES
+from tfdist.verify.column import Column
+from tfdist.verify.feature import Feature
+
+_OF_THE_MATRIX = ("features", "in_pairs", "baseline", "only_list", "markdown", "jobs")
+_OF_A_SCRIPT = (
+    *("steps", "tolerance", "workers", "replicas_per_worker", "mesh", "collectives", "parameter_servers", "is_module"),
+)
+
+
+@click.command(
+    cls=Command,
+    groups={
+        "A script": ("strategies", "workers", "replicas_per_worker", "steps", "tolerance"),
+        "The matrix": ("features", "in_pairs", "baseline", "only_list", "markdown", "jobs"),
+        "Both": ("timeout_seconds", "json_path"),
+    },
+    examples={
+        "tfdist verify train.py --strategy mirrored": "your script, on two replicas",
+        "tfdist verify train.py --strategy ring -n 3 -- --epochs 2": "its own arguments: behind --",
+        "tfdist verify --strategy mirrored-2": "a column of the matrix",
+        "tfdist verify --pairs --feature 'adam-*'": "every two choices together",
+    },
+    page="verify",
+    epilog="Exit code: 0 the same numbers, 1 others, 2 a wrong request; of a script 3 not compared, 4 it failed.",
+)
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.columns,
+    help="This strategy, or this column of the matrix, or glob; several.",
+)
+@click.option("-n", "--workers", type=click.IntRange(min=1), help="Workers, as for `tfdist run`.  [default: 2]")
+@click.option("--replicas-per-worker", type=click.IntRange(min=1), help="Of each.  [default: 1; in one process 2]")
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Batches to compare.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=1e-4,
+    show_default=True,
+    help="Relative to the largest number of a value.",
+)
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.features,
+    help="Only this feature, group or glob.",
+)
+@click.option("--pairs", "in_pairs", is_flag=True, help="Rows in which every two choices meet.")
+@click.option("--baseline", is_flag=True, help="Plain Keras and TensorFlow too: what is repaired.")
+@click.option("--list", "only_list", is_flag=True, help="Show features and columns; run nothing.")
+@json_option
+@click.option("--markdown", is_flag=True, help="Print the table for a README.")
+@click.option("--jobs", type=click.IntRange(min=1), default=2, metavar="N", help="Columns at once.  [default: 2]")
+@click.option(
+    "--timeout-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="Longest time for a cell, or for a run of a script.",
+)
+# what few need is in the page
+@click.option("--mesh", metavar="AXES", hidden=True)
+@click.option("--collectives", type=click.Choice(COLLECTIVES), hidden=True)
+@click.option("--parameter-servers", type=click.IntRange(min=1), hidden=True)
+@click.option("-m", "is_module", is_flag=True, hidden=True)
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    strategies: Sequence[str],
+    workers: int | None,
+    replicas_per_worker: int | None,
+    steps: int,
+    tolerance: float,
+    features: Sequence[str],
+    in_pairs: bool,
+    baseline: bool,
+    only_list: bool,
+    json_path: str | None,
+    markdown: bool,
+    jobs: int,
+    timeout_seconds: float | None,
+    mesh: str | None,
+    collectives: str | None,
+    parameter_servers: int | None,
+    is_module: bool,
+    script: str | None,
+    arguments: tuple[str, ...],
+) -> None:
+    """Compare a strategy with one device: your SCRIPT, or every Keras feature.
+
+    SCRIPT is your training script, as it is. Its first steps run under the strategy, and again on one device from the
+    same weights and with the same batches. Weights, optimizer slots, states, logs and predictions are compared.
+
+    Without SCRIPT: the matrix. A cell trains a small model of a feature under a strategy and on one device, on this
+    machine's CPU. It has the largest difference, relative to max(1, |value|), and is green up to 1e-5; or WRONG, ERROR,
+    HANG, CRASH, refused.
+    """
+    _require_sense(context, has_script=script is not None)
+    if script is not None:
+        options = {"-n": workers, "--replicas-per-worker": replicas_per_worker, "--mesh": mesh}
+        jobs_of_script = proof_table.jobs(
+            strategies,
+            {**options, "--collectives": collectives, "--parameter-servers": parameter_servers},
+            (script, *arguments),
+            is_module=is_module,
+            steps=steps,
+            tolerance=tolerance,
+            timeout_seconds=timeout_seconds or proof_table.TIMEOUT_SECONDS,
+        )
+        context.exit(proof_table.run(jobs_of_script, json_path))
+    rows = verify.feature.select(features, _pairs() if in_pairs else None)
+    columns = verify.column.select(strategies)
+    if only_list:
+        print_list(rows, columns)
+        return
+    columns = _runnable(columns, named=bool(strategies))
+    on_stdout = json_path == "-"
+    with unwinding(), MatrixWatch(rows, columns, baseline=baseline) as watch:
+        report = verify.run(
+            rows, columns, baseline=baseline, jobs=jobs, deadline_seconds=timeout_seconds, on_cell=watch.show
+        )
+    if json_path and not on_stdout:
+        Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
+    if on_stdout:
+        click.echo(report.to_json())
+    elif markdown:
+        click.echo(report.to_markdown(), nl=False)
+    else:
+        print_report(report, rows)
+    if not report.is_green:
+        sys.exit(1)
+
+
+def _require_sense(context: click.Context, *, has_script: bool) -> None:
+    """Check that no option is given that says nothing of what is asked for.
+
+    Raises:
+        UsageError: one is.
+    """
+    for option in context.command.params:
+        given = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
+        if given and option.name in (_OF_THE_MATRIX if has_script else _OF_A_SCRIPT):
+            what, cure = ("the matrix", "no SCRIPT") if has_script else ("a script", "a SCRIPT")
+            raise click.UsageError(f"{option.opts[0]} is for {what}. Leave it out, or give {cure}.")
+
+
+def _pairs() -> Mapping[str, Feature]:
+    from tfdist.verify import pairs  # makes its rows when it is loaded
+
+    return pairs.features()
+
+
+def _runnable(columns: Sequence[Column], *, named: bool) -> tuple[Column, ...]:
+    """Return the columns whose strategy has all that it needs, and say which have not; an error if they were named."""
+    missing = [column for column in columns if not registry.get(column.strategy).is_installed]
+    for needs in dict.fromkeys(registry.get(column.strategy).needs for column in missing):
+        assert needs is not None
+        names = ", ".join(c.name for c in missing if registry.get(c.strategy).needs == needs)
+        if named:
+            raise MissingDependencyError(f"{names}: {needs[0]} is not installed. Install it: {needs[1]}")
+        click.echo(f"left out: {names}, because {needs[0]} is not installed. Install it: {needs[1]}", err=True)
+    return tuple(column for column in columns if column not in missing)

@@ -1,0 +1,175 @@
+"""The proof on a script, on a screen: which jobs are run, the table of what differs, and the exit code."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.errors import ConfigError
+from tfdist.launch.plan.choice import check_strategy, require_installed, server_count
+from tfdist.launch.plan.config import LaunchConfig, require_script
+from tfdist.strategies import registry
+from tfdist.verify import column
+from tfdist.verify.column import Column
+from tfdist.verify.proof.proving import Job, Outcome, Proof, prove, to_json
+
+__all__ = ["TIMEOUT_SECONDS", "jobs", "run"]
+
+TIMEOUT_SECONDS = 600.0
+_REPLICAS = 2
+_WIDTH_IN_FILES = 160
+_MOST_ROWS = 12
+_STYLES = {Outcome.SAME: "green", Outcome.DIFFERS: "red", Outcome.NOT_COMPARED: "yellow", Outcome.FAILED: "red"}
+_KINDS = {"slot": "optimizer slot", "log": "log or metric"}
+
+
+def jobs(
+    names: Sequence[str],
+    options: Mapping[str, Any],
+    script: tuple[str, ...],
+    *,
+    is_module: bool,
+    steps: int,
+    tolerance: float,
+    timeout_seconds: float,
+) -> list[Job]:
+    """Return a job for each strategy and column that is named; two mirrored replicas if none is.
+
+    Args:
+        names: strategies, columns of the matrix, globs of these.
+        options: of `tfdist run`, None where not given.
+        script: the script and its arguments.
+        is_module: whether it is the name of a module.
+        steps: see `Job`.
+        tolerance: see `Job`.
+        timeout_seconds: see `Job`.
+    Raises:
+        ConfigError: a name is unknown, options contradict each other, or there is no such script.
+    """
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    found: list[Job] = []
+    common = {"script": script, "is_module": is_module, "steps": steps, "tolerance": tolerance}
+    for name in names or ["multi-worker" if "-n" in given else "mirrored"]:
+        if name in registry.names():
+            chosen = [(_shown(name, given), _run_options(name, given, script[0], is_module), {})]
+        elif given:
+            raise ConfigError(
+                f"--strategy is {name!r}, a column of the matrix, which says {', '.join(given)} itself. Leave these "
+                f"out, or name a strategy: {', '.join(registry.names())}."
+            )
+        else:
+            chosen = [(one.name, *_of_column(one, script[0], is_module)) for one in column.select([name])]
+        found += [
+            Job(name=shown, run=run, variables=variables, timeout_seconds=timeout_seconds, **common)
+            for shown, run, variables in chosen
+        ]
+    return found
+
+
+def _shown(name: str, given: Mapping[str, str]) -> str:
+    return " ".join([name, *(f"{option} {value}" for option, value in given.items())])
+
+
+def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bool) -> tuple[str, ...]:
+    """Return the options of `tfdist run` for a strategy, of two replicas where nothing else is said."""
+    several = "--replicas-per-worker" if registry.get(name).processes == "one" else "-n"
+    options = {**given} if several in given or "--mesh" in given else {several: str(_REPLICAS), **given}
+    servers = options.get("--parameter-servers")
+    config = LaunchConfig(
+        target=script,
+        is_module=is_module,
+        strategy=name,
+        workers=int(options.get("-n", 1)),
+        replicas_per_worker=int(options["--replicas-per-worker"]) if "--replicas-per-worker" in options else None,
+        parameter_servers=server_count(name, parameter_servers=None if servers is None else int(servers)),
+        environment={registry.COLLECTIVES_VARIABLE: options["--collectives"]} if "--collectives" in options else {},
+    )
+    check_strategy(config)
+    require_installed(config)
+    require_script(config)
+    return ("--strategy", name, *(word for pair in options.items() for word in pair))
+
+
+def _of_column(one: Column, script: str, is_module: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the options of `tfdist run` and the variables that make a column of the matrix."""
+    if registry.get(one.strategy).processes == "chief":  # whose replicas are workers
+        given = {"-n": str(one.replicas_per_worker), "--parameter-servers": "2"}
+    else:
+        given = {"-n": str(one.workers), "--replicas-per-worker": str(one.replicas_per_worker)}
+    return _run_options(one.strategy, given, script, is_module), dict(one.variables)
+
+
+def run(wanted: Sequence[Job], json_path: str | None) -> int:
+    """Prove each job, print what came of it, and return the exit code: the worst one, 1 before the others.
+
+    Args:
+        wanted: the jobs.
+        json_path: where the report goes as JSON, "-" for standard output; None for none.
+    """
+    proofs: list[Proof] = []
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
+    with unwinding(), Console(stderr=True).status("starting") as status:
+        for job in wanted:
+
+            def tell(told: str) -> None:
+                status.update(escape(told))
+                if not status.console.is_terminal:
+                    click.echo(told, err=True)
+
+            proofs.append(prove(job, on_run=tell))
+            if json_path != "-":
+                _print(proofs[-1], console)
+    if json_path == "-":
+        click.echo(to_json(proofs))
+    elif json_path:
+        Path(json_path).write_text(to_json(proofs) + "\n", encoding="utf-8")
+    codes = {one.outcome.value for one in proofs}
+    return Outcome.DIFFERS.value if Outcome.DIFFERS.value in codes else max(codes)
+
+
+def _print(proof: Proof, console: Console) -> None:
+    style = _STYLES[proof.outcome]
+    if proof.differences:
+        table = Table("first at step", "what", "name", "by", "at most by", "there", box=None, padding=(0, 2))
+        for one in proof.differences[:_MOST_ROWS]:
+            kind = _KINDS.get(one.kind, one.kind)
+            sizes = [_size(one.size), _size(one.largest)]
+            table.add_row(str(one.step), kind, escape(one.name), *sizes, escape(one.where), style=None)
+        console.print(table)
+        if len(proof.differences) > _MOST_ROWS:
+            console.print(f"  and {len(proof.differences) - _MOST_ROWS} more", highlight=False)
+    console.print(f"[{style}]{escape(_verdict(proof))}[/{style}]", highlight=False)
+    for sentence in (*proof.hints, *(f"not compared: {one}" for one in proof.left_out)):
+        console.print(escape(f"  {sentence}"), highlight=False)
+
+
+def _size(size: float) -> str:
+    return "-" if size == float("inf") else f"{size:.1e}"
+
+
+def _verdict(proof: Proof) -> str:
+    """Return what came of it, in a sentence."""
+    steps = f"{proof.steps} step{'s' if proof.steps != 1 else ''}"
+    on = f"{proof.replicas} replica{'s' if proof.replicas != 1 else ''} in {proof.workers} process"
+    on += "es" if proof.workers != 1 else ""
+    if proof.outcome is Outcome.SAME:
+        kinds = ", ".join(f"{count} {_KINDS.get(kind, kind)}{'s' * (count != 1)}" for kind, count in _counts(proof))
+        return (
+            f"{proof.strategy}: the same as one device, after each of {steps} on {on}: {kinds}; the largest difference "
+            f"is {proof.largest:.1e}"
+        )
+    if proof.outcome is Outcome.DIFFERS:
+        first = proof.differences[0]
+        kind = _KINDS.get(first.kind, first.kind)
+        return f"{proof.strategy}: differs from one device ({on}), first at step {first.step}: {kind} {first.name}"
+    return f"{proof.strategy}: {'not compared' if proof.outcome is Outcome.NOT_COMPARED else 'failed'}: {proof.text}"
+
+
+def _counts(proof: Proof) -> Sequence[tuple[str, int]]:
+    return list((proof.compared or {}).items())

@@ -1,0 +1,237 @@
+"""A script's first steps under a strategy and on one device: both runs, in jobs of their own, and what differs.
+
+Loads no TensorFlow. Nothing of the runs is left when a function here returns or raises.
+"""
+
+import enum
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.verify.proof.differences import Difference, compared
+from tfdist.verify.proof.script_run import Request
+from tfdist.verify.proof.state_files import ONE_DEVICE, STRATEGY, Run, StateFiles
+
+__all__ = ["Job", "Outcome", "Proof", "prove"]
+
+#: an explanation that a run leaves where a script cannot be compared
+NOT_COMPARED = "not-compared"
+_GRACE_SECONDS = 5.0
+_SHOWN_LINES = 15
+_FOREIGN = ("TF_CONFIG", "TFDIST_")  # on one device the script is to find a process alone
+_STALENESS = "TFDIST_MAX_STALENESS"
+
+
+class Outcome(enum.Enum):
+    """What came of a comparison; the value is the exit code of the command."""
+
+    SAME = 0
+    DIFFERS = 1
+    NOT_COMPARED = 3
+    FAILED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A script, and the strategy under which it is compared.
+
+    Attributes:
+        name: of the strategy, for the report.
+        run: options of `tfdist run` that start it.
+        script: the script and its own arguments.
+        is_module: whether the script is the name of a module.
+        variables: of the environment, for the run under the strategy.
+        steps: how many batches are compared.
+        tolerance: up to which values are the same.
+        timeout_seconds: the longest time for each of the two runs.
+    """
+
+    name: str
+    run: tuple[str, ...]
+    script: tuple[str, ...]
+    is_module: bool = False
+    variables: Mapping[str, str]
+    steps: int = 5
+    tolerance: float = 1e-4
+    timeout_seconds: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What came of it.
+
+    Attributes:
+        strategy: its name.
+        outcome: in a word.
+        text: why it was not compared, or how the script failed.
+        differences: the values that differ, the first cause first.
+        largest: the largest difference of those that do not.
+        steps: how many batches were compared.
+        replicas: over all workers.
+        workers: processes that ran the script.
+        compared: how many values of each kind were compared.
+        left_out: what was not compared, or done in another way than the script says.
+        hints: what may explain differences.
+        tolerance: up to which values are the same.
+    """
+
+    strategy: str
+    outcome: Outcome
+    tolerance: float
+    text: str = ""
+    differences: tuple[Difference, ...] = ()
+    largest: float = 0.0
+    steps: int = 0
+    replicas: int = 1
+    workers: int = 1
+    compared: Mapping[str, int] | None = None
+    left_out: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for programs; an infinite difference is None."""
+        found = asdict(self) | {"outcome": self.outcome.name.lower()}
+        for one in found["differences"]:
+            one |= {name: None for name in ("size", "largest") if one[name] == float("inf")}
+        return found
+
+
+def prove(job: Job, *, on_run: Callable[[str], None] = lambda told: None) -> Proof:
+    """Run a script under its strategy and on one device, and compare.
+
+    Args:
+        job: what runs.
+        on_run: told what runs next.
+    Returns:
+        What came of it; a script that fails is no exception.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-verify-", ignore_cleanup_errors=True) as folder:
+        on_run(f"{job.script[0]} under {job.name}")
+        variables = {**os.environ, **job.variables}
+        is_bounded = "parameter-server" in job.run and not variables.get(_STALENESS)
+        if is_bounded:
+            variables[_STALENESS] = "0"
+        if stopped := _run(job, folder, STRATEGY, job.run, variables):
+            return stopped
+        runs = [files.run() for files in StateFiles.of_all(folder, STRATEGY)]
+        theirs = runs[0]
+        assert theirs is not None
+        on_run(f"{job.script[0]} on one device")
+        alone = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+        if stopped := _run(job, folder, ONE_DEVICE, ("-n", "1"), alone, replicas=theirs.replicas):
+            return stopped
+        on_run("comparing")
+        found = _compared(job, folder, theirs)
+    if is_bounded:
+        told = f"asynchronous updates, which are another algorithm: the workers share each batch here ({_STALENESS}=0)"
+        return Proof(**{**vars(found), "left_out": (*found.left_out, told)})
+    return found
+
+
+def _run(
+    job: Job, folder: str, kind: str, options: Sequence[str], environment: Mapping[str, str], *, replicas: int = 1
+) -> Proof | None:
+    """Run the script once; return what came of it if that is the end, None where its steps are recorded."""
+    request = Request(folder=folder, kind=kind, steps=job.steps, is_module=job.is_module, replicas=replicas)
+    entry = ["-m", "tfdist.verify.proof.script_run", request.to_json(), *job.script]
+    log = Path(folder, f"{kind}.log")
+    with open(log, "wb") as output:
+        command = [sys.executable, "-m", "tfdist", "run", "--grace-seconds", str(_GRACE_SECONDS), *options, *entry]
+        code = _finished(command, environment, output.fileno(), job.timeout_seconds)
+    where = "on one device" if kind == ONE_DEVICE else f"under {job.name}"
+    given = {"strategy": job.name, "tolerance": job.tolerance}
+    refused = Path(folder, NOT_COMPARED)
+    if refused.exists():
+        return Proof(outcome=Outcome.NOT_COMPARED, text=refused.read_text(encoding="utf-8"), **given)
+    runs = [files.run() for files in StateFiles.of_all(folder, kind)]
+    if code == 0 and runs and all(run is not None and run.is_done for run in runs):
+        return None
+    if code == 0:
+        text = (
+            f"{job.script[0]} ended {where} without a step of training that is seen. Let it train a Keras model with "
+            "fit, train_on_batch or an optimizer of Keras."
+        )
+        return Proof(outcome=Outcome.NOT_COMPARED, text=text, **given)
+    how = f"was not done {where} after {job.timeout_seconds:g} s" if code is None else f"failed {where}, code {code}"
+    shown = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]
+    return Proof(outcome=Outcome.FAILED, text="\n".join([f"{job.script[0]} {how}:", *shown]), **given)
+
+
+def _compared(job: Job, folder: str, theirs: Run) -> Proof:
+    """Return what the files of both runs say."""
+    workers = [files.steps() for files in StateFiles.of_all(folder, STRATEGY)]
+    files = StateFiles.of_all(folder, ONE_DEVICE)[0]
+    reference, alone = files.steps(), files.run()
+    assert alone is not None
+    differences, largest = compared(workers, reference, alone, tolerance=job.tolerance)
+    kinds: dict[str, set[str]] = {}
+    for name in {name for step in reference for name in step.values}:
+        kinds.setdefault(name.partition("/")[0], set()).add(name)
+    outcome = Outcome.DIFFERS if differences else Outcome.SAME
+    text = ""
+    random = sorted({*theirs.random, *alone.random})
+    if differences and random and not any(one.kind == "batch" for one in differences):
+        outcome = Outcome.NOT_COMPARED
+        text = (
+            f"layers draw random numbers of their own: {', '.join(random)}. What differs may come of that. Let them "
+            "draw none, and compare again."
+        )
+    hints = []
+    if differences and theirs.normalising:
+        hints.append(
+            f"{', '.join(theirs.normalising)}: BatchNormalization takes the statistics of each replica's part of a "
+            "batch. With synchronized=True it takes those of the whole batch, as one device does."
+        )
+    return Proof(
+        strategy=job.name,
+        outcome=outcome,
+        tolerance=job.tolerance,
+        text=text,
+        differences=tuple(differences),
+        largest=largest,
+        steps=sum(theirs.batches),
+        replicas=theirs.replicas,
+        workers=theirs.workers,
+        compared={kind: len(names) for kind, names in sorted(kinds.items())},
+        left_out=tuple(dict.fromkeys([*theirs.left_out, *alone.left_out])),
+        hints=tuple(hints),
+    )
+
+
+def _finished(command: list[str], environment: Mapping[str, str], output: int, seconds: float) -> int | None:
+    """Run a command to its end; return its code as a shell has it, None if it was ended for taking too long."""
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
+    try:
+        code = process.wait(timeout=seconds)
+        return code if code >= 0 else 128 - code
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            process.terminate()  # `tfdist run` ends its workers
+            try:
+                process.wait(timeout=4 * _GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def to_json(proofs: Sequence[Proof]) -> str:
+    """Return proofs for programs.
+
+    Example:
+        >>> print(to_json([]))
+        {
+          "version": 1,
+          "proofs": []
+        }
+    """
+    return json.dumps({"version": 1, "proofs": [one.to_dict() for one in proofs]}, indent=2)
