@@ -49,14 +49,14 @@ def variables_of(model: keras.Model) -> Variables:
     state_of = {id(variable): state for state in states for variable in state.variables}
     others = {id(variable): variable for state in states for variable in state.variables}
     every = {**{id(variable): variable for variable in keras_model.persistent_variables(model)}, **others}
-    named = _named(VARIABLE, list(every.values()), [weight.path for weight in model.weights])
-    common = {name: variable for name, variable in named.items() if id(variable) not in state_of}
+    every_named = named(VARIABLE, list(every.values()), [weight.path for weight in model.weights])
+    common = {name: variable for name, variable in every_named.items() if id(variable) not in state_of}
     cut = {name: variable for name, variable in common.items() if sharded.sharding_of(variable) is not None}
     whole = {name: variable for name, variable in common.items() if name not in cut}
     return Variables(
         whole={**whole, **metrics_of(model)},
         cut=cut,
-        in_shards=[(state_of[id(v)], name, v) for name, v in named.items() if id(v) in state_of],
+        in_shards=[(state_of[id(v)], name, v) for name, v in every_named.items() if id(v) in state_of],
         sharded=states,
     )
 
@@ -64,7 +64,7 @@ def variables_of(model: keras.Model) -> Variables:
 def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
     """Return the variables of a model's metrics by name."""
     found = {id(v): v for metric in keras_model.metrics(model) for v in metric.variables}
-    return _named(METRIC, list(found.values()), [])
+    return named(METRIC, list(found.values()), [])
 
 
 def _owners(model: keras.Model) -> list[Any]:
@@ -74,7 +74,7 @@ def _owners(model: keras.Model) -> list[Any]:
     return [owner for owner in found if callable(getattr(owner, "sharded_state", None))]
 
 
-def _named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]) -> dict[str, keras.Variable]:
+def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]) -> dict[str, keras.Variable]:
     """Return variables by paths that do not depend on what else the process has made, and that differ.
 
     Args:
@@ -86,12 +86,12 @@ def _named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str
     slots = sorted(((path.replace("/", "_"), path) for path in weights), key=lambda pair: -len(pair[0]))
     paths = relative_paths([_slot_path(variable.path, slots) for variable in variables])
     seen: Counter[str] = Counter()
-    named = {}
+    found = {}
     for path, variable in zip(paths, variables, strict=True):
         seen[path] += 1
         number = f"#{seen[path]}" if seen[path] > 1 else ""
-        named[f"{kind}/{path}{number}"] = variable
-    return named
+        found[f"{kind}/{path}{number}"] = variable
+    return found
 
 
 def _slot_path(path: str, slots: Sequence[tuple[str, str]]) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tfdist.verify.proof.state_files import Run, Step
 
-__all__ = ["BATCH", "KINDS", "Difference", "compared"]
+__all__ = ["BATCH", "KINDS", "Difference", "compared", "other_batches"]
 
 BATCH = "batch"
 #: in the order in which a step makes them: what is first wrong is the cause of the rest
@@ -77,6 +77,36 @@ def compared(
                 found[one.kind, one.name] = Difference(**{**vars(known), "largest": max(known.largest, one.size)})
     order = sorted(found.values(), key=lambda one: (one.step, KINDS.index(one.kind), -one.size, one.name))
     return order, rest
+
+
+def other_batches(workers: Sequence[Sequence[Sequence[str]]], reference: Sequence[Sequence[str]]) -> int | None:
+    """Return the first step of a loop that was given other examples than on one device; 0: none, None: none was seen.
+
+    What a step is given is the whole batch on each worker, or its part of it.
+
+    Args:
+        workers: of each worker and step, of each tensor that the step was given its rows and the sum of their digests.
+        reference: the same on one device.
+
+    Example:
+        >>> other_batches([[["2 5"]], [["2 7"]]], [["4 12"]]), other_batches([[["2 5"]]], [["2 6"]])
+        (0, 1)
+    """
+    if not any(reference) or not any(workers[0]):
+        return None
+    for step, theirs in enumerate(reference):
+        ours = [of_worker[step] if step < len(of_worker) else [] for of_worker in workers]
+        added = ["%d %d" % (sum(r for r, _ in parts), sum(d for _, d in parts) % (1 << 64)) for parts in _pairs(ours)]
+        if list(theirs) not in (list(ours[0]), added):
+            return step + 1
+    return 0
+
+
+def _pairs(ours: Sequence[Sequence[str]]) -> list[list[tuple[int, int]]]:
+    """Return, of each tensor, the rows and digests that the workers have."""
+    if len({len(one) for one in ours}) != 1:
+        return []
+    return [[(int(r), int(d)) for r, d in (one.split() for one in tensors)] for tensors in zip(*ours, strict=True)]
 
 
 def _batches(run: Run) -> Iterator[Difference]:

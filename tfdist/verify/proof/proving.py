@@ -14,14 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.verify.proof.differences import Difference, compared
-from tfdist.verify.proof.script_run import Request
+from tfdist.verify.proof.differences import Difference, compared, other_batches
+from tfdist.verify.proof.script_run import NOT_COMPARED, Request
 from tfdist.verify.proof.state_files import ONE_DEVICE, STRATEGY, Run, StateFiles
 
 __all__ = ["Job", "Outcome", "Proof", "prove"]
 
-#: an explanation that a run leaves where a script cannot be compared
-NOT_COMPARED = "not-compared"
 _GRACE_SECONDS = 5.0
 _SHOWN_LINES = 15
 _FOREIGN = ("TF_CONFIG", "TFDIST_")  # on one device the script is to find a process alone
@@ -176,6 +174,17 @@ def _compared(job: Job, folder: str, theirs: Run) -> Proof:
     outcome = Outcome.DIFFERS if differences else Outcome.SAME
     text = ""
     random = sorted({*theirs.random, *alone.random})
+    if theirs.loop == "loop":
+        runs = [files.run() for files in StateFiles.of_all(folder, STRATEGY)]
+        other = other_batches([run.seen for run in runs if run is not None], alone.seen)
+        if other is None:
+            theirs.leave_out("the batches: the calls of the script's own loop are not given them as tensors")
+        elif differences and other:
+            outcome = Outcome.NOT_COMPARED
+            text = (
+                f"the loop of the script was given other examples at step {other} than on one device. Seed its shuffles "
+                "and random numbers, and take batches from strategy.experimental_distribute_dataset."
+            )
     if differences and random and not any(one.kind == "batch" for one in differences):
         outcome = Outcome.NOT_COMPARED
         text = (

@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 from tfdist.launch.process import worker
 from tfdist.verify.proof.state_files import ONE_DEVICE
 
-__all__ = ["Request", "main"]
+__all__ = ["NOT_COMPARED", "Request", "main"]
 
+#: has the explanation where a script cannot be compared
+NOT_COMPARED = "not-compared"
 SEED = 20
 
 
@@ -58,26 +60,30 @@ def main(arguments: list[str]) -> None:
     import keras
 
     from tfdist.compat.keras import first_batch
-    from tfdist.verify.proof import fit_steps, one_device
+    from tfdist.verify.proof import fit_steps, loop_steps, one_device
 
     keras.utils.set_random_seed(SEED)  # a script that sets its own has that
+    number = int(os.environ.get("TFDIST_WORKER_INDEX") or 0)
+    loop = loop_steps.LoopSteps(request.folder, request.kind, number, steps=request.steps)
 
     def record(model: Any, given: dict[str, Any], fit: Any) -> NoReturn:
-        try:
-            if request.kind == ONE_DEVICE:
-                fit_steps.on_one_device(model, given, fit, folder=request.folder)
-            else:
-                number = int(os.environ.get("TFDIST_WORKER_INDEX") or 0)
-                fit_steps.under_strategy(model, given, fit, folder=request.folder, steps=request.steps, worker=number)
-        except fit_steps.NotComparedError as error:
-            Path(request.folder, "not-compared").write_text(str(error), encoding="utf-8")
-            raise SystemExit(1) from error
+        loop.stop()
+        if request.kind == ONE_DEVICE:
+            fit_steps.on_one_device(model, given, fit, folder=request.folder)
+        else:
+            fit_steps.under_strategy(model, given, fit, folder=request.folder, steps=request.steps, worker=number)
         raise SystemExit(0)
 
     if request.kind == ONE_DEVICE:
         one_device.use(request.replicas)
     first_batch.replace_fit(record)
-    worker.run_as_main(arguments[1], arguments[2:], is_module=request.is_module)
+    loop.install()
+    try:
+        worker.run_as_main(arguments[1], arguments[2:], is_module=request.is_module)
+        loop.end()
+    except fit_steps.NotComparedError as error:
+        Path(request.folder, NOT_COMPARED).write_text(str(error), encoding="utf-8")
+        raise SystemExit(1) from error
 
 
 if __name__ == "__main__":

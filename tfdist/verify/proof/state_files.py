@@ -117,6 +117,11 @@ class StateFiles:
         """Return the steps, in their order."""
         return [self._read(path) for path in sorted(self._folder.glob("step-*.json"))]
 
+    def clear(self) -> None:
+        """Forget the steps."""
+        for path in self._folder.glob("step-*.json"):
+            path.unlink()
+
     def end(self, run: Run) -> None:
         """Keep what is said of the run."""
         _replace(self._folder / "run.json", json.dumps(asdict(run)).encode())

@@ -1,0 +1,233 @@
+"""The first steps of a loop that a script has written itself, recorded: a call in which an optimizer counts an update.
+
+Such a call is one of a `tf.function`, of `strategy.run`, of `train_on_batch`, or of an optimizer: the outermost of them.
+For a process that ends with the script that it runs: these are replaced for all of it.
+"""
+
+import contextlib
+import functools
+import gc
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.callbacks.backup import names
+from tfdist.compat.keras import layers as keras_layers
+from tfdist.compat.keras import model as keras_model
+from tfdist.training.strategy import KerasTraining
+from tfdist.verify.proof import model_values
+from tfdist.verify.proof.fit_steps import NotComparedError
+from tfdist.verify.proof.state_files import STRATEGY, Run, StateFiles, Step, storable
+
+__all__ = ["LoopSteps"]
+
+
+class LoopSteps:
+    """Records the steps of loops until a `fit` begins.
+
+    Args:
+        folder: of both runs.
+        kind: of this run.
+        worker: number of this worker.
+        steps: how many to record; then the process ends.
+    """
+
+    def __init__(self, folder: str, kind: str, worker: int, *, steps: int) -> None:
+        self._kind, self._steps = kind, steps
+        self._files = StateFiles(folder, kind, worker)
+        self._initial: Mapping[str, Any] = {}
+        if kind != STRATEGY:
+            recorded = StateFiles.of_all(folder, STRATEGY)[0]
+            theirs = recorded.run()
+            is_loop = theirs is not None and theirs.loop == "loop"
+            self._initial = recorded.steps()[0].values if is_loop else {}
+            self._steps = len(theirs.epochs) if is_loop and theirs is not None else 0
+        self._run = Run(loop="loop")
+        self._before: dict[str, list[Any]] = {}
+        self._silenced: dict[int, keras.Model] = {}
+        self._updates: dict[int, int] = {}
+        self._is_inside, self._is_over = False, self._steps == 0
+        self._stack = contextlib.ExitStack()  # never closed: layers stay silent until the process ends
+
+    def install(self) -> None:
+        """Look at every call that may be a step."""
+        function = type(tf.function(lambda: None))
+        for owner, name in (
+            (function, "__call__"),
+            (tf.distribute.Strategy, "run"),
+            (keras.Model, "train_on_batch"),
+            (keras.optimizers.Optimizer, "apply"),
+        ):
+            setattr(owner, name, self._watched(getattr(owner, name), gives_logs=name != "run"))
+
+    def stop(self) -> None:
+        """Record nothing more, and forget what was recorded: a `fit` begins."""
+        self._is_over = True
+        if self._run.epochs:
+            self._files.clear()
+
+    def end(self) -> None:
+        """Keep what was recorded, if the script has ended before all steps were."""
+        if not self._is_over and self._run.epochs:
+            self._finish()
+
+    def _watched(self, original: Callable[..., Any], *, gives_logs: bool) -> Callable[..., Any]:
+        @tf.autograph.experimental.do_not_convert
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            here = threading.current_thread() is threading.main_thread() and tf.executing_eagerly()
+            if self._is_over or self._is_inside or not here:
+                return original(*args, **kwargs)
+            self._is_inside = True
+            try:
+                found = _Found.now()
+                self._prepare(found)
+                result = original(*args, **kwargs)
+                self._look((args[1:], kwargs), result if gives_logs else None)
+                return result
+            finally:
+                self._is_inside = False
+
+        return call
+
+    def _prepare(self, found: "_Found") -> None:
+        """Before what may be a step: silence layers, give variables their first values, or keep these."""
+        for model in found.models:
+            if id(model) not in self._silenced:
+                self._silenced[id(model)] = model
+                self._silence(model)
+        if self._run.epochs:
+            return
+        named = found.named()
+        model_values.assign(named, self._initial)
+        self._before = model_values.read(named, found.strategy)
+        self._updates = found.updates()
+
+    def _silence(self, model: keras.Model) -> None:
+        layers = keras_model.layers(model)
+        quiet = self._stack.enter_context(keras_layers.without_noise(layers))
+        if quiet:
+            told = ", ".join(layer.name for layer in quiet)
+            self._run.leave_out(
+                f"random numbers of {told}: each replica draws its own, so nothing is dropped or added here"
+            )
+        self._run.random += [one.name for one in layers if keras_layers.draws(one) and one not in quiet]
+        of_replicas = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
+        self._run.normalising += [one.name for one in of_replicas if not one.synchronized and one.trainable]
+
+    def _look(self, given: Any, result: Any) -> None:
+        """After what may have been a step: record it, if an optimizer has counted an update."""
+        found = _Found.now()
+        updates = found.updates()
+        if all(count == self._updates.get(key, 0) for key, count in updates.items()):
+            return
+        self._updates = updates
+        run = self._run
+        if not run.epochs:
+            found.require_strategy(self._kind)
+            self._files.write(Step(number=0, values=self._before))
+            run.leave_out("predictions: the steps of a loop of the script's own do not say what is an input")
+        run.epochs.append(0)
+        run.batches = [len(run.epochs)]
+        run.seen.append(list(_digests(given, found.strategy)))
+        values = {**model_values.read(found.named(), found.strategy), **dict(_logs(result))}
+        self._files.write(Step(number=len(run.epochs), values=values))
+        if len(run.epochs) >= self._steps:
+            self._finish(found)
+            raise SystemExit(0)
+
+    def _finish(self, found: "_Found | None" = None) -> None:
+        strategy = (found or _Found.now()).strategy
+        self._is_over = True
+        self._run.replicas = strategy.num_replicas_in_sync
+        self._run.workers = strategy.workers.count if isinstance(strategy, KerasTraining) else 1
+        self._run.is_done = True
+        self._files.end(self._run)
+
+
+class _Found:
+    """The models, optimizers, metrics and strategies of tfdist that there are in this process."""
+
+    def __init__(self, models: list[Any], optimizers: list[Any], metrics: list[Any], strategies: list[Any]) -> None:
+        inner = {id(layer) for model in models for layer in keras_model.layers(model)[1:]}
+        self.models = [one for one in models if id(one) not in inner]
+        counted = {id(optimizer) for outer in optimizers for optimizer in _inside(outer)}
+        self.optimizers = [one for one in optimizers if id(one) not in counted]
+        self._metrics = metrics
+        self.strategy = strategies[-1] if strategies else tf.distribute.get_strategy()
+
+    @classmethod
+    def now(cls) -> "_Found":
+        """Look for them."""
+        kinds = (keras.Model, keras.optimizers.Optimizer, keras.Metric, KerasTraining)
+        every: dict[type, list[Any]] = {kind: [] for kind in kinds}
+        for one in gc.get_objects():
+            kind = next((kind for kind in kinds if issubclass(type(one), kind)), None)
+            if kind is not None:
+                every[kind].append(one)
+        return cls(*every.values())
+
+    def require_strategy(self, kind: str) -> None:
+        """Check that there is a strategy of tfdist, where the script runs under one.
+
+        Raises:
+            NotComparedError: there is none.
+        """
+        if kind == STRATEGY and not isinstance(self.strategy, KerasTraining):
+            raise NotComparedError(
+                "the script's own loop trains without a strategy of tfdist; create the model and the optimizer under "
+                "`with tfdist.strategies.from_environment().scope():`, and call its step by strategy.run."
+            )
+
+    def updates(self) -> dict[int, int]:
+        """Return how many updates each optimizer has counted."""
+        return {id(one): int(np.asarray(one.iterations)) for one in self.optimizers}
+
+    def named(self) -> dict[str, Any]:
+        """Return the variables by kind and path."""
+        models = [model for model in self.models if model.built]
+        weights = {id(one): one for model in models for one in model.trainable_variables}
+        seeds = {id(one.state) for model in models for one in keras_model.seed_generators(model)}
+        states = {id(one): one for model in models for one in model.non_trainable_variables}
+        slots = {id(one): one for optimizer in self.optimizers for one in optimizer.variables}
+        counted = {id(one): one for metric in self._metrics for one in metric.variables}
+        states = {key: one for key, one in states.items() if key not in {*seeds, *slots, *counted}}
+        paths = [one.path for one in weights.values()]
+        found = {}
+        for kind, group in (("weight", weights), ("state", states), ("slot", slots), ("log", counted)):
+            for name, variable in names.named(kind, list(group.values()), paths).items():
+                found[name] = variable
+        return found
+
+
+def _inside(optimizer: Any) -> Iterator[Any]:
+    """Yield the optimizers that another one holds."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        yield inner
+        yield from _inside(inner)
+
+
+def _logs(result: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the numbers that a step has returned; values of each replica are no logs."""
+    with contextlib.suppress(TypeError, ValueError):  # a nest that Keras does not know
+        for name, (value,) in model_values.logged(result):
+            if value.ndim == 0:
+                yield name, [value]
+
+
+def _digests(given: Any, strategy: Any) -> Iterator[str]:
+    """Yield, of each tensor that a step was given, how many rows it has here and what they are, in any order."""
+    for leaf in tf.nest.flatten(given):
+        if not isinstance(leaf, (tf.Tensor, np.ndarray, tf.distribute.DistributedValues)):
+            continue
+        here = strategy.experimental_local_results(leaf)
+        rows = [row for one in here for row in (storable(one) if np.ndim(one) else ())]
+        if rows:
+            total = sum(int.from_bytes(hashlib.sha256(np.asarray(row).tobytes()).digest()[:8]) for row in rows)
+            yield f"{len(rows)} {total % (1 << 64)}"
