@@ -166,11 +166,12 @@ def run_tfdist(arguments: list[str]) -> None:
     if (server := forked_server()) is None:
         return
 
-    if arguments[0] in ("chaos", "tune"):  # which start `tfdist run`
+    if arguments[0] in ("chaos", "tune", "verify"):  # which start `tfdist run`
         from tfdist.cli import chaos
         from tfdist.tune import trial
+        from tfdist.verify.proof import proving
 
-        chaos.subprocess = trial.subprocess = Jobs(server)  # type: ignore[assignment]
+        chaos.subprocess = trial.subprocess = proving.subprocess = Jobs(server)  # type: ignore[assignment]
     if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
         from tfdist.tune import profiling
 

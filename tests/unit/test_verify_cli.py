@@ -57,6 +57,11 @@ def test_combinations_are_rows_of_their_own() -> None:
         (["--jobs", "0"], "--jobs"),
         (["--timeout-seconds", "-3"], "--timeout-seconds"),
         (["--features"], "--feature"),
+        (["--steps", "3"], "--steps"),
+        (["-n", "2"], "-n"),
+        (["train.py", "--pairs"], "--pairs"),
+        (["train.py", "--feature", "even"], "--feature"),
+        (["there-is-no-such.py"], "there-is-no-such.py"),
     ],
 )
 def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:

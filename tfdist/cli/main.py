@@ -20,7 +20,7 @@ COMMANDS = {
     "trace": "Write steps of all workers as a chrome trace; put several into one.",
     "health": "Say whether the jobs on this machine go on: the health check of the images.",
     "chaos": "Run a job with faults on purpose, and see how it recovers.",
-    "verify": "Compare every Keras feature on every strategy with one device.",
+    "verify": "Compare a script of yours, or every Keras feature, under a strategy with one device.",
     "doctor": "Say what this machine has, what is missing, and what cures it.",
     "build": "Build Horovod, or ops of our own, for the TensorFlow that is installed; kept for the next time.",
     "data": "Write examples as TFRecord files that are read shuffled, divided and resumed exactly.",

@@ -53,23 +53,30 @@ def jobs(
         ConfigError: a name is unknown, options contradict each other, or there is no such script.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
-    found: list[Job] = []
-    common = {"script": script, "is_module": is_module, "steps": steps, "tolerance": tolerance}
+    chosen: list[tuple[str, tuple[str, ...], Mapping[str, str]]] = []
     for name in names or ["multi-worker" if "-n" in given else "mirrored"]:
         if name in registry.names():
-            chosen = [(_shown(name, given), _run_options(name, given, script[0], is_module), {})]
+            chosen.append((_shown(name, given), _run_options(name, given, script[0], is_module), {}))
         elif given:
             raise ConfigError(
                 f"--strategy is {name!r}, a column of the matrix, which says {', '.join(given)} itself. Leave these "
                 f"out, or name a strategy: {', '.join(registry.names())}."
             )
         else:
-            chosen = [(one.name, *_of_column(one, script[0], is_module)) for one in column.select([name])]
-        found += [
-            Job(name=shown, run=run, variables=variables, timeout_seconds=timeout_seconds, **common)
-            for shown, run, variables in chosen
-        ]
-    return found
+            chosen += [(one.name, *_of_column(one, script[0], is_module)) for one in column.select([name])]
+    return [
+        Job(
+            name=shown,
+            run=run,
+            variables=variables,
+            script=script,
+            is_module=is_module,
+            steps=steps,
+            tolerance=tolerance,
+            timeout_seconds=timeout_seconds,
+        )
+        for shown, run, variables in chosen
+    ]
 
 
 def _shown(name: str, given: Mapping[str, str]) -> str:
@@ -135,7 +142,7 @@ def run(wanted: Sequence[Job], json_path: str | None) -> int:
 
 def _print(proof: Proof, console: Console) -> None:
     style = _STYLES[proof.outcome]
-    if proof.differences:
+    if proof.outcome is Outcome.DIFFERS:
         table = Table("first at step", "what", "name", "by", "at most by", "there", box=None, padding=(0, 2))
         for one in proof.differences[:_MOST_ROWS]:
             kind = _KINDS.get(one.kind, one.kind)

@@ -6,7 +6,7 @@ size. Where all numbers of a value are rounding errors beside those of its kind,
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,21 +60,17 @@ def compared(
     rest = 0.0
     for one in _batches(run):
         found.setdefault((one.kind, one.name), one)
-    for number in range(max(len(reference), *map(len, workers))):
-        theirs = reference[number] if number < len(reference) else None
+    for theirs in reference:
         for worker, steps in enumerate(workers):
-            ours = steps[number] if number < len(steps) else None
+            ours = next((one for one in steps if one.number == theirs.number), None)
             who = f"worker {worker}" if len(workers) > 1 else ""
-            if ours is None or theirs is None:
-                continue  # a run that is shorter is told as a whole
-            for one in _differences(ours, theirs, who, number, tolerance):
+            for one in _differences(ours, theirs, who, tolerance) if ours is not None else ():
                 if one.size <= tolerance:
                     rest = max(rest, one.size)
                     continue
-                known = found.get((one.kind, one.name))
-                if known is None or (known.step == one.step and one.size > known.size):
-                    known = one
-                found[one.kind, one.name] = Difference(**{**vars(known), "largest": max(known.largest, one.size)})
+                known = found.get((one.kind, one.name), one)
+                first = one if known.step == one.step and one.size > known.size else known
+                found[one.kind, one.name] = replace(first, largest=max(known.largest, one.size))
     order = sorted(found.values(), key=lambda one: (one.step, KINDS.index(one.kind), -one.size, one.name))
     return order, rest
 
@@ -96,7 +92,7 @@ def other_batches(workers: Sequence[Sequence[Sequence[str]]], reference: Sequenc
         return None
     for step, theirs in enumerate(reference):
         ours = [of_worker[step] if step < len(of_worker) else [] for of_worker in workers]
-        added = ["%d %d" % (sum(r for r, _ in parts), sum(d for _, d in parts) % (1 << 64)) for parts in _pairs(ours)]
+        added = [f"{sum(r for r, _ in parts)} {sum(d for _, d in parts) % (1 << 64)}" for parts in _pairs(ours)]
         if list(theirs) not in (list(ours[0]), added):
             return step + 1
     return 0
@@ -116,8 +112,8 @@ def _batches(run: Run) -> Iterator[Difference]:
             yield Difference(step=number, kind=BATCH, name=name, size=math.inf, largest=math.inf, where=told)
 
 
-def _differences(ours: Step, theirs: Step, who: str, number: int, tolerance: float) -> Iterator[Difference]:
-    largest = _largest(theirs.values)
+def _differences(ours: Step, theirs: Step, who: str, tolerance: float) -> Iterator[Difference]:
+    largest, number = _largest(theirs.values), theirs.number
     for name in {**theirs.values, **ours.values}:
         kind, _, path = name.partition("/")
         if name not in ours.values or name not in theirs.values:

@@ -1,6 +1,6 @@
 """The first steps of a loop that a script has written itself, recorded: a call in which an optimizer counts an update.
 
-Such a call is one of a `tf.function`, of `strategy.run`, of `train_on_batch`, or of an optimizer: the outermost of them.
+Such a call is that of a `tf.function`, of `strategy.run`, of `train_on_batch`, or of an optimizer: the outermost one.
 For a process that ends with the script that it runs: these are replaced for all of it.
 """
 
@@ -198,10 +198,9 @@ class _Found:
         counted = {id(one): one for metric in self._metrics for one in metric.variables}
         states = {key: one for key, one in states.items() if key not in {*seeds, *slots, *counted}}
         paths = [one.path for one in weights.values()]
-        found = {}
+        found: dict[str, Any] = {}
         for kind, group in (("weight", weights), ("state", states), ("slot", slots), ("log", counted)):
-            for name, variable in names.named(kind, list(group.values()), paths).items():
-                found[name] = variable
+            found.update(names.named(kind, list(group.values()), paths))
         return found
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def prove(job: Job, *, on_run: Callable[[str], None] = lambda told: None) -> Pro
         found = _compared(job, folder, theirs)
     if is_bounded:
         told = f"asynchronous updates, which are another algorithm: the workers share each batch here ({_STALENESS}=0)"
-        return Proof(**{**vars(found), "left_out": (*found.left_out, told)})
+        return replace(found, left_out=(*found.left_out, told))
     return found
 
 
@@ -143,10 +143,13 @@ def _run(
         command = [sys.executable, "-m", "tfdist", "run", "--grace-seconds", str(_GRACE_SECONDS), *options, *entry]
         code = _finished(command, environment, output.fileno(), job.timeout_seconds)
     where = "on one device" if kind == ONE_DEVICE else f"under {job.name}"
-    given = {"strategy": job.name, "tolerance": job.tolerance}
+
+    def ended(outcome: Outcome, text: str) -> Proof:
+        return Proof(strategy=job.name, tolerance=job.tolerance, outcome=outcome, text=text)
+
     refused = Path(folder, NOT_COMPARED)
     if refused.exists():
-        return Proof(outcome=Outcome.NOT_COMPARED, text=refused.read_text(encoding="utf-8"), **given)
+        return ended(Outcome.NOT_COMPARED, refused.read_text(encoding="utf-8"))
     runs = [files.run() for files in StateFiles.of_all(folder, kind)]
     if code == 0 and runs and all(run is not None and run.is_done for run in runs):
         return None
@@ -155,10 +158,10 @@ def _run(
             f"{job.script[0]} ended {where} without a step of training that is seen. Let it train a Keras model with "
             "fit, train_on_batch or an optimizer of Keras."
         )
-        return Proof(outcome=Outcome.NOT_COMPARED, text=text, **given)
+        return ended(Outcome.NOT_COMPARED, text)
     how = f"was not done {where} after {job.timeout_seconds:g} s" if code is None else f"failed {where}, code {code}"
     shown = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]
-    return Proof(outcome=Outcome.FAILED, text="\n".join([f"{job.script[0]} {how}:", *shown]), **given)
+    return ended(Outcome.FAILED, "\n".join([f"{job.script[0]} {how}:", *shown]))
 
 
 def _compared(job: Job, folder: str, theirs: Run) -> Proof:
@@ -182,8 +185,8 @@ def _compared(job: Job, folder: str, theirs: Run) -> Proof:
         elif differences and other:
             outcome = Outcome.NOT_COMPARED
             text = (
-                f"the loop of the script was given other examples at step {other} than on one device. Seed its shuffles "
-                "and random numbers, and take batches from strategy.experimental_distribute_dataset."
+                f"the loop of the script was given other examples at step {other} than on one device. Seed its "
+                "shuffles and random numbers, and take batches from strategy.experimental_distribute_dataset."
             )
     if differences and random and not any(one.kind == "batch" for one in differences):
         outcome = Outcome.NOT_COMPARED

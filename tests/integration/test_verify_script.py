@@ -1,0 +1,199 @@
+"""`tfdist verify SCRIPT` with real scripts: what is the same, what is not and is named, and nothing left behind."""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.forks import Fork, Forks
+
+START = """
+import sys
+import keras, numpy as np, tensorflow as tf, tfdist
+strategy = tfdist.strategies.from_environment()
+draw = np.random.RandomState(0)
+batch = 4 * strategy.num_replicas_in_sync
+x, y = draw.normal(size=(19, 3)).astype("float32"), draw.normal(size=(19, 1)).astype("float32")
+"""
+
+RIGHT = """
+with strategy.scope():
+    layers = [keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization(synchronized=True)]
+    more = [keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,)), *layers, *more])
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+backup = tfdist.callbacks.BackupAndRestore("backups")
+model.fit(x, y, batch_size=batch, epochs=5, validation_split=0.1, callbacks=[backup], verbose=0)
+sys.exit("the steps were not ended")
+"""
+
+# a state of each replica's own, and data without a seed
+ODD = """
+class Odd(keras.layers.Layer):
+    def build(self, shape):
+        self.number = self.add_weight(shape=(), initializer="zeros", trainable=False, name="number")
+    def call(self, x):
+        replica = tf.distribute.get_replica_context()
+        if replica is not None:
+            self.number.assign_add(tf.cast(replica.replica_id_in_sync_group, "float32"))
+        return x
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), Odd(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+data = tf.data.Dataset.from_tensor_slices((x + np.random.default_rng().normal(), y)).batch(batch)
+model.fit(data, verbose=0)
+"""
+
+LOOP = """
+data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(19, seed=3).batch(batch, drop_remainder=True)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.1)
+    mean = keras.metrics.Mean("mean")
+def step(inputs):
+    x, y = inputs
+    with tf.GradientTape() as tape:
+        each = keras.losses.mean_squared_error(y, model(x, training=True))
+        loss = tf.reduce_sum(each) / batch if sys.argv[1] == "right" else tf.reduce_mean(each)
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    mean.update_state(each)
+    return loss
+@tf.function
+def train(inputs):
+    return strategy.reduce("SUM", strategy.run(step, args=(inputs,)), axis=None)
+for inputs in strategy.experimental_distribute_dataset(data):
+    train(inputs)
+"""
+
+# with no seed that anybody could set
+BATCHES = """
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+for _ in range(2):
+    model.train_on_batch(np.random.default_rng().normal(size=(8, 3)), y[:8])
+"""
+
+FAILS = "raise LookupError('no such data')\n"
+TRAINS_NOT = "pass\n"
+WAITS = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)\n"
+
+
+COMMAND = """
+import sys
+import tempfile
+from tests.integration import forked
+tempfile.tempdir = None  # what the process that forks has found out
+forked.run_tfdist(sys.argv[1:])
+"""
+
+Start = Callable[..., AbstractContextManager[Fork]]
+Verified = Callable[..., tuple[int, list[dict[str, Any]], str]]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """Where files of the runs are; empty again after each."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def start(forking: Forks, tmp_path: Path, temporary: Path) -> Start:
+    """Starts the command on a script."""
+
+    def started(script: str, *options: str) -> AbstractContextManager[Fork]:
+        (tmp_path / "train.py").write_text(script, encoding="utf-8")
+        (tmp_path / "command.py").write_text(COMMAND, encoding="utf-8")
+        words = [str(tmp_path / "command.py"), "verify", "train.py", *options]
+        return forking.start(*words, cwd=tmp_path, TMPDIR=str(temporary))
+
+    return started
+
+
+@pytest.fixture
+def verified(start: Start, temporary: Path) -> Verified:
+    """Runs the command to its end; returns its code, what it found, and what it wrote."""
+
+    def run(script: str, *options: str) -> tuple[int, list[dict[str, Any]], str]:
+        with start(script, "--json", "-", *options) as process:
+            out, err = (text.decode() for text in process.communicate())
+        assert process.returncode is not None
+        assert list(temporary.iterdir()) == []
+        return process.returncode, json.loads(out)["proofs"] if out.startswith("{") else [], out + err
+
+    return run
+
+
+@pytest.mark.readme("tfdist verify train.py --strategy mirrored")
+def test_the_numbers_of_a_right_script_are_those_of_one_device(verified: Verified, tmp_path: Path) -> None:
+    both = ["--strategy", "mirrored", "--strategy", "multi-worker-2x1"]
+    code, proofs, written = verified(START + RIGHT, *both)
+    assert code == 0, written
+    for proof, workers in zip(proofs, (1, 2), strict=True):
+        assert (proof["outcome"], proof["differences"], proof["workers"]) == ("same", [], workers)
+        assert (proof["steps"], proof["replicas"]) == (5, 2)
+        assert proof["compared"] == {"log": 2, "prediction": 1, "slot": 14, "state": 2, "weight": 6}
+        told = " ".join(proof["left_out"])
+        for word in ("dropout", "validation", "BackupAndRestore"):
+            assert word in told
+    assert not (tmp_path / "backups").exists()
+
+
+def test_a_state_that_a_replica_sets_by_its_number_is_named(verified: Verified) -> None:
+    code, (proof,), written = verified(START + ODD, "--steps", "2")
+    assert code == 1, written
+    (only,) = proof["differences"]
+    assert (only["kind"], only["name"], only["step"]) == ("state", "sequential/odd/number", 1)
+    assert "examples" in " ".join(proof["left_out"])  # others were drawn on one device, which got the recorded ones
+
+
+@pytest.mark.readme("tfdist verify train.py --strategy multi-worker -n 2 -- --epochs 3")
+def test_a_loop_of_ones_own_is_compared_step_by_step(verified: Verified) -> None:
+    two = ["--strategy", "multi-worker", "-n", "2"]
+    code, (proof,), written = verified(START + LOOP, *two, "--", "right")
+    assert code == 0, written
+    assert (proof["outcome"], proof["steps"], proof["workers"]) == ("same", 2, 2)
+    assert proof["compared"] == {"log": 3, "slot": 10, "weight": 4}
+    code, (proof,), written = verified(START + LOOP, "--", "sums")
+    assert code == 1, written
+    found = {one["name"]: one for one in proof["differences"]}
+    momentum = found["adam/sequential/dense/bias/momentum"]
+    assert (momentum["kind"], momentum["step"]) == ("slot", 1)
+    assert momentum["size"] == pytest.approx(1.0, rel=1e-3)  # the gradient of two replicas is twice as large
+
+
+def test_what_cannot_be_compared_and_what_fails_are_told_apart(verified: Verified) -> None:
+    code, (proof,), written = verified(START + BATCHES)
+    assert (code, proof["outcome"]) == (3, "not_compared"), written
+    assert "step 1" in proof["text"]
+    code, (proof,), written = verified(TRAINS_NOT)
+    assert (code, proof["outcome"]) == (3, "not_compared"), written
+    code, (proof,), written = verified(FAILS)
+    assert (code, proof["outcome"]) == (4, "failed"), written
+    assert "no such data" in proof["text"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_comparison_leaves_nothing(
+    number: signal.Signals, code: int, start: Start, temporary: Path, tmp_path: Path
+) -> None:
+    with start(WAITS) as process:
+        deadline = time.monotonic() + 200
+        pid = tmp_path / "pid"
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        script = psutil.Process(int(pid.read_text()))
+        assert list(temporary.iterdir())
+        process.send_signal(number)
+        process.wait()
+    assert process.returncode == code, process.written
+    assert not psutil.wait_procs([script], timeout=200)[1]
+    assert list(temporary.iterdir()) == []
