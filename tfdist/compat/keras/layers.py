@@ -5,7 +5,7 @@ Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reducti
 replaced; `Embedding._embeddings`, `Dense._kernel`, `EinsumDense._kernel`: reading the public ones may unpack what
 they were quantized to. `_compute_attention`, `_query_dense`, `_key_dense`,
 `_value_dense`, `_gate_dense`, `_output_dense`, `_dropout_layer`, `_dot_product_equation` of both kinds of attention
-(`keras/src/layers/attention/`).
+(`keras/src/layers/attention/`). `Layer._seed_generators` (`keras/src/layers/layer.py`) has what a layer draws from.
 """
 
 import contextlib
