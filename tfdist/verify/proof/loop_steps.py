@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.callbacks.backup import names
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import model as keras_model
+from tfdist.strategies import registry
 from tfdist.training.strategy import KerasTraining
 from tfdist.verify.proof import model_values
 from tfdist.verify.proof.fit_steps import NotComparedError
@@ -63,7 +64,7 @@ class LoopSteps:
             (keras.Model, "train_on_batch"),
             (keras.optimizers.Optimizer, "apply"),
         ):
-            setattr(owner, name, self._watched(getattr(owner, name), gives_logs=name != "run"))
+            setattr(owner, name, self._watched(getattr(owner, name), name))
 
     def stop(self) -> None:
         """Record nothing more, and forget what was recorded: a `fit` begins."""
@@ -76,7 +77,7 @@ class LoopSteps:
         if not self._is_over and self._run.epochs:
             self._finish()
 
-    def _watched(self, original: Callable[..., Any], *, gives_logs: bool) -> Callable[..., Any]:
+    def _watched(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -86,9 +87,11 @@ class LoopSteps:
             self._is_inside = True
             try:
                 found = _Found.now()
+                if not found.may_be_read and name != "train_on_batch":  # of a script's own; others come from tfdist
+                    return original(*args, **kwargs)
                 self._prepare(found)
                 result = original(*args, **kwargs)
-                self._look((args[1:], kwargs), result if gives_logs else None)
+                self._look((args[1:], kwargs), result if name != "run" else None)
                 return result
             finally:
                 self._is_inside = False
@@ -168,9 +171,18 @@ class _Found:
         every: dict[type, list[Any]] = {kind: [] for kind in kinds}
         for one in gc.get_objects():
             kind = next((kind for kind in kinds if issubclass(type(one), kind)), None)
-            if kind is not None:
+            if kind is not None and _is_made(one):
                 every[kind].append(one)
         return cls(*every.values())
+
+    @property
+    def may_be_read(self) -> bool:
+        """Whether each worker reads variables by itself, at any time: nothing of them lies elsewhere."""
+        if not isinstance(self.strategy, KerasTraining):
+            return True
+        entries = [registry.get(name) for name in registry.names()]
+        kinds = [one for one in entries if one.target.endswith(f":{type(self.strategy).__name__}")]
+        return self.strategy.sharding is None and all(one.is_replicated for one in kinds)
 
     def require_strategy(self, kind: str) -> None:
         """Check that there is a strategy of tfdist, where the script runs under one.
@@ -202,6 +214,12 @@ class _Found:
         for kind, group in (("weight", weights), ("state", states), ("slot", slots), ("log", counted)):
             found.update(names.named(kind, list(group.values()), paths))
         return found
+
+
+def _is_made(one: Any) -> bool:
+    """Return whether an object has come to the end of its creation, in whose midst variables are made."""
+    needed = {keras.optimizers.Optimizer: "iterations", keras.Model: "built", keras.Metric: "variables"}
+    return all(hasattr(one, name) for kind, name in needed.items() if isinstance(one, kind))
 
 
 def _inside(optimizer: Any) -> Iterator[Any]:
