@@ -4,7 +4,7 @@ Private names, read in TensorFlow 2.21.0: `CheckpointInitialValue`, what a varia
 before it was made. Of Keras 3.15.1: `Variable._shape` and `_dtype`, while one has no value yet.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,7 +36,7 @@ def chief_value(
     create: Callable[..., Callable[[], tf.Tensor]],
     device: Any,
     given: dict[str, Any],
-    agree: Callable[[tf.Tensor], None],
+    agree: Callable[[str, Sequence[int], tf.DType], None] | None,
 ) -> Any:
     """Return what makes the chief's value by TensorFlow's broadcast, also in a dtype that TensorFlow does not send.
 
@@ -46,15 +46,17 @@ def chief_value(
         create: TensorFlow's method that returns what makes the value of the first replica of a worker.
         device: of that replica.
         given: what the variable is made from.
-        agree: called with this worker's own value before the chief's is asked for.
+        agree: called with path, shape and dtype of this worker's own value before the chief's is asked for.
     """
+    path = keras_variables.path_of_new_variable(given.get("name") or "a variable")
 
     def made() -> tf.Tensor:
         with tf.device(device):
             own = first_value(given["initial_value"], given.get("dtype"))
             carrier = _carrier(own.dtype)
             carried = tf.cast(own, carrier)
-        agree(own)
+        if agree is not None and tf.executing_eagerly():
+            agree(path, own.shape.as_list(), own.dtype)
         received = create(0, device, None, **{**given, "initial_value": carried, "dtype": carrier})()
         with tf.device(device):
             return tf.cast(received, own.dtype)

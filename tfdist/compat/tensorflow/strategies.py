@@ -36,7 +36,6 @@ from tensorflow.python.eager import context
 
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import data, new_variables, numeric_variables, sparse_sums
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
@@ -306,13 +305,8 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
             kwargs["initial_value"] = value
         create = super()._get_variable_creator_initial_value
         if replica_id == 0:
-            path = keras_variables.path_of_new_variable(kwargs.get("name") or "a variable")
-            return new_variables.chief_value(create, device, kwargs, functools.partial(self._agree, path))
+            return new_variables.chief_value(create, device, kwargs, self.agree)
         return create(replica_id, device, primary_var, **kwargs)
-
-    def _agree(self, path: str, value: tf.Tensor) -> None:
-        if self.agree is not None and tf.executing_eagerly():
-            self.agree(path, value.shape.as_list(), value.dtype)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self.between and not tf.executing_eagerly():

@@ -34,7 +34,8 @@ _LEFT = re.compile(
 )
 _LEFT_GOES_ON = re.compile(
     rb"^(?:/job:\w+/replica:\d+/task:\d+$|The tasks have crashed\. Check the task logs"
-    rb"|:UNKNOWN:Error received from peer|Additional GRPC error information from remote target \S+ while calling /tensorflow\.CoordinationService/)"
+    rb"|:UNKNOWN:Error received from peer"
+    rb"|Additional GRPC error information from remote target \S+ while calling /tensorflow\.CoordinationService/)"
 )
 _WITHOUT_A_GPU = (
     _STAMP + rb"\S+\.cc:\d+\] Could not find cuda drivers on your machine, GPU will not be used\.",
