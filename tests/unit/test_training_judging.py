@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tfdist.training.checks.judging import Verdict, agreed, judge
+from tfdist.training.judging import Change, Dependence, StateRule, Verdict, agreed, agreed_rule, judge, judge_state
 
 X = np.random.default_rng(3).normal(size=9)
 FIRST = 3
@@ -64,3 +64,77 @@ def test_workers_agree_on_what_some_have_found() -> None:
     assert agreed(["unknown", "sum", "sum"]) == "sum"
     assert agreed(["sum", "mean"]) == "neither"
     assert agreed([]) == "unknown"
+
+
+FORMER = np.array([3.0, 8.0])
+
+
+def _state(
+    function: Callable[[np.ndarray], np.ndarray], dependence: Dependence, *, kept: float = 1.0, fed: bool = False
+) -> Verdict:
+    def change(x: np.ndarray) -> Change:
+        return FORMER, function(x)
+
+    parts = [(FIRST / len(X), change(X[:FIRST])), (1 - FIRST / len(X), change(X[FIRST:]))]
+    twice = None if fed else change(np.concatenate([X, X]))
+    return judge_state(change(X), parts, twice, dependence=dependence, kept=kept, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "dependence", "expected"),
+    [
+        (lambda x: FORMER + len(x), "added", "sum"),
+        (lambda x: FORMER + x.sum(), "added", "sum"),
+        (lambda x: FORMER + 1, "added", "equal"),
+        (lambda x: FORMER + 0.1 * x.mean(), "added", "mean"),
+        (lambda x: FORMER + np.median(x), "added", "neither"),
+        (lambda x: np.full(2, len(x)), "none", "sum"),  # a count of the last batch
+        (lambda x: np.full(2, x.mean()), "none", "mean"),
+        (lambda x: np.full(2, x.max()), "none", "maximum"),
+        (lambda x: np.full(2, x.min()), "none", "minimum"),
+        (lambda x: x[-2:], "none", "last"),
+        (lambda x: np.full(2, 5.0), "none", "equal"),
+        (lambda x: np.maximum(FORMER - 9, x.max()), "selected", "maximum"),
+        (lambda x: np.minimum(FORMER, x.min()), "selected", "minimum"),
+        (lambda x: np.maximum(FORMER, x.max()), "selected", "unknown"),  # nothing is larger than before
+        (lambda x: np.where(FORMER > 5, FORMER + x.sum(), FORMER), "selected", "neither"),
+        (lambda x: FORMER + len(x), "other", "neither"),  # begins anew one day, for all that is known
+        (lambda x: FORMER, "added", "unknown"),
+        (lambda x: FORMER + np.inf, "added", "unknown"),
+        (lambda x: FORMER + (np.nan if len(x) < 9 else 1), "added", "neither"),
+    ],
+)
+def test_a_state_is_judged_by_what_is_added_to_what_is_kept(
+    function: Callable[[np.ndarray], np.ndarray], dependence: Dependence, expected: Verdict
+) -> None:
+    assert _state(function, dependence) == expected
+
+
+def test_a_state_that_is_scaled_is_a_sum_or_a_mean_of_what_is_new() -> None:
+    assert _state(lambda x: 0.9 * FORMER + 0.1 * len(x), "scaled", kept=0.9) == "sum"
+    assert _state(lambda x: 0.9 * FORMER + 0.1 * x.mean(), "scaled", kept=0.9) == "mean"
+    assert _state(lambda x: 0.9 * FORMER + 0.1 * np.median(x), "scaled", kept=0.9) == "neither"
+
+
+def test_elements_that_parts_replace_are_added_up_where_each_is_replaced_once() -> None:
+    def replaced(x: np.ndarray) -> np.ndarray:
+        found = FORMER.copy()
+        found[0] = x[0] if x[0] == X[0] else found[0]
+        found[1] = x[-1] if x[-1] == X[-1] else found[1]
+        return found
+
+    assert _state(replaced, "replaced") == "sum"
+    assert _state(lambda x: np.array([x.mean(), 8.0]), "replaced") == "neither"
+
+
+def test_states_that_are_fed_are_judged_without_examples_given_twice() -> None:
+    assert _state(lambda x: np.full(2, 5.0), "other", fed=True) == "equal"
+    assert _state(lambda x: FORMER + x.sum(), "added", fed=True) == "sum"
+
+
+def test_rules_agree_where_verdict_and_factor_do() -> None:
+    sums = [StateRule("sum", 0.9), StateRule("unknown"), StateRule("sum", 0.9, at_once=True)]
+    assert agreed_rule(sums) == StateRule("sum", 0.9, at_once=True)
+    assert agreed_rule([StateRule("sum", 0.9), StateRule("sum", 0.8)]).verdict == "neither"
+    assert agreed_rule([StateRule("sum"), StateRule("mean")]).verdict == "neither"
+    assert agreed_rule([StateRule("unknown")]).verdict == "unknown"

@@ -18,6 +18,11 @@ from tfdist.compat.keras import model as keras_model
 _PYTHON, _NUMPY, _EAGER, _GENERATOR, _KERAS = "python", "numpy", "tensorflow", "generator", "keras"
 
 
+def global_seed() -> int | None:
+    """Return the seed set by `tf.random.set_seed`, or None."""
+    return context.global_seed()
+
+
 def capture() -> dict[str, NDArray[Any]]:
     """Return all states that there are, by name.
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist.compat.keras import callbacks as keras_callbacks
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.errors import UnsupportedError
 from tfdist.monitor.process import step_clock
@@ -120,7 +121,9 @@ class _Agree(keras.callbacks.Callback):
             if self._is_sharded:
                 sharded_callbacks.require_same_backup(seen[:, 2].astype(bool).tolist() if chief_finds else [])
             keras_model.set_initial_epoch(self.model, int(chief_epoch))
-            same = [one for one in keras_model.persistent_variables(self.model) if sharded_saving.part_of(one) is None]
+            same = [
+                one for one in keras_variables.persistent_variables(self.model) if sharded_saving.part_of(one) is None
+            ]
             for variable in same:
                 variable.assign(self._workers.from_chief(tf.convert_to_tensor(variable.value)))
 

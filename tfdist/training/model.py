@@ -100,7 +100,9 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
     own = strategy.own_step(model, "train" if training else "test", unseeded)
     replicas = tf_strategies.replica_count(strategy) if own is None else 1  # a step of its own is not tried
-    tried = probe.Probe(model, strategy, workers, user_step, unseeded, replicas=replicas)
+    tried = probe.Probe(
+        model, strategy, workers, user_step, unseeded, replicas=replicas, training=training, gathers=True
+    )
 
     on_replica = replica_step.ReplicaStep(model, user_step, unseeded, training=training, is_compiled=model.jit_compile)
 
@@ -108,7 +110,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
     def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
         def run(data: Any) -> Any:
             sink = replica_step.OwnVariables(model, training=training)
-            return on_replica(data, sink, rows=rows, global_rows=global_rows, sums=tried.sums)
+            return on_replica(data, sink, rows=rows, global_rows=global_rows, rules=tried.rules)
 
         return stamping.stamped(run, data) if training else run(data)
 
@@ -232,7 +234,7 @@ class _Steps:
                 if element is None:
                     break
                 if self._tried.is_due:
-                    if self._tried.look(_slices(element, whole=whole)):
+                    if not self._tried.look(_slices(element, whole=whole)):
                         self._run.forget()
                     self._tried.warn()
                 logs, left = self._run(element, whole=whole), left - 1

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import validation
+from tfdist.compat import random_states
 from tfdist.compat.keras import calls as keras_calls
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
@@ -243,7 +244,7 @@ class KerasTraining:
 
 def agree_on_seed(workers: Workers) -> None:
     """Give workers that have set no seed the chief's, so that unseeded shuffles draw alike on all of them."""
-    mine = tf_strategies.global_seed()
+    mine = random_states.global_seed()
     drawn = secrets.randbits(48)
     seen = workers.gather([mine is not None, drawn])
     if not seen[:, 0].any():

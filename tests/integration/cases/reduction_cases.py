@@ -66,7 +66,11 @@ def _trained(loss: Any, *, own: bool = False, settled: str = "detect", fits: int
 
 
 def _sums(network: keras.Model) -> list[list[Any]]:
-    return sorted([kind, number] for kind, number in network.train_function._tried.sums if number < 3)
+    return sorted([kind, number] for kind, number in _sums_of(network) if number < 3)
+
+
+def _sums_of(network: keras.Model) -> list[tuple[str, int]]:
+    return [key for key, verdict in network.train_function._tried.rules.values.items() if verdict == "sum"]
 
 
 def _mean(y: Any, p: Any) -> Any:

@@ -10,6 +10,7 @@ import keras
 from tfdist.checkpoint.sharding import ShardedState
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.training.multi_worker.agreement import relative_paths
 
@@ -48,7 +49,7 @@ def variables_of(model: keras.Model) -> Variables:
     states = [state for owner in _owners(model) for state in owner.sharded_state()]
     state_of = {id(variable): state for state in states for variable in state.variables}
     others = {id(variable): variable for state in states for variable in state.variables}
-    every = {**{id(variable): variable for variable in keras_model.persistent_variables(model)}, **others}
+    every = {**{id(variable): variable for variable in keras_variables.persistent_variables(model)}, **others}
     every_named = named(VARIABLE, list(every.values()), [weight.path for weight in model.weights])
     common = {name: variable for name, variable in every_named.items() if id(variable) not in state_of}
     cut = {name: variable for name, variable in common.items() if sharded.sharding_of(variable) is not None}

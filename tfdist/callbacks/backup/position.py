@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras.epochs import Fit
 from tfdist.compat.tensorflow import data as tf_data
-from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.data.reading.dataset import Reading
 
 _logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Input:
         epochs = epoch - self._fit.initial_epoch
         if not epochs and not step:
             return
-        if tf_strategies.global_seed() is None:
+        if random_states.global_seed() is None:
             _logger.warning(
                 "The input is replayed up to epoch %d, step %d, and no seed is set: a shuffle without a seed gives "
                 "another order than before, so examples may be repeated or left out in this epoch. Call "

@@ -10,7 +10,9 @@ they were quantized to. `_compute_attention`, `_query_dense`, `_key_dense`,
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType
 from typing import Any
 
 import keras
@@ -43,6 +45,60 @@ def override_next(generator: keras.random.SeedGenerator, draw: Callable[..., Any
 def own_next(generator: keras.random.SeedGenerator, ordered: bool) -> Any:
     """Draw a seed as Keras does."""
     return type(generator).next(generator, ordered=ordered)
+
+
+def creating_variable() -> bool:
+    """Return whether a layer is making the variable that is being created."""
+    return isinstance(keras_variables.creator(), keras.Layer)
+
+
+def may_add_losses(layer: keras.layers.Layer) -> bool:
+    """Return whether a layer may add a loss that is another function of a batch than those of Keras' own layers.
+
+    Of these all penalties of activations are means over examples, if the regularizer is Keras' own.
+    """
+    regularizer = getattr(layer, "activity_regularizer", None)
+    own = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+    if regularizer is not None and type(regularizer) not in own:
+        return True
+    return "add_loss" in _names_in(layer.__class__)
+
+
+@functools.cache
+def _names_in(kind: Any) -> frozenset[str]:
+    """Return the names that methods of a class use, those of its bases and of functions that they name included."""
+    found: set[str] = set()
+    known: set[Any] = set()
+    pending = [value for base in kind.__mro__ if not _is_keras(base) for value in vars(base).values()]
+    while pending:
+        function = inspect.unwrap(pending.pop())
+        code = getattr(function, "__code__", None)
+        if code is None or code in known or _is_keras(function):
+            continue
+        known.add(code)
+        names = _names_of(code)
+        found.update(names)
+        given = getattr(function, "__globals__", {})
+        pending.extend(given[name] for name in names if inspect.isfunction(given.get(name)))
+    return frozenset(found)
+
+
+def _names_of(code: CodeType) -> set[str]:
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return set(code.co_names).union(*map(_names_of, inner))
+
+
+def _is_keras(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).startswith(("keras.src.", "tensorflow."))
+
+
+def override_add_loss(layer: keras.layers.Layer, adapted: Callable[[keras.layers.Layer, Any], Any]) -> None:
+    """Let one layer add ``adapted(layer, loss)`` in the place of each loss, once."""
+
+    def add_loss(loss: Any) -> None:
+        type(layer).add_loss(layer, [adapted(layer, one) for one in keras.tree.flatten(loss)])
+
+    vars(layer).setdefault("add_loss", add_loss)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ Private names, read in Keras 3.15.1 (`keras/src/metrics/reduction_metrics.py`): 
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -15,8 +15,21 @@ from keras.metrics import Mean, MeanMetricWrapper, Sum
 from keras.src.backend import get_keras_mask
 from keras.src.losses.loss import apply_mask
 
-# takes a number of a replica's examples; returns it, or what stands for it, and its weight, None outside of a step
-Weigh = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor | None]]
+
+class Weigh(Protocol):
+    """A rule for a lone number that a metric is given."""
+
+    def __call__(
+        self, metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Return a number of a replica's examples, or what stands for it, and its weight; None outside of a step.
+
+        Args:
+            metric: that is given it.
+            value: the number.
+            compute: makes the number of what is given, where it is known.
+            given: what it was made of.
+        """
 
 
 def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:
@@ -50,6 +63,32 @@ def override_result(metric: keras.Metric, result: Callable[[keras.Metric], Any])
     vars(metric).setdefault("result", functools.partial(result, metric))
 
 
+def is_of_users(metric: keras.Metric) -> bool:
+    """Return whether a metric counts by code of the user's: its `update_state`, or a function of whose values it is."""
+    if counts_by_itself(metric):
+        return True
+    function = getattr(metric, "_fn", None)
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function is not None and not str(getattr(function, "__module__", "")).startswith("keras.src.")
+
+
+def counts_by_itself(metric: keras.Metric) -> bool:
+    """Return whether a metric's `update_state` is none of Keras' own."""
+    return not type(metric).update_state.__module__.startswith("keras.src.")
+
+
+def override_update(metric: keras.Metric, update: Callable[..., None]) -> None:
+    """Let one metric object of a class of the user's count by ``update(metric, *values)``, once."""
+    if counts_by_itself(metric):
+        vars(metric).setdefault("update_state", functools.partial(update, metric))
+
+
+def own_update(metric: keras.Metric, *values: Any, **named: Any) -> None:
+    """Count as a metric's class does."""
+    type(metric).update_state(metric, *values, **named)
+
+
 def override_function(metric: MeanMetricWrapper, function: Callable[[Any, Any, Any], Any]) -> None:
     """Let one metric object take the mean of ``function(its own function, y_true, y_pred)``, once."""
     if not isinstance(metric._fn, functools.partial):
@@ -64,20 +103,21 @@ def own_result(metric: keras.Metric) -> Any:
 def _update_mean(metric: Mean, weigh: Weigh, values: Any, sample_weight: Any = None) -> None:
     values = tf.convert_to_tensor(values)
     if values.shape.rank == 0 and sample_weight is None:
-        values, sample_weight = weigh(values)
+        values, sample_weight = weigh(metric, values)
     Mean.update_state(metric, values, sample_weight=sample_weight)
 
 
 def _update_wrapper(metric: Any, weigh: Weigh, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
     mask = get_keras_mask(y_pred)
-    values = metric._fn(y_true, y_pred, **metric._fn_kwargs)
+    compute = functools.partial(metric._fn, **metric._fn_kwargs)
+    values = compute(y_true, y_pred)
     sample_weight = apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
-    _update_mean(metric, weigh, values, sample_weight)
+    _update_mean(metric, functools.partial(weigh, compute=compute, given=(y_true, y_pred)), values, sample_weight)
 
 
 def _update_sum(metric: Sum, weigh: Weigh, values: Any, sample_weight: Any = None) -> None:
     values = tf.convert_to_tensor(values)
     if values.shape.rank == 0 and sample_weight is None:
-        values, weight = weigh(values)
+        values, weight = weigh(metric, values)
         values *= tf.cast(1 if weight is None else weight, values.dtype)
     Sum.update_state(metric, values, sample_weight=sample_weight)

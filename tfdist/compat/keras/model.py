@@ -10,8 +10,8 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, 
 - `_maybe_symbolic_build` takes a batch from the input to build the model, and loses it where the input is a generator;
   `_symbolic_build` needs shapes and dtypes only.
 - `TensorFlowTrainer`: what trains. A `keras.Model` is one, and so is a layer that is mixed with it, as in Keras' tests.
-- `_compile_loss`, `_compile_metrics`, `_loss_tracker`, `_flatten_layers`, `_seed_generators`,
-  `_non_trainable_variables`, `_distribute_strategy`, `_get_metrics_result_or_logs`: state without a public accessor.
+- `_compile_loss`, `_compile_metrics`, `_loss_tracker`, `_flatten_layers`, `_distribute_strategy`,
+  `_get_metrics_result_or_logs`: state without a public accessor.
 """
 
 import random
@@ -348,35 +348,6 @@ def is_built(model: keras.Model) -> bool:
 def layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
     """Return a model or a layer, and every layer in it, at any depth."""
     return list(model._flatten_layers())
-
-
-def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
-    """Return every seed generator that the model's layers draw from."""
-    found: list[keras.random.SeedGenerator] = []
-    for layer in layers(model):
-        found.extend(layer._seed_generators)
-    return found
-
-
-def states(model: keras.Model) -> list[keras.Variable]:
-    """Return the float variables that layers may update by themselves in a training step, as moving statistics are.
-
-    Weights that are merely not trained are left out: what a layer declared trainable stays so in this account even when
-    the layer is frozen. So are variables that declare an aggregation, which TensorFlow takes at every assignment.
-    """
-    found: list[keras.Variable] = []
-    for layer in layers(model):
-        own = layer._non_trainable_variables
-        found.extend(v for v in own if tf.as_dtype(v.dtype).is_floating and v.aggregation == "none")
-    return found
-
-
-def persistent_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return what training goes on from: weights, the states of seed generators, and the optimizers' variables."""
-    seeds = [generator.state for generator in seed_generators(model)]
-    slots = [variable for optimizer in optimizers(model) for variable in optimizer.variables]
-    unique = {id(variable): variable for variable in [*model.weights, *seeds, *slots]}
-    return list(unique.values())
 
 
 def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:

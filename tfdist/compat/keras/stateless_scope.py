@@ -7,7 +7,7 @@ kept in a list of this thread, and `initialize_all_variables` (`variables.py`, b
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -99,8 +99,8 @@ class CapturedUpdates(keras.StatelessScope):
             raise AssignsWeights
         if not self._updating and not any(variable is known for known in self.assigned):
             self.assigned.append(variable)
-        if stand_in is None:
-            super().add_update(update)
+        if stand_in is None:  # no gradient goes through a variable to what was assigned to it
+            super().add_update((variable, tf.stop_gradient(value)))
             return
         if not self._updating and stand_in.dtype.is_floating:
             self.added[id(variable)] = value - stand_in + self.added.get(id(variable), 0)
@@ -126,3 +126,27 @@ def table_on_servers(layer: keras.layers.Embedding) -> Any:
     if table is None or scope is None or scope.get_current_value(vars(layer)["_embeddings"]) is table:
         return table
     return None
+
+
+class FollowedUpdates(CapturedUpdates):
+    """A scope that tells of each assignment of some variables, and takes the value that it is answered.
+
+    Args:
+        values: pairs of a Keras variable and its value in the scope.
+        followed: identities of the variables whose assignments are told.
+        follow: takes such a variable, its value before and its new one; returns what is kept.
+    """
+
+    def __init__(
+        self, values: list[tuple[Any, Any]], followed: Container[int], follow: Callable[[Any, Any, Any], Any]
+    ) -> None:
+        super().__init__(values)
+        self._followed = followed
+        self._follow = follow
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Keep an assignment."""
+        variable, value = update
+        if id(variable) in self._followed:
+            value = self._follow(variable, self.present_value(variable), value)
+        super().add_update((variable, value))

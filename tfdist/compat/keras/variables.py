@@ -3,18 +3,23 @@
 Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`, `name_scope.py`): `Variable._value`;
 `Variable._initialize_with_initializer`, whose frame alone knows the shape and the initializer of a variable that is
 being made; `current_path`: TensorFlow's variables know their own names alone; `global_state`'s stack of name scopes:
-which object is creating a variable; `in_symbolic_scope`: whether shapes alone are inferred.
+which object is creating a variable; `in_symbolic_scope`: whether shapes alone are inferred;
+`Layer._non_trainable_variables` and `_seed_generators` (`layers/layer.py`), of one layer without those inside it.
 """
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.backend.common import KerasVariable, global_state
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+from tfdist.compat.keras import model as keras_model
 
 _FRAMES_TO_SEARCH = 40
 
@@ -27,6 +32,17 @@ def value_of(variable: Any) -> Any:
 def replace_value(variable: Any, value: tf.Variable) -> None:
     """Let a Keras variable stand for another TensorFlow variable of the same shape and dtype."""
     variable._value = value
+
+
+def is_of_keras(thing: Any) -> bool:
+    """Return whether an object is of one of Keras' own classes."""
+    return type(thing).__module__.startswith("keras.src.")
+
+
+def override_assign(variable: Any, assigned: Callable[[Any, Any], Any]) -> None:
+    """Let each assignment to one Keras variable give it ``assigned(variable, value)``, once."""
+    own = vars(variable)
+    own.setdefault("assign", lambda value: type(variable).assign(variable, assigned(variable, value)))
 
 
 def is_replaced(variable: Any) -> bool:
@@ -70,3 +86,37 @@ def being_made() -> tuple[Any, Any] | None:
 def infers_shapes() -> bool:
     """Return whether what is computed is looked at for its shape alone, and never run."""
     return bool(in_symbolic_scope())
+
+
+def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
+    """Return every seed generator that the model's layers draw from."""
+    found: list[keras.random.SeedGenerator] = []
+    for layer in keras_model.layers(model):
+        found.extend(layer._seed_generators)
+    return found
+
+
+def states(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables that layers may change by themselves in a training step, as moving statistics are.
+
+    Weights that are merely not trained are left out: what a layer declared trainable stays so in this account even when
+    the layer is frozen. The states of seed generators are none of these.
+    """
+    found: dict[int, keras.Variable] = {}
+    for layer in keras_model.layers(model):
+        found.update((id(variable), variable) for variable in layer._non_trainable_variables)
+    return list(found.values())
+
+
+def states_of_users(model: keras.Model) -> set[int]:
+    """Return the identities of those states that belong to a model or layers that are none of Keras' own."""
+    own = [layer for layer in keras_model.layers(model) if not is_of_keras(layer)]
+    return {id(variable) for layer in own for variable in layer._non_trainable_variables}
+
+
+def persistent_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return what training goes on from: weights, the states of seed generators, and the optimizers' variables."""
+    seeds = [generator.state for generator in seed_generators(model)]
+    slots = [variable for optimizer in keras_model.optimizers(model) for variable in optimizer.variables]
+    unique = {id(variable): variable for variable in [*model.weights, *seeds, *slots]}
+    return list(unique.values())

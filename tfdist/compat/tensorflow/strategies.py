@@ -34,6 +34,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context
 
+from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow import data, new_variables, numeric_variables, sparse_sums
@@ -220,11 +221,10 @@ class ReduceInReplicas:
         return bool(tf.executing_eagerly()) and not _optimizer_outside_replicas()
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        # Keras counts iterations in a variable "of the first replica only", whose assignment is a merge call. Every
-        # replica assigns the same value to its copy, so plain copies hold the same numbers and may be assigned in a
-        # condition.
-        if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA and (
-            kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and keras_optimizer.creating_variable()
+        # Every replica assigns its own copy, also in a condition. Of the iterations that Keras counts "on the first
+        # replica only" all are equal; states of layers are put together in a step, not whole at each assignment.
+        if kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and (
+            keras_layers.creating_variable() or keras_optimizer.creating_variable()
         ):
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         self._container_strategy().on_variable()  # type: ignore[attr-defined]
@@ -435,11 +435,6 @@ def replicas_here() -> int:
 def bucket_bytes_here() -> int:
     """Return how many bytes the strategy in scope reduces together; 0 where it does not say."""
     return int(getattr(tf.distribute.get_strategy().extended, "bucket_bytes", 0))
-
-
-def global_seed() -> int | None:
-    """Return the seed set by `tf.random.set_seed`, or None."""
-    return context.global_seed()
 
 
 def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:

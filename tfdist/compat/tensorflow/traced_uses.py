@@ -34,6 +34,11 @@ def assignments(variables: list[Any]) -> tuple[Any, int] | None:
     return tf.compat.v1.get_default_graph(), sum(_assignments_of(variables))
 
 
+def handle_of(variable: tf.Variable) -> tf.Tensor | None:
+    """Return the handle of a variable's copy on this replica in the function being traced; None before it is used."""
+    return _captured(tf.compat.v1.get_default_graph()).get(id(_here(variable).handle))
+
+
 def uses(variables: list[Any]) -> int:
     """Return how often the function being traced has used this replica's copies of Keras variables so far."""
     return sum(len(ops) for _, ops in _uses_of(variables))

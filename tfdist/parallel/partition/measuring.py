@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.errors import UnsupportedError
 from tfdist.measurement import machine
 from tfdist.parallel.partition import dividing
@@ -180,7 +181,7 @@ class _Ends(keras.callbacks.Callback):
 
 def _variables(model: keras.Model) -> list[Any]:
     metrics = [variable for metric in keras_model.metrics(model) for variable in metric.variables]
-    return [*keras_model.persistent_variables(model), *metrics]
+    return [*keras_variables.persistent_variables(model), *metrics]
 
 
 def _rows(values: Any, size: int) -> Any:

@@ -10,6 +10,7 @@ from tfdist.compat.keras import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.counts import Sums
 from tfdist.parallel.pipeline.division import Division
+from tfdist.training.judging import Verdict
 from tfdist.training.replica import step
 
 
@@ -51,8 +52,8 @@ class MicroStep(step.Step):
         """Return whether values have a row for each example: in a pipeline sizes are known."""
         return bool(values.shape.rank) and values.shape[0] == max(1, tf.get_static_value(self.rows))
 
-    def is_sum(self, kind: str, value: Any, *, name: str = "") -> bool:
-        """Return whether a value that the user's code has reduced is a sum over examples.
+    def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
+        """Return what a value is that the user's code has reduced.
 
         Raises:
             UnsupportedError: it is a loss, and nobody has said.
@@ -63,7 +64,7 @@ class MicroStep(step.Step):
                 "examples, and no stage of a pipeline can try it. Set strategy.loss_reduction = 'mean' or 'sum', or "
                 "return a value for each example."
             )
-        return kind == "loss" and self._loss_reduction == "sum"
+        return "sum" if kind == "loss" and self._loss_reduction == "sum" else "mean"
 
     @property
     def is_whole(self) -> bool:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
@@ -117,7 +118,7 @@ class Run:
         self._received: dict[Work, dict[Edge, tf.Tensor]] = {}
         self._traced: dict[tuple[int, int, bool], TracedPass] = {}
         self._weights = self._trainable()
-        self._seeds = {id(one.state) for one in [*keras_model.seed_generators(model), unseeded]}
+        self._seeds = {id(one.state) for one in [*keras_variables.seed_generators(model), unseeded]}
         self.found = Found()
 
     def train(self, order: Sequence[Work]) -> Found:

@@ -13,6 +13,7 @@ from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import graphs
 from tfdist.compat.keras import metrics as keras_metrics
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
@@ -317,7 +318,7 @@ class StageStep:
         )
 
     def _generators(self) -> list[Any]:
-        found = {id(one): one for one in [*keras_model.seed_generators(self._model), self._unseeded]}
+        found = {id(one): one for one in [*keras_variables.seed_generators(self._model), self._unseeded]}
         return list(found.values())
 
     def _with_regularizers(self, found: Found, current: step.Step, *, with_gradients: bool = True) -> Any:

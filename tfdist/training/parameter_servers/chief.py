@@ -25,7 +25,7 @@ from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training import callbacks
 from tfdist.training import model as models
-from tfdist.training.checks import distributions, probe
+from tfdist.training.checks import advice, distributions, probe
 from tfdist.training.epoch import Batch
 from tfdist.training.layout import Layout, flat
 from tfdist.training.multi_worker import saving
@@ -157,7 +157,16 @@ class _Steps:
         self._user_step = user_step
         self._unseeded = keras_model.global_seed_generator()
         replicas = chief.parts if chief.together else 1
-        self._tried = probe.Probe(model, chief.strategy, Workers(), user_step, self._unseeded, replicas=replicas)
+        self._tried = probe.Probe(
+            model,
+            chief.strategy,
+            Workers(),
+            user_step,
+            self._unseeded,
+            replicas=replicas,
+            training=training,
+            gathers=False,  # a worker meets no other: it computes the whole batch
+        )
         if training:
             models.require_scope(model, chief.strategy)
             for optimizer in keras_model.optimizers(model):
@@ -321,9 +330,9 @@ class _Steps:
         if self._tried.is_due:
             lookups.adapt(self._model)
             self._tried.look(batch.layout.slices(batch.tensors))
-            if self._tried.neither:
-                logging.getLogger("tfdist").warning(_WHOLE, self._model.name, probe.WHY)
-        parts = 1 if self._tried.neither else self._chief.parts
+            if self._tried.needs_whole_batch:
+                logging.getLogger("tfdist").warning(_WHOLE, self._model.name, advice.WHY)
+        parts = 1 if self._tried.needs_whole_batch else self._chief.parts
         while True:
             plan = self._plans.setdefault(key, Plan(parts))
             try:
@@ -360,7 +369,7 @@ class _Steps:
                 plan=plan,
                 alone=self._chief.together,
                 unseeded=self._unseeded,
-                sums=self._tried.sums,
+                rules=self._tried.rules,
                 is_stamped=self.training and not any("GPU" in device for device in self._chief.devices),
             )
             update = Update(

@@ -139,6 +139,9 @@ class ToChief:
     def begin(self, current: step.Step, *, asks: bool) -> None:
         """Mark what the step asks metrics for."""
         self._current = current
+        numbered = enumerate(keras_variables.states(self._model))
+        rules = current.rules.states
+        self._rules = {id(variable): rules[number].verdict for number, variable in numbered if number in rules}
         current.result_of = self._asked.result if asks else None
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
@@ -222,6 +225,9 @@ class ToChief:
         value = tf.cast(tf.convert_to_tensor(self._scope.present_value(variable)), own.dtype)
         old = self._given.get(id(variable))
         old = tf.convert_to_tensor(own) if old is None else old
+        if self._rules.get(id(variable)) == "sum":
+            change = value - old
+            return "average", tf.where(self._current.rows > 0, change, tf.zeros_like(change))
         if value.dtype.is_floating:
             # Averages over parts, as layers' moving statistics are; what the chief holds is equal on all parts.
             return "average", replica_sums.weighted(value - old, self._current.share)

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.training.layout import Layout
@@ -35,7 +34,7 @@ class Held:
 def held_by_chief(model: keras.Model, unseeded: Any) -> list[Held]:
     """Return the variables of a model that the chief holds, Keras' state for random numbers among them."""
     counting = {id(v): v for metric in model.metrics for v in metric.variables}
-    others = [*keras_model.persistent_variables(model), unseeded.state]
+    others = [*keras_variables.persistent_variables(model), unseeded.state]
     known = {id(v): v for v in [*counting.values(), *others] if keras_variables.value_of(v).device == tf_servers.CHIEF}
     return [Held(v, i in counting and v.aggregation == "sum") for i, v in known.items()]
 

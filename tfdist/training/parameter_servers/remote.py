@@ -7,7 +7,7 @@ all of its step is applied, once, or nothing.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from tfdist.errors import UnsupportedError
 from tfdist.monitor.phases import Passes
 from tfdist.monitor.recording.passes import passes_of
 from tfdist.training import stamping
+from tfdist.training.judging import Rules
 from tfdist.training.layout import Layout
 from tfdist.training.parameter_servers import handover, lookups, transport
 from tfdist.training.parameter_servers.part_function import (
@@ -65,7 +66,7 @@ class Computation:
         plan: how a batch is computed.
         alone: whether no other gradient is applied between the beginning of a step and its end.
         unseeded: Keras' generator for random numbers without a seed.
-        sums: what of the step is a sum over examples, see `Step.is_sum`.
+        rules: how what parts make is put together.
         is_stamped: whether workers tell how long they took, if somebody records: a GPU's would be launched, not done.
     Raises:
         OtherPlanError: it cannot be computed like that; of an eager model, when it is called.
@@ -82,7 +83,7 @@ class Computation:
         plan: Plan,
         alone: bool,
         unseeded: Any,
-        sums: Collection[tuple[str, int]] = (),
+        rules: Rules,
         is_stamped: bool = False,
     ) -> None:
         self._model = model
@@ -92,7 +93,7 @@ class Computation:
         self._stamped = stamping.passes_told if is_stamped else _unstamped
         self._plan = plan
         self._alone = alone
-        self._sums = sums
+        self._rules = rules
         self._held = held_by_chief(model, unseeded)
         self._stand_ins: list[Any] = []  # the traced function knows them by weak references
         #: what the function hands over, see `handover.ToChief`
@@ -141,7 +142,7 @@ class Computation:
             stand_in = [variable for variable, _ in values]
         scope = stateless_scope.CapturedUpdates(values, trained)
         scope.stand_in_for(stand_in, step_variables.create)
-        shares = {"rows": part.rows, "global_rows": part.global_rows, "index": part.index, "sums": self._sums}
+        shares = {"rows": part.rows, "global_rows": part.global_rows, "index": part.index, "rules": self._rules}
         try:
             with scope, self._stamped(data) as (begun, passes):
                 sink = handover.ToChief(self._model, scope, self._plan, values, alone=self._alone, passes=passes)

@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.compat.tensorflow import traced_uses
-from tfdist.training.reduction import replica_sums
 from tfdist.training.replica import across, step
 
 # An odd constant near 2^32 / golden ratio: multiples of it by small replica numbers lie far apart in every bit range.
@@ -19,7 +18,7 @@ _SEED_STRIDE = 0x9E3779B1
 
 def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
     """Let replicas draw different random numbers, reproducibly, and synchronised statistics count examples."""
-    for generator in [*keras_model.seed_generators(model), unseeded]:
+    for generator in [*keras_variables.seed_generators(model), unseeded]:
         keras_layers.override_next(generator, functools.partial(_next, generator))
     for layer in keras_model.layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
@@ -73,13 +72,3 @@ def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: An
     centre = tf.stop_gradient(tf.reshape(mean, shape))
     (squares,) = across.summed([total(tf.square(inputs - centre))], what, current)
     return mean, tf.math.divide_no_nan(squares, count)
-
-
-def averaged_states(model: keras.Model, current: step.Step) -> tuple[list[keras.Variable], list[tf.Tensor]]:
-    """Return the layers' own states (moving statistics) and this replica's weighted part of their average.
-
-    All replicas started the step with equal states and moved them by statistics of their own examples. Moving
-    averages are linear in those, so the average of the states is the state moved by the average statistics.
-    """
-    variables = traced_uses.assigned(keras_model.states(model))
-    return variables, [replica_sums.weighted(tf.convert_to_tensor(v.value), current.share) for v in variables]

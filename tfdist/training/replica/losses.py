@@ -6,7 +6,8 @@ weights p_r (see `step`), so a replica returns L_r = S_r / (p_r * sum D_r). For 
 to the number of examples, L_r is the replica's own mean, and nothing needs to be asked of the other replicas.
 
 A function of the user's own that returns one number has reduced already. Whether that is a mean or a sum over examples
-is found out by trying (`probe`); what is neither is taken for a mean.
+is found out by trying (`probe`). A loss that is neither, and one of Keras' own that compares examples, is given the
+whole batch (`whole_batch`).
 """
 
 from typing import Any
@@ -14,36 +15,62 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras import model as keras_model
-from tfdist.training.replica import step
+from tfdist.errors import UnsupportedError
+from tfdist.training.judging import Verdict
+from tfdist.training.replica import step, whole_batch
 
 
 def adapt(model: keras.Model) -> None:
-    """Let the losses given to `compile`, and a `compute_loss` of the user's, reduce over all replicas."""
+    """Let the losses that `compile` was given, that layers add, and of a `compute_loss` reduce over all replicas."""
     container = keras_model.compiled_losses(model)
     if container is not None:
         keras_loss.replace_compiled(container, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
     keras_model.override_compute_loss(model, _computed)
+    for layer in keras_model.layers(model):
+        if keras_layers.may_add_losses(layer):
+            keras_layers.override_add_loss(layer, _added)
+
+
+def _added(layer: keras.layers.Layer, value: Any) -> Any:
+    """Return a loss that a layer adds, so that the mean over replicas is one device's."""
+    current = step.current()
+    value = tf.convert_to_tensor(value)
+    if current is None or not value.dtype.is_floating:
+        return value
+    total = tf.reduce_sum(value)  # as Keras takes what is no number
+    is_sum = current.is_sum("added", total, name=layer.path)
+    if current.noted is not None:  # what is found out besides is how the rest of the step reduces
+        return tf.zeros_like(total)
+    return tf.math.divide_no_nan(total, tf.cast(current.share, total.dtype)) if is_sum else total
 
 
 def _computed(value: Any, y_pred: Any) -> Any:
     current = step.current()
-    return value if current is None else _reduced(tf.convert_to_tensor(value), "compute_loss", y_pred, current)
+    return value if current is None else _reduced(tf.convert_to_tensor(value), "compute_loss", y_pred, current)[0]
 
 
-def _reduced(value: tf.Tensor, name: str, y_pred: Any, current: step.Step) -> tf.Tensor:
-    """Return what code of the user's has reduced to one number, so that replicas add up to one device's.
-
-    Where a step is tried, a mean takes its place: what is found out besides is how the rest of the step reduces.
-    """
+def _reduced(
+    value: tf.Tensor, name: str, y_pred: Any, current: step.Step, *, can_gather: bool = False
+) -> tuple[tf.Tensor, Verdict]:
+    """Return what the user's code has reduced to one number, so that replicas add up to one device's; and its rule."""
     if value.shape.rank != 0 or not value.dtype.is_floating:
-        return value
-    is_sum = current.is_sum("loss", value, name=name)
+        return value, "mean"
+    rule = current.rule_of("loss", value, name=name, can_gather=can_gather)
     if current.noted is not None:
-        outputs = [tf.reduce_sum(tf.cast(leaf, value.dtype)) for leaf in tf.nest.flatten(y_pred) if leaf is not None]
-        return tf.add_n(outputs) / tf.cast(current.rows, value.dtype) if outputs else value
-    return tf.math.divide_no_nan(value, tf.cast(current.share, value.dtype)) if is_sum else value
+        return _stand_in(value, y_pred, current), rule
+    return (tf.math.divide_no_nan(value, tf.cast(current.share, value.dtype)) if rule == "sum" else value), rule
+
+
+def _stand_in(value: tf.Tensor, y_pred: Any, current: step.Step) -> tf.Tensor:
+    """Return a mean over examples in the place of a loss where a step is tried.
+
+    What is found out besides the loss is how the rest of the step reduces.
+    """
+    outputs = [tf.reduce_sum(tf.cast(leaf, value.dtype)) for leaf in tf.nest.flatten(y_pred) if leaf is not None]
+    return tf.add_n(outputs) / tf.cast(current.rows, value.dtype) if outputs else value
 
 
 class GlobalLoss:
@@ -70,15 +97,40 @@ class GlobalLoss:
         current = step.current()
         if current is None:
             return self._loss(y_true, y_pred, sample_weight)
+        given = (y_true, y_pred, sample_weight)
+        if keras_loss.compares_examples(self._loss):
+            return self._of_whole_batch(given, current)
         if not keras_loss.reduces_by_itself(self._loss):
-            value = tf.convert_to_tensor(self._loss(y_true, y_pred, sample_weight))
-            return _reduced(value, self._name, y_pred, current)
-        parts = keras_loss.parts(self._loss, y_true, y_pred, sample_weight)
+            return self._of_number(tf.convert_to_tensor(self._loss(*given)), given, current)
+        parts = keras_loss.parts(self._loss, *given)
         if parts.values.shape.rank == 0:
-            return _reduced(parts.values, self._name, y_pred, current)
+            return self._of_number(parts.values, given, current)
+        if not keras_loss.keeps_examples(self._loss):
+            total, can_gather = tf.reduce_sum(parts.values), whole_batch.can_gather(given)
+            if current.rule_of("values", total, name=self._name, can_gather=can_gather) == "whole":
+                return self._of_whole_batch(given, current)
+            if current.noted is not None:
+                return _stand_in(total, y_pred, current)
         if current.noted is not None:  # what is found out is how the rest of the step reduces
             return tf.reduce_sum(parts.values) / tf.cast(current.rows, parts.values.dtype)
         return _reduce(parts, self._loss, self._name, current)
+
+    def _of_number(self, value: tf.Tensor, given: tuple[Any, Any, Any], current: step.Step) -> tf.Tensor:
+        reduced, rule = _reduced(value, self._name, given[1], current, can_gather=whole_batch.can_gather(given))
+        return self._of_whole_batch(given, current) if rule == "whole" else reduced
+
+    def _of_whole_batch(self, given: tuple[Any, Any, Any], current: step.Step) -> tf.Tensor:
+        """Return the loss of the whole batch, for each replica; see `whole_batch`."""
+        if current.noted is not None:
+            return _stand_in(tf.zeros([]), given[1], current)
+        if not whole_batch.can_gather(given):
+            raise UnsupportedError(
+                f"the loss {self._name!r} compares the examples of a batch, and is given what cannot be gathered from "
+                "the other replicas: ragged or sparse tensors, text, or values inside a condition. Give it dense "
+                "tensors, or let it look at each example by itself."
+            )
+        whole = whole_batch.gathered(given, current, what=f"the loss {self._name!r}")
+        return whole_batch.of_each_replica(tf.convert_to_tensor(self._loss(*whole)), current)
 
 
 def _reduce(parts: keras_loss.Parts, loss: Any, name: str, current: step.Step) -> tf.Tensor:

@@ -1,6 +1,7 @@
 """Metrics in a tfdist scope: batch logs and epoch logs over the examples of all replicas."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.errors import ConfigError
 from tfdist.training.reduction import replica_sums
-from tfdist.training.replica import layers, results, step
+from tfdist.training.replica import results, states, step, whole_batch
 
 
 def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -33,14 +34,18 @@ def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 def adapt(model: keras.Model) -> None:
     """Let a lone number given to a mean or a sum stand for a whole batch, and weigh as the replica's share of it.
 
-    A metric of a class of the user's own counts as it does: it must be fed with values per example, or sums over them.
+    A metric of a class of the user's own counts as it does, of the rows of all replicas where what it keeps is no sum
+    over examples.
     """
     results.adapt(model)
-    for metric in keras_model.metrics(model):
+    for number, metric in enumerate(keras_model.metrics(model)):
         keras_metrics.weigh_lone_numbers(metric, _weighed)
+        keras_metrics.override_update(metric, functools.partial(_updated, number))
 
 
-def _weighed(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+def _weighed(
+    metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
+) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Return a number of this replica's examples, and its weight in the mean over all; None outside of a step.
 
     A sum over examples is made as many times larger as this replica has a smaller share of them.
@@ -48,9 +53,23 @@ def _weighed(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
     current = step.current()
     if current is None:
         return value, None
-    if current.is_sum("number", value):
+    can_gather = compute is not None and whole_batch.can_gather(given)
+    rule = current.rule_of("number", value, name=metric.name, can_gather=can_gather)
+    if rule == "whole" and compute is not None:
+        value = tf.convert_to_tensor(compute(*whole_batch.gathered(given, current, what=f"the metric {metric.name!r}")))
+    if rule == "sum":
         value = tf.math.divide_no_nan(value, tf.cast(current.share, value.dtype))
     return value, current.share
+
+
+def _updated(number: int, metric: keras.Metric, *values: Any, **named: Any) -> None:
+    """Count as a metric of the user's does, see `Totals` for where its state is."""
+    current = step.current()
+    if current is not None and current.noted is not None:
+        current.noted("metric", number, metric.name, tf.zeros([]), whole_batch.can_gather((values, named)))
+    if current is not None and current.rules.values.get(("metric", number)) == "whole":
+        values, named = whole_batch.gathered((values, named), current, what=f"the metric {metric.name!r}")
+    keras_metrics.own_update(metric, *values, **named)
 
 
 def snapshot(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -58,7 +77,15 @@ def snapshot(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
     return [(v, tf.identity(v.value)) for metric in model.metrics for v in metric.variables]
 
 
-def synchronise(model: keras.Model, logs: Any, totals: results.Totals, current: step.Step, *, training: bool) -> Any:
+def synchronise(
+    model: keras.Model,
+    logs: Any,
+    totals: results.Totals,
+    current: step.Step,
+    *,
+    before: Mapping[int, tf.Tensor],
+    training: bool,
+) -> Any:
     """Return the logs of a step over all replicas, and make the layers' states equal: one reduction for both.
 
     Args:
@@ -66,6 +93,7 @@ def synchronise(model: keras.Model, logs: Any, totals: results.Totals, current: 
         logs: what `train_step` or `test_step` returned on this replica.
         totals: what its metrics have counted.
         current: the step, which has just ended.
+        before: the layers' states from before the step, see `states.before`.
         training: whether layers may have moved their states.
     Returns:
         The model's metrics over all examples so far, where ``logs`` holds exactly these; else ``logs`` with every float
@@ -73,15 +101,16 @@ def synchronise(model: keras.Model, logs: Any, totals: results.Totals, current: 
     """
     variables = totals.variables
     touched = {m.name for m in model.metrics if not m.variables or traced_uses.assigned(m.variables)}
-    states, parts = layers.averaged_states(model, current) if training else ([], [])
+    moved = states.Moved(model, current, before) if training else None
+    parts = [] if moved is None else moved.parts
     own, structure = scalars(logs)
     known = totals.known()
     totals.restore()
     sent = ([] if known is not None else totals.parts()) + parts
     sent += [replica_sums.weighted(value, current.weight_of("log", value)) for value in own]
     sums = (known or []) + (current.all_reduce(sent) if sent else [])
-    for variable, value in zip(states, sums[len(variables) :], strict=False):
-        variable.assign(value)
+    if moved is not None:
+        moved.assign(sums[len(variables) : len(variables) + len(parts)])
     gather_in_one_place(variables, sums)
     means = sums[len(variables) + len(parts) :]
     found = _metric_logs(model, logs, touched, totals, sums)
@@ -126,6 +155,18 @@ def are_metrics(model: keras.Model, logs: Any, results: dict[str, Any], touched:
     """
     untouched = {metric.name for metric in model.metrics} - touched
     return isinstance(logs, dict) and set(results) == set(logs) and not untouched & set(logs)
+
+
+def named_scalars(logs: Any) -> list[tuple[str, tf.Tensor]]:
+    """Return the float scalars in the logs with their names in it, in the order of `scalars`."""
+    pairs = [(name, tf.convert_to_tensor(value)) for name, value in _with_names(logs) if value is not None]
+    return [(name, value) for name, value in pairs if value.shape.rank == 0 and value.dtype.is_floating]
+
+
+def _with_names(logs: Any, name: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(logs, dict):
+        return [(name, leaf) for leaf in tf.nest.flatten(logs)]
+    return [pair for key in sorted(logs) for pair in _with_names(logs[key], f"{name}/{key}" if name else str(key))]
 
 
 def scalars(logs: Any, *, keep_others: bool = True) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:

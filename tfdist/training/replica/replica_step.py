@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat.keras import model as keras_model
-from tfdist.training.replica import across, compiled, layers, losses, metrics, optimizers, results, step
+from tfdist.training.replica import across, compiled, layers, losses, metrics, optimizers, results, states, step
 
 
 class ReplicaStep:
@@ -70,8 +70,9 @@ class OwnVariables:
         self._training = training
 
     def begin(self, current: step.Step, *, asks: bool) -> None:
-        """Note what the metrics have counted before."""
+        """Note what the metrics have counted before, and the states from which a sum of changes begins."""
         self._current = current
+        self._states = states.before(self._model, current) if self._training else {}
         self._totals = results.Totals(self._model, metrics.snapshot(self._model), current)
         current.result_of = self._totals.result if asks else None
 
@@ -81,7 +82,9 @@ class OwnVariables:
 
     def end(self, logs: Any) -> Any:
         """Return the logs over all replicas."""
-        return metrics.synchronise(self._model, logs, self._totals, self._current, training=self._training)
+        return metrics.synchronise(
+            self._model, logs, self._totals, self._current, before=self._states, training=self._training
+        )
 
 
 def predict(model: keras.Model, unseeded: Any, data: Any, current: step.Step) -> Any:
@@ -108,3 +111,4 @@ def adapt(model: keras.Model, unseeded: Any) -> None:
     layers.adapt(model, unseeded)
     metrics.adapt(model)
     losses.adapt(model)
+    states.adapt(model)

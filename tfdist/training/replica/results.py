@@ -46,6 +46,14 @@ class Totals:
         self._current = current
         self._sums: list[tf.Tensor] = []
         self._moment: Any = None
+        numbered = enumerate(keras_model.metrics(model))
+        # the first replica has what one device has, as every replica has counted all examples
+        self._of_whole = {
+            id(variable)
+            for number, metric in numbered
+            if current.rules.values.get(("metric", number)) == "whole"
+            for variable in metric.variables
+        }
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -90,6 +98,8 @@ class Totals:
 
     def _part(self, variable: keras.Variable) -> tf.Tensor:
         value = tf.convert_to_tensor(variable.value)
+        if id(variable) in self._of_whole:
+            return value if tf_strategies.replica_index() == 0 else tf.zeros_like(value)
         if id(variable) in self._before:  # a replica without examples has counted a copy of one
             value = tf.where(self._current.rows > 0, value, self._before[id(variable)])
         if variable.aggregation == "sum":

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -10,12 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
+from tfdist.training.judging import Rules, Verdict
 from tfdist.training.reduction import replica_sums
 
 _current = threading.local()
 
-#: what `Step.is_sum` is asked of
-KINDS = ("gradient", "loss", "number", "log")
+#: what `Step.rule_of` is asked of, and what a step leaves in states
+KINDS = ("gradient", "loss", "values", "added", "number", "log", "state", "metric")
+
+_NO_RULES = Rules()
 
 
 class Sink(Protocol):
@@ -75,7 +78,7 @@ class Step:
         global_rows: examples of all replicas in this step, int32 scalar; None to ask the other replicas.
         weighs_loss: whether the loss is weighted by `share` where the optimizer scales it; else its gradients are.
         index: which of the replicas this is, int32 scalar; None where the strategy's replica context tells.
-        sums: what of the step is a sum over examples and no mean: kinds and numbers, see `is_sum`.
+        rules: how values and states of the step are put together, see `rule_of`.
         all_reduce: returns the sums over replicas of a list of tensors that each of them holds.
         group: gathers rows of replicas, and adds up gradients of these.
         sink: takes what the step makes; None: what an optimizer is given changes this replica's own variables.
@@ -88,7 +91,7 @@ class Step:
         global_rows: tf.Tensor | None,
         weighs_loss: bool = False,
         index: tf.Tensor | None = None,
-        sums: Collection[tuple[str, int]] = (),
+        rules: Rules = _NO_RULES,
         all_reduce: Callable[[list[Any]], list[Any]] = replica_sums.sum_over_replicas,
         group: "Group | None" = None,
         sink: "Sink | None" = None,
@@ -115,33 +118,41 @@ class Step:
         self.weighted: set[int] = set()
         #: takes a metric that the step asks for its result, and returns it; None leaves that to the metric
         self.result_of: Callable[[Any], Any] | None = None
-        #: takes kind, number, name and value of what `is_sum` is asked of; where the step is only tried
-        self.noted: Callable[[str, int, str, Any], None] | None = None
+        #: takes kind, number, name, value and `can_gather` of what `rule_of` is asked of; where the step is only tried
+        self.noted: Callable[[str, int, str, Any, bool], None] | None = None
+        #: rows of all replicas that were gathered, with what they were gathered of, by its identity
+        self.gathered: dict[int, tuple[Any, Any]] = {}
         #: whether what is traced now becomes one program of XLA, see `compiled`
         self.is_one_program = False
         #: metrics whose results in the logs are of this replica alone, and have to become those of all
         self.replaced_results: list[str] = []
         #: how often each generator of random numbers was drawn from, by its identity
         self.draws: Counter[int] = Counter()
-        self._sums = sums
+        self.rules = rules
         self._asked: Counter[str] = Counter()
 
-    def is_sum(self, kind: str, value: Any, *, name: str = "") -> bool:
-        """Return whether a value of this replica's examples is their sum; else it is taken for a mean over them.
+    def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
+        """Return how the values that replicas have of their examples are put together to that of all examples.
 
         Values of a kind are told apart by their order, which is the same whenever the step is traced.
 
         Args:
             kind: "gradient" (what an optimizer is to apply), "loss" (one number of a loss function, or of a
-                `compute_loss` of the user's), "number" (given to a metric) or "log".
+                `compute_loss` of the user's), "values" (the sum of what a loss function of the user's returns),
+                "added" (a loss that a layer adds), "number" (given to a metric) or "log".
             value: the value.
             name: whose it is, for messages.
+            can_gather: whether the value can be computed of the rows of all replicas, see `whole_batch`.
         """
         number = self._asked[kind]
         self._asked[kind] += 1
         if self.noted is not None:
-            self.noted(kind, number, name, value)
-        return (kind, number) in self._sums
+            self.noted(kind, number, name, value, can_gather)
+        return self.rules.values.get((kind, number), "mean")
+
+    def is_sum(self, kind: str, value: Any, *, name: str = "") -> bool:
+        """Return whether a value of this replica's examples is their sum, see `rule_of`."""
+        return self.rule_of(kind, value, name=name) == "sum"
 
     def has_row_of_each(self, values: tf.Tensor) -> bool:
         """Return whether values are known to have a row for each example, before the step runs."""
@@ -166,7 +177,8 @@ class Step:
 
     def weight_of_loss(self) -> tf.Tensor:
         """Return the weight of the loss of which the step's first gradient will be taken."""
-        return tf.cast(self.present, self.share.dtype) if ("gradient", 0) in self._sums else self.share
+        is_sum = self.rules.values.get(("gradient", 0)) == "sum"
+        return tf.cast(self.present, self.share.dtype) if is_sum else self.share
 
     def __enter__(self) -> "Step":
         _current.step = self

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.callbacks.backup.names import variables_of
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.first_batch import batches_of_fit
 from tfdist.compat.tensorflow import data as tf_data
 from tfdist.errors import TfdistError
@@ -83,7 +84,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 def _named(model: keras.Model) -> dict[str, keras.Variable]:
-    seeds = [generator.state for generator in keras_model.seed_generators(model)]
+    seeds = [generator.state for generator in keras_variables.seed_generators(model)]
     slots = [variable for optimizer in keras_model.optimizers(model) for variable in optimizer.variables]
     return model_values.kinds(variables_of(model), weights=model.trainable_variables, slots=slots, seeds=seeds)
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.callbacks.backup import names
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.strategies import registry
 from tfdist.training.strategy import KerasTraining
 from tfdist.verify.proof import model_values
@@ -204,7 +205,7 @@ class _Found:
         """Return the variables by kind and path."""
         models = [model for model in self.models if model.built]
         weights = {id(one): one for model in models for one in model.trainable_variables}
-        seeds = {id(one.state) for model in models for one in keras_model.seed_generators(model)}
+        seeds = {id(one.state) for model in models for one in keras_variables.seed_generators(model)}
         states = {id(one): one for model in models for one in model.non_trainable_variables}
         slots = {id(one): one for optimizer in self.optimizers for one in optimizer.variables}
         counted = {id(one): one for metric in self._metrics for one in metric.variables}

@@ -1,0 +1,75 @@
+"""States, losses and metrics that depend on a whole batch: those of one device, or said by name."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.forks import OPTIMIZED, Forks
+from tests.integration.light import python_path
+from tfdist.cluster import ports
+from tfdist.testing.pool import WorkerPool, worker_environments
+
+DEADLINE_SECONDS = 800
+CASES = Path(__file__).parent / "cases"
+RIGHT = (
+    "states",
+    "a codebook",
+    "losses of layers",
+    "dice of Keras",
+    "tversky of Keras",
+    "a loss with a mask",
+    "a loss that compares",
+    "metrics",
+)
+
+
+@pytest.fixture(scope="module")
+def pool(forking: Forks) -> Iterator[WorkerPool]:
+    """Three replicas, of which the last batch leaves two without examples."""
+    (environment,) = worker_environments(
+        os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=3
+    )
+    environment |= {"PYTHONPATH": python_path(CASES), OPTIMIZED: "1"}
+    with WorkerPool(lambda: [environment], start=forking.worker) as workers:
+        workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
+        yield workers
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
+    (reply,) = pool.call(f"batch_wide_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
+    return reply.value
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_depends_on_the_whole_batch_is_that_of_one_device(pool: WorkerPool, name: str) -> None:
+    assert call(pool, "differences", name=name) == {"wrong": {}, "said": [], "unequal": []}
+
+
+@pytest.mark.parametrize("name", ["queue/kept", "wrapping/kept", "balances"])
+def test_what_cannot_be_right_is_said_once_by_the_user_s_name(pool: WorkerPool, name: str) -> None:
+    (sentence,) = call(pool, "sentences", name=name)
+    assert name in sentence
+
+
+def test_a_graph_says_how_a_state_depends_on_what_it_was(pool: WorkerPool) -> None:
+    (reply,) = pool.call("dependence_cases:found", {}, timeout_seconds=DEADLINE_SECONDS)
+    assert reply.value == {
+        "counted": ["added", None],
+        "subtracted": ["added", None],
+        "new": ["none", None],
+        "decayed": ["scaled", [0.9]],
+        "moved": ["scaled", [0.75]],
+        "decayed by the batch": ["other", None],
+        "largest": ["selected", None],
+        "smallest, chosen": ["selected", None],
+        "begun anew": ["other", None],
+        "squared": ["other", None],
+        "in a row": ["other", None],
+        "at places": ["replaced", None],
+        "added at places": ["added", None],
+        "kept": ["added", None],
+    }, reply

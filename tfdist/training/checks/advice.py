@@ -1,0 +1,74 @@
+"""Sentences on what replicas make in a step and cannot put together: what it is, and the way that is exact."""
+
+from typing import Any
+
+#: why one worker computes every batch
+WHY = "something in its step is neither a mean over the examples of a batch nor their sum, and needs the whole batch"
+
+_TOLD = {
+    "gradient": "the loss of which {model}.train_step takes the gradients of {name}",
+    "layers": "what a layer of yours makes of a batch, by the gradients of {name},",
+    "loss": "the loss {name!r}",
+    "values": "the loss {name!r}, which compares examples of a batch,",
+    "added": "the loss that the layer {name!r} adds",
+    "number": "the metric {name!r}",
+    "metric": "what the metric {name!r} keeps",
+    "log": "the log {name!r} of {model}.train_step or test_step",
+    "state": "the state {name!r}",
+}
+_OF_LOSSES = (
+    "Return a value per example and let Keras reduce them (a mask as sample_weight; "
+    'reduction="mean_with_sample_weight" divides by its sum), or gather what the loss needs of the whole batch '
+    '(tf.distribute.get_replica_context().all_gather). strategy.loss_reduction = "mean" says that it is meant so.'
+)
+_WAYS = {
+    "gradient": _OF_LOSSES,
+    "loss": _OF_LOSSES,
+    "values": _OF_LOSSES,
+    "added": (
+        "Let the layer add a mean or a sum over examples, or gather what the loss needs of the whole batch "
+        "(tf.distribute.get_replica_context().all_gather)."
+    ),
+    "layers": (
+        "Let layers use what each example has by itself, as keras.layers.LayerNormalization does, statistics of the "
+        "whole batch by keras.layers.BatchNormalization(synchronized=True), or what they gather "
+        "(tf.distribute.get_replica_context().all_gather)."
+    ),
+    "number": "Count in a keras.Metric of your own whose variables are sums over examples, and divide in its result().",
+    "metric": "Keep sums over examples in its variables, and divide in result().",
+    "log": "Log a mean or a sum over examples, or the result of a metric.",
+    "state": (
+        "Keep a sum, a mean or a maximum over examples, or gather what the state is made of "
+        "(tf.distribute.get_replica_context().all_gather)."
+    ),
+}
+_OF_WEIGHTS = ("gradient", "layers")
+_SHOWN = 3
+
+
+def of(kind: str, name: str, model: Any) -> str:
+    """Return what is said of a value or a state that replicas cannot put together.
+
+    Args:
+        kind: see `Step.rule_of`; "layers": of a gradient in Keras' own `train_step`.
+        name: that the user gave it; of a gradient the paths of its weights, parted by commas.
+        model: whose step it is.
+    """
+    paths = name.split(", ")
+    shown = ", ".join(map(repr, paths[:_SHOWN])) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+    told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_WEIGHTS else name)
+    return (
+        f"{told} (model {model.name!r}) is neither a mean over the examples of a batch nor their sum. Each "
+        "replica computes it of its own examples, and these are averaged by their number, which is not what one "
+        f"device computes. {_WAYS[kind]}"
+    )
+
+
+def untried(model: Any, error: Exception) -> str:
+    """Return what is said where a step could not be tried on a few rows."""
+    lines = str(error).strip().splitlines()
+    return (
+        f"how the replicas of {model.name!r} put together what a step makes could not be tried on a few rows of a "
+        f"batch ({type(error).__name__}: {lines[0] if lines else ''}). Losses are taken for means over examples, and "
+        'states for averages. Say what losses are: strategy.loss_reduction = "mean", or "sum".'
+    )
