@@ -26,6 +26,12 @@ def test_ports() -> None:
     assert finding.level is Level.OK
 
 
+def test_who_can_connect_to_tensorflows_servers_is_said() -> None:
+    _, finding = network.judge_ports(Ports(free=(1,), ephemeral=(32768, 60999), addresses=tuple("abcdef")))
+    assert (finding.check, finding.level) == ("ports", Level.NOTE)
+    assert finding.seen.endswith("all interfaces, also those of a job on this machine: a, b, c, d and 2 more")
+
+
 def test_ports_of_this_machine(tmp_path: Path) -> None:
     limits = tmp_path / "range"
     limits.write_text("40000\t41000\n")
@@ -33,6 +39,7 @@ def test_ports_of_this_machine(tmp_path: Path) -> None:
     assert seen.ephemeral == (40000, 41000)
     assert len(set(seen.free)) == len(seen.free) > 1
     assert network.observe_ports(tmp_path / "none").ephemeral is None
+    assert "127.0.0.1" not in seen.addresses
 
 
 @pytest.mark.parametrize(

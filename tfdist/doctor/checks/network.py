@@ -9,7 +9,8 @@ import ipaddress
 import json
 import socket
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from tfdist.errors import TfdistError
 
 _WANTED_PORTS = 8
 _FEW_EPHEMERAL = 2000
+_SHOWN = 4  # addresses
 _RESOLVE = """
 import json, socket, sys
 found = socket.getaddrinfo(sys.argv[1], None, type=socket.SOCK_STREAM)
@@ -37,12 +39,14 @@ class Ports:
         error: why there are none.
         ephemeral: first and last port of the range that outgoing connections are given; None where it is unknown.
         listening: how many sockets listen on this machine.
+        addresses: of this machine, by which others may reach it.
     """
 
     free: tuple[int, ...] = ()
     error: str = ""
     ephemeral: tuple[int, int] | None = None
     listening: int = 0
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +64,18 @@ def observe_ports(range_file: Path = Path("/proc/sys/net/ipv4/ip_local_port_rang
     ephemeral = (first_last[0], first_last[1]) if len(first_last) == 2 else None
     sockets = psutil.net_connections(kind="tcp")
     listening = sum(connection.status == psutil.CONN_LISTEN for connection in sockets)
+    seen = Ports(ephemeral=ephemeral, listening=listening, addresses=_addresses())
     try:
-        return Ports(free=tuple(ports.free_ports(_WANTED_PORTS)), ephemeral=ephemeral, listening=listening)
+        return replace(seen, free=tuple(ports.free_ports(_WANTED_PORTS)))
     except (TfdistError, OSError) as error:
-        return Ports(error=str(error), ephemeral=ephemeral, listening=listening)
+        return replace(seen, error=str(error))
+
+
+def _addresses() -> tuple[str, ...]:
+    found = [one for interface in psutil.net_if_addrs().values() for one in interface]
+    texts = sorted({one.address.partition("%")[0] for one in found if one.family in (socket.AF_INET, socket.AF_INET6)})
+    known = [ipaddress.ip_address(text) for text in texts]
+    return tuple(str(one) for one in known if not (one.is_loopback or one.is_link_local))
 
 
 def judge_ports(seen: Ports) -> list[Finding]:
@@ -73,13 +85,29 @@ def judge_ports(seen: Ports) -> list[Finding]:
         return [problem("ports", seen.error, why, "ss -ltnp   # what listens; ip link set lo up   # if lo is down")]
     text = f"{len(seen.free)} of {len(seen.free)} tried on 127.0.0.1 are free; {seen.listening} sockets listen"
     if seen.ephemeral is None:
-        return [ok("ports", text)]
+        return [ok("ports", text), *_open(seen)]
     first, last = seen.ephemeral
     text += f"; ephemeral range {first}-{last}"
     if last - first + 1 < _FEW_EPHEMERAL:
         why = "connections between workers take their local ports from the ephemeral range, which is small"
-        return [warning("ports", text, why, 'sysctl -w net.ipv4.ip_local_port_range="32768 60999"')]
-    return [ok("ports", text)]
+        return [warning("ports", text, why, 'sysctl -w net.ipv4.ip_local_port_range="32768 60999"'), *_open(seen)]
+    return [ok("ports", text), *_open(seen)]
+
+
+def _open(seen: Ports) -> list[Finding]:
+    """Say who may reach TensorFlow's servers, which no option binds to one address."""
+    if not seen.addresses:
+        return []
+    text = f"TensorFlow's servers listen on all interfaces, also those of a job on this machine: {_few(seen.addresses)}"
+    why = "they ask nobody for a proof: multi-worker, sharded-data-parallel and parameter-server jobs have such servers"
+    return [
+        note("ports", text, why, "docs/run.md#who-can-connect   # let a firewall admit the hosts of your jobs alone")
+    ]
+
+
+def _few(addresses: Sequence[str]) -> str:
+    more = f" and {len(addresses) - _SHOWN} more" if len(addresses) > _SHOWN else ""
+    return ", ".join(addresses[:_SHOWN]) + more
 
 
 def observe_hostname(*, timeout_seconds: float) -> Hostname:
