@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.format.records import HEADER_BYTES, OVERHEAD_BYTES, header, masked_each
-from tfdist.data.reading.mapping import mapped
 from tfdist.errors import ConfigError
+from tfdist.storage.mapping import mapped
 
 _MOST_ZEROS = 1 << 30  # bytes of rows that are longer than any file
 _HEADER = np.dtype([("length", "<i8"), ("crc", "<u4")])

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from tfdist.data.reading import columns, features, memory, undecodable
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.examples import Examples
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher, MappedBytes
+from tfdist.data.reading.per_example import mapped
 
 _PREFETCHED = 2  # batches
 _MOST_AT_ONCE = 16
@@ -176,7 +177,7 @@ class Pipeline:
             found, sound = self._made(ids, seeds, early)
         weight = examples["weight"] * sound
         if share is None and self.tail != "keep":
-            found = {name: _sized(value, self.global_batch_size) for name, value in found.items()}
+            found = tf.nest.map_structure(lambda value: _sized(value, self.global_batch_size), found)
             weight.set_shape([self.global_batch_size])
         data = self._finish(found, weight if self._weighs else None)
         if share is None:
@@ -201,14 +202,14 @@ class Pipeline:
             found, sound = self._decoded(reader, ids, list(early))
         else:
             found, sound = self._cache.through(ids, lambda ids: self._decoded(reader, ids, []))
-        return (found if self._augment is None else mapped(self._augment, found, seeds)), sound
+        return (found if self._augment is None else mapped("augment", self._augment, found, seeds)), sound
 
     def _decoded(
         self, reader: columns.ColumnReader, ids: tf.Tensor, early: list[tf.Tensor]
     ) -> tuple[Features, tf.Tensor]:
         found, sound = reader.late(ids, early)
         found = features.with_shapes(self.examples.schema, found)
-        return (found if self._decode is None else mapped(self._decode, found)), sound
+        return (found if self._decode is None else mapped("decode", self._decode, found)), sound
 
 
 # Our own functions need no AutoGraph, and it would read their source; a user's get it, each as a tf.function.
@@ -229,29 +230,6 @@ def _cut(data: Any, slices: tf.Tensor, count: int) -> tuple[Any, ...]:
     )
 
 
-def mapped(function: Callable[..., Features], found: Features, *more: tf.Tensor) -> Features:
-    """Return the features that a function makes of each example of a batch."""
-    specs = [tf.nest.map_structure(_spec_of_one, given) for given in (found, *more)]
-    graph: Any = tf.function(function)
-    traced = graph.get_concrete_function(*specs)
-    return tf.map_fn(lambda row: graph(*row), (found, *more), fn_output_signature=_signature(traced))
-
-
-def _spec_of_one(value: Any) -> Any:
-    if isinstance(value, tf.RaggedTensor):
-        return tf.TensorSpec([None], value.dtype)
-    return tf.TensorSpec(value.shape[1:], value.dtype)
-
-
-def _signature(traced: Any) -> Any:
-    def spec(out: Any) -> tf.TypeSpec:
-        if out.shape.rank == 1 and out.shape[0] is None:  # a list of any length
-            return tf.RaggedTensorSpec([None], out.dtype)
-        return tf.TensorSpec(out.shape, out.dtype)
-
-    return tf.nest.map_structure(spec, traced.structured_outputs)
-
-
 def _sized(value: Any, rows: int) -> Any:
     if isinstance(value, tf.Tensor):
         value.set_shape([rows, *value.shape[1:]])
@@ -267,27 +245,3 @@ def _after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any
 
 def _parallel_calls() -> int:
     return max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
-
-
-def fit_form(
-    label: str | None, inputs: Sequence[str], weight: str | None
-) -> Callable[[Mapping[str, Any], tf.Tensor | None], Any]:
-    """Return what makes (x, y), (x, y, weight) or x of features.
-
-    Args:
-        label: the feature that is y; None for x alone.
-        inputs: the features that are x, as a dict unless it is one; none: all others.
-        weight: the feature that is the weight, if there is one.
-    """
-
-    def form(found: Mapping[str, Any], padding: tf.Tensor | None) -> Any:
-        names = list(inputs) or [name for name in found if name not in (label, weight)]
-        x = found[names[0]] if len(names) == 1 else {name: found[name] for name in names}
-        if label is None:
-            return x
-        weights = None if weight is None else tf.cast(found[weight], tf.float32)
-        if padding is not None:
-            weights = padding if weights is None else weights * padding
-        return (x, found[label]) if weights is None else (x, found[label], weights)
-
-    return form

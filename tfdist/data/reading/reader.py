@@ -11,6 +11,7 @@ from tfdist.data.reading.dataset import Reading, position_of
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.examples import Examples, open_directory
 from tfdist.data.reading.fetch import Fetcher, source_of
+from tfdist.data.reading.roles import roles
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.storage.blocks import BlockCache
 
@@ -85,7 +86,8 @@ def read(
         A dataset of (x, y, weight); without weight where nothing can have the weight 0 and none is named; x alone where
         there is no label.
     Raises:
-        ConfigError: an argument cannot be used; there is no such directory or feature.
+        ConfigError: an argument cannot be used; there is no such directory or feature; ``decode`` or ``augment`` does
+            not return a dict of dense tensors.
         CorruptDataError: manifest or index cannot be trusted, or a shard is not the one that the manifest describes. A
             corrupt record, and an example that cannot be decoded, show while they are read, in iterations and in `fit`,
             by the same error.
@@ -119,11 +121,12 @@ def read(
     if examples.storage.local is not None:  # of a store when they are read first
         examples.binding.require(range(len(examples.manifest.shards)))
     label = examples.manifest.label if label is None else label
+    last = "augment" if augment is not None else "decode" if decode is not None else ""
+    named = roles(label, inputs, weight, origin=f"{last} returns" if last else "the examples have")
+    if not last:  # else what it returns is looked at
+        named.require(examples.schema)
     tail = tail or ("keep" if label is None else "pad")
     chosen = _order(examples, order, label)
-    names = [inputs] if isinstance(inputs, str) else list(inputs)
-    if decode is None and augment is None:
-        _require_features(examples, {"label": [label], "inputs": names, "weight": [weight]})
     if label is None and (tail == "pad" or on_corrupt == "skip"):
         what = "tail='pad'" if tail == "pad" else "on_corrupt='skip'"
         raise ConfigError(
@@ -149,7 +152,7 @@ def read(
         decode=decode,
         augment=augment,
         cache=None if cache is None else DecodedCache(cache, len(examples)),
-        finish=pipelines.fit_form(label, names, weight),
+        finish=named.element,
         weighs=label is not None and (tail == "pad" or on_corrupt == "skip"),
         native=None if ops is False or cache is not None or examples.storage.local is None else native.records(),
     )
@@ -175,12 +178,3 @@ def _needed(label: str | None) -> str:
     if label is None:
         raise ConfigError("order goes by the label, and the directory names none. Pass label='the feature'.")
     return label
-
-
-def _require_features(examples: Examples, named: Mapping[str, Sequence[str | None]]) -> None:
-    for argument, names in named.items():
-        for name in names:
-            if name is not None and name not in examples.schema:
-                raise ConfigError(
-                    f"{argument} names the feature {name!r}; the examples have {', '.join(map(repr, examples.schema))}."
-                )

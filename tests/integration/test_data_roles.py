@@ -1,0 +1,122 @@
+"""What `decode` and `augment` return, and which features `label`, `inputs` and `weight` name: `read` looks at both."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist import data
+from tfdist.errors import ConfigError, ConfigTypeError
+
+pytestmark = pytest.mark.quick
+
+COUNT = 7
+Features = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("data")
+    x = np.arange(2 * COUNT, dtype="float32").reshape(COUNT, 2)
+    data.write({"x": x, "text": ["a b"] * COUNT, "label": np.arange(COUNT)}, place)
+    return place
+
+
+def read(folder: Path, **options: Any) -> data.Reading:
+    return data.read(folder, **{"global_batch_size": 4, "order": "none", **options})
+
+
+def doubled(example: Features) -> Features:
+    return {"x": 2 * example["x"], "label": example["label"]}
+
+
+RETURNS: dict[str, tuple[Callable[[Features], Any], str]] = {
+    "a tuple": (lambda e: (e["x"], e["label"]), "returned a tuple; it must return a dict"),
+    "a list": (lambda e: [e["x"]], "returned a list; it must return a dict"),
+    "one tensor": (lambda e: e["x"], "returned one tensor; it must return a dict"),
+    "one ragged": (lambda e: tf.RaggedTensor.from_row_lengths(e["x"], [2]), "must return a dict"),
+    "None": (lambda e: None, "returned None; .*`return`"),
+    "nothing": (lambda e: {}, "without features"),
+    "None for one": (lambda e: {**e, "x": None}, "returned None for the feature 'x'"),
+    "ragged": (
+        lambda e: {**e, "x": tf.RaggedTensor.from_row_lengths(e["x"], [1, 1])},
+        r"a RaggedTensor for the feature 'x'.*to_tensor",
+    ),
+    "ragged text": (lambda e: {**e, "x": tf.strings.split([e["text"]])}, "a RaggedTensor for the feature 'x'"),
+    "sparse": (lambda e: {**e, "x": tf.sparse.from_dense(e["x"])}, "a SparseTensor for the feature 'x'.*to_dense"),
+    "sparse, deeper": (lambda e: {**e, "x": {"y": tf.sparse.from_dense(e["x"])}}, "a SparseTensor for the feature 'x'"),
+    "a dataset": (lambda e: {**e, "x": tf.data.Dataset.range(1)}, "Dataset.* for the feature 'x'"),
+    "a name that is none": (lambda e: {1: e["x"]}, "a feature called 1"),
+    "without the label": (lambda e: {"x": e["x"]}, "label names the feature 'label'; .* returns 'x'.*Return it too"),
+}
+
+
+@pytest.mark.parametrize(("function", "said"), RETURNS.values(), ids=RETURNS)
+def test_what_functions_return_is_looked_at_when_they_are_given(
+    folder: Path, function: Callable[[Features], Any], said: str
+) -> None:
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("decode", {"decode": function}),
+        ("decode", {"decode": function, "cache": "memory"}),
+        ("augment", {"augment": lambda example, seed: function(example)}),
+        (
+            "augment",
+            {"decode": lambda example: {**example}, "augment": lambda example, seed: function(example), "tail": "keep"},
+        ),
+    ]
+    for name, options in ways:
+        with pytest.raises(ConfigError, match=said) as raised:
+            read(folder, **options)
+        assert name in str(raised.value)
+
+
+ROLES: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown label": ({"label": "lable"}, "label names the feature 'lable'"),
+    "an unknown input": ({"inputs": ["x", "z"]}, "inputs names the feature 'z'"),
+    "an unknown weight": ({"weight": "w"}, "weight names the feature 'w'"),
+    "several labels": ({"label": ["x", "label"]}, r"label is \['x', 'label'\].*\{'a': "),
+    "several labels in a tuple": ({"label": ("x", "label")}, "label is .*one feature"),
+    "a mapping of labels": ({"label": {"a": "x"}}, "label is .*one feature"),
+    "several weights": ({"weight": ["x"]}, "weight is"),
+    "a number": ({"label": 3}, "label is 3"),
+    "no inputs": ({"inputs": None}, "inputs is None"),
+    "a number among inputs": ({"inputs": ["x", 3]}, "inputs is 3"),
+    "an empty name": ({"inputs": ""}, "inputs is ''"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), ROLES.values(), ids=ROLES)
+def test_names_of_features_are_looked_at_when_they_are_given(folder: Path, options: dict[str, Any], said: str) -> None:
+    augment = {"augment": lambda example, seed: example}
+    for functions in ({}, {"decode": doubled}, augment):
+        with pytest.raises((ConfigError, ConfigTypeError), match=said):
+            read(folder, **options, **functions)
+
+
+def test_a_weight_needs_a_label_and_must_be_a_number(folder: Path, tmp_path: Path) -> None:
+    for functions in ({}, {"decode": lambda example: {**example}}):
+        with pytest.raises(ConfigError, match="weight names the feature 'text', which is no number"):
+            read(folder, weight="text", **functions)
+    data.write({"x": np.zeros((COUNT, 2)), "w": np.ones(COUNT)}, tmp_path)
+    with pytest.raises(ConfigError, match="weight is 'w', and without a label"):
+        read(tmp_path, weight="w")
+
+
+def test_several_labels_are_a_dict_of_one_feature(folder: Path) -> None:
+    """The way out that the error names, in whole batches and in the parts that replicas take."""
+
+    def decode(example: Features) -> Features:
+        return {"x": example["x"], "label": {"a": example["x"][0], "b": example["label"]}}
+
+    reading = read(folder, decode=decode)
+    assert {name: spec.shape for name, spec in reading.element_spec[1].items()} == {"a": (4,), "b": (4,)}
+    batches = [(x.numpy(), y["a"].numpy(), y["b"].numpy(), weight.numpy()) for x, y, weight in reading]
+    assert np.concatenate([b for _, _, b, _ in batches])[:COUNT].tolist() == list(range(COUNT))
+    assert all((x[:, 0] == a).all() for x, a, _, _ in batches)
+    reading = read(folder, decode=decode, tail="keep")
+    reading.begin()
+    found = [int(label) for _, _, parts in reading.share(0, 2, 2) for n, (_, y) in parts for label in y["b"][: int(n)]]
+    assert found == list(range(COUNT))
