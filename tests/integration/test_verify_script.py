@@ -44,7 +44,7 @@ class Odd(keras.layers.Layer):
             self.number.assign_add(tf.cast(replica.replica_id_in_sync_group, "float32"))
         return x
 with strategy.scope():
-    model = keras.Sequential([keras.Input((3,)), Odd(), keras.layers.Dense(1)])
+    model = keras.Sequential([Odd(), keras.layers.Dense(1)])  # which Keras builds in its first step
     model.compile("sgd", "mse")
 data = tf.data.Dataset.from_tensor_slices((x + np.random.default_rng().normal(), y)).batch(batch)
 model.fit(data, verbose=0)

@@ -37,6 +37,19 @@ def test_what_is_rounding_beside_others_of_its_kind_is_held_to_their_size() -> N
     assert names([other], [reference]) == [(1, "slot", "s_momentum")]  # the only slot of its name
 
 
+def test_a_weight_that_the_order_of_examples_changes_as_much_is_rounding() -> None:
+    ours, reference = step(1, weight_a=[[1.0]], weight_b=[[4e-3]]), step(1, weight_a=[[1.0]], weight_b=[[1e-3]])
+    assert names([ours], [reference]) == [(1, "weight", "b")]
+
+    def left(b: float, ours: Step = ours) -> list[str]:
+        turned = [step(1, weight_a=[[1.0]], weight_b=[[b]])]
+        return [one.name for one in compared([[ours]], [reference], Run(), tolerance=1e-4, turned=turned)[0]]
+
+    assert left(2e-3) == []
+    assert left(1.1e-3) == ["b"]  # the order changes a thirtieth of that
+    assert left(9.0, step(1, weight_a=[[1.0]], weight_b=[[2e-2]])) == ["b"]  # large beside the others
+
+
 def test_integers_are_the_same_or_are_not() -> None:
     assert names([step(1, state_n=[10**9 + 1])], [step(1, state_n=[10**9])]) == [(1, "state", "n")]
 

@@ -14,14 +14,20 @@ from numpy.typing import NDArray
 
 from tfdist.verify.proof.state_files import Run, Step
 
-__all__ = ["BATCH", "KINDS", "Difference", "compared", "other_batches"]
+__all__ = ["BATCH", "KINDS", "ROUNDING", "Difference", "compared", "may_round", "other_batches"]
 
 BATCH = "batch"
 #: in the order in which a step makes them: what is first wrong is the cause of the rest
 KINDS = (BATCH, "log", "state", "slot", "weight", "prediction")
+#: kinds whose values may be rounding alone, as where a gradient is zero in exact arithmetic
+ROUNDING = ("weight", "slot")
 # of the largest number among the values of a kind: what is smaller throughout is not held to its own size
 _FLOOR = 1e-3
 _LEAST = 1e-12
+# how many times as far as by another order of the examples a value may be, and how far beside others of its kind
+_ORDERS, _SMALL = 10.0, 1e-2
+
+Values = Mapping[str, Sequence[NDArray[Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,12 @@ class Difference:
 
 
 def compared(
-    workers: Sequence[Sequence[Step]], reference: Sequence[Step], run: Run, *, tolerance: float
+    workers: Sequence[Sequence[Step]],
+    reference: Sequence[Step],
+    run: Run,
+    *,
+    tolerance: float,
+    turned: Sequence[Step] = (),
 ) -> tuple[list[Difference], float]:
     """Return what differs by more than a tolerance, the first cause first, and the largest difference of the rest.
 
@@ -55,7 +66,10 @@ def compared(
         reference: those on one device.
         run: what is said of the run on one device.
         tolerance: up to which values are the same; integers are the same or are not.
+        turned: the steps on one device with the examples of each batch in the reverse order. A weight or slot that
+            differs from it as much is rounding, where it is small beside others of its kind.
     """
+    rounding = {one.number: one.values for one in turned}
     found: dict[tuple[str, str], Difference] = {}
     rest = 0.0
     for one in _batches(run):
@@ -64,7 +78,9 @@ def compared(
         for worker, steps in enumerate(workers):
             ours = next((one for one in steps if one.number == theirs.number), None)
             who = f"worker {worker}" if len(workers) > 1 else ""
-            for one in _differences(ours, theirs, who, tolerance) if ours is not None else ():
+            if ours is None:
+                continue
+            for one in _differences(ours, theirs, rounding.get(theirs.number, {}), who, tolerance):
                 if one.size <= tolerance:
                     rest = max(rest, one.size)
                     continue
@@ -73,6 +89,17 @@ def compared(
                 found[one.kind, one.name] = replace(first, largest=max(known.largest, one.size))
     order = sorted(found.values(), key=lambda one: (one.step, KINDS.index(one.kind), -one.size, one.name))
     return order, rest
+
+
+def may_round(differences: Sequence[Difference]) -> bool:
+    """Return whether differences may be rounding, which another run tells: some are of weights, none of batches.
+
+    Example:
+        >>> may_round([Difference(step=1, kind="weight", name="w", size=0.1, largest=0.1, where="")])
+        True
+    """
+    found = {one.kind for one in differences}
+    return BATCH not in found and not found.isdisjoint(ROUNDING)
 
 
 def other_batches(workers: Sequence[Sequence[Sequence[str]]], reference: Sequence[Sequence[str]]) -> int | None:
@@ -112,7 +139,7 @@ def _batches(run: Run) -> Iterator[Difference]:
             yield Difference(step=number, kind=BATCH, name=name, size=math.inf, largest=math.inf, where=told)
 
 
-def _differences(ours: Step, theirs: Step, who: str, tolerance: float) -> Iterator[Difference]:
+def _differences(ours: Step, theirs: Step, turned: Values, who: str, tolerance: float) -> Iterator[Difference]:
     largest, number = _largest(theirs.values), theirs.number
     for name in {**theirs.values, **ours.values}:
         kind, _, path = name.partition("/")
@@ -124,7 +151,15 @@ def _differences(ours: Step, theirs: Step, who: str, tolerance: float) -> Iterat
             continue
         reference, copies = theirs.values[name][0], ours.values[name]
         for replica, value in enumerate(copies):
-            size, told = _size(value, reference, largest[_group(name)], tolerance)
+            of_kind = largest[_group(name)]
+            size, told = _size(value, reference, of_kind, tolerance)
+            if (
+                size > tolerance
+                and kind in ROUNDING
+                and name in turned
+                and _is_rounding(value, reference, turned[name][0], of_kind)
+            ):
+                continue
             place = [who, f"replica {replica}" if len(copies) > 1 else ""]
             where = ", ".join([*filter(None, place), told])
             yield Difference(step=number, kind=kind, name=path, size=size, largest=size, where=where)
@@ -136,7 +171,7 @@ def _group(name: str) -> str:
     return f"{kind}/{path.rpartition('/')[2]}" if kind == "slot" else name if kind == "log" else kind
 
 
-def _largest(values: Mapping[str, Sequence[NDArray[Any]]]) -> dict[str, float]:
+def _largest(values: Values) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, copies in values.items():
         if copies[0].dtype.kind == "f":
@@ -173,6 +208,14 @@ def _size(value: NDArray[Any], reference: NDArray[Any], of_kind: float, toleranc
     index = "".join(f"[{i}]" for i in place)
     told = f"{index} {_shown(one[place])}, {_shown(other[place])} on one device".strip()
     return size, told
+
+
+def _is_rounding(value: NDArray[Any], reference: NDArray[Any], turned: NDArray[Any], of_kind: float) -> bool:
+    """Return whether a value is no farther from one device than the order of the examples makes it."""
+    if value.dtype.kind != "f" or not value.shape == reference.shape == turned.shape:
+        return False
+    apart, by_order = (float(np.abs(one - reference).max(initial=0.0)) for one in (value, turned))
+    return apart <= min(_ORDERS * by_order, _SMALL * of_kind)
 
 
 def _shown(number: float) -> str:

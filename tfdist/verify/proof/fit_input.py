@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.compat.tensorflow import data as tf_data
 from tfdist.training.data import Input
 
-__all__ = ["Written", "batches", "difference"]
+__all__ = ["Written", "batches", "difference", "reversed_rows"]
 
 
 class Written:
@@ -107,6 +107,21 @@ def _slices(path: Path, spec: Any) -> list[tuple[int, Any]]:
 def _joined(*rows: Any) -> Any:
     """Return the rows of several replicas; of a scalar, which all have, the first."""
     return rows[0] if rows[0] is None or rows[0].shape.rank == 0 else tf_data.joined(*rows)
+
+
+def reversed_rows(batch: Any) -> Any:
+    """Return a batch with its examples in the reverse order."""
+
+    def turned(leaf: Any) -> Any:
+        if leaf is None or leaf.shape.rank == 0:
+            return leaf
+        if isinstance(leaf, tf.SparseTensor):
+            first = leaf.dense_shape[0] - 1 - leaf.indices[:, :1]
+            indices = tf.concat([first, leaf.indices[:, 1:]], axis=1)
+            return tf.sparse.reorder(tf.SparseTensor(indices, leaf.values, leaf.dense_shape))
+        return tf.gather(leaf, tf.range(_rows(leaf) - 1, -1, -1))
+
+    return tf.nest.map_structure(turned, batch, expand_composites=False)
 
 
 def difference(one: Any, other: Any) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from tfdist.compat.tensorflow import data as tf_data
 from tfdist.errors import TfdistError
 from tfdist.training.strategy import KerasTraining
 from tfdist.verify.proof import fit_input, model_values
-from tfdist.verify.proof.state_files import ONE_DEVICE, STRATEGY, Run, StateFiles, Step
+from tfdist.verify.proof.state_files import REVERSED, STRATEGY, Run, StateFiles, Step
 
 __all__ = ["NotComparedError", "on_one_device", "under_strategy"]
 
@@ -128,7 +128,7 @@ def under_strategy(
     files.end(run)
 
 
-def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, folder: str) -> None:
+def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, folder: str, kind: str) -> None:
     """Record the same steps on one device, from the weights and on the batches that were recorded.
 
     Args:
@@ -136,16 +136,23 @@ def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, fo
         arguments: of `fit`, by name.
         fit: Keras' own.
         folder: of both runs.
+        kind: of this run, `ONE_DEVICE` or `REVERSED`.
     """
     recorded = StateFiles.of_all(folder, STRATEGY)[0]
     theirs = recorded.run()
     assert theirs is not None
     initial = recorded.steps()[0].values
-    run, files = Run(replicas=theirs.replicas), StateFiles(folder, ONE_DEVICE, 0)
+    run, files = Run(replicas=theirs.replicas), StateFiles(folder, kind, 0)
     adapter = batches_of_fit(arguments)
     spec = tf_data.without_nones(adapter.get_tf_dataset().element_spec)
     under = fit_input.batches(folder, _parts(folder), spec, sum(theirs.batches))
     epochs = _same_batches(_own(adapter, arguments["steps_per_epoch"], theirs.batches), under, theirs.batches, run)
+
+    if kind == REVERSED:
+        epochs = [[fit_input.reversed_rows(batch) for batch in epoch] for epoch in epochs]
+    if not keras_model.is_built(model):  # Keras does it later where there is no strategy
+        with contextlib.suppress(Exception):  # a model that Keras cannot build so is told below
+            keras_model.symbolic_build(model, spec)
 
     def begin(named: dict[str, Any]) -> None:
         every = [name for name in {**named, **initial} if not name.startswith(model_values.SLOT)]  # Keras makes later
@@ -177,6 +184,7 @@ def _prepared(model: keras.Model, arguments: dict[str, Any], run: Run) -> Iterat
         if quiet:
             names = ", ".join(layer.name for layer in quiet)
             run.leave_out(f"random numbers of {names}: each replica draws its own, so nothing is dropped or added here")
+        run.is_short = keras_model.computes_in_16_bits(model)
         for layer in layers:
             if keras_layers.draws(layer) and layer not in quiet:
                 run.random.append(layer.name)

@@ -121,6 +121,7 @@ class LoopSteps:
                 f"random numbers of {told}: each replica draws its own, so nothing is dropped or added here"
             )
         self._run.random += [one.name for one in layers if keras_layers.draws(one) and one not in quiet]
+        self._run.is_short = self._run.is_short or keras_model.computes_in_16_bits(model)
         of_replicas = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
         self._run.normalising += [one.name for one in of_replicas if not one.synchronized and one.trainable]
 

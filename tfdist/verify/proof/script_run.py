@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdist.launch.process import worker
-from tfdist.verify.proof.state_files import ONE_DEVICE
+from tfdist.verify.proof.state_files import STRATEGY
 
 __all__ = ["NOT_COMPARED", "Request", "main"]
 
@@ -68,13 +68,13 @@ def main(arguments: list[str]) -> None:
 
     def record(model: Any, given: dict[str, Any], fit: Any) -> NoReturn:
         loop.stop()
-        if request.kind == ONE_DEVICE:
-            fit_steps.on_one_device(model, given, fit, folder=request.folder)
-        else:
+        if request.kind == STRATEGY:
             fit_steps.under_strategy(model, given, fit, folder=request.folder, steps=request.steps, worker=number)
+        else:
+            fit_steps.on_one_device(model, given, fit, folder=request.folder, kind=request.kind)
         raise SystemExit(0)
 
-    if request.kind == ONE_DEVICE:
+    if request.kind != STRATEGY:
         one_device.use(request.replicas)
     first_batch.replace_fit(record)
     loop.install()

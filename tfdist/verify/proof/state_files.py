@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ONE_DEVICE", "STRATEGY", "Run", "StateFiles", "Step"]
+__all__ = ["ONE_DEVICE", "REVERSED", "STRATEGY", "Run", "StateFiles", "Step"]
 
 #: the kinds of runs
 STRATEGY, ONE_DEVICE = "strategy", "one-device"
+#: on one device, with the examples of each batch in the reverse order: what changes then is rounding
+REVERSED = "one-device-reversed"
 
 
 @dataclass(kw_only=True)
@@ -40,6 +42,7 @@ class Run:
         is_done: whether all steps were recorded.
         left_out: what was not compared, or done in another way than the script says.
         random: layers of the user's own that draw random numbers.
+        is_short: whether a layer computes in floats of 16 bits.
         normalising: layers whose statistics are those of each replica.
         seen: of each step of a loop, digests of what it was given; empty where nothing was seen.
         others: of each step, what was wrong with its batch on one device: "", "rows" or "examples".
@@ -55,6 +58,7 @@ class Run:
     is_done: bool = False
     left_out: list[str] = field(default_factory=list)
     random: list[str] = field(default_factory=list)
+    is_short: bool = False
     normalising: list[str] = field(default_factory=list)
     seen: list[list[str]] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
