@@ -24,6 +24,7 @@ from tests.private_objects import (
     layer,
     loky_executor,
     loky_tracker,
+    masked,
     model,
     node,
     optimizer,
@@ -76,12 +77,12 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_dataset": lambda: epoch_iterator().data_adapter,
         "_get_metrics_result_or_logs": lambda: keras.Model,
     },
-    "keras/graphs.py": {
+    "keras/symbolic/graphs.py": {
         "_functional": model,
         **each("_nodes_by_depth _outputs_struct _standardize_inputs", lambda: model()._functional),
-        "_keras_history": lambda: model().inputs[0],
-        "_standardize_inputs": lambda: model()._functional,
     },
+    "keras/symbolic/hanging.py": {"_keras_mask": masked},
+    "keras/symbolic/nested.py": {"_inputs_struct": lambda: model()._functional, **each("_graph _has_mask", OURS)},
     "keras/layers.py": {
         **each(" ".join(ATTENTION), attention),
         **each("_moments _reduction_axes", layer),

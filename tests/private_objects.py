@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from tfdist.compat.keras import callbacks as keras_callbacks
+from tfdist.compat.keras.symbolic import hanging
 from tfdist.strategies import MirroredStrategy
 
 X = np.ones((4, 2), np.float32)
@@ -57,6 +58,30 @@ def attention(kind: Any = keras.layers.MultiHeadAttention) -> keras.layers.Layer
     made = kind(*sizes, use_gate=True)
     made.build((None, 2, 2), (None, 2, 2))
     return made
+
+
+@functools.cache
+def masked() -> Any:
+    return keras.layers.Masking()(tf.ones([1, 2, 2]))
+
+
+def hung() -> list[Any]:
+    """What hangs on a tensor of a graph, on its activations, on a softmax, and on a masked one before attention."""
+    noted: list[Any] = []
+
+    def compute(x: tf.Tensor) -> None:
+        noted.append(hanging.attributes_of(x))
+        for kind, activation in hanging.ACTIVATIONS.items():
+            found = hanging.activated(activation(x))
+            noted.append(found is not None and found[0] == kind and found[1] is x)
+        noted.append([*hanging.attributes_of(keras.activations.softmax(x))])
+        given = keras.layers.Masking()(x)
+        noted.append([*hanging.attributes_of(given)])
+        attention()(given, given)
+        noted.append([*hanging.attributes_of(given)])
+
+    tf.function(compute, autograph=False).get_concrete_function(tf.TensorSpec([1, 2, 2]))
+    return noted
 
 
 @functools.cache

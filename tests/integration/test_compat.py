@@ -26,6 +26,7 @@ from tests.private_objects import (
     X,
     Y,
     attention,
+    hung,
     model,
     strategy,
 )
@@ -297,6 +298,10 @@ def test_attentions_have_their_parts(kind: Any) -> None:
     assert not missing, moved("keras/layers.py", f"{', '.join(missing)} of {kind.__name__}")
     dropout, heads = keras_layers.dropout_of_scores(made)
     assert (type(dropout), heads) == (keras.layers.Dropout, -3), moved("keras/layers.py", "the scores of an attention")
+
+
+def test_what_hangs_on_tensors_is_found() -> None:
+    assert hung() == [{}, True, True, ["_keras_logits"], ["_keras_mask"], []], moved("keras/symbolic/hanging.py", "it")
 
 
 def test_a_name_that_has_moved_is_seen() -> None:

@@ -195,7 +195,7 @@ def test_passes_run_in_the_order_of_the_schedule(two: WorkerPool) -> None:
     """
     for ran, wanted, traces in call(two, "order", mesh="data=1,pipeline=2", schedule="1f1b", microbatches=6):
         assert ran == wanted
-        assert traces == 2  # once for the shapes of what it returns
+        assert traces == 3  # once each for the shapes of what it returns, for what crosses cuts, and for all passes
 
 
 def test_a_stage_reduces_and_updates_while_the_one_before_it_drains(four: WorkerPool, tmp_path: Path) -> None:
@@ -279,6 +279,7 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
     ("kind", "says"),
     [
         ("subclassed", "UnsupportedError: the model 'subclassed' (Subclassed) computes by a call of its own"),
+        ("own call", "(OwnCall) computes by a call of its own"),
         ("between blocks", "does not compute these one after the other: where its blocks have "),
         ("own step", "has a train_step of its own"),
         ("eager", "UnsupportedError: run_eagerly is True"),
@@ -292,8 +293,9 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
         ("order", "ConfigError: the schedule 'mine' of 2 stages and 8 micro-batches cannot be run"),
         ("no momentum", "weights are predicted by the momentum of SGD, and the optimizer is SGD without it"),
         ("clipping", "'pipedream' updates weights after each micro-batch, on each stage by itself, and the optimizer"),
-        ("mask", "a loss is masked, and the mask that the layer 'mine' (Block) hands on is not known"),
+        ("mask", "a loss is masked, and its mask, made by the layer 'mine' (Block), depends on the model's weights"),
         ("unlike rows", "inputs of one batch have unlike numbers of rows: 'x/edges' has 5, 'x/nodes' has"),
+        ("sizes", "UnsupportedError: what the layer 'sizes' (Sizes) returns goes from one stage to another"),
         ("own weight", "UnsupportedError: a layer changes its weight"),
         ("engine", "UnsupportedError: collectives is 'tensorflow'"),
         ("mesh", "ConfigError: stages says 3 stages, and the mesh data=1,pipeline=2 has 2"),

@@ -32,6 +32,11 @@ class Subclassed(keras.Model):
         return self.dense(x)
 
 
+class OwnCall(keras.Sequential):
+    def call(self, x: Any, training: Any = None, mask: Any = None) -> Any:
+        return 2 * super().call(x, training=training, mask=mask)
+
+
 class OwnStep(keras.Sequential):
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
@@ -87,18 +92,38 @@ def _without_a_flush(clipnorm: float | None = None, **options: Any) -> Callable[
 
 
 class Block(keras.layers.Layer):
-    """May hand on another mask than it is given, for all that its class says."""
+    """Hands on a mask that depends on what it is given."""
 
-    supports_masking = True
+    def compute_mask(self, x: Any, previous_mask: Any = None) -> Any:
+        return keras.ops.any(x > 0, axis=-1)
 
     def call(self, x: Any) -> Any:
-        return x
+        return 2 * x
 
 
 def _masked_by_values() -> keras.Model:
     ids = keras.Input((6,))
     x = keras.layers.Embedding(12, 2, mask_zero=True)(ids)
     return keras.Model(ids, keras.layers.Dense(2)(Block(name="mine")(x)))
+
+
+class Sizes(keras.layers.Layer):
+    """Returns as many columns as the values say."""
+
+    def call(self, x: Any) -> Any:
+        return tf.boolean_mask(x, x[0] > 0, axis=1)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return (None, None)
+
+
+def _of_values(mesh: str) -> None:
+    with PipelineStrategy(mesh=mesh, stages=["behind"]).scope():
+        behind = keras.layers.Lambda(lambda x: keras.ops.sum(x, axis=1, keepdims=True), name="behind")
+        layers = [keras.layers.Dense(6), Sizes(name="sizes"), behind, keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
 
 
 def _normalized() -> keras.layers.Layer:
@@ -124,6 +149,7 @@ def _unlike_rows(mesh: str) -> None:
 
 _REFUSED: dict[str, Callable[[str], None]] = {
     "subclassed": _fit(Subclassed),
+    "own call": _fit(lambda: OwnCall([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])),
     "between blocks": _fit(lambda: Named(between=2.0)),
     "own step": _fit(lambda: OwnStep([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])),
     "eager": _fit(_small, run_eagerly=True),
@@ -139,6 +165,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "clipping": _without_a_flush(clipnorm=1.0, schedule="pipedream"),
     "unlike rows": _unlike_rows,
     "mask": _fit(_masked_by_values),
+    "sizes": _of_values,
     "own weight": _fit(lambda: keras.Sequential([keras.Input((6,)), _normalized(), keras.layers.Dense(2)])),
     "engine": _pipeline(collectives="tensorflow"),
     "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),

@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from tfdist.compat.keras import graphs
 from tfdist.compat.keras import layers as keras_layers
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.parallel.compute import attention, sequences
 from tfdist.parallel.compute.layers import CALLS
 

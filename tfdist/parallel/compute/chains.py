@@ -1,11 +1,11 @@
 """Graphs of models: activations between a layer by columns and the next one by rows that stay in parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from tfdist.compat.keras import graphs
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.parallel.compute import kept
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.compute.layers import Way, way_of
@@ -21,17 +21,27 @@ _ELEMENTWISE = (
 _ELEMENTWISE_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU, keras.layers.Identity)
 
 
-def found(model: Any, together: Callable[[Any, Any], bool] = lambda one, other: True) -> kept.Kept:
-    """Return what stays in parts in a model of which the layers are built.
+def found(model: Any) -> kept.Kept:
+    """Return what stays in parts in a model of which the layers are built: nothing where its graph is not known."""
+    graph = graphs.graph_of(model)
+    return kept.Kept() if graph is None else among(graphs.calls(graph), graph.outputs)
+
+
+def among(
+    calls: Sequence[graphs.Call],
+    outputs: Sequence[Any],
+    together: Callable[[Any, Any], bool] = lambda one, other: True,
+) -> kept.Kept:
+    """Return what stays in parts between the calls of a model.
 
     From a layer by columns on, through what looks at each element alone, to one by rows along the same axis.
 
     Args:
-        model: whose graph is known, or it has none.
+        calls: of the model.
+        outputs: the tensors that it returns.
         together: whether the result of a layer may go on to another one in parts.
     """
-    graph = graphs.graph_of(model)
-    pairs = [] if graph is None else graphs.successors(graph)
+    pairs = graphs.successors(calls, outputs)
     follows = {id(one): (one, other) for one, other in pairs if together(one, other)}
     giving: list[Any] = []
     taking: list[Any] = []
@@ -50,8 +60,8 @@ def found(model: Any, together: Callable[[Any, Any], bool] = lambda one, other: 
             giving.append(one)
             taking.append(taker)
             between += [(layer, way.along, way.dim) for layer in passed]
-    last = () if graph is None else tuple(graphs.results(graph))
-    return kept.Kept(giving=tuple(giving), taking=tuple(taking), last=last, between=tuple(between))
+    results = tuple(graphs.makers(calls, outputs))
+    return kept.Kept(giving=tuple(giving), taking=tuple(taking), last=results, between=tuple(between))
 
 
 def _looks_at_result(layer: Any) -> bool:

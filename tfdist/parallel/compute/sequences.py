@@ -21,9 +21,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import graphs
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.parallel.compute import attention, chains, kept
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.compute.layers import SEQUENCE, rows_of, way_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tfdist.compat.keras import graphs
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.parallel.compute import chains
 
 

@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras.symbolic import graphs, nested
 from tfdist.errors import UnsupportedError
 from tfdist.measurement import machine
 from tfdist.parallel.partition import dividing
@@ -87,17 +87,18 @@ def profile(
         32
     """
     graph = require_graph(model)
+    flat = nested.flattened(graph)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
     rows = rows_of(batch)
     sizes = sorted({rows, *(validation.integer("a batch size", one, minimum=1) for one in batch_sizes)})
     kept = [(variable, variable.numpy()) for variable in _variables(model)]
     try:
-        at = [_prepared(model, graph, _rows((x, y, weight), size)) for size in sizes]
+        at = [_prepared(model, graph, flat, _rows((x, y, weight), size)) for size in sizes]
         # all in turns, so that what else the machine does meanwhile is in all of them
         timed = [_nothing(), *(function for one in at for function in one.functions)]
         call_seconds, *medians = _medians(timed, seconds, clock)
         found = iter(max(one - call_seconds, 0.0) for one in medians)
-        layers = [_profiled(graph, one, [next(found) for _ in one.functions]) for one in at]
+        layers = [_profiled(flat, one, [next(found) for _ in one.functions]) for one in at]
         fit = None if in_fit is None else functools.partial(in_fit, (x, y, weight))
         wholes, beside = _in_rows([one.whole for one in at], fit, _BLOCK * seconds, clock)
         update, slots = _update(model, call_seconds, clock)
@@ -210,14 +211,14 @@ class _Prepared:
         return [function for one in self.calls for function in (one.forward, one.both)]
 
 
-def _prepared(model: keras.Model, graph: graphs.Functional, data: Any) -> _Prepared:
+def _prepared(model: keras.Model, graph: graphs.Functional, flat: nested.Flat, data: Any) -> _Prepared:
     x, y, weight = data
     size = int(keras.tree.flatten(x)[0].shape[0])
     inputs = zip(graph.inputs, graphs.standardized(graph, x), strict=True)
     values = {id(tensor): value for tensor, value in inputs}
     measured: list[_Measured] = []
     differentiated: set[int] = set()  # values that depend on weights; training takes no gradient of others
-    for call in graphs.calls(graph):
+    for call in flat.calls:
         args, kwargs = call.arguments(values)
         one, results = _measured(call.operation, args, kwargs, differentiated)
         values.update({id(tensor): value for tensor, value in zip(call.makes, results, strict=True)})
@@ -225,7 +226,7 @@ def _prepared(model: keras.Model, graph: graphs.Functional, data: Any) -> _Prepa
         if getattr(call.operation, "trainable_variables", ()) or not differentiated.isdisjoint(taken):
             differentiated.update(map(id, results))
         measured.append(one)
-    outputs = tuple(values[id(output)] for output in graph.outputs)
+    outputs = tuple(values[id(output)] for output in flat.outputs)
     y_pred = model(x, training=False)  # for its structure
     measured.append(_measured(lambda *flat: _loss(model, x, y, flat, y_pred, weight), outputs, {}, differentiated)[0])
     return _Prepared(size=size, calls=measured, whole=_whole(model, x, y, weight))
@@ -276,9 +277,9 @@ def _times(seconds: float, each: float, fewest: int) -> int:
     return min(max(round(seconds / max(each, 1e-9)), fewest), _MOST)
 
 
-def _profiled(graph: graphs.Functional, prepared: _Prepared, seconds: Sequence[float]) -> list[LayerProfile]:
+def _profiled(flat: nested.Flat, prepared: _Prepared, seconds: Sequence[float]) -> list[LayerProfile]:
     """Return the layers at one batch size, each with one time."""
-    calls, size = graphs.calls(graph), prepared.size
+    calls, size = flat.calls, prepared.size
     makers = {id(tensor): place for place, call in enumerate(calls) for tensor in call.makes}
     seen: set[int] = set()
     layers = []
@@ -286,14 +287,14 @@ def _profiled(graph: graphs.Functional, prepared: _Prepared, seconds: Sequence[f
         times: dict[str, Any] = {"forward_seconds": (seconds[2 * place],)}
         times["backward_seconds"] = (max(seconds[2 * place + 1] - seconds[2 * place], 0.0),)
         if place == len(calls):
-            taken = _places(makers, graph.outputs)
+            taken = _places(makers, flat.outputs)
             layers.append(LayerProfile(name=LOSS, may_begin_stage=False, inputs=taken, **times))
             continue
         layer = calls[place].operation
         is_layer = isinstance(layer, keras.layers.Layer)
         layers.append(
             LayerProfile(
-                name=str(layer.name),
+                name=calls[place].name,
                 kind=type(layer).__name__,
                 may_begin_stage=is_layer and id(layer) not in seen,
                 inputs=_places(makers, calls[place].takes),

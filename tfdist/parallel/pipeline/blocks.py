@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import graphs
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import ConfigError, UnsupportedError
 
 #: the method by which a model names its blocks

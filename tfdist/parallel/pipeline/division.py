@@ -1,15 +1,13 @@
 """A model cut into parts: which part makes each call of its graph, what travels between parts, who has which weight."""
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from tfdist import validation
-from tfdist.compat.keras import graphs
 from tfdist.compat.keras.model import layers as layers_in
+from tfdist.compat.keras.symbolic import graphs, nested
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel.pipeline import blocks
 
@@ -18,25 +16,6 @@ _SENT = 40.0
 #: how a model is divided: "auto", the names of the layers that begin the parts 2, 3, ..., or a function that returns
 #: these, given the model and the number of parts
 Stages = Any
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A tensor that one part makes and a later one takes.
-
-    Attributes:
-        tensor: Keras' symbolic tensor, by its identity.
-        source: the part that makes it.
-        target: the part that takes it.
-        number: of the tensor in its graph, for names that are the same on all processes.
-        has_mask: whether a mask of Keras goes with it.
-    """
-
-    tensor: int
-    source: int
-    target: int
-    number: int
-    has_mask: bool
 
 
 class Division:
@@ -52,28 +31,47 @@ class Division:
 
     Attributes:
         graph: Keras' graph of the model.
-        calls: of the graph, in Keras' order.
+        calls: of the graph, and of those of nested models, in Keras' order.
+        outputs: the symbolic tensors that the model returns.
         parts: how many parts there are.
         part_of: the part of each call.
     """
 
     def __init__(self, model: keras.Model, parts: int, stages: Stages = "auto") -> None:
         self.graph = graph_of(model)
-        self.calls = graphs.calls(self.graph)
+        flat = nested.flattened(self.graph)
+        self.calls, self.outputs = flat.calls, flat.outputs
         self.parts = parts
         beginnings = beginnings_of(model, self.calls, parts, stages)
         #: the names of the layers that begin the parts 2, 3, ...
-        self.stages = tuple(self.calls[place].operation.name for place in beginnings if place < len(self.calls))
+        self.stages = tuple(self.calls[place].name for place in beginnings if place < len(self.calls))
         self.part_of = [sum(begin <= place for begin in beginnings) for place in range(len(self.calls))]
 
     def calls_of(self, part: int) -> list[graphs.Call]:
         """Return the calls of a part, in order."""
-        return [call for call, own in zip(self.calls, self.part_of, strict=True) if own == part]
+        return [call for _, call in self.places_of(part)]
+
+    def places_of(self, part: int) -> list[tuple[int, graphs.Call]]:
+        """Return the calls of a part, in order, each with its place among all."""
+        return [(place, call) for place, call in enumerate(self.calls) if self.part_of[place] == part]
+
+    def taken_by(self, part: int) -> list[Any]:
+        """Return the symbolic tensors that a part takes from others; the last one takes what the model returns, too."""
+        calls = self.calls_of(part)
+        made = {id(tensor) for call in calls for tensor in call.makes}
+        taken = [tensor for call in calls for tensor in call.takes]
+        taken += self.outputs if part == self.parts - 1 else []
+        return [tensor for tensor in taken if id(tensor) not in made]
 
     def layers_of(self, part: int) -> list[keras.layers.Layer]:
         """Return the layers that a part calls, each once."""
         found = {id(call.operation): call.operation for call in self.calls_of(part)}
         return [one for one in found.values() if isinstance(one, keras.layers.Layer)]
+
+    def variables_of(self, part: int) -> list[keras.Variable]:
+        """Return the variables of the layers that a part calls, each once."""
+        found = {id(one): one for layer in self.layers_of(part) for one in layer.variables}
+        return list(found.values())
 
     def whole_batch_layer(self) -> str | None:
         """Return the name of a layer that trains with statistics of the whole batch, or None where none does.
@@ -86,33 +84,6 @@ class Division:
                 return str(layer.name)
         return None
 
-    @functools.cached_property
-    def edges(self) -> list[Edge]:
-        """What travels from part to part, in the order in which it is made; results go to the last part."""
-        made: dict[int, tuple[int, int, bool]] = {}
-        taken: dict[int, set[int]] = {}
-        for call, part in zip(self.calls, self.part_of, strict=True):
-            for tensor in call.takes:
-                taken.setdefault(id(tensor), set()).add(part)
-            for tensor in call.makes:
-                made[id(tensor)] = (len(made), part, graphs.mask_of(tensor) is not None)
-        for tensor in self.graph.outputs:
-            taken.setdefault(id(tensor), set()).add(self.parts - 1)
-        return [
-            Edge(tensor, part, target, number, has_mask)
-            for tensor, (number, part, has_mask) in made.items()
-            for target in sorted(taken.get(tensor, ()))
-            if target != part
-        ]
-
-    def into(self, part: int) -> list[Edge]:
-        """Return what a part takes from others."""
-        return [edge for edge in self.edges if edge.target == part]
-
-    def out_of(self, part: int) -> list[Edge]:
-        """Return what a part makes for others."""
-        return [edge for edge in self.edges if edge.source == part]
-
     def holders(self, stages: int) -> dict[int, tuple[int, ...]]:
         """Return the stages that compute with each variable of the model, by its identity.
 
@@ -123,9 +94,8 @@ class Division:
         """
         found: dict[int, set[int]] = {}
         for part in range(self.parts):
-            for layer in self.layers_of(part):
-                for variable in layer.variables:
-                    found.setdefault(id(variable), set()).add(part % stages)
+            for variable in self.variables_of(part):
+                found.setdefault(id(variable), set()).add(part % stages)
         return {key: tuple(sorted(held)) for key, held in found.items()}
 
 
@@ -137,7 +107,7 @@ def graph_of(model: keras.Model) -> graphs.Functional:
         UnsupportedError: it has none that is known.
     """
     graph = graphs.graph_of(model)
-    is_own = graph is not None and type(model).call is not graphs.Functional.call and graph is model
+    is_own = graph is not None and type(model).call not in (graphs.Functional.call, keras.Sequential.call)
     if blocks.has_named(model) and (graph is None or is_own):
         return blocks.graph_of(model)
     if graph is None or is_own:
@@ -162,7 +132,7 @@ def beginnings_of(model: keras.Model, calls: Sequence[graphs.Call], parts: int, 
         stages = stages(model, parts)
     if isinstance(stages, str) and stages == "auto":
         return balanced([cost_of(call) for call in calls], parts, [_SENT * sent for sent in crossing(calls)])
-    names = [call.operation.name for call in calls]
+    names = [call.name for call in calls]
     if isinstance(stages, str) or not all(isinstance(name, str) for name in stages):
         raise ConfigError(
             f"stages is {validation.shown(stages)}; it must be a number, 'auto', or names of layers that begin the "
@@ -176,18 +146,33 @@ def beginnings_of(model: keras.Model, calls: Sequence[graphs.Call], parts: int, 
         )
     places = []
     for name in given:
-        if name not in names:
+        found = _places(name, names)
+        if not found:
             raise ConfigError(
                 f"stages names {name!r}, which the model {model.name!r} does not call."
                 f"{validation.nearest(name, names)} Its layers are {', '.join(names)}."
             )
-        places.append(names.index(name))
+        if len({names[place] for place in found}) > 1 and not names[found[0]].startswith(f"{name}/"):
+            raise ConfigError(
+                f"stages names {name!r}, and the model {model.name!r} has several layers of that name. Give the whole "
+                f"path of one: {', '.join(dict.fromkeys(names[place] for place in found))}."
+            )
+        places.append(found[0])
     if places != sorted(set(places)) or 0 in places:
         raise ConfigError(
             f"stages names {', '.join(given)}, which the model calls as numbers {', '.join(map(str, places))} of "
             f"{len(names)}; they must come in the order of the model, behind its first layer."
         )
     return places
+
+
+def _places(name: str, names: Sequence[str]) -> list[int]:
+    """Return the places of a layer, of the layers of a nested model, or of those whose paths end with a name."""
+    for matches in (name.__eq__, lambda one: one.startswith(f"{name}/"), lambda one: one.endswith(f"/{name}")):
+        found = [place for place, one in enumerate(names) if matches(one)]
+        if found:
+            return found
+    return []
 
 
 def cost_of(call: graphs.Call) -> float:

@@ -3,13 +3,10 @@
 Between parts of one process nothing travels.
 """
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfdist.collectives.base import Collective
-from tfdist.compat.keras import graphs
-from tfdist.parallel.pipeline.division import Edge
+from tfdist.parallel.pipeline.flow import Edge
 
 
 class Links:
@@ -31,27 +28,12 @@ class Links:
         self._kept: dict[str, tf.Tensor] = {}
 
     def send_activation(self, tensor: tf.Tensor, edge: Edge, microbatch: int) -> None:
-        """Send what one part has made to the part that takes it, with its mask."""
-        key = self._key("activation", edge, microbatch)
-        self._send(tensor, key, edge.target)
-        if edge.has_mask:
-            self._send(tf.cast(graphs.mask_of(tensor), tf.bool), f"{key} mask", edge.target)
+        """Send what one part has made to the part that takes it."""
+        self._send(tensor, self._key("activation", edge, microbatch), edge.target)
 
-    def take_activation(self, edge: Edge, microbatch: int, spec: tf.TensorSpec, mask_rank: int) -> tf.Tensor:
-        """Return what another part has made.
-
-        Args:
-            edge: which tensor.
-            microbatch: of which micro-batch.
-            spec: of the tensor.
-            mask_rank: number of axes of its mask, the first ones of the tensor's.
-        """
-        key = self._key("activation", edge, microbatch)
-        tensor = self._take(spec, key, edge.source)
-        if edge.has_mask:
-            mask = self._take(tf.TensorSpec(spec.shape[:mask_rank], tf.bool), f"{key} mask", edge.source)
-            tensor = graphs.with_mask(tf.identity(tensor), mask)
-        return tensor
+    def take_activation(self, edge: Edge, microbatch: int, spec: tf.TensorSpec) -> tf.Tensor:
+        """Return what another part has made."""
+        return self._take(spec, self._key("activation", edge, microbatch), edge.source)
 
     def send_gradient(self, gradient: tf.Tensor, edge: Edge, microbatch: int) -> None:
         """Send the gradient of what a part has taken back to the part that made it."""
@@ -87,8 +69,3 @@ class Links:
         if stage == self._collective.rank:
             return self._kept.pop(key)
         return tf.ensure_shape(self._collective.receive(spec, key=key, source=stage), spec.shape)
-
-
-def float_edges(edges: list[Edge], specs: dict[int, Any]) -> list[Edge]:
-    """Return those whose tensors have gradients."""
-    return [edge for edge in edges if tf.as_dtype(specs[edge.tensor].dtype).is_floating]

@@ -6,10 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import graphs
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.counts import Sums
 from tfdist.parallel.pipeline.division import Division
+from tfdist.parallel.pipeline.flow import Flow
 from tfdist.training.judging import Verdict
 from tfdist.training.replica import step
 
@@ -86,11 +87,11 @@ class MicroBatch:
         index: that number.
         global_rows: examples of all replicas.
         counts: whether its rows are examples; a replica without examples computes with a copy of one.
-        specs: of another micro-batch with as many rows; None where there is none yet.
+        flow_of: returns what flows through the model, given what its graph takes.
 
     Attributes:
         inputs: what the model's graph takes, flat.
-        specs: shape and dtype of each tensor of the graph, by its identity.
+        flow: what flows through the model.
         share: its part of the examples of all replicas.
     """
 
@@ -106,7 +107,7 @@ class MicroBatch:
         index: int,
         global_rows: int,
         counts: bool,
-        specs: dict[int, keras.KerasTensor] | None,
+        flow_of: Callable[[list[Any]], Flow],
     ) -> None:
         self.number = number
         self.rows = end - begin
@@ -116,49 +117,17 @@ class MicroBatch:
         self._begin_step = begin_step
         x, self.y, self.sample_weight = keras.utils.unpack_x_y_sample_weight(step.slice_rows(data, begin, end))
         self.inputs = graphs.standardized(division.graph, x)
-        self.specs = _specs(division, self.inputs) if specs is None else specs
+        self._require_dense(division)
+        self.flow = flow_of(self.inputs)
 
     def step(self, index: tf.Tensor) -> MicroStep:
         """Return the step of this micro-batch, or of one with as many rows and another index."""
         return self._begin_step(self.counted, index)
 
-    def spec(self, tensor: int) -> tf.TensorSpec:
-        """Return shape and dtype of a tensor of the graph.
-
-        Raises:
-            UnsupportedError: they are not known before it is computed.
-        """
-        found = self.specs[tensor]
-        if any(size is None for size in found.shape):
-            raise UnsupportedError(
-                f"{found.name!r}, which goes from one stage to another, has the shape {found.shape}; its sizes must "
-                "be known before it is computed. Cut the model elsewhere (stages=), or give its layers fixed sizes."
-            )
-        return tf.TensorSpec(found.shape, found.dtype)
-
-
-def _specs(division: Division, inputs: list[Any]) -> dict[int, keras.KerasTensor]:
-    """Return shapes and dtypes of all tensors of a graph, given what it takes."""
-    values: dict[int, Any] = {}
-    for tensor, given in zip(division.graph.inputs, inputs, strict=True):
-        if given is not None and not isinstance(given, tf.Tensor):
-            raise UnsupportedError(
-                f"the input {tensor.name!r} is a {type(given).__name__}; a pipeline cuts batches of dense tensors. "
-                "Convert it with tf.sparse.to_dense or .to_tensor()."
-            )
-        dtype = None if given is None else keras.backend.standardize_dtype(given.dtype)
-        values[id(tensor)] = None if given is None else keras.KerasTensor(given.shape, dtype)
-    rows = next(one.shape[0] for one in values.values() if one is not None)
-    with keras.StatelessScope():
-        for call in division.calls:
-            for tensor, made in zip(call.makes, _made(call, values, rows), strict=True):
-                values[id(tensor)] = made
-    return values
-
-
-def _made(call: graphs.Call, values: dict[int, Any], rows: int) -> list[Any]:
-    """Return shapes and dtypes of what a call makes: as Keras infers them, or as it did when the model was built."""
-    try:
-        return call.infer(values)
-    except Exception:  # noqa: BLE001 - a layer that computes with text, say, is run to be inferred
-        return [keras.KerasTensor((rows, *one.shape[1:]), one.dtype, name=one.name) for one in call.makes]
+    def _require_dense(self, division: Division) -> None:
+        for tensor, given in zip(division.graph.inputs, self.inputs, strict=True):
+            if given is not None and not isinstance(given, tf.Tensor):
+                raise UnsupportedError(
+                    f"the input {tensor.name!r} is a {type(given).__name__}; a pipeline cuts batches of dense tensors. "
+                    "Convert it with tf.sparse.to_dense or .to_tensor()."
+                )

@@ -12,8 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import graphs
-
 
 @dataclass(frozen=True)
 class Given:
@@ -24,7 +22,6 @@ class Given:
         y: targets.
         sample_weight: weights of examples.
         taken: what other parts have made, in the order of their edges.
-        masks: of these, or None for each.
         index: number of the micro-batch among those of all replicas, int32 scalar.
         weights: values to compute with in the place of the part's weights; empty: what the variables hold.
     """
@@ -33,14 +30,13 @@ class Given:
     y: Any
     sample_weight: Any
     taken: list[tf.Tensor]
-    masks: list[tf.Tensor | None]
     index: tf.Tensor
     weights: list[tf.Tensor] = field(default_factory=list)
 
     @property
     def structure(self) -> tuple[Any, ...]:
         """All of it."""
-        return self.inputs, self.y, self.sample_weight, self.taken, self.masks, self.index, self.weights
+        return self.inputs, self.y, self.sample_weight, self.taken, self.index, self.weights
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Made:
 
     Attributes:
         sent: what the part makes for others, each tensor once, in the order of its edges.
-        outputs: of the last part, what the model returns, flat.
+        outputs: of the last part, that of which the results of the model are made, see `Flow.outputs`.
         loss: of the last part, the loss that was given to `compile`.
         added: the sum over examples of what layers add to the loss.
         target: of what a gradient is taken: both, scaled and weighed.
@@ -92,10 +88,10 @@ class TracedPass:
     def __call__(self, given: Given) -> Made:
         """Return what one micro-batch comes to."""
         values = self._function(*_flat(given.structure))
-        sent, masks, outputs, output_masks, loss, added, target, states = _packed(self._results, values)
+        sent, outputs, loss, added, target, states = _packed(self._results, values)
         return Made(
-            sent=_masked(sent, masks),
-            outputs=_masked(outputs, output_masks),
+            sent=sent,
+            outputs=outputs,
             loss=loss,
             added=added,
             target=target,
@@ -106,20 +102,12 @@ class TracedPass:
 
 
 def _tensors(made: Made) -> tuple[Any, ...]:
-    """Return the tensors of a pass; masks go beside what they belong to, since a call returns no attributes."""
+    """Return the tensors of a pass."""
     # a gradient is taken of what is sent, and of the target, alone
     outputs, loss, added, states = tf.nest.map_structure(
         lambda one: None if one is None else tf.stop_gradient(one), (made.outputs, made.loss, made.added, made.states)
     )
-    masks = [graphs.mask_of(one) for one in made.sent], [graphs.mask_of(one) for one in made.outputs]
-    return made.sent, masks[0], outputs, masks[1], loss, added, made.target, states
-
-
-def _masked(tensors: list[tf.Tensor], masks: list[Any]) -> list[tf.Tensor]:
-    return [
-        one if mask is None else graphs.with_mask(tf.identity(one), mask)
-        for one, mask in zip(tensors, masks, strict=True)
-    ]
+    return made.sent, outputs, loss, added, made.target, states
 
 
 def _flat(structure: Any) -> list[tf.Tensor]:

@@ -18,16 +18,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.compute import chains, kept
-from tfdist.parallel.pipeline.division import Division, Edge
+from tfdist.parallel.pipeline.division import Division
+from tfdist.parallel.pipeline.flow import Edge
 from tfdist.parallel.pipeline.gradients import Accumulated
-from tfdist.parallel.pipeline.links import Links, float_edges
+from tfdist.parallel.pipeline.links import Links
 from tfdist.parallel.pipeline.microbatch import MicroBatch
 from tfdist.parallel.pipeline.passes import Given, Made, TracedPass
 from tfdist.parallel.pipeline.updates import Updates
@@ -153,25 +154,12 @@ class Run:
         return work.chunk * self._stages + self._stage
 
     def _receive(self, work: Work) -> None:
-        part, microbatch = self._part(work), self._microbatches[work.microbatch]
+        part, flow = self._part(work), self._microbatches[work.microbatch].flow
         if work.kind == "forward":
-            self._received[work] = {
-                edge: self._links.take_activation(
-                    edge, work.microbatch, microbatch.spec(edge.tensor), self._mask_rank(edge)
-                )
-                for edge in self._division.into(part)
-            }
+            edges, take = flow.into(part), self._links.take_activation
         else:
-            edges = float_edges(self._division.out_of(part), microbatch.specs)
-            self._received[work] = {
-                edge: self._links.take_gradient(edge, work.microbatch, microbatch.spec(edge.tensor)) for edge in edges
-            }
-
-    def _mask_rank(self, edge: Edge) -> int:
-        if not edge.has_mask:
-            return 0
-        made = next(one for call in self._division.calls for one in call.makes if id(one) == edge.tensor)
-        return len(graphs.mask_of(made).shape)
+            edges, take = [edge for edge in flow.out_of(part) if flow.has_gradient(edge)], self._links.take_gradient
+        self._received[work] = {edge: take(edge, work.microbatch, flow.values[edge.number].spec) for edge in edges}
 
     def _given(self, work: Work) -> Given:
         microbatch, received = self._microbatches[work.microbatch], self._received.pop(work)
@@ -181,7 +169,6 @@ class Run:
             y=microbatch.y,
             sample_weight=microbatch.sample_weight,
             taken=list(received.values()),
-            masks=[graphs.mask_of(one) for one in received.values()],
             index=tf.constant(microbatch.index),
             weights=weights,
         )
@@ -198,14 +185,11 @@ class Run:
         return self._send(work, self._computed(work, given, with_tape=False, with_loss=False).made)
 
     def _send(self, work: Work, made: Made) -> list[Any]:
-        sent = self._sent(self._part(work))
-        for edge in self._division.out_of(self._part(work)):
-            self._links.send_activation(made.sent[sent.index(edge.tensor)], edge, work.microbatch)
+        flow, part = self._microbatches[work.microbatch].flow, self._part(work)
+        sent = flow.sent(part)
+        for edge in flow.out_of(part):
+            self._links.send_activation(made.sent[sent.index(edge.number)], edge, work.microbatch)
         return [one for one in [*made.sent, *made.outputs, made.target] if one is not None]
-
-    def _sent(self, part: int) -> list[int]:
-        """Return the tensors that a part makes for others, each once."""
-        return list(dict.fromkeys(edge.tensor for edge in self._division.out_of(part)))
 
     def _backward(self, work: Work) -> list[Any]:
         part, microbatch = self._part(work), self._microbatches[work.microbatch]
@@ -214,17 +198,17 @@ class Run:
         if passed.tape is None:
             passed = self._computed(work, passed.given, with_tape=True, with_loss=True)
             self._note(work, passed.made)
-        targets, upstream = [], []
-        sent = self._sent(part)
-        for tensor in dict.fromkeys(edge.tensor for edge in received):
-            arrived = [gradient for edge, gradient in received.items() if edge.tensor == tensor]
-            targets.append(passed.made.sent[sent.index(tensor)])
+        targets, upstream, flow = [], [], microbatch.flow
+        sent = flow.sent(part)
+        for number in dict.fromkeys(edge.number for edge in received):
+            arrived = [gradient for edge, gradient in received.items() if edge.number == number]
+            targets.append(passed.made.sent[sent.index(number)])
             upstream.append(arrived[0] if len(arrived) == 1 else tf.add_n(arrived))
         if passed.made.target is not None:
             targets.append(passed.made.target)
             upstream.append(tf.ones_like(passed.made.target))
-        into = self._division.into(part)
-        back = float_edges(into, microbatch.specs)
+        into = flow.into(part)
+        back = [edge for edge in into if flow.has_gradient(edge)]
         weights = self._weights[part]
         assert passed.tape is not None
         taken = dict(zip(into, passed.given.taken, strict=True))
@@ -271,28 +255,23 @@ class Run:
             return Passed(given, tape, compute(given))
 
     def _compute(self, part: int, microbatch: MicroBatch, with_loss: bool, given: Given) -> Made:
-        into, graph = self._division.into(part), self._division.graph
-        values: dict[int, Any] = {id(key): value for key, value in zip(graph.inputs, given.inputs, strict=True)}
-        for edge, tensor, mask in zip(into, given.taken, given.masks, strict=True):
-            values[edge.tensor] = tensor if mask is None else graphs.with_mask(tensor, mask)
+        flow, graph = microbatch.flow, self._division.graph
         weights = list(zip(self._weights[part], given.weights, strict=True)) if given.weights else []
         beginnings = [*self._beginnings(part), *weights]
         scope = keras.StatelessScope(state_mapping=beginnings, collect_losses=True)
         with microbatch.step(given.index) as current:
             inside = graphs.call_of_model(self._model, training=self._training)
             with scope, inside, kept.keeping(self._kept):
-                for call in self._division.calls_of(part):
-                    for tensor, made in zip(call.makes, call.compute(values, training=self._training), strict=True):
-                        values[id(tensor)] = made
+                values, numbered = flow.run(part, given.inputs, given.taken)
                 regularized = [one.regularizer(value) for one, value in weights if one.regularizer is not None]
                 adding = [*scope.losses, *regularized]
                 parts = [tf.reduce_sum(tf.cast(one, keras.backend.floatx())) for one in adding]
-            sent = [values[tensor] for tensor in self._sent(part)]
+            sent = [numbered[number] for number in flow.sent(part)]
             added, loss, outputs = tf.add_n(parts) if parts else None, None, []
             if part == self._division.parts - 1:
-                outputs = [values[id(tensor)] for tensor in graph.outputs]
+                outputs = [numbered[number] for number in flow.results.needed]
                 if with_loss:
-                    y_pred = graphs.packed(graph, outputs)
+                    y_pred = graphs.packed(graph, [values[id(tensor)] for tensor in self._division.outputs])
                     loss = keras_model.compiled_loss(self._model, given.y, y_pred, given.sample_weight)
             losses = [one for one in (loss, added) if one is not None]
             target = None
@@ -330,8 +309,7 @@ class Run:
         Raises:
             UnsupportedError: one of them is trained: its new value and its update would come from different values.
         """
-        own = [variable for layer in self._division.layers_of(part) for variable in layer.variables]
-        own = list({id(one): one for one in own}.values())
+        own = self._division.variables_of(part)
         changed = [one for one in own if scope.get_current_value(one) is not given.get(id(one))]
         trained = {id(one) for one in self._weights[part]}
         for one in changed:
@@ -368,15 +346,18 @@ class Run:
         part_of = {
             id(call.operation): part for part in range(self._division.parts) for call in self._division.calls_of(part)
         }
-        return chains.found(self._division.graph, lambda one, other: part_of.get(id(one)) == part_of.get(id(other)))
+        return chains.among(
+            self._division.calls,
+            self._division.outputs,
+            lambda one, other: part_of.get(id(one)) == part_of.get(id(other)),
+        )
 
     def _trainable(self) -> dict[int, list[keras.Variable]]:
         """Return for each part of this stage the weights that train."""
         trained = {id(weight) for weight in self._model.trainable_weights}
         found = {}
         for part in range(self._stage, self._division.parts, self._stages):
-            own = {id(v): v for layer in self._division.layers_of(part) for v in layer.variables}
-            found[part] = [variable for key, variable in own.items() if key in trained]
+            found[part] = [variable for variable in self._division.variables_of(part) if id(variable) in trained]
         return found
 
 

@@ -10,15 +10,16 @@ import tensorflow as tf
 
 from tfdist.collectives.base import Collective
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.keras import graphs
 from tfdist.compat.keras import metrics as keras_metrics
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline import counts, run, updates
 from tfdist.parallel.pipeline.division import Division
+from tfdist.parallel.pipeline.flow import Flow
 from tfdist.parallel.pipeline.gradients import Accumulated
 from tfdist.parallel.pipeline.links import Links
 from tfdist.parallel.pipeline.microbatch import MicroBatch, MicroStep
@@ -123,7 +124,7 @@ class StageStep:
         schedule = self._pipe.schedule(min(most, max(self._rows(global_rows), 1)))
         if not schedule.updates_each and self._division.whole_batch_layer() is not None:
             schedule, most = self._pipe.schedule(1), 1
-        microbatches = self._microbatches(data, global_rows, most=most, each_alone=schedule.updates_each)
+        microbatches = self._microbatches(data, global_rows, training=True, most=most, each_alone=schedule.updates_each)
         with self._outer(data, global_rows) as current:
             totals = self._totals(current)
         order = self._pipe.order(schedule)
@@ -131,15 +132,16 @@ class StageStep:
 
         def passes() -> Found:
             if updates is None:
-                self._count(data, global_rows, microbatches)
-            return self._run("train", microbatches, training=True, updates=updates).train(order)
+                self._count(data, global_rows, microbatches, training=True)
+            with run.local(self._model):
+                return self._run("train", microbatches, training=True, updates=updates).train(order)
 
         found, told = self._passed(passes)
         with current:
             if not schedule.updates_each:
                 self._update(found, told, current)
             self._apply_draws(told)
-            return self._logs(data, found, told, totals)
+            return self._logs(data, found, told, totals, microbatches)
 
     def _updates(self, schedule: Schedule) -> updates.Updates | None:
         if not schedule.updates_each:
@@ -160,23 +162,24 @@ class StageStep:
 
     def test(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, and return the logs."""
-        microbatches = self._microbatches(data, global_rows)
+        microbatches = self._microbatches(data, global_rows, training=False)
         with self._outer(data, global_rows) as current:
             totals = self._totals(current)
         order = self._forwards(len(microbatches))
 
         def passes() -> Found:
-            self._count(data, global_rows, microbatches)
-            return self._run("test", microbatches, training=False).predict(order, with_loss=True)
+            self._count(data, global_rows, microbatches, training=False)
+            with run.local(self._model):
+                return self._run("test", microbatches, training=False).predict(order, with_loss=True)
 
         found, told = self._passed(passes)
         with current:
             found.added = self._with_regularizers(found, current, with_gradients=False)
-            return self._logs(data, found, told, totals)
+            return self._logs(data, found, told, totals, microbatches)
 
     def predict(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, and return the model's results on every stage."""
-        microbatches = self._microbatches(data, global_rows)
+        microbatches = self._microbatches(data, global_rows, training=False)
         with run.local(self._model):
             found = self._run("predict", microbatches, training=False).predict(
                 self._forwards(len(microbatches)), with_loss=False
@@ -222,13 +225,14 @@ class StageStep:
         )
 
     def _microbatches(
-        self, data: Any, global_rows: int, *, most: int | None = None, each_alone: bool = False
+        self, data: Any, global_rows: int, *, training: bool, most: int | None = None, each_alone: bool = False
     ) -> list[MicroBatch]:
         """Return this replica's batch in parts; where it has no example, it computes with a copy of one.
 
         Args:
             data: the batch.
             global_rows: examples of all replicas.
+            training: whether the model trains.
             most: how many parts there are at most; None: as many as the strategy says.
             each_alone: whether each part is a batch of its own.
         """
@@ -239,7 +243,13 @@ class StageStep:
         there = max(rows, 1)
         count = min(self._pipe.microbatches if most is None else most, there)
         bounds = [there * number // count for number in range(count + 1)]
-        specs: dict[int, Any] = {}
+        flows: dict[int, Flow] = {}
+
+        def flow_of(rows: int, inputs: list[Any]) -> Flow:
+            if rows not in flows:
+                flows[rows] = Flow(self._model, self._division, inputs, training=training)
+            return flows[rows]
+
         made = []
         for number in range(count):
             begin, end = bounds[number], bounds[number + 1]
@@ -253,9 +263,8 @@ class StageStep:
                 index=self._pipe.replica * self._pipe.microbatches + number,
                 global_rows=global_rows,
                 counts=rows > 0,
-                specs=specs.get(end - begin),
+                flow_of=functools.partial(flow_of, end - begin),
             )
-            specs[end - begin] = one.specs
             made.append(one)
         return made
 
@@ -271,16 +280,20 @@ class StageStep:
             known=self._known,
         )
 
-    def _count(self, data: Any, global_rows: int, microbatches: list[MicroBatch]) -> None:
+    def _count(self, data: Any, global_rows: int, microbatches: list[MicroBatch], *, training: bool) -> None:
         """Let the losses of micro-batches know what they divide by over the batch."""
         self._known.clear()
         if len(microbatches) == 1 or not self._pipe.is_last:
             return
         rows = self._rows(global_rows)
         current = counts.Counting(rows=tf.constant(rows), global_rows=tf.constant(global_rows), weighs_loss=True)
-        specs = [microbatches[0].spec(id(tensor)) for tensor in self._division.graph.outputs]
-        whole = [tf.TensorSpec([max(rows, 1), *spec.shape[1:]], spec.dtype) for spec in specs]
-        self._known += counts.divisors(self._model, self._division, data, current, whole)
+        specs = microbatches[0].flow.specs
+        outputs = [tf.zeros([max(rows, 1), *spec.shape[1:]], spec.dtype) for spec in specs]
+        if any(number is not None for number in microbatches[0].flow.masks):
+            inputs = graphs.standardized(self._division.graph, keras.utils.unpack_x_y_sample_weight(data)[0])
+            whole = Flow(self._model, self._division, inputs, training=training)
+            outputs = counts.with_masks(outputs, whole, inputs)
+        self._known += counts.divisors(self._model, self._division, data, current, outputs)
 
     def _totals(self, current: step.Step) -> results.Totals:
         return results.Totals(self._model, metrics.snapshot(self._model), current)
@@ -294,8 +307,7 @@ class StageStep:
         generators, trained = self._generators(), self._model.trainable_weights
         mine, found = [0] * (len(trained) + len(generators) + 1), None
         try:
-            with run.local(self._model):
-                found = passes()
+            found = passes()
             there = [
                 id(weight) in found.gradients and found.gradients[id(weight)].result() is not None for weight in trained
             ]
@@ -404,7 +416,7 @@ class StageStep:
                 state = generator.state
                 state.assign(tf.convert_to_tensor(state.value) + tf.constant([0, count], tf.as_dtype(state.dtype)))
 
-    def _logs(self, data: Any, found: Found, told: Told, totals: results.Totals) -> Any:
+    def _logs(self, data: Any, found: Found, told: Told, totals: results.Totals, microbatches: list[MicroBatch]) -> Any:
         """Return the metrics over all examples, which the last stage counts and all are told."""
         if told.adds:
             own = tf.zeros([], keras.backend.floatx()) if found.added is None else found.added
@@ -414,7 +426,7 @@ class StageStep:
                 total.assign_add(tf.cast(added, total.dtype))
         if self._pipe.is_last:
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-            y_pred = graphs.packed(self._division.graph, _rows_of(found.outputs))
+            y_pred = graphs.packed(self._division.graph, _outputs(found, microbatches))
             self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         totals.restore()
         parts = totals.parts()
@@ -427,9 +439,9 @@ class StageStep:
 
     def _known_to_all(self, found: Found, microbatches: list[MicroBatch]) -> list[tf.Tensor]:
         outputs = []
-        made = _rows_of(found.outputs) if self._pipe.is_last else []
-        for number, tensor in enumerate(self._division.graph.outputs):
-            specs = [one.spec(id(tensor)) for one in microbatches]
+        made = _outputs(found, microbatches) if self._pipe.is_last else []
+        for number in range(len(self._division.outputs)):
+            specs = [one.flow.specs[number] for one in microbatches]
             shape = [sum(spec.shape[0] for spec in specs), *specs[0].shape[1:]]
             value = made[number] if made else tf.zeros(shape, specs[0].dtype)
             value = tf.ensure_shape(value, shape)
@@ -467,13 +479,15 @@ def _again(gradient: Any) -> Any:
     return tf.identity(gradient)
 
 
-def _rows_of(outputs: dict[int, list[tf.Tensor]]) -> list[tf.Tensor]:
-    """Return the rows of all micro-batches, with their masks."""
-    found = []
-    for same in zip(*(outputs[number] for number in sorted(outputs)), strict=True):
-        rows = same[0] if len(same) == 1 else tf.concat(same, axis=0)
-        masks = [graphs.mask_of(one) for one in same]
-        if all(mask is not None for mask in masks):
-            rows = graphs.with_mask(tf.identity(rows), tf.concat(masks, axis=0))
-        found.append(rows)
-    return found
+def _outputs(found: Found, microbatches: list[MicroBatch]) -> list[tf.Tensor]:
+    """Return what the model returns for the rows of all micro-batches, flat, with what hangs on it."""
+    of_each = [found.outputs[one.number] for one in microbatches]
+    if len(of_each) == 1:
+        return microbatches[0].flow.outputs(of_each[0])
+    joined = []
+    for same in zip(*of_each, strict=True):
+        has_rows = all(one.shape.rank != 0 for one in same)
+        have = zip(same, microbatches, strict=True)
+        has_rows = has_rows and all(one.shape[0] in (None, of.rows) for one, of in have)
+        joined.append(tf.concat(same, axis=0) if has_rows else same[0])
+    return microbatches[0].flow.outputs(joined)

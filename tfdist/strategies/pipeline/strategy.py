@@ -14,10 +14,10 @@ from tfdist.cluster.mesh import Mesh
 from tfdist.collectives import buckets
 from tfdist.collectives.local import LocalCollective
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.keras import graphs
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.meshes.late import Late

@@ -1,16 +1,15 @@
 """Graphs of layers: which operation of a Sequential or functional model takes what another one returns.
 
 Private names, read in Keras 3.15.1 (`keras/src/ops/function.py`, `node.py`, `keras/src/models/functional.py`,
-`sequential.py`): `_nodes_by_depth` has the calls of operations of which a graph is made; `_keras_history` of a symbolic
-tensor, the call that returns it; `_functional`, the graph of a Sequential model; `Function._inputs` and
-`_outputs_struct`; `_standardize_inputs` (what a graph does to its input), `operation_fn` (hands an operation what holds
-in a call of the model), `Node.arguments` and its `fill_in`; the classes of operations in `keras/src/ops/numpy.py`;
-`CallContext`, in which layers find whether they train.
+`sequential.py`): `_nodes_by_depth` has the calls of operations of which a graph is made; `_functional`, the graph of a
+Sequential model; `Function._inputs` and `_outputs_struct`; `_standardize_inputs` (what a graph does to its input),
+`operation_fn` (hands an operation what holds in a call of the model), `Node.arguments` and its `fill_in`; the classes
+of operations in `keras/src/ops/numpy.py`; `CallContext`, in which layers find whether they train.
 """
 
 import collections
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +27,9 @@ __all__ = [
     "call_of_model",
     "calls",
     "graph_of",
+    "makers",
     "mask_of",
     "packed",
-    "results",
     "standardized",
     "successors",
     "with_mask",
@@ -52,17 +51,23 @@ class Call:
         operation: what is called.
         takes: tensors.
         makes: tensors.
-        node: Keras' account of it.
+        node: Keras' account of it; None: the operation is called with what it takes.
+        name: of the operation, in a nested model its path.
     """
 
     operation: Any
     takes: tuple[Any, ...]
     makes: tuple[Any, ...]
     node: Any
+    name: str
 
     def arguments(self, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what the operation is called with, given what its tensors stand for, by their identity."""
-        arguments, named = self.node.arguments.fill_in(dict(values))
+        if self.node is None:
+            return tuple(values[id(one)] for one in self.takes), {}
+        # in a nested model others stand for the tensors of the node
+        own = {id(own): values.get(id(one)) for own, one in zip(self.node.input_tensors, self.takes, strict=True)}
+        arguments, named = self.node.arguments.fill_in(own)
         return arguments, named
 
     def compute(self, values: Mapping[int, Any], *, training: bool) -> list[Any]:
@@ -96,7 +101,9 @@ def calls(graph: Functional) -> list[Call]:
     given = {id(tensor) for tensor in graph.inputs}
     nodes = [node for depth in depths for node in graph._nodes_by_depth[depth] if node.operation and not node.is_input]
     nodes = [node for node in nodes if not all(id(tensor) in given for tensor in node.outputs)]
-    return [Call(node.operation, tuple(node.input_tensors), tuple(node.outputs), node) for node in nodes]
+    return [
+        Call(one.operation, tuple(one.input_tensors), tuple(one.outputs), one, str(one.operation.name)) for one in nodes
+    ]
 
 
 def standardized(graph: Functional, inputs: Any) -> list[Any]:
@@ -142,27 +149,31 @@ def graph_of(model: keras.layers.Layer) -> Functional | None:
     return graph if isinstance(graph, Functional) else None
 
 
-def results(graph: Functional) -> list[Any]:
-    """Return the operations that return what the graph returns."""
-    return [tensor._keras_history.operation for tensor in graph.outputs]
+def makers(calls: Sequence[Call], tensors: Sequence[Any]) -> list[Any]:
+    """Return the operations that make the tensors."""
+    made_by = {id(tensor): call.operation for call in calls for tensor in call.makes}
+    return [made_by[id(tensor)] for tensor in tensors if id(tensor) in made_by]
 
 
-def successors(graph: Functional) -> list[tuple[Any, Any]]:
+def successors(calls: Sequence[Call], outputs: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Return the operations whose result goes to one other operation and nowhere else, each with that other.
 
-    Both are called once in the graph.
+    Both are called once.
+
+    Args:
+        calls: of a graph.
+        outputs: what it returns.
     """
-    nodes = [node for level in graph._nodes_by_depth.values() for node in level]
-    calls = collections.Counter(id(node.operation) for node in nodes)
+    counts = collections.Counter(id(call.operation) for call in calls)
     takers: dict[int, list[Any]] = collections.defaultdict(list)
-    for node in nodes:
-        for parent in node.parent_nodes:
-            takers[id(parent.operation)].append(node.operation)
-    for tensor in graph.outputs:
-        takers[id(tensor._keras_history.operation)].append(None)
-    found = [(node.operation, takers[id(node.operation)]) for node in nodes if calls[id(node.operation)] == 1]
+    for call in calls:
+        for tensor in call.takes:
+            takers[id(tensor)].append(call.operation)
+    for tensor in outputs:
+        takers[id(tensor)].append(None)
+    taking = [(one.operation, [taker for made in one.makes for taker in takers[id(made)]]) for one in calls]
     return [
-        (operation, taking[0])
-        for operation, taking in found
-        if len(taking) == 1 and taking[0] is not None and calls[id(taking[0])] == 1
+        (operation, found[0])
+        for operation, found in taking
+        if counts[id(operation)] == 1 and len(found) == 1 and found[0] is not None and counts[id(found[0])] == 1
     ]

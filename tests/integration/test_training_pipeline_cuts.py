@@ -1,0 +1,47 @@
+"""Models cut at each place where they can be: the numbers of one device, with what hangs on tensors there."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.forks import Forks
+from tests.integration.test_training_pipeline import call, start
+from tfdist.testing.pool import WorkerPool
+
+
+@pytest.fixture(scope="module")
+def devices(forking: Forks) -> Iterator[WorkerPool]:
+    """One process with three devices."""
+    with start(forking, 1, LOGICAL_CPUS="3") as pool:
+        yield pool
+
+
+def cut(pool: WorkerPool, name: str, **options: Any) -> dict[str, Any]:
+    (found,) = call(pool, "cut_cases:cut", name=name, **options)
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", ["heads", "masked", "noted", "open", "within", "masked within"])
+def test_two_stages_have_the_numbers_of_one_device_wherever_they_meet(devices: WorkerPool, name: str) -> None:
+    found = cut(devices, name, stages=2, schedule="1f1b")
+    assert found == {place: {} for place in found}
+    assert len(found) >= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("heads", {"first": 6}), ("masked", {"evaluates": True}), ("masked within", {"first": 2})]
+)
+def test_three_stages_have_the_numbers_of_one_device_wherever_they_meet(
+    devices: WorkerPool, name: str, options: dict[str, Any]
+) -> None:
+    found = cut(devices, name, stages=3, schedule="gpipe", **options)
+    assert found == {place: {} for place in found}
+
+
+def test_the_stages_of_a_model_within_a_model_are_described(devices: WorkerPool) -> None:
+    (lines,) = call(devices, "cut_cases:described")
+    first, second = lines[-2:]
+    assert re.search("inner/first: 2 calls, 33,280 bytes", first)
+    assert re.search("inner/third: 3 calls, 33,800 bytes", second)

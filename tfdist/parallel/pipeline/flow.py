@@ -1,0 +1,352 @@
+"""What flows through a model cut into parts: its tensors, what hangs on them, and which of it crosses which cut.
+
+A tensor of Keras is more than its value. A mask hangs on it, and the logits of which it is the softmax; layers take
+them off again, or return the very tensor that they were given. So nothing is concluded from the kinds of layers: the
+forward pass is traced once, in a graph that never runs, and every tensor is known by its identity. A part of the model
+begins with what all calls before it leave, as on one device.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras.symbolic import graphs, hanging
+from tfdist.errors import UnsupportedError
+from tfdist.parallel.pipeline.division import Division
+from tfdist.training.replica import step
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value that one part makes and a later one takes.
+
+    Attributes:
+        number: of the value.
+        source: the part that makes it.
+        target: the part that takes it.
+    """
+
+    number: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Hung:
+    """A value that hangs on another one."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the forward pass.
+
+    Attributes:
+        part: that makes it; -1: it is an input of the model.
+        tensor: in the graph that never runs.
+        maker: the layer that makes it, for messages.
+    """
+
+    part: int
+    tensor: Any
+    maker: str
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Its shape and dtype.
+
+        Raises:
+            UnsupportedError: they are not known before it is computed.
+        """
+        kind = f"is a {type(self.tensor).__name__}"
+        if isinstance(self.tensor, tf.Tensor):
+            if self.tensor.shape.is_fully_defined():
+                return tf.TensorSpec(self.tensor.shape, self.tensor.dtype)
+            kind = f"has the shape {self.tensor.shape}"
+        raise UnsupportedError(
+            f"what {self.maker} returns goes from one stage to another, and {kind}; a stage receives dense tensors "
+            "whose sizes are known before they are computed. Cut the model elsewhere (stages=), or let the layer "
+            "return sizes that follow from those of its input."
+        )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What some symbolic tensors of Keras stand for between two calls, and what hangs on it then.
+
+    Attributes:
+        numbers: of the value of each symbolic tensor, by its identity; None: it has no value.
+        attributes: of each value that can be reached, by name: another value, or what is no tensor.
+        activations: what made it, by number, and of which value: where Keras finds its logits.
+    """
+
+    numbers: dict[int, int | None] = field(default_factory=dict)
+    attributes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    activations: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> list[int]:
+        """The values of which it can be made, in rising order: in the place of an activation, what it is taken of."""
+        return sorted(set(self.attributes) - set(self.activations))
+
+    def bound(self, tensors: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Return the values of the symbolic tensors, by their identity, and all values, by number.
+
+        Args:
+            tensors: of the values that are needed, by number; they stay without attributes.
+        """
+        made: dict[int, Any] = {}
+
+        def of(number: int) -> Any:
+            if number not in made:
+                if number in self.activations:
+                    kind, argument = self.activations[number]
+                    made[number] = hanging.ACTIVATIONS[kind](of(argument))
+                else:
+                    made[number] = tf.identity(tensors[number])
+            return made[number]
+
+        for number, attributes in self.attributes.items():
+            hung = {name: of(one.number) if isinstance(one, Hung) else one for name, one in attributes.items()}
+            hanging.with_attributes(of(number), hung)
+        return {key: None if number is None else of(number) for key, number in self.numbers.items()}, made
+
+
+class Flow:
+    """The forward pass of a model in parts, traced for inputs of given sizes, and not run.
+
+    Args:
+        model: the model.
+        division: of it.
+        inputs: tensors, or their shapes and dtypes, one for each input of the graph; None for one that is left out.
+        training: whether the model trains.
+    Attributes:
+        values: by number, in the order in which they are made.
+        edges: what travels from part to part; results go to the last part.
+        results: what the model returns, when all calls are made.
+    """
+
+    def __init__(self, model: keras.Model, division: Division, inputs: Sequence[Any], *, training: bool) -> None:
+        self._division = division
+        self._training = training
+        self.values: list[Value] = []
+        self._numbers: dict[int, int] = {}
+        # by the place of a call: numbers of what is new after it, and how to find it, from a symbolic tensor by names
+        self._found: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {}
+        self._moments: list[Moment] = []
+        self.results = Moment()
+        self._weights: list[Any] = []
+        signature = [None if one is None else tf.TensorSpec(one.shape, one.dtype) for one in inputs]
+        given = [one for one in signature if one is not None]
+        # the graph that never runs; its inputs are those of the model that are there
+        self._function = tf.compat.v1.wrap_function(functools.partial(self._trace, model, signature), given)
+        self.edges = self._edges()
+        self._wanted = {*(edge.number for edge in self.edges), *self.results.needed}
+
+    def into(self, part: int) -> list[Edge]:
+        """Return what a part takes from others."""
+        return [edge for edge in self.edges if edge.target == part]
+
+    def out_of(self, part: int) -> list[Edge]:
+        """Return what a part makes for others."""
+        return [edge for edge in self.edges if edge.source == part]
+
+    def sent(self, part: int) -> list[int]:
+        """Return the numbers of the values that a part makes for others, each once."""
+        return list(dict.fromkeys(edge.number for edge in self.out_of(part)))
+
+    def has_gradient(self, edge: Edge) -> bool:
+        """Return whether the gradient of what travels goes back."""
+        return bool(self.values[edge.number].tensor.dtype.is_floating)
+
+    def run(
+        self, part: int, inputs: Sequence[Any], taken: Sequence[tf.Tensor]
+    ) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Compute a part of the model; return the values of its symbolic tensors, by identity, and those by number.
+
+        Args:
+            part: which one.
+            inputs: of the model.
+            taken: what `into` says.
+        """
+        given = dict(enumerate(one for one in inputs if one is not None))
+        given |= {edge.number: one for edge, one in zip(self.into(part), taken, strict=True)}
+        values, numbered = self._moments[part].bound(given)
+        for place, call in self._division.places_of(part):
+            made = call.compute(values, training=self._training)
+            values |= {id(tensor): one for tensor, one in zip(call.makes, made, strict=True)}
+            for number, key, names in self._found.get(place, ()):
+                if number in self._wanted:
+                    numbered[number] = functools.reduce(_reached, names, values[key])
+        return values, numbered
+
+    def outputs(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return what the model returns, flat, with what hangs on it, given the values that `results` needs."""
+        values, _ = self.results.bound(dict(zip(self.results.needed, tensors, strict=True)))
+        return [values[id(tensor)] for tensor in self._division.outputs]
+
+    @property
+    def specs(self) -> list[tf.TensorSpec]:
+        """Shape and dtype of each result of the model."""
+        numbers = [self.results.numbers[id(tensor)] for tensor in self._division.outputs]
+        return [self.values[number].spec for number in numbers if number is not None]
+
+    @property
+    def masks(self) -> list[int | None]:
+        """The number of the mask of each result of the model, or None."""
+        numbers = [self.results.numbers[id(tensor)] for tensor in self._division.outputs]
+        found = [self.results.attributes[number].get(hanging.MASK) for number in numbers if number is not None]
+        return [one.number if isinstance(one, Hung) else None for one in found]
+
+    def needs_weights(self, number: int) -> bool:
+        """Return whether a value depends on weights, or on other variables of layers."""
+        stand_ins = {id(one.op) for one in self._weights}
+        found, left = set(), [self.values[number].tensor.op]
+        while left:
+            operation = left.pop()
+            if id(operation) not in found:
+                found.add(id(operation))
+                left += [*(one.op for one in operation.inputs), *operation.control_inputs]
+        return not stand_ins.isdisjoint(found)
+
+    def of_inputs(self, number: int, inputs: Sequence[Any]) -> tf.Tensor:
+        """Return a value that needs no weights, computed from inputs of the model."""
+        computed = self._function.prune(self._function.inputs, self.values[number].tensor)
+        return computed(*(one for one in inputs if one is not None))
+
+    def _trace(self, model: keras.Model, signature: Sequence[Any], *given: tf.Tensor) -> list[Any]:
+        """Walk through all calls, and note what is made, found and taken."""
+        division, left = self._division, iter(given)
+        inputs = [None if one is None else next(left) for one in signature]
+        values = {id(tensor): one for tensor, one in zip(division.graph.inputs, inputs, strict=True)}
+        for tensor, one in zip(division.graph.inputs, inputs, strict=True):
+            self._see(one, -1, -1, (id(tensor), ()), f"the input {tensor.name!r}")
+        rows = int(given[0].shape[0])
+        stand_ins = [(one, tf.compat.v1.placeholder(one.dtype, one.shape)) for one in _variables(model)]
+        self._weights = [stand_in for _, stand_in in stand_ins]
+        scope = keras.StatelessScope(state_mapping=stand_ins)
+        with Tracing(rows), scope, graphs.call_of_model(model, training=self._training):
+            for part in range(division.parts):
+                self._moments.append(self._moment(division.taken_by(part), values))
+                for place, call in division.places_of(part):
+                    made = call.compute(values, training=self._training)
+                    for tensor, one in zip(call.makes, made, strict=True):
+                        values[id(tensor)] = one
+                    _complete(call, values, rows)
+                    maker = f"the layer {call.name!r} ({type(call.operation).__name__})"
+                    for tensor in (*call.makes, *call.takes):
+                        self._see(values.get(id(tensor)), part, place, (id(tensor), ()), maker)
+        self.results = self._moment(division.outputs, values)
+        return []
+
+    def _see(self, value: Any, part: int, place: int, where: tuple[int, tuple[str, ...]], maker: str) -> None:
+        """Give numbers to a value that a call has made, and to what hangs on it, unless they have one."""
+        if value is None:
+            return
+        key, names = where
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self.values)
+            self.values.append(Value(part, value, maker))  # which keeps the tensor, and so its identity
+            self._found.setdefault(place, []).append((self._numbers[id(value)], key, names))
+        hung = dict(hanging.attributes_of(value))
+        argument = hanging.activated(value)
+        if argument is not None and self.values[self._numbers[id(value)]].part >= 0:
+            hung[_ARGUMENT] = argument[1]
+        for name, one in hung.items():
+            if tf.is_tensor(one) and (id(one) not in self._numbers or name not in names):
+                self._see(one, part, place, (key, (*names, name)), maker)
+
+    def _moment(self, tensors: Iterable[Any], values: Mapping[int, Any]) -> Moment:
+        moment = Moment()
+        for tensor in tensors:
+            value = values.get(id(tensor))
+            moment.numbers[id(tensor)] = None if value is None else self._numbers[id(value)]
+            if value is not None:
+                self._reach(moment, value)
+        return moment
+
+    def _reach(self, moment: Moment, value: Any) -> None:
+        number = self._numbers[id(value)]
+        if number in moment.attributes:
+            return
+        moment.attributes[number] = attributes = {}
+        for name, one in hanging.attributes_of(value).items():
+            attributes[name] = Hung(self._numbers[id(one)]) if tf.is_tensor(one) else one
+            if tf.is_tensor(one):
+                self._reach(moment, one)
+        activated = hanging.activated(value)
+        if activated is not None and self.values[number].part >= 0:
+            moment.activations[number] = activated[0], self._numbers[id(activated[1])]
+            self._reach(moment, activated[1])
+
+    def _edges(self) -> list[Edge]:
+        found = [
+            Edge(number, self.values[number].part, part)
+            for part, moment in enumerate(self._moments)
+            for number in moment.needed
+            if self.values[number].part >= 0
+        ]
+        return sorted(found, key=lambda edge: (edge.number, edge.target))
+
+
+class Tracing(step.Step):
+    """The step of a forward pass that is traced and never run: sums over replicas have the shapes of summands.
+
+    Args:
+        rows: examples.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows=tf.constant(rows), global_rows=tf.constant(rows), weighs_loss=True, index=tf.constant(0))
+
+    def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
+        """Return what is there."""
+        return tensors
+
+
+#: the name under which the argument of an activation is found
+_ARGUMENT = "the argument of the operation"
+
+
+def _reached(tensor: Any, name: str) -> Any:
+    if name != _ARGUMENT:
+        return getattr(tensor, name)
+    activated = hanging.activated(tensor)
+    assert activated is not None
+    return activated[1]
+
+
+def _variables(model: keras.Model) -> list[Any]:
+    return list({id(one): one for one in model.variables}.values())
+
+
+def _complete(call: graphs.Call, values: dict[int, Any], rows: int) -> None:
+    """Set what TensorFlow does not know of the shapes that a call returns, by what Keras says of it."""
+    unknown = [one for one in call.makes if _is_open(values[id(one)])]
+    if not unknown:
+        return
+    given = {id(one): _symbolic(values.get(id(one))) for one in call.takes}
+    try:
+        told = call.infer(given)
+    except Exception:  # noqa: BLE001 - a layer that computes with text, say, is asked what it said when it was built
+        told = list(call.makes)
+    for tensor, said in zip(call.makes, told, strict=True):
+        if _is_open(values[id(tensor)]):
+            # the first axis is the batch's to Keras, and a layer that says None there need not count examples
+            shape = tuple(rows if size is None and not axis else size for axis, size in enumerate(said.shape))
+            if values[id(tensor)].shape.is_compatible_with(shape):
+                values[id(tensor)].set_shape(shape)
+
+
+def _is_open(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and not value.shape.is_fully_defined()
+
+
+def _symbolic(value: Any) -> Any:
+    is_known = isinstance(value, tf.Tensor) and value.shape.rank is not None
+    return keras.KerasTensor(tuple(value.shape), keras.backend.standardize_dtype(value.dtype)) if is_known else value
