@@ -16,8 +16,9 @@ from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist import parallel
 from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.parallel.partition import Link, measure, read
+from tfdist.parallel.partition import Link, measure, read, stages_by
 from tfdist.parallel.partition.measuring import LOSS, step_seconds
+from tfdist.parallel.pipeline.division import Division
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 300
@@ -73,6 +74,55 @@ def test_a_profile_counts_and_changes_nothing() -> None:
     assert not any(one.joins for one in found.layers)
     assert found.slot_bytes == 2 * (288 + 64 + 72)
     assert (len(found.whole_seconds), found.call_seconds > 0) == (2, True)
+
+
+def nested() -> keras.Model:
+    """A model in a model, and one whose call is its own; two layers have one name."""
+
+    class Own(keras.Sequential):
+        def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+            return super().call(inputs, training=training)
+
+    layers = keras.layers
+    base = [keras.Input((8,)), layers.Dense(8, name="up"), layers.Dense(8, name="down")]
+    own = Own([keras.Input((8,)), layers.Dense(8), layers.Dense(8, name="down")], name="own")
+    inputs = keras.Input((8,))
+    x = own(keras.Sequential(base, name="base")(inputs))
+    head = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(8, name="down"), layers.Dense(2, name="last")], name="head"
+    )
+    model = keras.Model(inputs, head(x), name="outer")
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_profile_has_the_layers_of_models_within_a_model() -> None:
+    model = nested()
+    found = measure(model, np.ones((4, 8), "float32"), seconds=0.1)
+    names = ["base/up", "base/down", "own", "head/down", "head/last"]
+    assert [one.name for one in found.layers] == [*names, LOSS]
+    assert [one.parameter_bytes for one in found.layers] == [288, 288, 576, 288, 72, 0]
+    assert set(stages_by(found)(model, 3)) <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("stages", "begins"),
+    [
+        ("auto", ("head/down",)),
+        (["base/down"], ("base/down",)),
+        (["up"], None),  # the first one
+        (["last"], ("head/last",)),
+        (["head"], ("head/down",)),
+        (["down"], None),  # two layers
+        (["own/down"], None),  # its call is its own
+    ],
+)
+def test_a_pipeline_is_cut_inside_models_within_a_model(stages: Any, begins: Any) -> None:
+    if begins is None:
+        with pytest.raises(ConfigError, match=stages[0]):
+            Division(nested(), 2, stages)
+    else:
+        assert Division(nested(), 2, stages).stages == begins
 
 
 @pytest.mark.parametrize(("step", "left"), [(0.0, 0.0), (100.0, 100.0)])

@@ -52,7 +52,8 @@ def places(model: keras.Model) -> list[WeightPlace]:
 def describe(model: keras.Model) -> None:
     """Print a table of a model's weights: path, shape, layout, and the bytes that each device has of it.
 
-    Below it stand the sums, also of what the optimizers keep.
+    Below it stand the sums, also of what the optimizers keep. Under a pipeline each stage has a line: the layers with
+    which its parts begin, how many calls of layers it has, and the bytes of their weights.
 
     Args:
         model: built, on one device or under any strategy.
@@ -75,7 +76,24 @@ def describe(model: keras.Model) -> None:
             rows.append((f"all {name}", "", f"of {whole:,} bytes", f"{sum(one.bytes for one in summed):,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*(cell.ljust(n) for cell, n in zip(row, widths, strict=False)), row[3]]) for row in rows]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join([*lines, *_stages(model)]) + "\n")
+
+
+def _stages(model: keras.Model) -> list[str]:
+    division_of = getattr(model.distribute_strategy, "division_of", None)
+    if division_of is None:
+        return []
+    division, stages = division_of(model), model.distribute_strategy.mesh.size_of("pipeline")
+    lines = []
+    for stage in range(stages):
+        parts = [division.calls_of(part) for part in range(stage, division.parts, stages)]
+        variables = [v for number in range(stage, division.parts, stages) for v in division.variables_of(number)]
+        unique = {id(variable): _place(variable).whole_bytes for variable in variables}
+        begins = ", ".join(calls[0].name if calls else "the loss" for calls in parts)
+        lines.append(
+            f"stage {stage} begins with {begins}: {sum(map(len, parts))} calls, {sum(unique.values()):,} bytes"
+        )
+    return lines
 
 
 def _place(variable: Any) -> WeightPlace:

@@ -351,7 +351,10 @@ class _Maker:
             stages=stages,
             layers=tuple(layers[one.begin].name for one in stages[1:]),
             in_parts=tuple(
-                layer.name for own, chosen in laid for layer, is_cut in zip(own, chosen, strict=True) if is_cut
+                layer.name.rpartition("/")[2]  # which the paths of its weights have; they begin with no model's name
+                for own, chosen in laid
+                for layer, is_cut in zip(own, chosen, strict=True)
+                if is_cut
             ),
             prediction=found,
             price=search.cost(setting, stages, "price") * setting.parts,
