@@ -203,8 +203,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_distribute_strategy": lambda: type(tf.Variable(1.0)),
         "_get_default_strategy": lambda: distribute_lib,
         **each("_replica_id _replica_id_in_sync_group", lambda: tf.distribute.ReplicaContext),
-        **each("_agree _packed_sums _reduced_between _replicas_per_worker _rows_apart", OURS),
+        **each("_packed_sums _reduced_between _replicas_per_worker _rows_apart", OURS),
     },
+    "tensorflow/steps/gradient_uses.py": {"_get_function": lambda: tf.Graph},
     "tensorflow/steps/reduction_options.py": {},
     "tensorflow/steps/replica_contexts.py": each(
         "_get_default_replica_context _get_default_strategy", lambda: distribute_lib

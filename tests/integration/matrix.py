@@ -51,6 +51,8 @@ NUMBERED: dict[str, tuple[str, ...]] = {
     "loss_scale_bad_replica": ("parameter-server-2", "multi-worker-2x2"),
     "accumulation_in_float16_with_a_bad_replica": ("multi-worker-2x2", MESH),
     "sparse_gradients_clipped": ("parameter-server-2", "multi-worker-2x2", MESH),
+    "gathered_candidates": ("mirrored-3", "multi-worker-2x2", "ring-3", MESH),
+    "norms_in_a_step": ("mirrored-3", "parameter-server-2", "sharded-2"),
     "function_that_sums": ("parameter-server-2", "multi-worker-2x2"),
 }
 NUMBERS = column.select([*IN_ONE, *IN_SEVERAL, MESH])

@@ -412,12 +412,3 @@ def test_a_distribution_that_cannot_be_followed_is_refused(pool: WorkerPool) -> 
         "fit one": "DataParallel over cpu:0, which Keras does not heed on TensorFlow, and MirroredStrategy trains on",
     }.items():
         assert part in said.get(name, "nothing"), (name, said.get(name))
-
-
-def require_the_numbers_of_one_device(seen: dict[str, Any]) -> None:
-    for name, run in seen.items():
-        assert run["apart"] < 1e-5, name
-
-
-def test_candidates_of_all_replicas_are_those_of_one_device(pool: WorkerPool) -> None:
-    require_the_numbers_of_one_device(call(pool, "contrast", cases="whole_batch_cases"))

@@ -38,8 +38,8 @@ def pool(forking: Forks) -> Iterator[WorkerPool]:
         yield workers
 
 
-def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
-    (reply,) = pool.call(f"batch_wide_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+def call(pool: WorkerPool, function: str, *, cases: str = "batch_wide_cases", **arguments: Any) -> Any:
+    (reply,) = pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
     assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
     return reply.value
 
@@ -73,3 +73,27 @@ def test_a_graph_says_how_a_state_depends_on_what_it_was(pool: WorkerPool) -> No
         "added at places": ["added", None],
         "kept": ["added", None],
     }, reply
+
+
+def require_the_numbers_of_one_device(seen: dict[str, Any]) -> None:
+    for name, run in seen.items():
+        assert run["apart"] < 1e-5, name
+        assert run["said"] == [], name
+
+
+def test_candidates_of_all_replicas_are_those_of_one_device(pool: WorkerPool) -> None:
+    require_the_numbers_of_one_device(call(pool, "contrast", cases="own_gradient_cases"))
+
+
+def test_a_step_that_uses_its_own_gradients_is_named_once_with_the_way_out(pool: WorkerPool) -> None:
+    seen = call(pool, "what_is_said", cases="own_gradient_cases")
+    assert seen.pop("centred") == seen.pop("scaled") == []
+    for name, said in seen.items():
+        (sentence,) = said
+        assert "Own.train_step" in sentence, name
+        assert "global_clipnorm=" in sentence, name
+        assert "tfdist.training.reduced_gradients" in sentence, name
+
+
+def test_reduced_gradients_are_those_of_one_device(pool: WorkerPool) -> None:
+    require_the_numbers_of_one_device(call(pool, "reduced", cases="own_gradient_cases"))

@@ -55,6 +55,8 @@ class Column:
 _REFUSED_WITHOUT_WHOLES = (
     *("only_chief_writes", "backup_and_restore"),
     *("jit_compile", "jit_compile_own_step", "positions_under_xla"),
+    # steps that use whole gradients
+    *("norms_in_a_step", "sharpness_aware_minimization", "adversaries_that_clip"),
 )
 #: updates that look at whole weights, which a process of a pipeline has of its stage
 _LOOK_AT_WHOLE_WEIGHTS = (
@@ -85,7 +87,7 @@ _REFUSED_IN_A_PIPELINE = (
     *("generative_adversarial_network", "gradient_penalty", "gradient_of_a_vector", "sums_in_a_step"),
     *("synchronized_normalization", "gan_with_clipped_weights", "one_optimizer_twice", "scaled_optimizer_twice"),
     *("two_updates_of_one_tape", "weights_after_the_update", "positions_in_a_step_of_ones_own"),
-    *("function_that_sums", "function_that_averages", "run_eagerly"),
+    *("function_that_sums", "function_that_averages", "run_eagerly", "gathered_candidates"),
     *("string_passed_through", "reduction_none"),
     # what looks at whole gradients
     *("adasum", "compression_random_k_of_all", "compression_power_sgd_of_full_rank", "compression_dgc_of_all"),

@@ -4,6 +4,11 @@ Private names, read in Keras 3.15.1: `StatelessScope.get_current_value` and `add
 (`keras/src/backend/common/stateless_scope.py`), which variables call for every read and assignment in the scope. Keras
 expects every variable of a model to be given; regularisers fail on one that is not. What is made in a scope is
 kept in a list of this thread, and `initialize_all_variables` (`variables.py`, beside it) gives it a value.
+
+In TensorFlow 2.21.0: `pywrap_tfe.TFE_Py_TapeVariableAccessed`, which lets the tapes of this thread watch the handle of
+a variable; `_id` and `_unique_id`, by which tapes tell variables apart. A step may move its weights, take a gradient
+there, and move them back (sharpness-aware minimization): here a weight that was assigned is a tensor, and tapes are
+asked for gradients of variables by their handles.
 """
 
 import contextlib
@@ -15,6 +20,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.variables import initialize_all_variables
+from tensorflow.python import pywrap_tfe
 
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import variables as keras_variables
@@ -89,7 +95,8 @@ class CapturedUpdates(keras.StatelessScope):
         """Return what a read of the variable gives."""
         if not self._updating:
             self.needed = max(self.needed, self._changed_by.get(id(variable), 0))
-        return self.present_value(variable)
+        value = self.present_value(variable)
+        return _watched(value) if variable.trainable else value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Keep an assignment."""
@@ -150,3 +157,27 @@ class FollowedUpdates(CapturedUpdates):
         if id(variable) in self._followed:
             value = self._follow(variable, self.present_value(variable), value)
         super().add_update((variable, value))
+
+
+class _Weight:
+    """The variable that a tensor stands for, as tapes see it."""
+
+    trainable = True
+
+    def __init__(self, value: tf.Tensor) -> None:
+        self.handle = value
+        self._id = id(value)
+        self._unique_id = f"assigned_weight_{id(value)}"
+
+
+def _watched(value: Any) -> Any:
+    """Return a weight's value, known to the tapes of this thread where it is a tensor of a graph.
+
+    Args:
+        value: a TensorFlow variable, or the tensor that the weight was given in this step.
+    """
+    if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
+        return value
+    value.handle = value
+    pywrap_tfe.TFE_Py_TapeVariableAccessed(_Weight(value))
+    return value

@@ -1,6 +1,9 @@
 """Sentences on what replicas make in a step and cannot put together: what it is, and the way that is exact."""
 
+from collections.abc import Mapping
 from typing import Any
+
+from tfdist.compat.tensorflow.steps import gradient_uses
 
 #: why one worker computes every batch
 WHY = "something in its step is neither a mean over the examples of a batch nor their sum, and needs the whole batch"
@@ -45,6 +48,18 @@ _WAYS = {
 _OF_WEIGHTS = ("gradient", "layers")
 _SHOWN = 3
 
+# by the type of an operation; the first that is found
+_NORMS = {"L2Loss", "Square", "Sqrt", "Rsqrt", "EuclideanNorm", "Mul", "Pow", "Abs"}
+_LIMITS = {"Minimum", "Maximum", "ClipByValue"}
+_DECISIONS = {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "IsFinite", "IsNan", "IsInf"}
+
+_SENTENCE = (
+    "%s of %r %s its own gradients (by the operation %s) before %s. Each replica has the gradients of its own "
+    "examples, so that is not what one device computes, even if the first batch shows no difference. To be exact, clip "
+    "by the optimizer (global_clipnorm=, clipnorm= or clipvalue=), or let the step reduce its gradients first: "
+    "gradients = tfdist.training.reduced_gradients(gradients)."
+)
+
 
 def of(kind: str, name: str, model: Any) -> str:
     """Return what is said of a value or a state that replicas cannot put together.
@@ -72,3 +87,38 @@ def untried(model: Any, error: Exception) -> str:
         f"batch ({type(error).__name__}: {lines[0] if lines else ''}). Losses are taken for means over examples, and "
         'states for averages. Say what losses are: strategy.loss_reduction = "mean", or "sum".'
     )
+
+
+def of_own_gradients(model: Any, values: Mapping[tuple[str, int], tuple[str, Any]]) -> dict[tuple[str, int], str]:
+    """Return what is said of a step, for each value that it makes of its own gradients, other than linearly.
+
+    It is one sentence: on the first gradient among these values, or else on the first value.
+
+    Args:
+        model: whose step it is.
+        values: by kind and number, what `Step.is_sum` was asked of in one trace: a name, and the value.
+    """
+    found = gradient_uses.uses([value for _, value in values.values()])
+    used = {key: use for key, use in zip(values, found, strict=True) if use is not None}
+    if not used:
+        return {}
+    key = min(used, key=lambda key: key[0] != "gradient")
+    step = f"{type(model).__name__}.train_step"
+    sentence = _SENTENCE % (step, model.name, _does(used[key]), used[key], _before(key[0], values[key][0]))
+    return dict.fromkeys(used, sentence)
+
+
+def _does(use: str) -> str:
+    if use in _NORMS:
+        return "takes a norm of"
+    if use in _LIMITS:
+        return "limits"
+    return "decides by" if use in _DECISIONS else "computes with"
+
+
+def _before(kind: str, name: str) -> str:
+    """Return what becomes of the value."""
+    if kind == "gradient":
+        return "they are applied"
+    told = {"log": "it logs the result", "number": "a metric is given the result"}.get(kind, "a loss is made of them")
+    return f"{told} ({name!r})" if name else told

@@ -5,6 +5,7 @@ on two parts of them, and on them given twice. Losses, gradients, logs, metrics 
 all workers come to the same verdicts.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -36,6 +37,8 @@ _RIGHT_FOR_METRICS: Mapping[str, tuple[Verdict, ...]] = {
     "sum": ("sum", "unknown"),
     "mean": ("mean", "equal", "unknown"),
 }
+
+_NO_RULES = Rules()
 
 Found = dict[Key, StateRule]
 
@@ -79,6 +82,7 @@ class Probe:
         self.rules = Rules()
         #: what is said of what cannot be put together
         self.neither: list[str] = []
+        self._uses: dict[Key, str] = {}
 
     @property
     def is_due(self) -> bool:
@@ -161,7 +165,9 @@ class Probe:
             if key[0] == "state" or (settled != "detect" and key[0] in _SETTLED_BY_HAND):
                 continue
             values[key] = rule.verdict
-            if rule.verdict == "neither" and not (key[0] == "log" and of_losses):
+            if key in self._uses:
+                self.neither.append(self._uses[key])
+            elif rule.verdict == "neither" and not (key[0] == "log" and of_losses):
                 is_of_keras = key[0] == "gradient" and not keras_model.has_own_train_step(self._model)
                 kind = "layers" if is_of_keras else key[0]
                 self.neither.append(advice.of(kind, names.get(key, ""), self._model))
@@ -198,6 +204,11 @@ class Probe:
         whole, twice, parts = self._runs(tried, data)
         judge = _Judge(tried, 5e-2 if keras_model.computes_in_16_bits(self._model) else 1e-3)
         values, assignments = judge.values(whole, parts, twice), judge.assignments(whole, parts, twice)
+        if tried.asked.meets and "neither" in values.values():
+            # What replicas exchange in the step may have to do with a sum, which is exchanged otherwise.
+            sums: dict[Key, Verdict] = {key: "sum" for key, verdict in values.items() if verdict in ("sum", "neither")}
+            parts = self._runs(tried, data, rules=Rules(sums))[2]
+            values, assignments = judge.values(whole, parts, twice), judge.assignments(whole, parts, twice)
         unsettled = "neither" in values.values() or any(rule.verdict == "neither" for rule in assignments)
         put_together = {n: whole.states[n][1] for n, rule in enumerate(assignments) if rule.verdict != "neither"}
         at_once = False
@@ -214,21 +225,29 @@ class Probe:
             assignments = [new if mend else old for old, new, mend in zip(assignments, later[1], mended, strict=True)]
         found = {key: StateRule(self._way(key, verdict, tried)) for key, verdict in values.items()}
         found |= self._states(tried.asked.assignments, assignments, at_once=at_once, gatherable=tried.asked.gatherable)
+        self._uses = tried.asked.uses
         return found, tried.asked.names
 
-    def _runs(self, tried: TriedStep, data: Any, *, is_fed: bool = False) -> tuple[Run, Run, list[tuple[float, Run]]]:
-        """Return what the step makes of rows, of them given twice, and of two parts of them."""
+    def _runs(
+        self, tried: TriedStep, data: Any, *, is_fed: bool = False, rules: Rules = _NO_RULES
+    ) -> tuple[Run, Run | None, list[tuple[float, Run]]]:
+        """Return what the step makes of rows, of them given twice, and of two parts of them.
+
+        Rows given twice tell nothing of a step that gathers: what it gathers would be there twice.
+        """
         count = int(step.rows_of(data))
-        first = count // 3 or 1
-
-        def part(begin: int, end: int) -> tuple[float, Run]:
-            rows = step.slice_rows(data, tf.constant(begin), tf.constant(end))
-            return (end - begin) / count, tried(rows, is_fed=is_fed)
-
-        parts = [part(0, first), part(first, count)] if count > 1 else []
+        ends = (0, count // 3 or 1, count) if count > 1 else ()
+        shares = [(end - begin) / count for begin, end in itertools.pairwise(ends)]
+        rows = [step.slice_rows(data, *map(tf.constant, pair)) for pair in itertools.pairwise(ends)]
+        if tried.asked.meets and rows:
+            runs = tried.of_parts(rows, rules, is_fed=is_fed)
+        else:
+            runs = [tried(part, is_fed=is_fed) for part in rows]
+        parts = list(zip(shares, runs, strict=True))
         if is_fed:
-            return parts[0][1], parts[0][1], parts
-        return tried(data), tried(tried_step.joined(data, data)), parts
+            return runs[0], runs[0], parts
+        is_comparable = not tried.asked.meets or tried.is_random
+        return tried(data), tried(tried_step.joined(data, data)) if is_comparable else None, parts
 
     def _way(self, key: Key, verdict: Verdict, tried: TriedStep) -> Verdict:
         """Return how a value is put together: one that is neither a mean nor a sum may be one of the whole batch."""

@@ -5,6 +5,7 @@ that it counts and logs, and what it gives to states are returned, for `judging`
 batch normalisation takes fixed statistics; they are not what is asked.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +23,15 @@ from tfdist.compat.tensorflow import data as tf_data
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.compat.tensorflow import trial as tf_trial
 from tfdist.compat.tensorflow.steps import replica_contexts
-from tfdist.training.checks import state_dependence
-from tfdist.training.judging import Dependence
+from tfdist.training.checks import advice, state_dependence
+from tfdist.training.checks.together import Part, traced_together
+from tfdist.training.judging import Dependence, Rules
 from tfdist.training.layout import flat
 from tfdist.training.replica import metrics, replica_step, step
 
 # of random numbers, over which a step's values are averaged
 _DRAWS = 8
+_NO_RULES = Rules()
 
 Key = tuple[str, int]
 
@@ -58,11 +61,15 @@ class Asked:
         names: of the values that were asked for, by kind and number.
         gatherable: those that can be computed of the rows of all replicas.
         assignments: of states.
+        meets: whether replicas meet in the step, to gather rows or to reduce gradients.
+        uses: what is said of values that the step makes of its own gradients, see `advice.of_own_gradients`.
     """
 
     names: dict[Key, str] = field(default_factory=dict)
     gatherable: set[Key] = field(default_factory=set)
     assignments: list[Assignment] = field(default_factory=list)
+    meets: bool = False
+    uses: dict[Key, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -106,10 +113,11 @@ class TriedStep:
         self._fed = fed or {}
         self.asked = Asked()
         self._structure = data
-        specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)]
-        specs += [tf_trial.relaxed(leaf) for leaf in flat((data,))]
+        self._options = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)]
+        self._specs = [tf_trial.relaxed(leaf) for leaf in flat((data,))]
         for _ in range(2):
-            self._traced = tf.function(self._compute, autograph=False).get_concrete_function(*specs)
+            alone = tf.function(self._alone, autograph=False)
+            self._traced = alone.get_concrete_function(*self._options, *self._specs)
             if not made_variables(strategy):
                 break
         types = tf_trial.operations(self._traced)
@@ -125,44 +133,95 @@ class TriedStep:
             rows: a nest like the data that it was made for.
             is_fed: whether states have the values that were given for them.
         """
+        return self._run_of(self._means(self._traced, is_fed, flat((rows,))))
+
+    def of_parts(self, parts: Sequence[Any], rules: Rules, *, is_fed: bool = False) -> list[Run]:
+        """Return what the step makes of each of several parts of a batch, whose replicas meet in it.
+
+        Args:
+            parts: nests like the data that it was made for.
+            rules: how what they exchange is put together.
+            is_fed: see `__call__`.
+        """
+
+        def together(draw: tf.Tensor, is_fed: tf.Tensor, *given: Any) -> list[tf.Tensor]:
+            count = len(self._specs)
+            each = [given[place * count : (place + 1) * count] for place in range(len(parts))]
+            total = tf.add_n([step.rows_of(self._packed(tensors)) for tensors in each])
+            run = functools.partial(self._compute, draw, is_fed, total=total, rules=rules)
+            with keras_layers.without_chance(keras_model.layers(self._model)):
+                found = traced_together([functools.partial(run, tensors) for tensors in each])
+            return [value for values in found for value in values]
+
+        specs = [*self._options, *(self._specs * len(parts))]
+        traced = tf.function(together, autograph=False).get_concrete_function(*specs)
+        means = self._means(traced, is_fed, [leaf for part in parts for leaf in flat((part,))])
+        size = len(means) // len(parts)
+        return [self._run_of(means[place * size : (place + 1) * size]) for place in range(len(parts))]
+
+    def _means(self, traced: Any, is_fed: bool, given: Sequence[Any]) -> list[np.ndarray]:
         draws = range(_DRAWS if self.is_random else 1)
-        found = [self._traced(tf.constant(draw), tf.constant(is_fed), *flat((rows,))) for draw in draws]
-        means = [np.mean([value.numpy() for value in same], axis=0) for same in zip(*found, strict=True)]
+        found = [traced(tf.constant(draw), tf.constant(is_fed), *given) for draw in draws]
+        return [np.mean([value.numpy() for value in same], axis=0) for same in zip(*found, strict=True)]
+
+    def _run_of(self, means: Sequence[np.ndarray]) -> Run:
         count = len(self.asked.names)
         states = zip(*[iter(means[count:])] * 4, strict=True)
         each = [(former, value, float(least), float(most)) for former, value, least, most in states]
         return Run(dict(zip(self.asked.names, means, strict=False)), each)
 
-    def _compute(self, draw: tf.Tensor, is_fed: tf.Tensor, *given: Any) -> list[tf.Tensor]:
-        model, self.asked = self._model, Asked()
-        values: list[tf.Tensor] = []
-        states: list[tf.Tensor] = []
+    def _packed(self, given: Sequence[Any]) -> Any:
         tensors = iter(given)
         packed = [None if leaf is None else next(tensors) for leaf in leaves(self._structure)]
-        data = tf.nest.pack_sequence_as(self._structure, packed)
+        return tf.nest.pack_sequence_as(self._structure, packed)
+
+    def _alone(self, draw: tf.Tensor, is_fed: tf.Tensor, *given: Any) -> list[tf.Tensor]:
+        with keras_layers.without_chance(keras_model.layers(self._model)):
+            return self._compute(draw, is_fed, given)
+
+    def _compute(
+        self,
+        draw: tf.Tensor,
+        is_fed: tf.Tensor,
+        given: Sequence[Any],
+        part: Part | None = None,
+        *,
+        total: tf.Tensor | None = None,
+        rules: Rules = _NO_RULES,
+    ) -> list[tf.Tensor]:
+        model, asked = self._model, Asked()
+        values: dict[Key, tuple[str, Any]] = {}
+        states: list[tf.Tensor] = []
+        data = self._packed(given)
         rows = step.rows_of(data)
 
         def note(kind: str, number: int, name: str, value: Any, can_gather: bool) -> None:
             key = (kind, number)
-            if key in self.asked.names:  # a metric that counts more than once
+            if key in asked.names:  # a metric that counts more than once
                 return
-            self.asked.names[key] = name
+            asked.names[key] = name
             if can_gather:
-                self.asked.gatherable.add(key)
-            values.append(_sketch(value))
+                asked.gatherable.add(key)
+            values[key] = (name, value)
 
         keys = self._keys()
 
         def follow(variable: Any, former: Any, value: Any) -> Any:
-            return self._followed(keys[id(variable)], variable, former, value, is_fed, states)
+            return self._followed(asked, keys[id(variable)], variable, former, value, is_fed, states)
 
         # Metrics count from zero: what each replica has counted need not be added up for this.
         counted = [variable for metric in model.metrics for variable in metric.variables]
-        fixed = keras_layers.without_chance(keras_model.layers(model))
         scope = stateless_scope.FollowedUpdates([(v, tf.zeros(v.shape, v.dtype)) for v in counted], keys, follow)
-        with fixed, replica_contexts.of_no_strategy(), scope:
-            self._run(data, _Noted(note), rows=rows, global_rows=rows, index=draw, all_reduce=list)
-        return values + states
+        sink = _Noted(note)
+        all_reduce = list if part is None else part.all_reduce
+        shares = {"rows": rows, "global_rows": rows if total is None else total, "index": draw, "rules": rules}
+        with replica_contexts.of_no_strategy(0 if part is None else part.index), scope:
+            self._run(data, sink, all_reduce=all_reduce, group=part, **shares)
+        if part is None:
+            asked.meets = sink.meets
+            asked.uses = advice.of_own_gradients(model, values) if keras_model.has_own_train_step(model) else {}
+            self.asked = asked
+        return [_sketch(value) for _, value in values.values()] + states
 
     def _keys(self) -> dict[int, Key]:
         """Return the key of each state whose assignments are followed, by the identity of its variable."""
@@ -175,14 +234,14 @@ class TriedStep:
         return keys
 
     def _followed(
-        self, key: Key, variable: Any, former: Any, value: Any, is_fed: tf.Tensor, states: list[tf.Tensor]
+        self, asked: Asked, key: Key, variable: Any, former: Any, value: Any, is_fed: tf.Tensor, states: list[tf.Tensor]
     ) -> tf.Tensor:
         """Note an assignment, and return what the state is from then on."""
         value = tf.convert_to_tensor(value)
         source = traced_uses.handle_of(former) if isinstance(former, tf.Variable) else former
         found = state_dependence.of(value, source)
-        number = len(self.asked.assignments)
-        self.asked.assignments.append(Assignment(key, variable.path, variable.aggregation, found.dependence))
+        number = len(asked.assignments)
+        asked.assignments.append(Assignment(key, variable.path, variable.aggregation, found.dependence))
         kept = tf.ones([], tf.float64) if found.kept is None else found.kept
         states.extend([tf.convert_to_tensor(former), value, tf.reduce_min(kept), tf.reduce_max(kept)])
         if number not in self._fed:
@@ -199,6 +258,11 @@ class _Noted:
 
     def __init__(self, note: Callable[[str, int, str, Any, bool], None]) -> None:
         self._note = note
+
+    @property
+    def meets(self) -> bool:
+        """Whether replicas meet in the middle of the step."""
+        return self._current.meetings > 0
 
     def begin(self, current: step.Step, *, asks: bool) -> None:
         """Let the step tell what it asks; what is made of results of metrics is over all replicas already."""

@@ -14,7 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compat.tensorflow.steps import replica_contexts
+from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow.steps import gradient_uses, replica_contexts
+from tfdist.errors import UnsupportedError
 from tfdist.training.reduction import replica_sums
 from tfdist.training.replica import step
 
@@ -23,6 +25,7 @@ _OF_A_GRADIENT = (
     "of one device where the inner one is of a mean over the batch, or where every replica has as many examples. Else, "
     "let the inner gradient depend on each example alone; of normalization, keras.layers.LayerNormalization does."
 )
+_REDUCED = "tfdist.training.reduced_gradients"
 _GATHERED = "tf.distribute.get_replica_context().all_gather"
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,52 @@ def summed(tensors: _Tensors, what: str, current: step.Step) -> _Tensors:
         return current.sum_in_the_middle(given, what=what)
 
     return _exchanged(sums, current.all_reduce, tensors, what, current)
+
+
+def reduced_gradients(gradients: Any) -> Any:
+    """Return the gradients of the global batch, for a `train_step` that uses its gradients before it applies them.
+
+    Each replica has the gradients of its own examples. A norm of these, a limit, or a decision that is taken by them is
+    not that of one device; after this function it is. The optimizer may be given the result, or what was made of it.
+
+    Args:
+        gradients: a nest of tensors, `tf.IndexedSlices` and None, as `tape.gradient` returns it. All replicas call this
+            function, in the same order.
+    Returns:
+        The same nest, equal on every replica. Without a strategy, or on one replica, it is what was given.
+    Raises:
+        UnsupportedError: weights lie in parts (`ModelParallelStrategy`, stage 3), of which a step has gradients in
+            parts too; XLA compiles the step (``jit_compile=True``); or it is called by `strategy.run` outside of `fit`.
+
+    Example:
+        >>> gradients = tfdist.training.reduced_gradients([tf.constant([3.0, 4.0]), None])
+        >>> clipped, norm = tf.clip_by_global_norm(gradients, 1.0)
+        >>> norm.numpy().item()
+        5.0
+    """
+    current = step.current()
+    if current is None:
+        if tf_strategies.replicas_here() > 1:
+            raise UnsupportedError(
+                f"{_REDUCED} was called in strategy.run, outside of fit, where nothing says how many examples each "
+                "replica has. Divide the loss by the global batch, and add up its gradients by "
+                "tf.distribute.get_replica_context().all_reduce; or train with model.fit."
+            )
+        return gradients
+    if getattr(tf.distribute.get_strategy(), "cuts_weights", False):
+        raise UnsupportedError(
+            f"{_REDUCED} was called under {type(tf.distribute.get_strategy()).__name__}, which keeps weights in parts: "
+            "a step has gradients in parts too, and a norm of these is none of the whole. Give the optimizer "
+            "global_clipnorm, clipnorm or clipvalue, which heed that, or take a strategy that keeps weights whole."
+        )
+    flat = tf.nest.flatten(gradients)
+    own = [gradient for gradient in flat if gradient is not None]
+    weight = current.weight_of("gradient", own, name=_REDUCED)
+    current.meetings += 1
+    sums = current.sum_in_the_middle([replica_sums.weighted(gradient, weight) for gradient in own], what=_REDUCED)
+    is_alone = current.group.size == 1
+    arrived = iter([gradient_uses.reduced(gradient, is_alone=is_alone) for gradient in sums])
+    return tf.nest.pack_sequence_as(gradients, [None if gradient is None else next(arrived) for gradient in flat])
 
 
 def gathering(current: step.Step) -> AbstractContextManager[None]:
@@ -74,12 +123,12 @@ def _rows_along(axis: int, tensor: tf.Tensor, current: step.Step) -> tf.Tensor:
 
 def _rows(tensor: tf.Tensor, current: step.Step) -> tf.Tensor:
     group = current.group
+    current.meetings += 1
     if group.size == 1:
         current.all_reduce([])  # of a part of a batch, there is nobody to ask
         return tensor
     if current.is_one_program:
         raise step.cannot_add_up(_GATHERED)
-    current.meetings += 1
     what = f"rows of all_gather {current.meetings}"
     mine = tf.where(current.rows > 0, tf.shape(tensor)[0], 0)
 

@@ -11,6 +11,7 @@ ORDER = (
     "steps.loops",
     "steps.own_steps",
     "steps.updates",
+    "steps.exchanges",
     "optimization.precision",
     "optimization.distributed",
     "optimization.compression",

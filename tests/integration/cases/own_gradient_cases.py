@@ -1,0 +1,181 @@
+"""Steps that look at the whole batch or at their own gradients, beside one device."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist.strategies
+import tfdist.training
+
+STRATEGY = tfdist.strategies.from_environment()
+# batches of 8, 8 and 5 examples
+X = np.random.RandomState(0).normal(size=(21, 4)).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+BATCH = 8
+
+Step = Callable[[Any, Any], dict[str, Any]]
+
+
+class Own(keras.Model):
+    """A model with two networks and a step that is given to it."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.net = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3)]
+        )
+        self.step = step
+
+    def call(self, inputs: Any) -> Any:
+        return self.net(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return self.step(self, data)
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[list[str]]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tfdist").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("tfdist").removeHandler(handler)
+
+
+def _trained(step: Step, scope: Any, *, rows: int = len(X), rate: float = 0.05, **options: Any) -> list[Any]:
+    keras.utils.set_random_seed(3)
+    with scope:
+        model = Own(step)
+        model.build((None, 4))
+        model.compile(keras.optimizers.SGD(rate), **options)
+    history = model.fit(X[:rows], Y[:rows], batch_size=BATCH, shuffle=False, verbose=0).history
+    return [*model.get_weights(), *map(np.array, history.values())]
+
+
+def _both(step: Step, *, rows: int = len(X), rate: float = 0.05, **options: Any) -> dict[str, Any]:
+    """Return how far weights and logs are from those of one device, and what is said."""
+    with _said() as said:
+        under = _trained(step, STRATEGY.scope(), rows=rows, rate=rate, **options)
+    one = _trained(step, contextlib.nullcontext(), rows=rows, rate=rate, run_eagerly=True)
+    return {"apart": max(float(np.abs(a - b).max()) for a, b in zip(under, one, strict=True)), "said": said}
+
+
+def _contrast(reduce: Callable[[Any], Any], axis: int) -> Step:
+    def step(model: Own, data: Any) -> dict[str, Any]:
+        replica = tf.distribute.get_replica_context()
+        number = replica.replica_id_in_sync_group
+        owners = replica.all_gather(tf.fill(tf.shape(data[0])[:1], number), axis=0)
+        places = tf.where(tf.equal(owners, number))[:, 0]
+        with tf.GradientTape() as tape:
+            queries, keys = model.net(data[0]), model.net(data[0] + 0.1 * data[1])
+            keys = keys if axis == 0 else tf.transpose(keys)
+            candidates = replica.all_gather({"keys": keys}, axis=axis)["keys"]
+            similar = 3.0 * tf.matmul(queries, candidates, transpose_b=axis == 0)
+            places = places[: tf.shape(queries)[0]]  # a replica without examples computes one, and has no place
+            similar = similar[: tf.shape(places)[0]]
+            loss = reduce(tf.nn.sparse_softmax_cross_entropy_with_logits(places, similar))
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return {"contrast": loss}
+
+    return step
+
+
+def contrast() -> dict[str, Any]:
+    """A contrastive loss with candidates from all replicas, of uneven batches and of one that leaves replicas empty."""
+    return {
+        "mean": _both(_contrast(tf.reduce_mean, 0)),
+        "columns": _both(_contrast(tf.reduce_mean, 1), steps_per_execution=3),
+        "empty": _both(_contrast(tf.reduce_mean, 0), rows=BATCH + 1),
+        "sum": _both(_contrast(tf.reduce_sum, 0), rate=0.0005),
+        "eagerly": _both(_contrast(tf.reduce_mean, 0), rows=BATCH + 5, run_eagerly=True),
+    }
+
+
+Use = Callable[[list[Any]], list[Any]]
+
+
+def _gradients(model: Own, data: Any, reduce: Callable[[Any], Any] = tf.reduce_mean) -> tuple[list[Any], Any]:
+    with tf.GradientTape() as tape:
+        loss = reduce(tf.square(tf.reduce_sum(model.net(data[0]), axis=1, keepdims=True) - data[1]))
+    return tape.gradient(loss, model.trainable_variables), loss
+
+
+def _using(use: Use, reduce: Callable[[Any], Any] = tf.reduce_mean) -> Step:
+    def step(model: Own, data: Any) -> dict[str, Any]:
+        gradients, loss = _gradients(model, data, reduce)
+        model.optimizer.apply(use(gradients), model.trainable_variables)
+        return {"value": loss}
+
+    return step
+
+
+def _clipped(norm: float) -> Use:
+    return lambda gradients: tf.clip_by_global_norm(gradients, norm)[0]
+
+
+def _first_reduced(use: Use) -> Use:
+    return lambda gradients: use(tfdist.training.reduced_gradients(gradients))
+
+
+def _logged(model: Own, data: Any) -> dict[str, Any]:
+    gradients, loss = _gradients(model, data)
+    model.optimizer.apply(gradients, model.trainable_variables)
+    return {"value": loss, "norm": tf.linalg.global_norm(gradients)}
+
+
+def _sharpness_aware(reduce: Callable[[Any], Any]) -> Step:
+    """SAM: the gradient at weights that were moved along the first one, applied to the weights from before."""
+
+    def step(model: Own, data: Any) -> dict[str, Any]:
+        first = reduce(_gradients(model, data)[0])
+        norm = tf.linalg.global_norm(first)
+        moves = [0.1 * gradient / (norm + 1e-12) for gradient in first]
+        for weight, move in zip(model.trainable_variables, moves, strict=True):
+            weight.assign_add(move)
+        second, loss = _gradients(model, data)
+        for weight, move in zip(model.trainable_variables, moves, strict=True):
+            weight.assign_sub(move)
+        model.optimizer.apply(second, model.trainable_variables)
+        return {"value": loss}
+
+    return step
+
+
+def what_is_said() -> dict[str, list[str]]:
+    """Return what is said of steps that use their gradients, linearly and otherwise."""
+
+    def said(step: Step) -> list[str]:
+        with _said() as sentences:
+            _trained(step, STRATEGY.scope(), rows=BATCH)
+        return sentences
+
+    return {
+        "clipped": said(_using(_clipped(0.1))),
+        "clipped late": said(_using(_clipped(1e6))),
+        "by value": said(_using(lambda gradients: [tf.clip_by_value(one, -1e6, 1e6) for one in gradients])),
+        "logged": said(_logged),
+        "sharpness": said(_sharpness_aware(lambda gradients: gradients)),
+        "centred": said(_using(lambda gradients: [one - tf.reduce_mean(one, axis=0) for one in gradients])),
+        "scaled": said(_using(lambda gradients: [2.0 * tf.cast(one, tf.float32) for one in gradients])),
+    }
+
+
+def reduced() -> dict[str, Any]:
+    """Steps that reduce their gradients before they use them."""
+    clip = _first_reduced(_clipped(0.5))
+    return {
+        "clipped": _both(_using(clip)),
+        "clipped late": _both(_using(_first_reduced(_clipped(30.0))), steps_per_execution=3),
+        "of a sum": _both(_using(clip, tf.reduce_sum)),
+        "empty": _both(_using(clip), rows=BATCH + 1),
+        "eagerly": _both(_using(clip), rows=BATCH + 5, run_eagerly=True),
+        "sharpness": _both(_sharpness_aware(tfdist.training.reduced_gradients)),
+    }

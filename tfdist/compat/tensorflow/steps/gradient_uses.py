@@ -1,0 +1,188 @@
+"""Reading off the graph of a step what it does with its own gradients: more than adding up and scaling them?
+
+The gradients of a batch are the mean, or the sum, of those of its parts. So is what is linear in them: scaled, centred
+or decayed gradients, sums of micro-batches. A norm, a limit, or a decision is not. Gradients that have a row for each
+example are another matter: their norms, as in a gradient penalty, belong to examples. A trace in which the number of
+examples is unknown tells the two apart by their shapes.
+
+Private names, read in TensorFlow 2.21.0: the names of operations that tapes make (`_gradient_function` of
+`backprop.py`) and those that the gradient of a function consists of (`gradients_util.py`);
+`Graph._get_function`, and `AtomicFunction.graph` of what it returns.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import sparse_rows
+
+_REDUCED = "tfdist_reduced_gradient"
+_OF_TAPE = re.compile(r"(^|/)gradient_tape/")
+_OF_FUNCTION = re.compile(r"(^|/)gradients(_\d+)?/")
+
+# linear in all inputs together; sizes and indices among these are no floating numbers
+_LINEAR = {"AddN", "Add", "AddV2", "Sub", "Neg", "Identity", "IdentityN", "Cast", "ConcatV2", "Pack", "Unpack"}
+_LINEAR |= {"Split", "SplitV", "Sum", "Mean", "Reshape", "ExpandDims", "Squeeze", "Transpose", "StopGradient"}
+_LINEAR |= {"PreventGradient", "EnsureShape", "CheckNumerics", "CheckNumericsV2", "BroadcastTo", "Tile", "Pad"}
+_LINEAR |= {"PadV2", "Slice", "StridedSlice", "GatherV2", "GatherNd", "Reverse", "ReverseV2", "Roll", "SegmentSum"}
+_LINEAR |= {"UnsortedSegmentSum", "ScatterNd", "TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"}
+_LINEAR |= {"Cumsum", "BiasAdd", "MatrixDiagV3", "MatrixDiagPartV3", "Select", "SelectV2", "DynamicStitch", "Real"}
+_LINEAR |= {"Imag", "Complex", "Conj"}
+# linear where one of the inputs has to do with gradients
+_PRODUCTS = {"Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv1D"}
+_PRODUCTS |= {"Conv2D", "Conv3D"}
+# linear in the first input, where the second has nothing to do with gradients
+_QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
+# nothing of the values of their inputs
+_OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"}
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+_CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase"}
+_LOOPS = {"While", "StatelessWhile"}
+_PASSES = 3  # over the body of a loop, until what it hands on is known
+
+
+class _State(NamedTuple):
+    """What is known of a tensor.
+
+    Attributes:
+        is_gradient: whether it depends on gradients, linearly in those of a batch.
+        use: the type of an operation, not linear in the gradients of a batch, that it depends on; or None.
+    """
+
+    is_gradient: bool
+    use: str | None
+
+
+_NOTHING = _State(False, None)
+_States = dict[Any, _State]
+
+
+def reduced(gradient: Any, *, is_alone: bool = False) -> Any:
+    """Return a gradient of the global batch, known as such in a graph.
+
+    Args:
+        gradient: equal on every replica: a tensor or `tf.IndexedSlices`.
+        is_alone: whether no other replica has it.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.identity(gradient, name=_REDUCED)
+    values = tf.identity(gradient.values, name=_REDUCED)
+    kind = sparse_rows.RowKind.COMMON
+    indices = gradient.indices if is_alone else sparse_rows.marked(gradient.indices, kind)
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def uses(values: Sequence[Any]) -> list[str | None]:
+    """Return for each value the type of an operation that makes it no linear function of the gradients of a batch.
+
+    Args:
+        values: tensors, `tf.IndexedSlices`, or nests of them, of one function that was traced for any number of
+            examples.
+    """
+    tensors = [_tensors(value) for value in values]
+    first = next((one for several in tensors for one in several), None)
+    if first is None or not hasattr(first, "graph"):
+        return [None] * len(values)
+    states = _states_of(first.graph, {}, is_function=False)
+    return [_first(states.get(one.ref(), _NOTHING).use for one in several) for several in tensors]
+
+
+def _tensors(value: Any) -> list[tf.Tensor]:
+    flat = [one for one in tf.nest.flatten(value) if one is not None]
+    return [one.values if isinstance(one, tf.IndexedSlices) else one for one in flat]
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((use for use in found if use is not None), None)
+
+
+def _states_of(graph: Any, given: Mapping[Any, _State], *, is_function: bool) -> _States:
+    """Return the states of all tensors of a graph.
+
+    Args:
+        graph: whose operations stand in an order in which they can run.
+        given: states of its inputs.
+        is_function: whether it is that of a function which another calls.
+    """
+    states: _States = dict(given)
+    for op in graph.get_operations():
+        inputs = [states.get(one.ref(), _NOTHING) for one in op.inputs]
+        is_of_tape = _OF_TAPE.search(op.name) or (is_function and _OF_FUNCTION.search(op.name))
+        for output, state in zip(op.outputs, _outputs(op, inputs, is_of_tape=bool(is_of_tape)), strict=True):
+            if output.ref() not in states:
+                states[output.ref()] = state
+    return states
+
+
+def _outputs(op: Any, inputs: list[_State], *, is_of_tape: bool) -> list[_State]:
+    use = _first(state.use for state in inputs)
+    if op.type == "Identity" and _REDUCED in op.name:
+        return [_State(False, use)]
+    if is_of_tape:
+        return [_State(output.dtype.is_floating, use) for output in op.outputs]
+    if op.type in _OF_SHAPE or not any(state.is_gradient or state.use for state in inputs):
+        return [_NOTHING] * len(op.outputs)
+    if op.type in _CALLS:
+        return _called(op, op.get_attr("f"), inputs)
+    if op.type in _CONDITIONS and not inputs[0].is_gradient:
+        names = ("then_branch", "else_branch") if op.type.endswith("If") else ("branches",)
+        branches = [one for name in names for one in _listed(op.get_attr(name))]
+        found = [_called(op, branch, inputs[1:]) for branch in branches]
+        decided = [_State(False, inputs[0].use)] * len(op.outputs)
+        return [_either(several) for several in zip(decided, *found, strict=True)]
+    if op.type in _LOOPS:
+        return _looped(op, inputs)
+    own = [number for number, state in enumerate(inputs) if state.is_gradient]
+    if not own:
+        return [_State(False, use)] * len(op.outputs)
+    if _is_linear(op, own):
+        return [_State(True, use)] * len(op.outputs)
+    if not any(op.inputs[number].shape.is_fully_defined() for number in own):  # of each example by itself
+        return [_State(output.dtype.is_floating, use) for output in op.outputs]
+    return [_State(False, use or op.type)] * len(op.outputs)
+
+
+def _is_linear(op: Any, own: list[int]) -> bool:
+    """Return whether an operation is linear in those of its inputs that are gradients."""
+    if op.type == "Cast":
+        return bool(op.outputs[0].dtype.is_floating)
+    if op.type in _PRODUCTS:
+        return len(own) == 1
+    if op.type in _QUOTIENTS:
+        return own == [0]
+    # what sends a gradient back, in a gradient that a user has defined, is linear in that gradient
+    return op.type in _LINEAR or "Grad" in op.type or "Backprop" in op.type
+
+
+def _listed(attr: Any) -> list[Any]:
+    return list(attr) if isinstance(attr, (list, tuple)) else [attr]
+
+
+def _either(several: Sequence[_State]) -> _State:
+    return _State(any(state.is_gradient for state in several), _first(state.use for state in several))
+
+
+def _function(op: Any, attr: Any) -> Any:
+    found = op.graph._get_function(attr.name)
+    return None if found is None else found.graph
+
+
+def _called(op: Any, attr: Any, inputs: Sequence[_State]) -> list[_State]:
+    """Return the states of what a function returns; of one that cannot be read, as of an operation that is unknown."""
+    graph = _function(op, attr)
+    if graph is None:
+        return [_State(False, _first(state.use for state in inputs) or op.type)] * len(op.outputs)
+    given = {one.ref(): state for one, state in zip(graph.inputs, inputs, strict=False)}
+    states = _states_of(graph, given, is_function=True)
+    found = [states.get(one.ref(), _NOTHING) for one in graph.outputs]
+    return [*found, *([_NOTHING] * len(op.outputs))][: len(op.outputs)]
+
+
+def _looped(op: Any, inputs: list[_State]) -> list[_State]:
+    """Return the states of what a loop returns: what it is given, or what its body makes of that."""
+    for _ in range(_PASSES):
+        inputs = [_either(pair) for pair in zip(inputs, _called(op, op.get_attr("body"), inputs), strict=True)]
+    decision = _called(op, op.get_attr("cond"), inputs)[0].use
+    return [_State(state.is_gradient, state.use or decision) for state in inputs]
