@@ -293,6 +293,23 @@ def test_an_optimizer_that_its_first_step_builds_is_on_every_replica(pool: Worke
     assert all("replica" not in name for name in seen["names"])
 
 
+@pytest.mark.parametrize(
+    ("options", "only"),
+    [
+        ({"steps_per_execution": 2}, None),
+        ({"jit_compile": True}, None),
+        ({"run_eagerly": True}, ["Nadam", "ScheduleFreeAdamW"]),
+    ],
+    ids=str,
+)
+def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(
+    pool: WorkerPool, options: dict[str, Any], only: list[str] | None
+) -> None:
+    seen = call(pool, "apart", cases="first_step_cases", cases_of="mirrored_cases", options=options, only=only)
+    assert len(seen) >= 20 or only
+    assert {name: apart for name, apart in seen.items() if apart > 1e-5} == {}
+
+
 def test_observers_are_told_of_as_many_steps_as_the_model_counts(pool: WorkerPool) -> None:
     seen = call(pool, "of_replicas", cases="step_cases")
     for name, case in seen.items():

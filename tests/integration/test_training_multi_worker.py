@@ -303,3 +303,9 @@ def test_keras_that_is_not_recognised_is_refused(pool: WorkerPool) -> None:
     for reply in pool.call("refusal_cases:loop_of_ones_own", {"cases_of": "multi_worker_cases"}, timeout_seconds=60):
         assert reply.status == "returned", reply.detail
         assert reply.value == {"traced": 2.0, "eager": [2.0], "replicas": 2, "count": 3.0}
+
+
+def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(pool: WorkerPool) -> None:
+    only = ["Nadam", "ScheduleFreeAdamW", "Adafactor", "LossScaleOptimizer"]
+    for seen in call(pool, "apart", cases="first_step_cases", cases_of="multi_worker_cases", options={}, only=only):
+        assert {name: apart for name, apart in seen.items() if apart > 1e-5} == {}

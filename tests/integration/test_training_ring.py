@@ -250,3 +250,11 @@ def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Pa
     lines = re.findall(rf"RingStrategy {source} 2 (-?\d+\.\d+)", output)
     assert len(lines) == 2
     assert lines[0] == lines[1]
+
+
+def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(
+    pools: dict[tuple[int, int], WorkerPool],
+) -> None:
+    asked = {"options": {}, "only": ["Nadam", "ScheduleFreeAdamW", "Adafactor", "LossScaleOptimizer"]}
+    for seen in call(pools[2, 2], "apart", "first_step_cases", cases_of="ring_cases", **asked):
+        assert {name: apart for name, apart in seen.items() if apart > 1e-5} == {}

@@ -336,6 +336,14 @@ def copies(variable: Any) -> list[Any]:
     return list(variable.values) if isinstance(variable, values.DistributedVariable) else [variable]
 
 
+def equalise_copies(variable: Any) -> None:
+    """Give the copies of a variable on this process's replicas the value of the first one, eagerly."""
+    if isinstance(variable, values.MirroredVariable):
+        first, *others = variable.values
+        for other in others:
+            other.assign(first)
+
+
 def values_of_copies(variable: Any) -> list[Any]:
     """Return the value of each copy of a variable on this process's replicas, of what replicas add up the sum.
 

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.monitor.recording import graph
@@ -85,15 +86,18 @@ def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:
 
     In a step the gradient is the mean over the examples of all replicas; elsewhere their sum, as TensorFlow has it.
     """
+    variables = None if variables is None else list(variables)
     own = sharding.of(optimizer)
+    if own is None:
+        build(optimizer, variables)
     with shards.updated(optimizer, variables) if own is None else own.updating(optimizer, variables):
         _reduce_and_apply(optimizer, grads, variables)
 
 
 def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
     if not getattr(optimizer, "reduces_by_itself", False):
-        if variables is not None and sharding.of(optimizer) is not None:
-            keras_optimizer.build(optimizer, variables)  # which decides what is whose
+        if sharding.of(optimizer) is not None:
+            build(optimizer, variables)  # which decides what is whose
         gradients = reducer.present(grads, variables, optimizer)
         over_replicas = reducer.OverReplicas(reducer.choices_of(optimizer))
         weighted = reducer.weighted(gradients, weight(optimizer, gradients))
@@ -102,6 +106,25 @@ def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
         reduced = sharding.reduced(optimizer, weighted, present, over_replicas, scale=scale)
         grads = reducer.in_their_places([gradient.value for gradient in reduced], grads)
     type(optimizer).apply(optimizer, grads, variables)
+
+
+def build(optimizer: Any, variables: Any) -> None:
+    """Build an optimizer in its first step, outside of what is traced, with equal values on all replicas.
+
+    In a graph what begins with a value, and no function that makes it, would begin with a tensor of that graph. The
+    replica that comes first makes the variables of all, and what it assigns to them is assigned to its own copies.
+
+    Args:
+        optimizer: a Keras optimizer.
+        variables: what it will update; None: it was built before.
+    """
+    if variables is None or optimizer.built:
+        return
+    with tf.init_scope():
+        keras_optimizer.build(optimizer, variables)
+        for one in keras_optimizer.chain(optimizer):
+            for variable in one.variables:
+                tf_strategies.equalise_copies(keras_variables.value_of(variable))
 
 
 def with_gradients(grads: list[Any], variables: Any, optimizer: Any) -> list[Any]:

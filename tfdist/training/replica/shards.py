@@ -30,8 +30,6 @@ def updated(optimizer: Any, variables: Any, lying: Callable[[Any], Any] = sharde
         UnsupportedError: it may look at the whole of a variable that is cut, or at several that are apart, or
             compresses gradients.
     """
-    if variables is not None and not optimizer.built and any(map(sharded.sharding_of, variables)):
-        keras_optimizer.build(optimizer, list(variables))
     weights = keras_optimizer.known_variables(optimizer) if variables is None else list(variables)
     parts = Parts(weights, lying)
     if not parts:
