@@ -139,7 +139,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "initialized.py": {"_context_handle": context.context},
     "tensorflow/data.py": {
         **each("_inputs _variant_tensor _options_attr", lambda: tf.data.Dataset.range(2)),
-        **each("_element_spec _flat_output_shapes _flat_output_types _iterator_resource", elements),
+        **each("_dataset _element_spec _flat_output_shapes _flat_output_types _iterator_resource", elements),
         "_MapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
         "_ParallelMapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
         "_PrefetchDataset": lambda: importlib.import_module("tensorflow.python.data.ops.prefetch_op"),

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from tests.integration.forks import HELD, KERNEL, OPTIMIZED, SERVER, Fork, Forks, Jobs, wait_for
+from tests.integration.forks import HELD, KERNEL, OPTIMIZED, SERVER, TAKEN_APART, Fork, Forks, Jobs, wait_for
 from tests.integration.light import python_path
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.pool import worker
@@ -240,13 +240,16 @@ def without_taking_all_apart() -> Iterator[None]:
     """End the process after the block as Python does, but leave its objects where they are.
 
     To take them apart copies every page that is shared with the process that forks: a fifth of a second, as much as a
-    short training. What has failed is left to Python, and so are the forks of the block's process.
+    short training. What has failed is left to Python, and so are the forks of the block's process and what asks for it.
     """
     try:
         yield
         code: object = None
     except SystemExit as end:
         code = end.code
+    if TAKEN_APART in os.environ:
+        atexit.unregister(gc.freeze)  # which `light.starting` has registered
+        sys.exit(code)  # type: ignore[arg-type]
     if not isinstance(code, int | None):
         print(code, file=sys.stderr)
         code = 1

@@ -32,6 +32,8 @@ READY_SECONDS = 600
 # The matrix trains rows of every kind under every strategy with it, and the recipes run with it. To leave oneDNN out
 # too would save a fifteenth, but convolutions cost twice as much without it, and TensorFlow does not count memory.
 OPTIMIZED = "TESTS_OPTIMIZE_GRAPHS"
+# In the environment of a fork: Python ends as it does for users, and frees every object.
+TAKEN_APART = "TESTS_TAKE_ALL_APART"
 # In the environment of a job that begins when its standard input ends: who starts it may set limits before.
 HELD = "TESTS_HELD"
 # A command of a fork: be a kernel of Jupyter.

@@ -7,6 +7,8 @@ with no examples until the last one is done. Of what `tfdist.data.read` returns,
 """
 
 import enum
+import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,9 @@ from tfdist.training.layout import Layout
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import step, unlike_rows
 
+END_SECONDS = 10.0  # for an element that is being made when a call ends
+
+_log = logging.getLogger("tfdist")
 _Policy = tf.data.experimental.AutoShardPolicy
 # What these functions do to tensors is graph operations already, and AutoGraph takes tenths of a second to see that.
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -93,13 +98,13 @@ class Input:
             self.element_spec = tf_data.without_nones(dataset.element_spec)
             elements, self.layout = _slices(dataset, self.source, local_replicas, workers, part, parts)
         self._dataset = (elements if tee is None else tee(elements, self)).prefetch(2)
+        self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
     def __iter__(self) -> Epoch:
         # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
         # that is made, and Keras makes some that it does not use.
-        elements = tf_data.iterator(self._dataset, self._failure)
-        return Epoch(
-            elements,
+        epoch = Epoch(
+            tf_data.iterator(self._dataset, self._failure),
             self.layout,
             self._walk(),
             failure=self._failure,
@@ -107,6 +112,18 @@ class Input:
             took=self._took,
             gives_places=self._gives_places,
         )
+        self._epochs.add(epoch)
+        return epoch
+
+    def end(self) -> None:
+        """End the epochs: no thread makes batches ahead afterwards, and nothing is left to end with the process."""
+        ended = [epoch.end(seconds=END_SECONDS) for epoch in self._epochs]
+        if not all(ended):
+            _log.warning(
+                "tfdist: the input still makes an element %g s after the call of Keras that has read it has ended. The "
+                "script goes on; a generator that waits for what never comes should be told to return.",
+                END_SECONDS,
+            )
 
     def _walk(self) -> Walk:
         if self.workers.count == 1:

@@ -156,6 +156,11 @@ class Epoch:
         self._count(count)
         return count
 
+    def end(self, *, seconds: float) -> bool:
+        """Let go of the input and of what was made ahead; return whether that has ended within so many seconds."""
+        self._has_ended = True
+        return not tf_data.end([self._elements], seconds=seconds)
+
     def _begin_once(self) -> None:
         if self._begin is not None:
             self._begin()

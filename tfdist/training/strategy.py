@@ -14,7 +14,7 @@ from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError
-from tfdist.training import callbacks
+from tfdist.training import call_ends, callbacks, process_end
 from tfdist.training import model as models
 from tfdist.training.checks import untested
 from tfdist.training.data import Input, Source, Tee
@@ -94,6 +94,7 @@ class KerasTraining:
             ...     model = keras.Sequential([keras.layers.Dense(1)])
             ...     model.compile("sgd", "mse")
         """
+        process_end.end_inputs_with_process()
         self._adopt_caller()
         return super().scope()  # type: ignore[misc]
 
@@ -134,6 +135,7 @@ class KerasTraining:
             gives_places=self._predicts_from_input and keras_model.is_predicting(caller),
             tee=self.tee,
         )
+        call_ends.at_end(caller, distributed.end)
         if distributed.source is Source.OWN:
             keras_model.set_batches(epoch_iterator, distributed.batches)
         return distributed
@@ -239,6 +241,7 @@ class KerasTraining:
 
     def _take(self, model: Any) -> None:
         untested.require(tf.__version__, keras.__version__)
+        call_ends.watch(model)
         self._adopt(model)
 
 

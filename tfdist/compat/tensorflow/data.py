@@ -6,19 +6,30 @@ what a function that is traced takes for an iterator. Eagerly it asks for each e
 deleted for it, and a call of another thread to another task, which looks at the executors of all threads, may find the
 deleted one: TensorFlow ends the process then ("Mutex corrupt"). So the operation is called without one, which also
 takes a third of the time (`_iterator_resource`, `_flat_output_types`, `_flat_output_shapes`, `_element_spec`,
-`structure`).
+`structure`). `_dataset` is what an iterator reads; one that stands for another has none.
+
+A dataset that calls Python (`from_generator`, `py_function`) and works ahead has a thread that waits for that call.
+TensorFlow frees an iterator with its last reference, and waits for that thread then. At the interpreter's end the
+garbage collector frees what is left in cycles, and no other thread gets Python's lock any more: the process stays for
+ever. So iterators are ended before (`end`), in a thread that does not hold Python's lock while it waits: an iterator is
+freed there, or, if something else still refers to it, is given an empty dataset by the operation `MakeIterator`.
 """
 
 import contextlib
 import functools
+import gc
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.data.util import structure
+
+_REFERENCES = 2  # that `sys.getrefcount` counts of what a local variable alone refers to
 
 
 def shard_by_files(dataset: tf.data.Dataset, workers: int, index: int) -> tf.data.Dataset:
@@ -83,6 +94,8 @@ class _Raising(OwnedIterator):
             return self._taken()
 
     def _taken(self) -> Any:
+        if self._iterator_resource is None:
+            raise tf.errors.OutOfRangeError(None, None, "the iterator has been ended")
         if not tf.executing_eagerly() or not tf.config.experimental.get_synchronous_execution():
             return super().get_next()
         tensors = tf.raw_ops.IteratorGetNext(
@@ -111,6 +124,48 @@ def raising(find: Callable[[str], Exception | None]) -> Iterator[None]:
         if found is None:
             raise
         raise found.with_traceback(None) from found.__cause__
+
+
+def end(iterators: Iterable[Any], *, seconds: float) -> int:
+    """End iterators of datasets; they have no elements from now on. Return how many are still at work.
+
+    Those go on in threads of their own, and end when what they wait for returns.
+
+    Args:
+        iterators: what ``iter`` has returned for datasets.
+        seconds: how long to wait for elements that are being made now.
+    """
+    deadline = time.monotonic() + seconds
+    threads = [threading.Thread(target=_end, args=(one,), name="tfdist-end-input", daemon=True) for one in iterators]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return sum(thread.is_alive() for thread in threads)
+
+
+def alive() -> list[Any]:
+    """Return every iterator of a dataset in this process, whoever made it."""
+    return [one for one in gc.get_objects() if issubclass(type(one), OwnedIterator)]
+
+
+def _end(iterator: Any) -> None:
+    dataset, resource = getattr(iterator, "_dataset", None), iterator._iterator_resource
+    if resource is None or dataset is None or tf.is_symbolic_tensor(resource) or not _is_local(resource):
+        return  # it has ended, stands for another one, is part of a graph, or another process has it
+    if isinstance(iterator, _Raising):
+        iterator._iterator_resource = None
+        if sys.getrefcount(resource) == _REFERENCES:
+            return  # the last reference goes with this function
+    with contextlib.suppress(tf.errors.OpError), tf.device(resource.device):
+        tf.raw_ops.MakeIterator(dataset=dataset.take(0)._variant_tensor, iterator=resource)
+
+
+def _is_local(resource: tf.Tensor) -> bool:
+    with tf.device("CPU:0"):
+        here = tf.constant(0).device
+    task, _, _ = here.rpartition("/device:")
+    return bool(resource.device.startswith(f"{task}/"))
 
 
 class Wrapped(tf.data.Dataset):
