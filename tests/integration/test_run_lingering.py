@@ -1,13 +1,16 @@
-"""Wherever a script has code of its own, the agent does not take it for a step that does not go on.
+"""Code of the script's own is not taken for a step that hangs; a process that stays after its script is ended.
 
-What the page says there decides it, by a pure function, so that nobody has to wait: `tests/soak/linger.py` does.
+Of the first, what the page says there decides, by a pure function, so that nobody has to wait: `tests/soak/linger.py`
+does.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.integration.agents import another_host, finished
 from tests.integration.forks import Forks
 from tfdist.launch.supervision.hangs import INPUT_SECONDS, Patience, allowed_seconds
 from tfdist.monitor.phases import Activity
@@ -56,3 +59,56 @@ def test_nobody_is_blamed_for_the_time_of_the_user(kind: str, forking: Forks, tm
         }
         assert impatient == {}
         assert set(one["within"]) == OF_A_STEP[kind], "a step that is under way is known to be"
+
+
+# what is left to Python's end: it holds its lock and waits, as a library's thread may
+STAYS = """
+import ctypes
+class Stays:
+    def __del__(self, pause=ctypes.PyDLL(None).pause):
+        pause()
+sys.modules["stays"] = Stays()
+"""
+# a function that Python calls at the end, and that does not return
+UPLOADS = """
+import atexit
+atexit.register(signal.pause)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "place", "hosts"),
+    [
+        (STAYS, 0, "pause", False),
+        (STAYS, 3, "pause", False),
+        (UPLOADS, 0, "--exit-seconds", False),
+        (STAYS, 0, "", True),
+    ],
+    ids=["a library", "a library, and a code", "a function of atexit", "on another host"],
+)
+def test_a_process_that_stays_after_its_script_is_told_and_ended(
+    body: str, code: int, place: str, hosts: bool, script: Callable[[str], Path], shared: Path
+) -> None:
+    where = ("--hosts", "one=127.0.0.2:2", "--ssh-command", f"'{another_host(shared)}'") if hosts else ("-n", 2)
+    path = script(body + f"tell(f'script {{ME}}')\nsys.exit({code})\n")
+    ended, _, said = finished(*where, "--exit-seconds", 0.5, path, shared=shared)
+    assert ended == code, said
+    assert {path.name for path in shared.glob("script *")} == {"script 0", "script 1"}
+    for worker in range(2):
+        assert f"worker {worker} does not end" in said
+        assert f"exit code {code}" in said
+    assert place in said
+
+
+def test_what_a_script_does_at_its_end_may_take_its_time(script: Callable[[str], Path], shared: Path) -> None:
+    last = script("""
+        import atexit, threading
+        def upload():
+            wait_told("go on")
+            print("uploaded", flush=True)
+        atexit.register(upload)
+        threading.Thread(target=lambda: (time.sleep(1.5), tell("go on"))).start()
+    """)
+    ended, written, said = finished(last, shared=shared)
+    assert (ended, written) == (0, "uploaded\n"), said
+    assert "does not end" not in said

@@ -142,6 +142,7 @@ def test_workers_on_several_hosts_know_their_place_on_each() -> None:
         {"workers": 2, "max_workers": 3, "parameter_servers": 1},
         {"hang_seconds": 0},
         {"stall_seconds": -1},
+        {"exit_seconds": 0},
         {"environment": [("A", "1")]},
         {"environment": {"A": 1}},
         {"environment": {"A=B": "1"}},

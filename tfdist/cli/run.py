@@ -34,6 +34,7 @@ from tfdist.launch.plan.choice import (
     server_count,
 )
 from tfdist.launch.plan.config import COPY_BANDWIDTH
+from tfdist.launch.plan.spec import EXIT_SECONDS
 from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.sbatch import searches
 from tfdist.measurement.sizes import as_bytes
@@ -160,6 +161,7 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2, by ssh; --engine slurm: there.")
 # what few need is in the page
 @click.option("--stall-seconds", type=float, default=1800.0, metavar="S", hidden=True)
+@click.option("--exit-seconds", type=float, default=EXIT_SECONDS, metavar="S", hidden=True)
 @click.option("--evict-seconds", type=float, default=30.0, metavar="S", hidden=True)
 @click.option("--engine", type=click.Choice(["local", *ENGINES]), metavar="NAME", hidden=True)
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
@@ -198,6 +200,7 @@ def command(
     max_workers: int | None,
     hang_seconds: float,
     stall_seconds: float,
+    exit_seconds: float,
     standby: bool,
     evict_stragglers: bool,
     evict_seconds: float,
@@ -270,6 +273,7 @@ def command(
         max_workers=max_workers,
         hang_seconds=hang_seconds,
         stall_seconds=stall_seconds,
+        exit_seconds=exit_seconds,
         standby=standby,
         evict_stragglers=evict_stragglers,
         evict_seconds=evict_seconds,

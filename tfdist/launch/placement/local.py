@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import TfdistError
+from tfdist.launch.placement import lingering
 from tfdist.launch.placement.base import Handle, Site
 from tfdist.launch.plan import gpus
 from tfdist.launch.plan.spec import WorkerSpec
@@ -101,6 +102,8 @@ class LocalProcess:
         self._was_asked = False
         self._lock = threading.Lock()  # held while the number of the process is used, or given back
         self._closed = False
+        self._lingering = lingering.Lingering(spec)
+        self._code_of_script: int | None = None  # of a process that was killed because it did not end
         guard.watch(self.pid)
 
     @property
@@ -124,9 +127,9 @@ class LocalProcess:
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         """Wait until it has ended; return its exit code, the negative number of a signal, or None if it goes on."""
-        if timeout_seconds is None and self._returncode is None:
-            with contextlib.suppress(ChildProcessError):  # somebody else has waited, and closed it
-                self._note(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT))
+        while timeout_seconds is None and not self._has_ended():
+            self._end_if_it_lingers()
+            lingering.wait_for_end(self.pid, lingering.LOOK_SECONDS)
         deadline = time.monotonic() + (timeout_seconds or 0.0)
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -155,6 +158,18 @@ class LocalProcess:
         for descriptor in self.outputs.values():
             os.close(descriptor)
 
+    def _end_if_it_lingers(self) -> None:
+        """Kill the process, and it alone, if it stays after its script has ended; the script's exit code is its own."""
+        text, code = ("", None) if self._code_of_script is not None else self._lingering.look()
+        if text:
+            lingering.tell(self.pid, text)
+        if code is None:
+            return
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if not self._closed:
+                self._code_of_script = code
+                os.kill(self.pid, signal.SIGKILL)
+
     def _is_exiting(self) -> bool:
         """Whether nothing of it runs any more: a process that is killed closes its connections before it has ended."""
         try:
@@ -175,6 +190,8 @@ class LocalProcess:
         if result is not None:
             exited = result.si_code == os.CLD_EXITED
             self._returncode = result.si_status if exited else -result.si_status
+            if self._code_of_script is not None and self._returncode == -signal.SIGKILL:
+                self._returncode = self._code_of_script
 
 
 class LocalPlacement:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.launch.plan.hosts import Remote
+from tfdist.launch.plan.spec import EXIT_SECONDS
 from tfdist.validation import boolean, integer, number, shown, text
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
@@ -31,6 +32,8 @@ class LaunchConfig:
         max_workers: it can be asked for so many; by default for ``workers`` only.
         hang_seconds: what a step may take at least before the workers count as hanging.
         stall_seconds: what may take any other thing that they say they do.
+        exit_seconds: what threads and functions of `atexit` may take after the script has ended; then the process is
+            killed, and the script's exit code counts.
         standby: whether a second set of workers runs the script up to its first step, and takes over after a failure.
         evict_stragglers: whether a worker that stays slow is replaced by a standby, or left out; with ``monitor``.
         evict_seconds: for how long it must have been slow; for each eviction twice as long as for the one before.
@@ -69,6 +72,7 @@ class LaunchConfig:
     max_workers: int | None = None
     hang_seconds: float = 2.0
     stall_seconds: float = 1800.0
+    exit_seconds: float = EXIT_SECONDS
     standby: bool = False
     evict_stragglers: bool = False
     evict_seconds: float = 30.0
@@ -96,6 +100,7 @@ class LaunchConfig:
         integer("max_restarts (--max-restarts)", self.max_restarts, minimum=0, maximum=MAX_RESTARTS)
         number("hang_seconds (--hang-seconds)", self.hang_seconds, above=0, maximum=86_400)
         number("stall_seconds (--stall-seconds)", self.stall_seconds, above=0, maximum=30 * 86_400)
+        number("exit_seconds (--exit-seconds)", self.exit_seconds, above=0, maximum=30 * 86_400)
         if self.min_workers is not None:
             integer("min_workers (--min-workers)", self.min_workers, minimum=1, maximum=self.workers)
         if self.max_workers is not None:

@@ -105,6 +105,7 @@ def plan(
                 peers=tuple(dict.fromkeys(hosts)),
                 key=key if role.in_step else "",
                 gpus=_gpus(config, tasks, index, hosts),
+                exit_seconds=config.exit_seconds,
             )
         )
     return tuple(result)

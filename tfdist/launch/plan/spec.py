@@ -7,6 +7,7 @@ from pathlib import Path
 from tfdist.cluster import job_key
 from tfdist.cluster.values import TaskId
 
+EXIT_SECONDS = 300.0
 BOTH = frozenset({1, 2})  # standard output and standard error
 
 # What gRPC reads, in this order and in lower case only: with a proxy it sends even 127.0.0.1 there, and waits for ever.
@@ -30,6 +31,7 @@ class WorkerSpec:
         peers: the hosts of all processes of the job, which it reaches without a proxy.
         key: of the job, handed to it in its environment; empty: it gets none. It is shown nowhere.
         gpus: the places of those that it sees among the GPUs of its host; None: all that there are.
+        exit_seconds: what its threads and functions of `atexit` may take after the script has ended.
         piped: its streams that go through the agent: standard output (1) and error (2), error alone, or none. Without
             output it has the agent's input, too.
     """
@@ -45,6 +47,7 @@ class WorkerSpec:
     peers: tuple[str, ...] = ()
     key: str = field(default="", repr=False)
     gpus: tuple[int, ...] | None = None
+    exit_seconds: float = EXIT_SECONDS
     piped: frozenset[int] = BOTH
 
     @property

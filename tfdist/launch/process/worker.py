@@ -5,7 +5,8 @@
 
 The script finds `__main__`, `sys.argv` and `sys.path[0]` as it would without this file. An exception that nobody
 caught, or an exit with a code that is not 0, is written to TFDIST_ERROR_FILE as JSON, under another name first, so that
-the file is complete once it exists. Beside it is written which files AutoGraph makes where temporary files belong: it
+the file is complete once it exists. Beside it is noted with which code the script has ended, for the case that the
+process does not end (`end_note`), and which files AutoGraph makes where temporary files belong: it
 removes them when the process ends, and cannot when that is killed. This file imports the standard library only: it is
 started by its path, and nothing of tfdist is loaded before the script asks for it.
 """
@@ -15,6 +16,7 @@ import sys
 from types import TracebackType
 from typing import NoReturn
 
+END_NOTE = ".ended"
 LISTING, GENERATED = ".generated", "__autograph_generated_file"
 STACKS = 11  # the signal after SIGRTMIN at which this process writes where it stands; `monitor.stacks` sends it
 PR_SET_PDEATHSIG = 1
@@ -35,20 +37,25 @@ def main(argv: list[str]) -> None:
     if "TFDIST_ERROR_FILE" in os.environ:
         list_generated_files(os.environ["TFDIST_ERROR_FILE"] + LISTING)
     process = os.getpid()
+    end = End(os.environ.get("TFDIST_ERROR_FILE"))
     try:
         run_as_main(target, arguments, is_module=kind == "--module")
+        end.note(0)
     except SystemExit as error:
         code = _exit_code(error)
+        end.note(code)
         if code != 0 and os.getpid() == process:  # a fork of the script ends here too, and is not the worker
             record(error, exit_code=code)
         raise
     except KeyboardInterrupt as error:
         if os.getpid() == process:
             record(error, exit_code=130)
+        end.note(130)
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker and is recorded
         if os.getpid() == process:
             record(error, exit_code=1)
+        end.note(1)
         _end_as_uncaught(error)
 
 
@@ -115,6 +122,43 @@ def list_generated_files(listing: str) -> None:
             pass  # the disk is full, or the job is ending: a file may be left then
 
     sys.addaudithook(hook)
+
+
+class End:
+    """Notes that the script has ended, and again when no code of it runs any more: `end_note` reads both.
+
+    Args:
+        path: of the record of a failure, beside which it is noted; None: nobody reads it.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        import atexit
+
+        self._path = path
+        self._process = os.getpid()
+        self._code: int | None = None
+        atexit.register(self._note_again)  # called behind all functions that the script registers
+
+    def note(self, exit_code: int) -> None:
+        """Note that the script has ended with this code; its threads and functions of `atexit` may still run."""
+        self._code = exit_code
+        self._write(runs_python=True)
+
+    def _note_again(self) -> None:
+        self._write(runs_python=False)
+
+    def _write(self, *, runs_python: bool) -> None:
+        if not self._path or self._code is None or os.getpid() != self._process:
+            return  # a fork of the script ends too, and is not the worker
+        import contextlib
+        import json
+        import time
+
+        with contextlib.suppress(OSError):
+            temporary = f"{self._path}{END_NOTE}.{self._process}"
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump({"exit_code": self._code, "clock": time.monotonic(), "runs_python": runs_python}, file)
+            os.replace(temporary, f"{self._path}{END_NOTE}")
 
 
 def record(error: BaseException, *, exit_code: int) -> None:

@@ -50,7 +50,7 @@ def ask(targets: Sequence[Target], *, seconds: float = 5.0, spies: bool = True) 
     """
     deadline = time.monotonic() + seconds
     found: dict[str, tuple[tuple[Thread, ...], str]] = {}
-    program = _py_spy() if spies else None
+    program = py_spy() if spies else None
     if program is not None:
         found = {name: (threads, "py-spy") for name, threads in _spied(program, targets, deadline).items()}
     asked = [one for one in targets if one.name not in found]
@@ -62,7 +62,8 @@ def ask(targets: Sequence[Target], *, seconds: float = 5.0, spies: bool = True) 
     )
 
 
-def _py_spy() -> str | None:
+def py_spy() -> str | None:
+    """Return the path of py-spy, beside the interpreter or where commands are found; None where there is none."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
