@@ -38,7 +38,7 @@ def target(tmp_path: Path) -> Iterator[Target]:
 
 
 def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_py_spy", lambda: None)
+    monkeypatch.setattr(asking, "py_spy", lambda: None)
 
 
 def test_a_process_is_asked_again_and_again(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
