@@ -27,7 +27,8 @@ with strategy.scope():
     layers = [keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization(synchronized=True)]
     more = [keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((3,)), *layers, *more])
-    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+    # three batches in an epoch: the last execution of each has one
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"], steps_per_execution=2)
 backup = tfdist.callbacks.BackupAndRestore("backups")
 model.fit(x, y, batch_size=batch, epochs=5, validation_split=0.1, callbacks=[backup], verbose=0)
 sys.exit("the steps were not ended")

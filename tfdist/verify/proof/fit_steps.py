@@ -72,7 +72,8 @@ class Recorder(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Write what a step has made."""
-        self._run.batches[-1] = batch + 1
+        known = self.params.get("steps")  # of an epoch, whose last execution may have fewer
+        self._run.batches[-1] = batch + 1 if known is None else min(batch + 1, known)
         self._run.epochs.append(len(self._run.batches) - 1)
         self._write(logs)
         if sum(self._run.batches) >= self._steps:
@@ -112,7 +113,7 @@ def under_strategy(
         )
     run = Run(replicas=strategy.num_replicas_in_sync, workers=strategy.workers.count)
     files = StateFiles(folder, STRATEGY, worker)
-    written = fit_input.Written(folder, worker, steps)
+    written = fit_input.Written(folder, worker, steps + model.steps_per_execution)  # the last execution is whole
     strategy.tee = written
     with _prepared(model, arguments, run) as given:
         given["callbacks"].append(Recorder(steps, files, run))
@@ -234,8 +235,10 @@ def _same_batches(own: list[list[Any]], under: list[Any], counts: list[int], run
     for mine, count in zip(own, counts, strict=True):
         theirs = [batch for _, batch in zip(range(count), recorded, strict=False)]
         for place in range(count):
-            if place < len(mine) and place < len(theirs):
+            if place < min(len(mine), len(theirs)):
                 other, detail = fit_input.difference(theirs[place], mine[place])
+            elif place >= max(len(mine), len(theirs)):  # of an execution that was cut short
+                continue
             else:
                 there = "on one device" if place < len(mine) else "under the strategy"
                 other, detail = "rows", f"the epoch has a further batch {there} alone"
