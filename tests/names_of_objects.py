@@ -207,9 +207,10 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     },
     "tensorflow/steps/gradient_uses.py": {"_get_function": lambda: tf.Graph},
     "tensorflow/steps/reduction_options.py": {},
-    "tensorflow/steps/replica_contexts.py": each(
-        "_get_default_replica_context _get_default_strategy", lambda: distribute_lib
-    ),
+    "tensorflow/steps/replica_contexts.py": {
+        **each("_get_default_replica_context _get_default_strategy", lambda: distribute_lib),
+        "_local_replica_id": tf.distribute.get_replica_context,
+    },
     "tensorflow/traced_uses.py": {
         "experimental_acd_manager": lambda: tf.Graph,
         "_get_on_device_or_primary": lambda: model().weights[0].value,

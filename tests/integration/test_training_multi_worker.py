@@ -309,3 +309,12 @@ def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(
     only = ["Nadam", "ScheduleFreeAdamW", "Adafactor", "LossScaleOptimizer"]
     for seen in call(pool, "apart", cases="first_step_cases", cases_of="multi_worker_cases", options={}, only=only):
         assert {name: apart for name, apart in seen.items() if apart > 1e-5} == {}
+
+
+@under_two
+@pytest.mark.parametrize("case", ["contrast", "reduced"])
+def test_what_a_step_takes_from_all_workers_is_that_of_one_device(pool: WorkerPool, case: str) -> None:
+    for seen in call(pool, case, cases="own_gradient_cases", names=["mean", "clipped"]):
+        (run,) = seen.values()
+        assert run["apart"] < 1e-5
+        assert run["said"] == []

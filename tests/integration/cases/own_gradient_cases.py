@@ -88,15 +88,20 @@ def _contrast(reduce: Callable[[Any], Any], axis: int) -> Step:
     return step
 
 
-def contrast() -> dict[str, Any]:
+def _those_of(runs: dict[str, Callable[[], Any]], names: list[str] | None) -> dict[str, Any]:
+    return {name: run() for name, run in runs.items() if names is None or name in names}
+
+
+def contrast(names: list[str] | None = None) -> dict[str, Any]:
     """A contrastive loss with candidates from all replicas, of uneven batches and of one that leaves replicas empty."""
-    return {
-        "mean": _both(_contrast(tf.reduce_mean, 0)),
-        "columns": _both(_contrast(tf.reduce_mean, 1), steps_per_execution=3),
-        "empty": _both(_contrast(tf.reduce_mean, 0), rows=BATCH + 1),
-        "sum": _both(_contrast(tf.reduce_sum, 0), rate=0.0005),
-        "eagerly": _both(_contrast(tf.reduce_mean, 0), rows=BATCH + 5, run_eagerly=True),
+    runs = {
+        "mean": lambda: _both(_contrast(tf.reduce_mean, 0)),
+        "columns": lambda: _both(_contrast(tf.reduce_mean, 1), steps_per_execution=3),
+        "empty": lambda: _both(_contrast(tf.reduce_mean, 0), rows=BATCH + 1),
+        "sum": lambda: _both(_contrast(tf.reduce_sum, 0), rate=0.0005),
+        "eagerly": lambda: _both(_contrast(tf.reduce_mean, 0), rows=BATCH + 5, run_eagerly=True),
     }
+    return _those_of(runs, names)
 
 
 Use = Callable[[list[Any]], list[Any]]
@@ -168,14 +173,15 @@ def what_is_said() -> dict[str, list[str]]:
     }
 
 
-def reduced() -> dict[str, Any]:
+def reduced(names: list[str] | None = None) -> dict[str, Any]:
     """Steps that reduce their gradients before they use them."""
     clip = _first_reduced(_clipped(0.5))
-    return {
-        "clipped": _both(_using(clip)),
-        "clipped late": _both(_using(_first_reduced(_clipped(30.0))), steps_per_execution=3),
-        "of a sum": _both(_using(clip, tf.reduce_sum)),
-        "empty": _both(_using(clip), rows=BATCH + 1),
-        "eagerly": _both(_using(clip), rows=BATCH + 5, run_eagerly=True),
-        "sharpness": _both(_sharpness_aware(tfdist.training.reduced_gradients)),
+    runs = {
+        "clipped": lambda: _both(_using(clip)),
+        "clipped late": lambda: _both(_using(_first_reduced(_clipped(30.0))), steps_per_execution=3),
+        "of a sum": lambda: _both(_using(clip, tf.reduce_sum)),
+        "empty": lambda: _both(_using(clip), rows=BATCH + 1),
+        "eagerly": lambda: _both(_using(clip), rows=BATCH + 5, run_eagerly=True),
+        "sharpness": lambda: _both(_sharpness_aware(tfdist.training.reduced_gradients)),
     }
+    return _those_of(runs, names)

@@ -5,7 +5,7 @@ attribute of that one object, for as long as the step is under way.
 
 Private names, read in TensorFlow 2.21.0: `_get_default_strategy`, `_get_default_replica_context`
 (`distribute_lib.py`): what holds without a strategy. All threads share that context, so it is left as it is, and what
-is tried gets a context of its own.
+is tried gets a context of its own. `ReplicaContext._local_replica_id`: whose copy of a variable is read: the first.
 """
 
 import contextlib
@@ -22,7 +22,9 @@ def of_no_strategy(index: int = 0) -> Any:
     Args:
         index: what it says that the number of the replica is.
     """
-    return tf.distribute.ReplicaContext(distribute_lib._get_default_strategy(), index)
+    context = tf.distribute.ReplicaContext(distribute_lib._get_default_strategy(), index)
+    context._local_replica_id = 0
+    return context
 
 
 @contextlib.contextmanager
