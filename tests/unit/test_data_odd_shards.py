@@ -34,6 +34,7 @@ SHARDS: dict[str, tuple[list[bytes], list[int]]] = {
     "void behind plain": ([PLAIN, VOID, b""], [0, 1]),
     "plain, then compressed": ([PLAIN, PACKED, ZLIB], [0, 1, 2, 3, 4]),
     "compressed, then plain": ([ZLIB, PLAIN, PACKED], [4, 0, 1, 2, 3]),
+    "joined by ZLIB": ([VOID_ZLIB + ZLIB, ZLIB + ZLIB + VOID_ZLIB, ZLIB], [4, 4, 4, 4]),
     "joined": ([VOID + PACKED, PACKED + VOID, PACKED + PACKED], [2, 3] * 4),
 }
 NAMES = ["a-{}.tfrecord", "part-{}"]

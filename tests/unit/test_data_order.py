@@ -131,6 +131,7 @@ SHARED = {
     "one class beside many": (np.repeat(np.arange(2000), 5), {0: 2000.0} | dict.fromkeys(range(1, 2000), 1.0), 9),
     "a class each": (np.arange(5000)[::-1], dict.fromkeys(range(5000), 0.1), 7),
     "halves of halves": (np.repeat(np.arange(1080), 2), {label: 0.5**label for label in range(1080)}, 7),
+    "labels of bool": (np.arange(300) % 3 == 0, {False: 1.0, True: 3.0}, 7),
     "a tiny share": (np.arange(1000) % 2, {0: 1.0, 1: 1e-9}, 2),
     "one example": (np.array([3]), {3: 2.0}, 0),
 }

@@ -59,7 +59,7 @@ def _is_zlib(head: bytes) -> bool:
 
 
 class _Inflated(io.RawIOBase):
-    """What a file that was compressed by zlib holds."""
+    """What a file that was compressed by zlib holds; of files that were joined, what all of them hold."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -70,7 +70,12 @@ class _Inflated(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        while not self._inflate.eof:
+        while True:
+            if self._inflate.eof:
+                self._left = self._inflate.unused_data or self._file.read(_BUFFER)
+                if not self._left:
+                    return 0
+                self._inflate = zlib.decompressobj()
             given = self._left or self._file.read(_BUFFER)
             found = self._inflate.decompress(given, len(buffer))
             self._left = self._inflate.unconsumed_tail
@@ -79,4 +84,3 @@ class _Inflated(io.RawIOBase):
                 return len(found)
             if not given and not self._inflate.eof:
                 raise EOFError("the compressed file ends before its end was marked")
-        return 0

@@ -190,12 +190,13 @@ def _levels(shares: _Floats) -> list[tuple[_Floats, NDArray[np.bool_]]]:
     return levels
 
 
+def _integer(label: Any) -> int:
+    return int(label) if isinstance(label, (bool, np.bool_)) else validation.integer("a label of order", label)
+
+
 def _shares(labels: list[int], weights: Mapping[int, float]) -> _Floats:
     """Return the proportion of each label, the largest 1."""
-    given = {
-        validation.integer("a label of order", label): validation.number(f"weight of {label}", weight, minimum=0.0)
-        for label, weight in weights.items()
-    }
+    given = {_integer(label): validation.number(f"weight of {label}", w, minimum=0.0) for label, w in weights.items()}
     strangers = sorted({label for label, weight in given.items() if weight} - set(labels))
     if strangers:
         there = ", ".join(map(str, labels[:_LISTED])) + (", ..." if len(labels) > _LISTED else "")
