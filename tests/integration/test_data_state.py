@@ -75,6 +75,14 @@ def test_a_weighted_epoch_is_resumed_and_a_state_of_the_former_order_is_refused(
     state = read(folder, **shares).state(batches=2)
     rest = read(folder, **{**shares, "global_batch_size": 5}, state=state)
     assert [label for _ in range(2) for batch in labels(rest) for label in batch] == whole[16:]
+    for workers in (2, 3):
+        found: list[list[int]] = [[] for _ in range(len(reading))]
+        for worker in range(workers):
+            part = read(folder, **shares)
+            part.begin()
+            for step, (_, _, ((count, (_, y)),)) in enumerate(part.share(worker, 1, workers)):
+                found[step] += y.numpy()[: int(count)].tolist()
+        assert [label for batch in found for label in batch] == whole[:COUNT], workers
     with pytest.raises(ConfigError, match="earlier tfdist"):
         read(folder, **shares, state={**state, "order": "weighted:7a5e29c1:0x500,1x500"})
 

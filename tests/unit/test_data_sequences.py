@@ -63,7 +63,6 @@ def test_sequences_are_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lists", "shape", "said"),
     [
-        ({"x": [[1, 2], [3, 4]]}, None, r"record 0 of .*'x' has steps of 2 values, .*the shape \(None,\)"),
         ({"x": [[1, 2], [3]]}, None, "'x' has steps of 1, 2 values, .*Where a step ends would be lost"),
         ({"x": [[1, 2], [3]]}, (None,), "Example 0 of .*'x' has steps of 1, 2 values"),
         ({"x": [[1, 2], [3, 4]]}, (4, 1), r"'x' has 2 steps of 2 values; the schema has the shape \(4, 1\)"),
@@ -76,6 +75,23 @@ def test_sequences_that_no_list_can_hold(lists: Any, shape: Any, said: str, tmp_
     schema = None if shape is None else {"id": Feature("int64"), "x": Feature("int64", shape)}
     with pytest.raises(ConfigError, match=said):
         list(open_source(tmp_path / "a.tfrecord", schema=schema).blocks(0, None))
+
+
+def test_steps_of_as_many_values_are_an_array_where_all_records_have_as_many(tmp_path: Path) -> None:
+    one, other, short = ({"x": [[1, 2], [3, 4]]}, {"x": [[5, 6], [7, 8]]}, {"x": [[5, 6]]})
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(sequence({"id": [1]}, one) + sequence({"id": [2]}, other))
+    source = open_source(path)
+    assert source.schema["x"] == Feature("int64", (2, 2), "int64")
+    assert column(source, "x") == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    assert tfdist.data.write(path, tmp_path / "to").examples == 2
+    for lists in (short, {"x": []}, {}):
+        path.write_bytes(sequence({"id": [1]}, one) + sequence({"id": [2]}, lists))
+        with pytest.raises(ConfigError, match=r"'x' has steps of several values.*the shape \(None,\)"):
+            open_source(path)
+    path.write_bytes(sequence({"id": [1]}, one) * 256 + sequence({"id": [2]}, short))
+    with pytest.raises(ConfigError, match=r"Example 256 of .*'x' has 1 steps of 2 values; the schema has .*\(2, 2\)"):
+        list(open_source(path).blocks(0, None))
 
 
 def test_steps_of_several_values_where_they_are_asked_for(tmp_path: Path) -> None:

@@ -276,7 +276,8 @@ def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
         for index, payload in enumerate(islice(_payloads(path), None if most is None else -(-most // len(chosen)))):
             sequences.need_one_example(payload, f"record {index} of {path}")
             try:
-                parsed, lists = sequences.parsed(payload), example.sequences(payload)
+                parsed = sequences.parsed(payload, tells=True)
+                lists = {name: sequences.shape_of(steps) for name, steps in example.sequences(payload).items()}
             except (ConfigError, CorruptDataError) as error:
                 raise type(error)(f"record {index} of {path}: {error}") from error
             seen.add(parsed, path, lists)

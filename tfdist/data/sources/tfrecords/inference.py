@@ -1,6 +1,6 @@
 """What examples consist of, told from examples that nobody described: their kinds, and how many values they have."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -67,7 +67,8 @@ def as_kept(feature: Feature, kind: str) -> Feature:
 class Seen:
     """Kinds and numbers of values of each feature so far.
 
-    A feature with one value in each record is a single value; with as many in each, an array; else, or where some
+    A feature list of a sequence is a list of any length, or an array of the shape (steps, values). Any other
+    feature with one value in each record is a single value; with as many in each, an array; else, or where some
     records do not have it, a list of any length. One that has no value in any record is left out. What was an array of
     bytes is told as bytes: records do not say it. Bytes that all begin like pictures are pictures.
 
@@ -86,19 +87,20 @@ class Seen:
         self._sizes: dict[str, set[int]] = {}
         self._present: dict[str, int] = {}
         self._no_pictures: set[str] = set()
-        self._lists: set[str] = set()
+        self._lists: dict[str, set[tuple[int, int]]] = {}
 
-    def add(self, parsed: Parsed, file: str, lists: Iterable[str] = ()) -> None:
+    def add(self, parsed: Parsed, file: str, lists: Mapping[str, tuple[int, int]] | None = None) -> None:
         """Look at a record.
 
         Args:
             parsed: its features, as `tfdist.data.format.example.parse` returns them.
             file: where it is, for messages.
-            lists: those that are lists of any length, however many values they have.
+            lists: steps of those that are feature lists of a sequence, and values of each step.
         Raises:
             ConfigError: a feature has another kind than in records before, or there are too many.
         """
-        self._lists.update(lists)
+        for name, shape in (lists or {}).items():
+            self._lists.setdefault(name, set()).add(shape)
         self.count += 1
         for name, (kind, values) in parsed.items():
             known = self._kinds.setdefault(name, kind) or kind
@@ -138,10 +140,23 @@ class Seen:
 
     def _feature(self, name: str, kind: str) -> Feature:
         sizes = self._sizes[name] | (set() if self._present[name] == self.count else {0})
-        size = max(sizes) if len(sizes) == 1 and name not in self._lists else 0
-        shape = () if size == 1 else (size or None,)
+        size = max(sizes) if len(sizes) == 1 else 0
+        shape = self._shape_of_list(name) if name in self._lists else () if size == 1 else (size or None,)
         is_image = kind == "bytes" and name not in self._no_pictures and sizes != {0}
         return Feature(_DTYPES[kind], shape, kind, is_image=is_image)
+
+    def _shape_of_list(self, name: str) -> tuple[int | None, ...]:
+        """Return (None,) for steps of one value, else the shape that a feature list has in all records."""
+        shapes = self._lists[name]
+        if all(values == 1 for _, values in shapes):
+            return (None,)
+        if len(shapes) > 1 or self._present[name] < self.count:
+            raise ConfigError(
+                f"the feature list {name!r} has steps of several values, and records have different numbers of them: "
+                f"{', '.join(f'{steps} of {values}' for steps, values in sorted(shapes)[:5])}. Pass a schema that "
+                "names it: the shape (None,) has the values of all steps one after the other."
+            )
+        return next(iter(shapes))
 
 
 def _are_pictures(values: list[bytes]) -> bool:

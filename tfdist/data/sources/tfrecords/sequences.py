@@ -1,14 +1,14 @@
 """Records of tf.train.SequenceExample as features: the context as it is, a feature list as a list of its steps' values.
 
-A schema's lists have one dimension, so every step must have one value. Where each has as many, a schema may ask for
-them: flat with the shape (None,), or as an array of the shape (steps, values).
+A schema's lists have one dimension, so every step must have one value. Steps of several values are an array of the
+shape (steps, values), where all records have as many; or flat with the shape (None,), where a schema asks for it.
 
 Example:
     >>> parsed(example.joined([example.entry("x", Feature("int64"), b"")])).keys()
     dict_keys(['x'])
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.data.format import example
@@ -18,12 +18,13 @@ from tfdist.errors import ConfigError
 Parsed = dict[str, tuple[str, list[Any]]]
 
 
-def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None) -> Parsed:
+def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None, *, tells: bool = False) -> Parsed:
     """Return the features of an example or a sequence, as `example.parse` does.
 
     Args:
         payload: a tf.train.Example or a tf.train.SequenceExample.
         schema: what is asked for; None: what one dimension holds.
+        tells: whether there is no schema yet, so that steps may have as many values as they like, if all have as many.
 
     Raises:
         ConfigError: a step has more or fewer values than a list can hold; a name stands for two things.
@@ -36,9 +37,21 @@ def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None) -> Parse
         kinds = {kind for kind, _ in steps if kind}
         if len(kinds) > 1:
             raise ConfigError(f"the feature list {name!r} has steps of {' and of '.join(sorted(kinds))}.")
-        _check(name, [len(values) for _, values in steps], schema.get(name) if schema else None)
+        sizes = [len(values) for _, values in steps]
+        if not (tells and len(set(sizes)) == 1):
+            _check(name, sizes, schema.get(name) if schema else None)
         found[name] = (kinds.pop() if kinds else "", [value for _, values in steps for value in values])
     return found
+
+
+def shape_of(steps: Sequence[tuple[str, Sequence[Any]]]) -> tuple[int, int]:
+    """Return how many steps a feature list has, and how many values each; they have as many.
+
+    Example:
+        >>> shape_of([("int64", [1, 2]), ("int64", [3, 4]), ("int64", [5, 6])]), shape_of([])
+        ((3, 2), (0, 1))
+    """
+    return len(steps), len(steps[0][1]) if steps else 1
 
 
 def need_one_example(payload: bytes, where: str) -> None:
