@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+_FIRST = 100
 _SHORT = 6  # digits that every float32 holds
 _POWERS = np.array([float(f"1e{place}") for place in range(23)])  # those that a float64 is
 
@@ -31,6 +32,17 @@ def fits_float32(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     rest = np.flatnonzero(~good & np.isfinite(narrow))
     good[rest] = [_reads_the_same(*pair) for pair in zip(narrow[rest].tolist(), values[rest].tolist(), strict=True)]
     return good
+
+
+def all_fit_float32(values: NDArray[np.float64]) -> bool:
+    """Return whether all values, in any shape, keep all their digits; what does not mostly shows in the first ones.
+
+    Example:
+        >>> all_fit_float32(np.array([[0.1, 0.2]])), all_fit_float32(np.array(1 / 3))
+        (True, False)
+    """
+    flat = values.reshape(-1)
+    return bool(fits_float32(flat[:_FIRST]).all() and fits_float32(flat[_FIRST:]).all())
 
 
 def _reads_the_same(narrow: float, value: float) -> bool:

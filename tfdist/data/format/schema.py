@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfdist import validation
-from tfdist.data.format.digits import fits_float32
+from tfdist.data.format.digits import all_fit_float32
 from tfdist.errors import ConfigError, ConfigTypeError
 
 ENCODINGS = ("float", "int64", "bytes", "raw")
@@ -220,7 +220,7 @@ def feature_of(name: str, value: Any) -> Feature:
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return Feature(TEXT)
     array = np.asarray(value)
-    if array.dtype == np.float64 and not hasattr(value, "dtype") and fits_float32(array.reshape(-1)).all():
+    if array.dtype == np.float64 and not hasattr(value, "dtype") and all_fit_float32(array):
         array = array.astype(np.float32)
     if array.dtype.kind in "SUO" and all(isinstance(item, (bytes, str)) for item in array.flat):
         return Feature(TEXT, array.shape)
