@@ -15,7 +15,9 @@ def for_op(tensor: tf.Tensor, reduced: Collection[tf.DType], op: str = "sum") ->
     """Return the tensor as a dtype that the engine reduces, and the way back from the result.
 
     bfloat16 is summed in float32 and rounded once. Integers wrap as their own dtype does. A sum of bools is True
-    where any is.
+    where any is. A minimum or maximum of floating numbers is that of integers in the same order: engines differ in
+    what they make of NaN and of zeros with another sign, and some have other bits on each member. A NaN anywhere
+    makes the result NaN, always with the same bits, and -0 is less than 0.
 
     Args:
         tensor: numbers or bools.
@@ -31,6 +33,8 @@ def for_op(tensor: tf.Tensor, reduced: Collection[tf.DType], op: str = "sum") ->
     """
     dtype = tensor.dtype
     require_op(dtype, op)
+    if dtype.is_floating and op != "sum":
+        return _in_order(tensor, op)
     if dtype in reduced:
         return tensor, lambda total: total
     if dtype == tf.bool:
@@ -43,6 +47,24 @@ def for_op(tensor: tf.Tensor, reduced: Collection[tf.DType], op: str = "sum") ->
         return tf.bitcast(tensor, tf.int64), lambda total: tf.bitcast(total, tf.uint64)
     carrier = tf.float32 if dtype.is_floating else tf.int64 if dtype.size >= 4 else tf.int32
     return tf.cast(tensor, carrier), lambda total: tf.cast(total, dtype)
+
+
+def _in_order(tensor: tf.Tensor, op: str) -> tuple[tf.Tensor, Restore]:
+    """Return floating numbers as integers in the same order, NaN as the last of them in the direction of an op."""
+    dtype = tensor.dtype
+    floating, integer = (tf.float64, tf.int64) if dtype == tf.float64 else (tf.float32, tf.int32)
+    wide = tf.cast(tensor, floating)
+    last = tf.constant(integer.min if op == "min" else integer.max, integer)
+
+    def turned(bits: tf.Tensor) -> tf.Tensor:
+        """Of two negative numbers the one with greater bits is less; to turn them twice changes nothing."""
+        return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, tf.constant(integer.max, integer)), bits)
+
+    def restored(found: tf.Tensor) -> tf.Tensor:
+        numbers = tf.bitcast(turned(found), floating)
+        return tf.cast(tf.where(found == last, tf.constant(float("nan"), floating), numbers), dtype)
+
+    return tf.where(tf.math.is_nan(wide), last, turned(tf.bitcast(wide, integer))), restored
 
 
 def require_op(dtype: tf.DType, op: str) -> None:

@@ -66,6 +66,31 @@ def reduced(op: str, table: Sequence[np.ndarray]) -> np.ndarray:
     return NUMPY_OPS[op](stacked, axis=0).astype(stacked.dtype)
 
 
+def extremes(rank: int, size: int, dtype: str) -> np.ndarray:
+    """Return numbers of which members have NaNs with bits of their own, zeros with other signs, and infinities."""
+    numbers = np.full([size + 4], 1.5 * rank - 2).astype(tf.as_dtype(dtype).as_numpy_dtype)
+    bits = numbers.view(f"u{numbers.itemsize}")
+    numbers[[rank, size]] = np.nan
+    bits[[rank, size]] |= bits.dtype.type((rank % 2) << (8 * numbers.itemsize - 1) | rank + 1)
+    numbers[size + 1] = -0.0 if rank % 2 else 0.0
+    numbers[size + 2 :] = np.inf if rank else 3.0, 3.0 if rank else -np.inf
+    return numbers
+
+
+def extreme(op: str, size: int, dtype: str) -> np.ndarray:
+    """Return the minimum or maximum of the members' `extremes`, in which one NaN is as the other."""
+    nan, least, greatest = [np.nan] * (size + 1), [-0.0, 3.0, -np.inf], [0.0, np.inf, 3.0]
+    return np.array([*nan, *(least if op == "min" else greatest)]).astype(tf.as_dtype(dtype).as_numpy_dtype)
+
+
+def extremes_of(own: Any, dtype: str) -> Iterator[tuple[str, tf.Tensor, np.ndarray]]:
+    """Take the minimum and the maximum of `extremes`; see `results_of`."""
+    for op in ("min", "max") if tf.as_dtype(dtype).is_floating and own.size > 1 else ():
+        mine = tf.constant(extremes(own.rank, own.size, dtype))
+        (got,) = own.all_reduce([mine], key=f"extreme {op} {dtype}", op=op)
+        yield f"{op} of NaNs {dtype}", got, extreme(op, own.size, dtype)
+
+
 def part(table: np.ndarray, rank: int, size: int) -> np.ndarray:
     rows = len(table)
     return table[rows * rank // size : rows * (rank + 1) // size]
@@ -125,6 +150,7 @@ def results_of(
             SHAPES, own.all_reduce([mine(s) for s in SHAPES], key=f"{op} {dtype}", op=op), strict=True
         ):
             yield f"{op} {dtype} {shape}", got, reduced(op, of_all(shape))
+    yield from extremes_of(own, dtype)
     for rows in ([0] * size, [7 - 3 * r for r in range(size)])[least:]:
         got = own.all_gather(mine([rows[rank], 3]), key=f"gather {dtype} {rows}")
         yield f"gather {dtype} {rows}", got, np.concatenate([value(r, [rows[r], 3], dtype) for r in range(size)])
