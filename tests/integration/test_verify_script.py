@@ -51,6 +51,32 @@ data = tf.data.Dataset.from_tensor_slices((x + np.random.default_rng().normal(),
 model.fit(data, verbose=0)
 """
 
+# batches of 6 and 4 examples, and of 6 and 3
+OWN_DATA = """
+from tensorflow.data.experimental import AutoShardPolicy
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+workers = tfdist.cluster.from_environment()
+rows = slice(workers.task.index, None, workers.num_workers)
+options = tf.data.Options()
+options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+model.fit(tf.data.Dataset.from_tensor_slices((x[rows], y[rows])).batch(6).with_options(options), verbose=0)
+"""
+
+RANDOM = """
+class Noise(keras.layers.Layer):
+    def __init__(self):
+        super().__init__(name="own_noise")
+        self.seed_generator = keras.random.SeedGenerator(1)
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.seed_generator)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), Noise(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(x, y, batch_size=8, verbose=0)
+"""
+
 LOOP = """
 data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(19, seed=3).batch(batch, drop_remainder=True)
 with strategy.scope():
@@ -156,6 +182,13 @@ def test_a_state_that_a_replica_sets_by_its_number_is_named(verified: Verified) 
     assert "examples" in " ".join(proof["left_out"])  # others were drawn on one device, which got the recorded ones
 
 
+def test_one_device_is_given_what_workers_with_data_of_their_own_have_read(verified: Verified) -> None:
+    code, (proof,), written = verified(START + OWN_DATA, "-n", "2")
+    assert code == 0, written
+    assert (proof["steps"], proof["workers"]) == (4, 2)
+    assert "its own" in " ".join(proof["left_out"])
+
+
 @pytest.mark.readme("tfdist verify train.py --strategy multi-worker -n 2 -- --epochs 3")
 def test_a_loop_of_ones_own_is_compared_step_by_step(verified: Verified) -> None:
     two = ["--strategy", "multi-worker", "-n", "2"]
@@ -175,6 +208,9 @@ def test_what_cannot_be_compared_and_what_fails_are_told_apart(verified: Verifie
     code, (proof,), written = verified(START + BATCHES)
     assert (code, proof["outcome"]) == (3, "not_compared"), written
     assert "step 1" in proof["text"]
+    code, (proof,), written = verified(START + RANDOM, "--steps", "1")
+    assert (code, proof["outcome"]) == (3, "not_compared"), written
+    assert "own_noise" in proof["text"]
     code, (proof,), written = verified(TRAINS_NOT)
     assert (code, proof["outcome"]) == (3, "not_compared"), written
     code, (proof,), written = verified(FAILS)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.tensorflow import data as tf_data
-from tfdist.training.data import Input
+from tfdist.training.data import Input, Source
 
 __all__ = ["Written", "batches", "difference", "reversed_rows"]
 
@@ -29,6 +29,7 @@ class Written:
     Attributes:
         part: which part of a batch this worker has; None before there is an input.
         spec: of a replica's data; None before there is an input.
+        is_own: whether each worker reads data of its own.
     """
 
     def __init__(self, folder: str, worker: int, steps: int) -> None:
@@ -37,12 +38,14 @@ class Written:
         self._steps = steps
         self.part: int | None = None
         self.spec: Any = None
+        self.is_own = False
 
     def __call__(self, elements: tf.data.Dataset, given: Input) -> tf.data.Dataset:
         """Return the elements, each of which is written when it is read."""
         if self.part is not None:  # of an evaluation inside of `fit`
             return elements
         self.part, self.spec = given.position[0], given.layout.spec[0][1]
+        self.is_own = given.source is Source.OWN
         return elements.enumerate().map(self._write)
 
     @tf.autograph.experimental.do_not_convert

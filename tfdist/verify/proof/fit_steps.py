@@ -4,6 +4,7 @@ The process ends in the call of `fit`. What writes files does not run, nor does 
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,7 +120,7 @@ def under_strategy(
         given["callbacks"].append(Recorder(steps, files, run))
         fit(model, **given)
         strategy.tee = None
-        run.part = written.part or 0
+        run.part, run.is_own = written.part or 0, written.is_own
         files.end(run)  # so that others find the part, where they are waited for
         strategy.workers.gather([0])
         parts = _parts(folder)
@@ -147,7 +148,12 @@ def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, fo
     adapter = batches_of_fit(arguments)
     spec = tf_data.without_nones(adapter.get_tf_dataset().element_spec)
     under = fit_input.batches(folder, _parts(folder), spec, sum(theirs.batches))
-    epochs = _same_batches(_own(adapter, arguments["steps_per_epoch"], theirs.batches), under, theirs.batches, run)
+    if theirs.is_own:
+        run.leave_out("how the data are divided: each worker reads its own, and one device was given what they read")
+        own = _in_epochs(under, theirs.batches)
+    else:
+        own = _own(adapter, arguments["steps_per_epoch"], theirs.batches)
+    epochs = _same_batches(own, _in_epochs(under, theirs.batches), theirs.batches, run)
 
     if kind == REVERSED:
         epochs = [[fit_input.reversed_rows(batch) for batch in epoch] for epoch in epochs]
@@ -229,11 +235,15 @@ def _own(adapter: Any, per_epoch: int | None, counts: list[int]) -> list[list[An
     return epochs
 
 
-def _same_batches(own: list[list[Any]], under: list[Any], counts: list[int], run: Run) -> list[list[Any]]:
+def _in_epochs(batches: list[Any], counts: list[int]) -> list[list[Any]]:
+    """Return the batches of each epoch."""
+    ends = list(itertools.accumulate(counts))
+    return [batches[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _same_batches(own: list[list[Any]], under: list[list[Any]], counts: list[int], run: Run) -> list[list[Any]]:
     """Return the batches of each epoch to train on: the script's own, unless others were drawn under the strategy."""
-    recorded, epochs = iter(under), []
-    for mine, count in zip(own, counts, strict=True):
-        theirs = [batch for _, batch in zip(range(count), recorded, strict=False)]
+    for mine, theirs, count in zip(own, under, counts, strict=True):
         for place in range(count):
             if place < min(len(mine), len(theirs)):
                 other, detail = fit_input.difference(theirs[place], mine[place])
@@ -244,14 +254,13 @@ def _same_batches(own: list[list[Any]], under: list[Any], counts: list[int], run
                 other, detail = "rows", f"the epoch has a further batch {there} alone"
             run.others.append(other)
             run.details.append(detail)
-        epochs.append(theirs)
     if "examples" in run.others and "rows" not in run.others:
         run.leave_out(
             "the order of the data: under the strategy the script drew other examples than on one device, which was "
             "given those of the strategy. Seed its shuffles and random numbers to have that compared, too"
         )
-        return epochs
-    return [mine or theirs for mine, theirs in zip(own, epochs, strict=True)]
+        return under
+    return [mine or theirs for mine, theirs in zip(own, under, strict=True)]
 
 
 def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:

@@ -37,6 +37,7 @@ class Run:
         replicas: over all workers, as the script sees them.
         workers: number of processes that ran the script.
         part: which part of a batch this worker has; workers on the same place of a mesh share one.
+        is_own: whether each worker reads data of its own.
         epochs: of each execution of steps, its epoch, from 0.
         batches: of each epoch, how many batches it took.
         is_done: whether all steps were recorded.
@@ -53,6 +54,7 @@ class Run:
     replicas: int = 1
     workers: int = 1
     part: int = 0
+    is_own: bool = False
     epochs: list[int] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     is_done: bool = False
