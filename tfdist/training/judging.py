@@ -171,13 +171,21 @@ def judge_state(
 
 
 def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict of all workers, of which each has tried examples of its own.
+    """Return the verdict that follows from trials of other examples: of all workers, or of other parts of a batch.
+
+    What one trial shows to be no mean and no sum is none, whatever the others have shown.
 
     Example:
         >>> agreed(["mean", "unknown"]), agreed(["mean", "neither"]), agreed(["unknown"])
         ('mean', 'neither', 'unknown')
+        >>> agreed(["mean", "whole"]), agreed(["mean", "equal"])
+        ('whole', 'mean')
     """
     known = [verdict for verdict in dict.fromkeys(verdicts) if verdict != "unknown"]
+    if "whole" in known and "neither" not in known:
+        return "whole"
+    if set(known) == {"mean", "equal"}:
+        return "mean"
     return "unknown" if not known else known[0] if len(known) == 1 else "neither"
 
 

@@ -5,7 +5,6 @@ on two parts of them, and on them given twice. Losses, gradients, logs, metrics 
 all workers come to the same verdicts.
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,8 +21,8 @@ from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training import judging
-from tfdist.training.checks import advice, tried_step
-from tfdist.training.checks.tried_step import Assignment, Key, Run, TriedStep
+from tfdist.training.checks import advice, comparing, tried_step
+from tfdist.training.checks.tried_step import Assignment, Key, TriedStep
 from tfdist.training.judging import Rules, StateRule, Verdict
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import replica_step, step
@@ -37,8 +36,6 @@ _RIGHT_FOR_METRICS: Mapping[str, tuple[Verdict, ...]] = {
     "sum": ("sum", "unknown"),
     "mean": ("mean", "equal", "unknown"),
 }
-
-_NO_RULES = Rules()
 
 Found = dict[Key, StateRule]
 
@@ -200,54 +197,34 @@ class Probe:
         return {key: judging.agreed_rule(rules) for key, rules in said.items()}
 
     def _try(self, data: Any, is_cut: bool) -> tuple[Found, dict[Key, str]]:
+        in_16_bits = keras_model.computes_in_16_bits(self._model)
         tried = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut)
-        whole, twice, parts = self._runs(tried, data)
-        judge = _Judge(tried, 5e-2 if keras_model.computes_in_16_bits(self._model) else 1e-3)
-        values, assignments = judge.values(whole, parts, twice), judge.assignments(whole, parts, twice)
+        runs = comparing.Runs.of(tried, data)
+        values = comparing.values(tried, runs, in_16_bits=in_16_bits)
         if tried.asked.meets and "neither" in values.values():
             # What replicas exchange in the step may have to do with a sum, which is exchanged otherwise.
             sums: dict[Key, Verdict] = {key: "sum" for key, verdict in values.items() if verdict in ("sum", "neither")}
-            parts = self._runs(tried, data, rules=Rules(sums))[2]
-            values, assignments = judge.values(whole, parts, twice), judge.assignments(whole, parts, twice)
-        unsettled = "neither" in values.values() or any(rule.verdict == "neither" for rule in assignments)
-        put_together = {n: whole.states[n][1] for n, rule in enumerate(assignments) if rule.verdict != "neither"}
+            runs = comparing.Runs.of(tried, data, rules=Rules(sums))
+            values = comparing.values(tried, runs, in_16_bits=in_16_bits)
+        states = comparing.states(tried, runs, in_16_bits=in_16_bits)
+        unsettled = "neither" in values.values() or any(rule.verdict == "neither" for rule in states)
+        put_together = {n: runs.whole.states[n][1] for n, rule in enumerate(states) if rule.verdict != "neither"}
         at_once = False
         if unsettled and put_together and self._training and not self._model.jit_compile:
             # What follows from states that replicas put together inside the step is right where these are.
             again = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut, fed=put_together)
-            judge = _Judge(again, judge.tolerance)
-            fed = self._runs(again, data, is_fed=True)[2]
-            later = judge.values(whole, fed, None), judge.assignments(whole, fed, None)
-            better = {key: later[0][key] for key, verdict in values.items() if verdict == "neither"}
+            fed = runs.fed_to(again, data)
+            of_values = comparing.values(again, fed, in_16_bits=in_16_bits)
+            better = {key: of_values[key] for key, verdict in values.items() if verdict == "neither"}
+            later = comparing.states(again, fed, in_16_bits=in_16_bits)
+            mended = [old.verdict == "neither" != new.verdict for old, new in zip(states, later, strict=True)]
             values |= better
-            mended = [old.verdict == "neither" != new.verdict for old, new in zip(assignments, later[1], strict=True)]
+            states = [new if mend else old for old, new, mend in zip(states, later, mended, strict=True)]
             at_once = any(mended) or any(verdict != "neither" for verdict in better.values())
-            assignments = [new if mend else old for old, new, mend in zip(assignments, later[1], mended, strict=True)]
         found = {key: StateRule(self._way(key, verdict, tried)) for key, verdict in values.items()}
-        found |= self._states(tried.asked.assignments, assignments, at_once=at_once, gatherable=tried.asked.gatherable)
+        found |= self._states(tried.asked.assignments, states, at_once=at_once, gatherable=tried.asked.gatherable)
         self._uses = tried.asked.uses
         return found, tried.asked.names
-
-    def _runs(
-        self, tried: TriedStep, data: Any, *, is_fed: bool = False, rules: Rules = _NO_RULES
-    ) -> tuple[Run, Run | None, list[tuple[float, Run]]]:
-        """Return what the step makes of rows, of them given twice, and of two parts of them.
-
-        Rows given twice tell nothing of a step that gathers: what it gathers would be there twice.
-        """
-        count = int(step.rows_of(data))
-        ends = (0, count // 3 or 1, count) if count > 1 else ()
-        shares = [(end - begin) / count for begin, end in itertools.pairwise(ends)]
-        rows = [step.slice_rows(data, *map(tf.constant, pair)) for pair in itertools.pairwise(ends)]
-        if tried.asked.meets and rows:
-            runs = tried.of_parts(rows, rules, is_fed=is_fed)
-        else:
-            runs = [tried(part, is_fed=is_fed) for part in rows]
-        parts = list(zip(shares, runs, strict=True))
-        if is_fed:
-            return runs[0], runs[0], parts
-        is_comparable = not tried.asked.meets or tried.is_random
-        return tried(data), tried(tried_step.joined(data, data)) if is_comparable else None, parts
 
     def _way(self, key: Key, verdict: Verdict, tried: TriedStep) -> Verdict:
         """Return how a value is put together: one that is neither a mean nor a sum may be one of the whole batch."""
@@ -267,50 +244,3 @@ class Probe:
             rule = judging.agreed_rule(several)
             found[key] = StateRule(rule.verdict, rule.kept, at_once or (len(several) > 1 and rule.kept != 1.0))
         return found
-
-
-class _Judge:
-    """Compares the runs of a step that is tried.
-
-    Args:
-        tried: the step.
-        tolerance: largest relative difference that is rounding.
-    """
-
-    def __init__(self, tried: TriedStep, tolerance: float) -> None:
-        self._tried = tried
-        self.tolerance = tolerance
-
-    def values(self, whole: Run, parts: list[tuple[float, Run]], twice: Run | None) -> dict[Key, Verdict]:
-        """Return the verdict on each value that the step asks for."""
-        return {
-            key: judging.judge(
-                whole.values[key],
-                [(share, run.values[key]) for share, run in parts],
-                None if twice is None else twice.values[key],
-                tolerance=self.tolerance,
-                is_random=self._tried.is_random,
-            )
-            for key in self._tried.asked.names
-        }
-
-    def assignments(self, whole: Run, parts: list[tuple[float, Run]], twice: Run | None) -> list[StateRule]:
-        """Return the rule of each assignment of a state."""
-        runs = [whole, *(run for _, run in parts), *([] if twice is None else [twice])]
-        rules = []
-        for number, assignment in enumerate(self._tried.asked.assignments):
-            factors = {factor for run in runs for factor in run.states[number][2:]}
-            kept = float(np.mean(list(factors)))
-            is_one = max(factors) - min(factors) <= 1e-6 * abs(kept)
-            verdict = judging.judge_state(
-                whole.states[number][:2],
-                [(share, run.states[number][:2]) for share, run in parts],
-                None if twice is None else twice.states[number][:2],
-                dependence=assignment.dependence if is_one else "other",
-                kept=kept,
-                tolerance=self.tolerance,
-                is_random=self._tried.is_random,
-            )
-            base = {"none": 0.0, "scaled": kept}.get(assignment.dependence, 1.0)
-            rules.append(StateRule(verdict, base if verdict == "sum" else 1.0))
-        return rules

@@ -112,6 +112,7 @@ class TriedStep:
         self._run = run
         self._fed = fed or {}
         self.asked = Asked()
+        self._together: tuple[int, Rules, Any] | None = None  # what was traced last of several parts
         self._structure = data
         self._options = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)]
         self._specs = [tf_trial.relaxed(leaf) for leaf in flat((data,))]
@@ -153,9 +154,11 @@ class TriedStep:
                 found = traced_together([functools.partial(run, tensors) for tensors in each])
             return [value for values in found for value in values]
 
-        specs = [*self._options, *(self._specs * len(parts))]
-        traced = tf.function(together, autograph=False).get_concrete_function(*specs)
-        means = self._means(traced, is_fed, [leaf for part in parts for leaf in flat((part,))])
+        if self._together is None or self._together[:2] != (len(parts), rules):
+            specs = [*self._options, *(self._specs * len(parts))]
+            traced = tf.function(together, autograph=False).get_concrete_function(*specs)
+            self._together = (len(parts), rules, traced)
+        means = self._means(self._together[2], is_fed, [leaf for part in parts for leaf in flat((part,))])
         size = len(means) // len(parts)
         return [self._run_of(means[place * size : (place + 1) * size]) for place in range(len(parts))]
 

@@ -26,7 +26,7 @@ from tfdist.training.parameter_servers.workplan import (
     UsesItsUpdatesError,
 )
 from tfdist.training.reduction import compressed, reducer, replica_sums
-from tfdist.training.replica import metrics, optimizers, step
+from tfdist.training.replica import metrics, optimizers, results, step
 
 
 @dataclass(frozen=True)
@@ -187,12 +187,14 @@ class ToChief:
         if numbers is not None:
             self._note(None, "passes", numbers)
         counted = {id(variable): metric for metric in self._model.metrics for variable in metric.variables}
+        no_sums = results.no_sums(self._model, self._current.rules)
         touched = {metric.name for metric in self._model.metrics if not metric.variables}
         for variable in self._scope.assigned:
             if id(variable) in counted:
                 touched.add(counted[id(variable)].name)
                 value = tf.convert_to_tensor(self._scope.present_value(variable))
-                self._note(variable, "add" if variable.aggregation == "sum" else "set", value)
+                adds = variable.aggregation == "sum" and id(variable) not in no_sums
+                self._note(variable, "add" if adds else "set", value)
             elif id(variable) in self._scope.stand_ins and not self._model.jit_compile:
                 self._note(variable, *self._after_its_updates(variable))
             else:

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import servers as tf_servers
+from tfdist.training.judging import Rules
 from tfdist.training.layout import Layout
+from tfdist.training.replica import results
 
 _untraced = tf.autograph.experimental.do_not_convert
 
@@ -31,12 +33,13 @@ class Held:
     adds: bool
 
 
-def held_by_chief(model: keras.Model, unseeded: Any) -> list[Held]:
+def held_by_chief(model: keras.Model, unseeded: Any, rules: Rules) -> list[Held]:
     """Return the variables of a model that the chief holds, Keras' state for random numbers among them."""
+    no_sums = results.no_sums(model, rules)
     counting = {id(v): v for metric in model.metrics for v in metric.variables}
     others = [*keras_variables.persistent_variables(model), unseeded.state]
     known = {id(v): v for v in [*counting.values(), *others] if keras_variables.value_of(v).device == tf_servers.CHIEF}
-    return [Held(v, i in counting and v.aggregation == "sum") for i, v in known.items()]
+    return [Held(v, i in counting and v.aggregation == "sum" and i not in no_sums) for i, v in known.items()]
 
 
 def with_those_on_servers(model: keras.Model, values: list[tuple[Any, tf.Tensor]]) -> list[tuple[Any, tf.Tensor]]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.compat.keras import stateless_scope
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import servers as tf_servers
+from tfdist.training.judging import Rules
 from tfdist.training.layout import Layout
 from tfdist.training.parameter_servers import lookups
 from tfdist.training.parameter_servers.part_function import (
@@ -32,7 +33,7 @@ class Prediction:
 
     def __init__(self, model: keras.Model, strategy: Any, layout: Layout, unseeded: Any) -> None:
         self._model, self._unseeded = model, unseeded
-        self._held = held_by_chief(model, unseeded)
+        self._held = held_by_chief(model, unseeded, Rules())
         self._structure: Any = None
         self._function = PartFunction(model, strategy, layout, self._held, self._predict, relaxed=True)
 

@@ -94,7 +94,7 @@ class Computation:
         self._plan = plan
         self._alone = alone
         self._rules = rules
-        self._held = held_by_chief(model, unseeded)
+        self._held = held_by_chief(model, unseeded, rules)
         self._stand_ins: list[Any] = []  # the traced function knows them by weak references
         #: what the function hands over, see `handover.ToChief`
         self.calls: list[handover.Call] = []

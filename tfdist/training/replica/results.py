@@ -15,6 +15,7 @@ from tfdist.compat.keras import metrics as keras_metrics
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
+from tfdist.training.judging import Rules
 from tfdist.training.replica import step
 
 
@@ -29,6 +30,13 @@ def adapt(model: keras.Model) -> None:
 
     for metric in keras_model.metrics(model):
         keras_metrics.override_result(metric, result)
+
+
+def no_sums(model: keras.Model, rules: Rules) -> set[int]:
+    """Return the identities of those variables of metrics whose values over parts of a batch do not add up."""
+    numbered = enumerate(keras_model.metrics(model))
+    found = [metric for number, metric in numbered if ("metric", number) in rules.values]
+    return {id(variable) for metric in found for variable in metric.variables}
 
 
 class Totals:
@@ -46,14 +54,8 @@ class Totals:
         self._current = current
         self._sums: list[tf.Tensor] = []
         self._moment: Any = None
-        numbered = enumerate(keras_model.metrics(model))
         # the first replica has what one device has, as every replica has counted all examples
-        self._of_whole = {
-            id(variable)
-            for number, metric in numbered
-            if current.rules.values.get(("metric", number)) == "whole"
-            for variable in metric.variables
-        }
+        self._of_whole = no_sums(model, current.rules)
 
     @property
     def variables(self) -> list[keras.Variable]:

@@ -8,6 +8,7 @@ ORDER = (
     "model.losses",
     "model.metrics",
     "model.layers",
+    "model.batch_wide",
     "steps.loops",
     "steps.own_steps",
     "steps.updates",
