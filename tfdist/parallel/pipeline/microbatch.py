@@ -43,11 +43,17 @@ class MicroStep(step.Step):
             return super().sum_in_the_middle(tensors, what=what)
         if self._known and self._known[0][0] == what:
             return self._known.pop(0)[1]
-        raise UnsupportedError(
-            f"{what} adds up over the whole batch in the middle of a step, and in a pipeline later micro-batches are "
-            "not there yet. Pass microbatches=1 to the strategy, or use what examples have by themselves "
-            "(LayerNormalization, GroupNormalization)."
-        )
+        raise needs_all(what)
+
+    def require_others(self, what: str) -> None:
+        """Raise where the other micro-batches cannot be asked in the middle of the step.
+
+        Raises:
+            UnsupportedError: there are several, of which later ones have not been computed yet.
+        """
+        if not self._is_alone:
+            raise needs_all(what)
+        super().require_others(what)
 
     def has_row_of_each(self, values: tf.Tensor) -> bool:
         """Return whether values have a row for each example: in a pipeline sizes are known."""
@@ -71,6 +77,15 @@ class MicroStep(step.Step):
     def is_whole(self) -> bool:
         """Whether the micro-batch is all there is in the step."""
         return bool(tf.get_static_value(self.rows) == tf.get_static_value(self.global_rows))
+
+
+def needs_all(what: str) -> UnsupportedError:
+    """Return the error where something needs micro-batches that have not been computed yet."""
+    return UnsupportedError(
+        f"{what} needs the whole batch in the middle of a step, and in a pipeline later micro-batches are not there "
+        "yet. Pass microbatches=1 to the strategy, or use what examples have by themselves (LayerNormalization, "
+        "GroupNormalization)."
+    )
 
 
 class MicroBatch:

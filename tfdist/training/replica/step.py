@@ -171,6 +171,19 @@ class Step:
             raise cannot_add_up(what)
         return self.all_reduce(tensors)
 
+    def require_others(self, what: str) -> None:
+        """Raise where the other replicas cannot be asked in the middle of the step.
+
+        Args:
+            what: needs them, for messages.
+        Raises:
+            UnsupportedError: XLA compiles the step, and knows no other replica.
+        """
+        if self.is_one_program:
+            raise cannot_add_up(what)
+        if self.group.size == 1:
+            self.all_reduce([])  # of a part of a batch, there is nobody to ask
+
     def weight_of(self, kind: str, value: Any, *, name: str = "") -> tf.Tensor:
         """Return what a value of this replica is multiplied by, so that the sum over replicas is that of one device."""
         return tf.cast(self.present, self.share.dtype) if self.is_sum(kind, value, name=name) else self.share

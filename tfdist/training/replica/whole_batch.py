@@ -59,7 +59,7 @@ def of_each_replica(value: tf.Tensor, current: step.Step) -> tf.Tensor:
 def _whole(tensor: tf.Tensor, current: step.Step, what: str) -> tf.Tensor:
     if current.noted is not None:  # where a step is tried, what there is is the whole
         return tensor
-    current.sum_in_the_middle([], what=what)  # refuses where other replicas cannot be asked
+    current.require_others(what)
     label = f"rows of the whole batch {len(current.gathered)}"
     rows = _rows(tensor, current, label)
     mask = keras_loss.mask_of(tensor)
