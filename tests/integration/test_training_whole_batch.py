@@ -97,3 +97,8 @@ def test_a_step_that_uses_its_own_gradients_is_named_once_with_the_way_out(pool:
 
 def test_reduced_gradients_are_those_of_one_device(pool: WorkerPool) -> None:
     require_the_numbers_of_one_device(call(pool, "reduced", cases="own_gradient_cases"))
+
+
+def test_gradients_that_cannot_be_reduced_in_a_step_are_refused(pool: WorkerPool) -> None:
+    seen = call(pool, "refusals", cases="own_gradient_cases")
+    assert set(seen.values()) == {"UnsupportedError"}, seen

@@ -185,3 +185,29 @@ def reduced(names: list[str] | None = None) -> dict[str, Any]:
         "sharpness": lambda: _both(_sharpness_aware(tfdist.training.reduced_gradients)),
     }
     return _those_of(runs, names)
+
+
+def refusals() -> dict[str, str]:
+    """Return the errors where gradients cannot be reduced in the step."""
+    rows = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([5, 2]))
+
+    def sparse(gradients: list[Any]) -> list[Any]:
+        tfdist.training.reduced_gradients([rows])
+        return gradients
+
+    def outside() -> None:
+        STRATEGY.run(tf.autograph.experimental.do_not_convert(lambda: tfdist.training.reduced_gradients([tf.ones(2)])))
+
+    def error(function: Callable[[], Any]) -> str:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - its type is what is asked for
+            return type(error).__name__
+        return "none"
+
+    step = _using(_first_reduced(_clipped(0.5)))
+    return {
+        "sparse eagerly": error(lambda: _trained(_using(sparse), STRATEGY.scope(), rows=BATCH, run_eagerly=True)),
+        "compiled": error(lambda: _trained(step, STRATEGY.scope(), rows=BATCH, jit_compile=True)),
+        "outside of fit": error(outside),
+    }

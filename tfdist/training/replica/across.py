@@ -62,9 +62,11 @@ def reduced_gradients(gradients: Any) -> Any:
         The same nest, equal on every replica. Without a strategy, or on one replica, it is what was given.
     Raises:
         UnsupportedError: weights lie in parts (`ModelParallelStrategy`, stage 3), of which a step has gradients in
-            parts too; XLA compiles the step (``jit_compile=True``); or it is called by `strategy.run` outside of `fit`.
+            parts too; XLA compiles the step (``jit_compile=True``); sparse gradients in a model with
+            ``run_eagerly=True``; or it is called by `strategy.run` outside of `fit`.
 
     Example:
+        >>> import tfdist.training
         >>> gradients = tfdist.training.reduced_gradients([tf.constant([3.0, 4.0]), None])
         >>> clipped, norm = tf.clip_by_global_norm(gradients, 1.0)
         >>> norm.numpy().item()
@@ -87,10 +89,16 @@ def reduced_gradients(gradients: Any) -> Any:
         )
     flat = tf.nest.flatten(gradients)
     own = [gradient for gradient in flat if gradient is not None]
+    is_alone = current.group.size == 1
+    if tf.executing_eagerly() and not is_alone and any(isinstance(one, tf.IndexedSlices) for one in own):
+        raise UnsupportedError(
+            f"{_REDUCED} was given tf.IndexedSlices, as embeddings have them, in a model with run_eagerly=True, where "
+            "an optimizer cannot tell rows of all replicas from those of its own. Leave run_eagerly out, or pass "
+            "tf.convert_to_tensor(gradient)."
+        )
     weight = current.weight_of("gradient", own, name=_REDUCED)
     current.meetings += 1
     sums = current.sum_in_the_middle([replica_sums.weighted(gradient, weight) for gradient in own], what=_REDUCED)
-    is_alone = current.group.size == 1
     arrived = iter([gradient_uses.reduced(gradient, is_alone=is_alone) for gradient in sums])
     return tf.nest.pack_sequence_as(gradients, [None if gradient is None else next(arrived) for gradient in flat])
 
