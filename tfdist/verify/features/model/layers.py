@@ -197,3 +197,28 @@ def convolution(ctx: Context) -> Outcome:
         model.compile(sgd(learning_rate=0.02), "mse")
     images = np.random.default_rng(8).normal(size=(EVEN, 6, 6, 1)).astype("float32")
     return trained(ctx, model, images, regression(EVEN)[1])
+
+
+@feature()
+def early_heads(ctx: Context) -> Outcome:
+    """Saturated softmax and sigmoid before the last layers, and attention that takes masks off, in a nested model."""
+    layers, constant = keras.layers, keras.initializers.Constant
+    with ctx.scope():
+        tokens = keras.Input((5,), dtype="int32")
+        words = layers.Embedding(10, 4, mask_zero=True)(tokens)
+        attended = layers.Add()([words, layers.MultiHeadAttention(2, 2)(words, words)])
+        states = layers.SimpleRNN(4, return_sequences=True)(attended)
+        inner = keras.Model(tokens, [layers.GlobalAveragePooling1D()(attended), states], name="inner")
+        pooled, states = inner(tokens)
+        label = layers.Dense(3, "softmax", bias_initializer=constant([30.0, 0.0, -30.0]), name="label")(pooled)
+        truth = layers.Dense(1, "sigmoid", bias_initializer=constant(30.0), name="truth")(
+            layers.Concatenate()([pooled, label])
+        )
+        model = keras.Model(tokens, [label, truth, layers.Dense(1, name="values")(states)])
+        losses = ["sparse_categorical_crossentropy", "binary_crossentropy", "mse"]
+        model.compile(sgd(learning_rate=0.01), losses, metrics=[losses[:1], losses[1:2], ["mae"]])
+    random = np.random.default_rng(5)
+    lengths = np.where(np.arange(PARTIAL) % 12 < 4, 5, 2)
+    x = np.where(np.arange(5) < lengths[:, None], random.integers(1, 10, size=(PARTIAL, 5)), 0)
+    y = [np.arange(PARTIAL) % 3, np.arange(PARTIAL)[:, None] % 2, random.normal(size=(PARTIAL, 5, 1)).astype("float32")]
+    return trained(ctx, model, x, y)
