@@ -63,9 +63,9 @@ def measure(engine: str, calls: int) -> list[tuple[float, float]]:
     times = []
     for call in range(calls + 1):
         _arrays[0].fill(call)
-        began = time.time()
+        began = time.monotonic()
         _move(engine)
-        times.append((began, time.time()))
+        times.append((began, time.monotonic()))
     return times[1:]
 
 

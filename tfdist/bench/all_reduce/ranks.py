@@ -77,9 +77,9 @@ def _times(world: Any, tensors: list[np.ndarray], calls: int) -> list[tuple[floa
         for tensor in tensors:
             tensor.fill(call)
         world.Barrier()  # else one rank could be a call ahead of the others
-        began = time.time()
+        began = time.monotonic()
         _reduce(world, tensors)
-        own.append((began, time.time()))
+        own.append((began, time.monotonic()))
     of_ranks = world.allgather(own[1:])
     return [(max(one[0] for one in call), max(one[1] for one in call)) for call in zip(*of_ranks, strict=True)]
 
