@@ -20,6 +20,7 @@ REPLICA_CASES = str(Path(__file__).parent / "cases" / "replica_cases.py")
         "interrupted_while_saving",
         "of_something_else",
         "damaged",
+        "of_two_jobs",
         "full_disk",
         "ended_by_sigterm",
         "early_stopping",

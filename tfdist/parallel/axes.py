@@ -67,7 +67,7 @@ class Axes:
         if collective.size == 1:
             return tensor
         self._require_side_by_side(axis, label)
-        with self._waits(f"the gathering of {label}"):
+        with self._waits(f"the gathering of {label}, which every worker has to ask for,"):
             whole = _by_rows(lambda rows: collective.all_gather(rows, f"{label} along {axis}"), tensor, dim)
         shape = tensor.shape.as_list()
         shape[dim] = None if shape[dim] is None else shape[dim] * collective.size
@@ -126,7 +126,7 @@ class Axes:
             root: whose value.
             label: what it is, for messages.
         """
-        with self._waits(f"the value of {label}"):
+        with self._waits(f"the value of {label}, which every worker has to ask for,"):
             return self._collectives[axis].broadcast(tensor, f"{label} along {axis}", root=root)
 
     def _waits(self, what: str) -> AbstractContextManager[Any]:

@@ -84,7 +84,8 @@ class StretchSharding:
                 "stage 2."
             )
         what = f"the gathering of {self.label}"
-        with self._waiting(what) if tf.executing_eagerly() else tf.name_scope(""):
+        asked = f"{what}, which every worker has to ask for,"
+        with self._waiting(asked) if tf.executing_eagerly() else tf.name_scope(""):
             rows = self._traced.all_gather(self._stretch.padded(part), what)
         return self._stretch.joined(tf.reshape(rows, [self._traced.size, self._stretch.width]))
 

@@ -1,5 +1,6 @@
 """What users do with BackupAndRestore; each function asserts what must hold. python backup_cases.py NAME FOLDER"""
 
+import fcntl
 import logging
 import os
 import signal
@@ -185,6 +186,21 @@ def damaged(folder):
     history = fit(model_of(), [BackupAndRestore(folder / "b", save_freq=1)])
     assert history.history["loss"] == expected
     assert any(newest.parent.name in line for line in said), said
+
+
+def of_two_jobs(folder):
+    """A directory with which another process trains is told once, with its name."""
+    place, said = Path(folder, "backup"), []
+    place.mkdir()
+    other = os.open(place, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("tfdist").addHandler(handler)
+    fit(model_of(), [BackupAndRestore(place)], epochs=1)
+    os.close(other)
+    fit(model_of(), [BackupAndRestore(place)], epochs=1)
+    assert [str(place) in words for words in said] == [True], said
 
 
 def full_disk(folder):

@@ -85,6 +85,14 @@ class BackupSession(keras.callbacks.Callback):
         self._input = Input(fit)
         self._disk = disk
         self._is_shared = self._together.share(disk)
+        self._claim = trainings.Claim(disk.url) if self._workers.is_chief else None
+        is_first = os.environ.get("TFDIST_RESTARTS", "0") == "0"  # else the process before may not be gone yet
+        if self._claim is not None and not self._claim.is_alone and is_first:
+            _logger.warning(
+                "Another process trains with the backup_dir %s now: each would go on from what the other has saved, "
+                "and remove it. Give each job a backup_dir of its own.",
+                disk.url,
+            )
         for store in filter(None, (disk, memory)):
             finish_saves(store.url)  # of a fit that was interrupted in this process
         self._memory = None if memory is None else Memory(memory, self._together)
@@ -257,6 +265,8 @@ class BackupSession(keras.callbacks.Callback):
                 self._disk.discard()
         if self._delete:
             trainings.is_over(self._disk.url)
+        if self._claim is not None:
+            self._claim.close()
         step_clock().training_ends()
 
     @property

@@ -1,9 +1,13 @@
-"""Which of the trainings of a script a backup is of, where several calls of `fit` share one backup directory.
+"""Which training a backup is of, where several calls of `fit`, or several jobs, share one backup directory.
 
 This process counts the trainings that have come to their end and have removed their backup. A script that is started
-again counts anew: its first `fit` would take for its own what a later one has saved.
+again counts anew: its first `fit` would take for its own what a later one has saved. Another job at the same time is
+seen by a lock on the directory, which the system frees however a process ends.
 """
 
+import contextlib
+import fcntl
+import functools
 import hashlib
 import os
 from collections import Counter
@@ -13,6 +17,63 @@ from typing import Any
 from tfdist.errors import ConfigError
 
 _over: Counter[str] = Counter()
+_claims: "dict[str, Claim]" = {}  # of this process, by the place
+
+
+class Claim:
+    """Says to other processes that a training of this one uses a backup directory, until `close`.
+
+    Attributes:
+        is_alone: whether no other process uses it. Where that cannot be told, as in an object store, it is True.
+
+    Args:
+        backup_dir: a directory, which is made if it is not there, or a URL.
+    """
+
+    def __init__(self, backup_dir: str) -> None:
+        self.is_alone = True
+        self._folder = backup_dir
+        self._descriptor: int | None = None
+        self._place = place_of(backup_dir)
+        if (before := _claims.get(self._place)) is not None:
+            before.close()  # of a fit that was interrupted
+        if "://" in backup_dir:
+            return
+        with contextlib.suppress(OSError):  # no locks here
+            os.makedirs(backup_dir, exist_ok=True)
+            self._descriptor = os.open(backup_dir, os.O_RDONLY | os.O_DIRECTORY)
+            _keep_from_children()
+            _claims[self._place] = self
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.is_alone = False
+
+    def close(self) -> None:
+        """Give the directory back, and remove it where it is empty; a second call does nothing."""
+        if self._descriptor is None:
+            return
+        self.let_go()
+        del _claims[self._place]
+        with contextlib.suppress(OSError):  # something is in it
+            os.rmdir(self._folder)
+
+    def let_go(self) -> None:
+        """Close the descriptor."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@functools.cache
+def _keep_from_children() -> None:
+    """Let processes that this one forks hold no lock, which would outlive this one."""
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _let_go() -> None:
+    for one in _claims.values():
+        one.let_go()
 
 
 def place_of(backup_dir: str) -> str:
