@@ -88,7 +88,7 @@ _REFUSED_IN_A_PIPELINE = (
     *("synchronized_normalization", "gan_with_clipped_weights", "one_optimizer_twice", "scaled_optimizer_twice"),
     *("two_updates_of_one_tape", "weights_after_the_update", "positions_in_a_step_of_ones_own"),
     *("function_that_sums", "function_that_averages", "run_eagerly", "gathered_candidates"),
-    *("string_passed_through", "reduction_none"),
+    *("string_passed_through", "reduction_none", "sparse_inputs", "positions_of_ragged_texts"),
     # what looks at whole gradients
     *("adasum", "compression_random_k_of_all", "compression_power_sgd_of_full_rank", "compression_dgc_of_all"),
 )

@@ -297,3 +297,23 @@ def shuffle_once_each(ctx: Context) -> Outcome:
 def shuffle_same_order(ctx: Context) -> Outcome:
     """NumPy data with shuffle=True and a seed: the order of one device, so equal weights."""
     return trained(ctx, _simple(ctx), *regression(PARTIAL), epochs=3, shuffle=True)
+
+
+@feature(may_refuse=True)
+def unlike_rows(ctx: Context) -> Outcome:
+    """Two inputs with unlike numbers of rows in a batch: replicas that share its rows refuse it."""
+
+    class Pooled(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nodes, self.edges = keras.layers.Dense(1), keras.layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            return self.nodes(inputs["nodes"]) + keras.ops.mean(self.edges(inputs["edges"]), axis=0)
+
+    with ctx.scope():
+        model = Pooled()
+        model.compile(sgd(), "mse")
+    x, y = regression(BATCH + 4)
+    data = tf.data.Dataset.from_tensors(({"nodes": x[:BATCH], "edges": x}, y[:BATCH]))
+    return trained(ctx, model, data, batch_size=None)

@@ -194,3 +194,64 @@ def transformer_block(ctx: Context) -> Outcome:
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     texts = _texts(PARTIAL)
     return trained(ctx, model, texts, texts[:, 0] % 2)
+
+
+def _sparse(rows: int) -> tuple[Any, np.ndarray]:
+    """Return rows with few numbers that are not zero, one of them with none, and targets."""
+    x, y = regression(rows)
+    x = np.where(np.random.default_rng(8).random(x.shape) < 0.4, x, 0.0).astype("float32")
+    x[3] = 0.0
+    return tf.sparse.from_dense(x), y
+
+
+@feature()
+def sparse_inputs(ctx: Context) -> Outcome:
+    """keras.Input(sparse=True) into a Dense layer, with Adam and global_clipnorm: rows that are distinct in a batch."""
+    with ctx.scope():
+        entry = keras.Input((6,), sparse=True)
+        model = keras.Model(entry, keras.layers.Dense(1)(keras.layers.Dense(4, activation="tanh")(entry)))
+        model.compile(keras.optimizers.Adam(0.02, global_clipnorm=0.5), "mse")
+    data = tf.data.Dataset.from_tensor_slices(_sparse(PARTIAL)).batch(BATCH)
+    return {**trained(ctx, model, data, batch_size=None), "predict": model.predict(data, verbose=0)}
+
+
+@feature()
+def distinct_lookups(ctx: Context) -> Outcome:
+    """One table that is looked up by words, by the distinct words of a batch, twice, and by positions, with Adam."""
+
+    def embed(words: Any, table: Any) -> Any:
+        distinct, places = tf.unique(tf.reshape(words, [-1]))
+        found = tf.reshape(tf.gather(table(distinct), places), [*tf.unstack(tf.shape(words)), _WIDTH])
+        distinct, places = keras.ops.unique(words % 3, return_inverse=True)
+        others = keras.ops.reshape(
+            keras.ops.take(table(distinct), keras.ops.reshape(places, (-1,)), axis=0), (-1, 5, 4)
+        )
+        return table(words) + 2.0 * found - others + table(_positions(words))
+
+    return _fit(ctx, embed, tables=1)
+
+
+@feature()
+def positions_of_ragged_texts(ctx: Context) -> Outcome:
+    """Positions as far as the longest text of a batch, of ragged texts, with Adam."""
+
+    class Positions(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = keras.layers.Embedding(_LENGTH, _WIDTH)
+
+        def build(self, shape: Any) -> None:
+            self.places.build(shape)
+
+        def call(self, words: Any) -> Any:
+            dense = words.to_tensor() if isinstance(words, tf.RaggedTensor) else words
+            found = self.places(tf.range(tf.shape(dense)[1]))
+            return keras.ops.sum(keras.ops.cast(dense, "float32")[..., None] * found, axis=1)  # where no word is: 0
+
+    with ctx.scope():
+        texts = keras.Input((None,), dtype="int32", ragged=True)
+        model = keras.Model(texts, keras.layers.Dense(1)(Positions()(texts)))
+        model.compile(keras.optimizers.Adam(0.02), "mse")
+    rows = [row[: 1 + place % _LENGTH] for place, row in enumerate(_texts(PARTIAL).tolist())]
+    data = tf.data.Dataset.from_tensor_slices((tf.ragged.constant(rows, dtype=tf.int32), regression(PARTIAL)[1]))
+    return trained(ctx, model, data.batch(BATCH), batch_size=None)
