@@ -166,7 +166,9 @@ def _verdict(proof: Proof) -> str:
     on = f"{proof.replicas} replica{'s' if proof.replicas != 1 else ''} in {proof.workers} process"
     on += "es" if proof.workers != 1 else ""
     if proof.outcome is Outcome.SAME:
-        kinds = ", ".join(f"{count} {_KINDS.get(kind, kind)}{'s' * (count != 1)}" for kind, count in _counts(proof))
+        counts = (proof.compared or {}).items()
+        named = {**_KINDS, "log": "log"}
+        kinds = ", ".join(f"{count} {named.get(kind, kind)}{'s' * (count != 1)}" for kind, count in counts)
         return (
             f"{proof.strategy}: the same as one device, after each of {steps} on {on}: {kinds}; the largest difference "
             f"is {proof.largest:.1e}"
@@ -176,7 +178,3 @@ def _verdict(proof: Proof) -> str:
         kind = _KINDS.get(first.kind, first.kind)
         return f"{proof.strategy}: differs from one device ({on}), first at step {first.step}: {kind} {first.name}"
     return f"{proof.strategy}: {'not compared' if proof.outcome is Outcome.NOT_COMPARED else 'failed'}: {proof.text}"
-
-
-def _counts(proof: Proof) -> Sequence[tuple[str, int]]:
-    return list((proof.compared or {}).items())
