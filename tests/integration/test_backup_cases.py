@@ -17,6 +17,7 @@ REPLICA_CASES = str(Path(__file__).parent / "cases" / "replica_cases.py")
         "interrupted_in_a_notebook",
         "kept_and_gone_on_with",
         "another_model",
+        "other_metrics",
         "interrupted_while_saving",
         "of_something_else",
         "damaged",

@@ -141,6 +141,28 @@ def another_model(folder):
     raises(ConfigError, words, lambda: fit(model_of(units=5), [BackupAndRestore(folder / "b")]))
 
 
+def other_metrics(folder):
+    """A metric is added, and one is gone, when an epoch has ended; within an epoch that is an error, which says so."""
+
+    def measured(*metrics):
+        model = model_of()
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=list(metrics), run_eagerly=True)
+        return model
+
+    whole = model_of()
+    fit(whole, [])
+    for begun, gone_on in [((), ("mae",)), (("mae",), ()), (("mae",), ("mape",))]:
+        place = folder / f"{begun} {gone_on}"
+        interrupted(measured(*begun), [BackupAndRestore(place)], 1)
+        model = measured(*gone_on)
+        history = fit(model, [BackupAndRestore(place)]).history
+        assert [len(history[name]) for name in ("loss", *gone_on)] == [3, *(2 for _ in gone_on)]
+        for one, other in zip(model.get_weights(), whole.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+    interrupted(measured(), [BackupAndRestore(folder / "b", save_freq=1)], 1, 2)
+    raises(ConfigError, ["when an epoch has ended"], lambda: fit(measured("mae"), [BackupAndRestore(folder / "b")]))
+
+
 def interrupted_while_saving(folder):
     """A `fit` in the process of another that was interrupted waits for what that one still saves."""
     begun, let_go = threading.Event(), threading.Event()

@@ -140,7 +140,8 @@ class BackupSession(keras.callbacks.Callback):
         state = self._found.state
         build = functools.partial(keras_epochs.build, self.model, self._fit)
         counts = state.get(shards.COUNTS)
-        self._state.restore_model(self._found.arrays, build, has_shards=counts is not None)
+        in_epoch = bool(state["step"])
+        self._state.restore_model(self._found.arrays, build, has_shards=counts is not None, in_epoch=in_epoch)
         if counts is None:
             self._shards.tell_of_the_first(source=self._found.source)
         else:

@@ -62,7 +62,12 @@ class TrainState:
         return [(name, state) for name, state in found if state is not None]
 
     def restore_model(
-        self, arrays: Mapping[str, NDArray[Any]], build: Callable[[], None], *, has_shards: bool = True
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        build: Callable[[], None],
+        *,
+        has_shards: bool = True,
+        in_epoch: bool = True,
     ) -> None:
         """Give weights, optimizers, seeds and metrics their values.
 
@@ -71,6 +76,8 @@ class TrainState:
             build: builds the model, its metrics and optimizers, which may not have happened.
             has_shards: whether what every replica has by itself was saved elsewhere. Earlier versions saved that of the
                 first replica here.
+            in_epoch: whether steps of the running epoch were done. Otherwise its metrics begin at zero, and may be
+                others than those that were saved.
         Raises:
             ConfigError: the model has other variables than those that were saved.
         """
@@ -85,13 +92,22 @@ class TrainState:
             known = {*ours, *saved}
             build()  # also what is never used, and was not saved
             ours = {name: variable for name, variable in own().items() if name in known}
+        if not in_epoch:
+            ours = {name: one for name, one in ours.items() if name in arrays or not name.startswith(f"{METRIC}/")}
+            arrays = {name: one for name, one in arrays.items() if name in ours or not name.startswith(f"{METRIC}/")}
         _require_same(ours, arrays)
         for name, variable in ours.items():
             self._assign(variable, arrays[name])
 
     def restore_metrics(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Give the metrics their values again: an epoch that begins sets them to zero."""
-        for name, variable in metrics_of(self._model).items():
+        """Give the metrics their values again: an epoch that begins sets them to zero.
+
+        Raises:
+            ConfigError: the model has other metrics than those that were saved.
+        """
+        ours = metrics_of(self._model)
+        _require_same(ours, {name: arrays[name] for name in _with_prefix(arrays, METRIC)})
+        for name, variable in ours.items():
             self._assign(variable, arrays[name])
 
     def _assign(self, variable: keras.Variable, value: NDArray[Any]) -> None:
@@ -165,11 +181,17 @@ def _require_same(ours: Mapping[str, keras.Variable], saved: Mapping[str, NDArra
         words = [*shapes[:1]]
         words += [f"the model has {missing[0]}, the backup has not ({len(missing)} such)"] if missing else []
         words += [f"the backup has {unknown[0]}, the model has not ({len(unknown)} such)"] if unknown else []
+        differs = [*missing, *unknown]
+        metrics = "Metrics may change when an epoch has ended, and not within it. " if _are_metrics(differs) else ""
         raise ConfigError(
-            f"the backup is of another model: {'; '.join(words)}. Train with the model and the optimizer that it was "
-            "made with (build them before fit, if they build themselves in their first step), or begin anew in another "
-            "backup_dir."
+            f"the backup is of another model: {'; '.join(words)}. {metrics}Train with the model and the optimizer that "
+            "it was made with (build them before fit, if they build themselves in their first step), or begin anew in "
+            "another backup_dir."
         )
+
+
+def _are_metrics(names: Sequence[str]) -> bool:
+    return bool(names) and all(name.startswith(f"{METRIC}/") for name in names)
 
 
 def scalars(logs: Any) -> dict[str, float]:
