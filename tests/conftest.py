@@ -34,6 +34,7 @@ UNIT = Path(__file__).parent / "unit"
 LONGEST = (
     "test_matrix.py",
     "test_training_pipeline.py",
+    "test_training_pipeline_cuts.py",
     "test_training_model_parallel.py",
     "test_training_ring.py",
     "test_bench.py",

@@ -31,7 +31,8 @@ def test_two_stages_have_the_numbers_of_one_device_wherever_they_meet(devices: W
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("heads", {"first": 6}), ("masked", {"evaluates": True}), ("masked within", {"first": 2})]
+    ("name", "options"),
+    [("heads", {"first": 6}), ("masked", {"evaluates": True, "first": 4}), ("masked within", {"first": 2})],
 )
 def test_three_stages_have_the_numbers_of_one_device_wherever_they_meet(
     devices: WorkerPool, name: str, options: dict[str, Any]
