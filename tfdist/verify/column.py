@@ -88,10 +88,12 @@ _REFUSED_IN_A_PIPELINE = (
     *("synchronized_normalization", "gan_with_clipped_weights", "one_optimizer_twice", "scaled_optimizer_twice"),
     *("two_updates_of_one_tape", "weights_after_the_update", "positions_in_a_step_of_ones_own"),
     *("function_that_sums", "function_that_averages", "run_eagerly", "gathered_candidates"),
-    *("string_passed_through", "reduction_none", "sparse_inputs", "positions_of_ragged_texts"),
+    *("string_passed_through", "reduction_none", "sparse_inputs", "positions_of_ragged_texts", "states_of_layers"),
     # what looks at whole gradients
     *("adasum", "compression_random_k_of_all", "compression_power_sgd_of_full_rank", "compression_dgc_of_all"),
 )
+# what layers of the user's add to the loss or keep, of which no stage can try how replicas put it together
+_REFUSED_IN_REPLICAS_OF_A_PIPELINE = ("add_loss", "added_losses", "codebook")
 
 COLUMNS = (
     Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2),
@@ -173,7 +175,11 @@ COLUMNS = (
                 *more,
             ),
             # slots or weights of a stage in parts
-            may_refuse=(*_REFUSED_IN_A_PIPELINE, *(_LOOK_AT_WHOLE_WEIGHTS if more else ())),
+            may_refuse=(
+                *_REFUSED_IN_A_PIPELINE,
+                *(_LOOK_AT_WHOLE_WEIGHTS if more else ()),
+                *(_REFUSED_IN_REPLICAS_OF_A_PIPELINE if mesh.startswith("data=2") else ()),
+            ),
         )
         for name, mesh, schedule, more in (
             ("pipeline-2", "data=1,pipeline=2", "1f1b", ()),

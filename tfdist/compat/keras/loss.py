@@ -8,7 +8,7 @@ in one go and divides by what its own replica saw, so the parts are taken apart 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -105,6 +105,15 @@ def parts(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any)
 def compiled(container: Any) -> list[Any]:
     """Return the loss functions in `compile`'s container, as they were given."""
     return [getattr(entry.loss, "tfdist_wraps", entry.loss) for entry in container._flat_losses]
+
+
+def with_inputs(container: Any, y_true: Any, y_pred: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield each loss in `compile`'s container with its name, its targets and its predictions."""
+    for entry in container._flat_losses:
+        loss = getattr(entry.loss, "tfdist_wraps", entry.loss)
+        if loss is not None:
+            given = [functools.reduce(lambda nest, key: nest[key], entry.path, nest) for nest in (y_true, y_pred)]
+            yield str(getattr(loss, "name", type(loss).__name__)), loss, *given
 
 
 def override_values(loss: keras.losses.Loss, values: Callable[[Any, Any, Any], Any]) -> None:

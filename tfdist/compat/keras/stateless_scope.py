@@ -30,7 +30,16 @@ class AssignsWeights(Exception):  # noqa: N818 - not an error: the step is then 
     """A step assigns a weight, which from then on must be one by which gradients can be taken."""
 
 
-class CapturedUpdates(keras.StatelessScope):
+class Updates(keras.StatelessScope):
+    """A scope in which no gradient goes through a variable to what was assigned to it, as outside of any scope."""
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Keep an assignment."""
+        variable, value = update
+        super().add_update((variable, tf.stop_gradient(value)))
+
+
+class CapturedUpdates(Updates):
     """A scope in which given variables have given values, others their own, and assignments are kept for later.
 
     Some variables can have a stand-in, a real variable that lives as long as the step and changes at once.
@@ -106,8 +115,8 @@ class CapturedUpdates(keras.StatelessScope):
             raise AssignsWeights
         if not self._updating and not any(variable is known for known in self.assigned):
             self.assigned.append(variable)
-        if stand_in is None:  # no gradient goes through a variable to what was assigned to it
-            super().add_update((variable, tf.stop_gradient(value)))
+        if stand_in is None:
+            super().add_update(update)
             return
         if not self._updating and stand_in.dtype.is_floating:
             self.added[id(variable)] = value - stand_in + self.added.get(id(variable), 0)

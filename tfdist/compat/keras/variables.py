@@ -108,6 +108,11 @@ def states(model: keras.Model) -> list[keras.Variable]:
     return list(found.values())
 
 
+def has_own_states(layer: keras.Layer) -> bool:
+    """Return whether a layer is none of Keras' own, and has states itself."""
+    return bool(layer._non_trainable_variables) and not is_of_keras(layer)
+
+
 def states_of_users(model: keras.Model) -> set[int]:
     """Return the identities of those states that belong to a model or layers that are none of Keras' own."""
     own = [layer for layer in keras_model.layers(model) if not is_of_keras(layer)]

@@ -6,6 +6,8 @@ from typing import Any
 import keras
 
 from tfdist import validation
+from tfdist.compat.keras import layers as keras_layers
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.model import layers as layers_in
 from tfdist.compat.keras.symbolic import graphs, nested
 from tfdist.errors import ConfigError, UnsupportedError
@@ -73,15 +75,25 @@ class Division:
         found = {id(one): one for layer in self.layers_of(part) for one in layer.variables}
         return list(found.values())
 
-    def whole_batch_layer(self) -> str | None:
-        """Return the name of a layer that trains with statistics of the whole batch, or None where none does.
+    def needs_whole_batch(self, *, losses_are_told: bool) -> str | None:
+        """Return what needs the whole batch in a forward pass, as a subject of a sentence; None where nothing does.
 
-        Its first result needs the last example, so a stage that has it holds what it makes of all of them, as it would
-        by GPipe; cut into micro-batches, the batch would wait for itself there.
+        A layer with statistics of the whole batch makes its first result of the last example too, so a stage that has
+        it holds what it makes of all of them, as it would by GPipe. What layers of the user's own add to the loss or
+        keep may be a mean over examples, a sum, or neither, and no stage can try it.
+
+        Args:
+            losses_are_told: whether the user has said what losses are (`loss_reduction`).
         """
-        for layer in (one for part in range(self.parts) for own in self.layers_of(part) for one in layers_in(own)):
+        every = [one for part in range(self.parts) for own in self.layers_of(part) for one in layers_in(own)]
+        for layer in every:
             if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
-                return str(layer.name)
+                return f"the layer {layer.name!r}, which normalises with statistics of the whole batch,"
+        for layer in every:
+            if not losses_are_told and keras_layers.may_add_losses(layer):
+                return f"the layer {layer.name!r}, which adds a loss (a mean or a sum, no stage can tell),"
+            if keras_variables.has_own_states(layer):
+                return f"the layer {layer.name!r}, which keeps a state of its own,"
         return None
 
     def holders(self, stages: int) -> dict[int, tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """A micro-batch: some rows of a batch, and the step of Keras in which layers, losses and random numbers find them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -23,11 +23,22 @@ class MicroStep(step.Step):
         is_alone: whether it is the whole batch of its replica.
         loss_reduction: of the strategy.
         known: what losses divide by, see `counts`.
+        comparing: names of losses that compare the examples of a batch.
         options: of `step.Step`.
     """
 
-    def __init__(self, *, what: str, is_alone: bool, loss_reduction: str, known: Sums, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        what: str,
+        is_alone: bool,
+        loss_reduction: str,
+        known: Sums,
+        comparing: Collection[str] = (),
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
+        self._comparing = comparing
         self._known = list(known)
         self._what = what
         self._is_alone = is_alone
@@ -65,13 +76,17 @@ class MicroStep(step.Step):
         Raises:
             UnsupportedError: it is a loss, and nobody has said.
         """
-        if kind == "loss" and self._loss_reduction == "detect" and not (self._is_alone and self.is_whole):
+        told, is_loss = self._loss_reduction, kind in ("loss", "added")
+        if is_loss and told == "detect" and not (self._is_alone and self.is_whole):
+            what = "returns" if kind == "loss" else "(a layer) adds"
             raise UnsupportedError(
-                f"the loss {name!r} of the model {self._what!r} returns one number, which may be a mean or a sum over "
+                f"the loss {name!r} of the model {self._what!r} {what} one number, which may be a mean or a sum over "
                 "examples, and no stage of a pipeline can try it. Set strategy.loss_reduction = 'mean' or 'sum', or "
                 "return a value for each example."
             )
-        return "sum" if kind == "loss" and self._loss_reduction == "sum" else "mean"
+        if kind == "values" and self._is_alone and can_gather and name in self._comparing:
+            return "whole"
+        return "sum" if is_loss and told == "sum" else "mean"
 
     @property
     def is_whole(self) -> bool:

@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import stateless_scope
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded
@@ -258,7 +259,7 @@ class Run:
         flow, graph = microbatch.flow, self._division.graph
         weights = list(zip(self._weights[part], given.weights, strict=True)) if given.weights else []
         beginnings = [*self._beginnings(part), *weights]
-        scope = keras.StatelessScope(state_mapping=beginnings, collect_losses=True)
+        scope = stateless_scope.Updates(state_mapping=beginnings, collect_losses=True)
         with microbatch.step(given.index) as current:
             inside = graphs.call_of_model(self._model, training=self._training)
             with scope, inside, kept.keeping(self._kept):

@@ -17,7 +17,7 @@ from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
-from tfdist.parallel.pipeline import counts, run, updates
+from tfdist.parallel.pipeline import counts, loss_trial, run, updates
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
 from tfdist.parallel.pipeline.gradients import Accumulated
@@ -116,13 +116,14 @@ class StageStep:
         self._unseeded = unseeded
         self._loss_reduction = loss_reduction
         self._known: counts.Sums = []
+        self._comparing: list[str] | None = None  # losses that compare examples, once they were tried
         self._kinds: dict[int, dict[tuple[int, int], RowKind]] = {}
 
     def train(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, update the weights once, and return the logs."""
         most = self._pipe.microbatches
         schedule = self._pipe.schedule(min(most, max(self._rows(global_rows), 1)))
-        if not schedule.updates_each and self._division.whole_batch_layer() is not None:
+        if not schedule.updates_each and self._needs_whole_batch(data):
             schedule, most = self._pipe.schedule(1), 1
         microbatches = self._microbatches(data, global_rows, training=True, most=most, each_alone=schedule.updates_each)
         with self._outer(data, global_rows) as current:
@@ -143,6 +144,14 @@ class StageStep:
             self._apply_draws(told)
             return self._logs(data, found, told, totals, microbatches)
 
+    def _needs_whole_batch(self, data: Any) -> bool:
+        """Return whether a layer, or a loss, makes something of the whole batch."""
+        if self._comparing is None:
+            _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            self._comparing = loss_trial.comparing_losses(self._model, self._division.graph, y)
+        told = self._loss_reduction != "detect"
+        return bool(self._comparing) or self._division.needs_whole_batch(losses_are_told=told) is not None
+
     def _updates(self, schedule: Schedule) -> updates.Updates | None:
         if not schedule.updates_each:
             return None
@@ -162,7 +171,8 @@ class StageStep:
 
     def test(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, and return the logs."""
-        microbatches = self._microbatches(data, global_rows, training=False)
+        most = 1 if self._needs_whole_batch(data) else None
+        microbatches = self._microbatches(data, global_rows, training=False, most=most)
         with self._outer(data, global_rows) as current:
             totals = self._totals(current)
         order = self._forwards(len(microbatches))
@@ -278,6 +288,7 @@ class StageStep:
             weighs_loss=True,
             index=index,
             known=self._known,
+            comparing=self._comparing or (),
         )
 
     def _count(self, data: Any, global_rows: int, microbatches: list[MicroBatch], *, training: bool) -> None:
@@ -389,7 +400,8 @@ class StageStep:
         """Give variables that layers have changed their values: the mean over replicas of means over micro-batches.
 
         Raises:
-            UnsupportedError: other stages have the variable too, and would not know.
+            UnsupportedError: other stages have the variable too, and would not know; or it is a state of the user's,
+                of which several replicas have parts.
         """
         holders = self._division.holders(self._pipe.stages)
         for variable, _ in found.states.values():
@@ -399,6 +411,15 @@ class StageStep:
                     f"the variable {variable.path!r} (shape {tuple(variable.shape)}) changes in a forward pass on one "
                     "stage, and other stages have it too: those that call its layer, and all if it is a scalar. Let "
                     "one stage call it (stages=), and give it a shape such as (1,)."
+                )
+        of_users = keras_variables.states_of_users(self._model) if self._pipe.replicas > 1 else set()
+        for variable, _ in found.states.values():
+            if id(variable) in of_users:
+                raise UnsupportedError(
+                    f"the state {variable.path!r} is of a layer of your own, and the pipeline has "
+                    f"{self._pipe.replicas} replicas of each stage: whether their states are added up, averaged or "
+                    "neither, no stage can try. Train with one replica of each stage (data=1), or under another "
+                    "strategy."
                 )
         floats = [(v, value) for v, value in found.states.values() if tf.as_dtype(v.dtype).is_floating]
         rest = [(v, value) for v, value in found.states.values() if not tf.as_dtype(v.dtype).is_floating]

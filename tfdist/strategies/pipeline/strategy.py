@@ -340,21 +340,23 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         self._tell_of_statistics(model, self.division_of(model))
 
     def _tell_of_statistics(self, model: Any, division: Division) -> None:
-        """Say once what micro-batches are to a BatchNormalization."""
+        """Say once what micro-batches are to layers that look at several examples."""
         found = [one for one in keras_model.layers(model) if isinstance(one, keras.layers.BatchNormalization)]
-        if not found or self._microbatches == 1 or self._told_of_statistics:
+        if self._microbatches == 1 or self._told_of_statistics:
             return
-        self._told_of_statistics = True
-        whole = None if self._schedule(self._microbatches).updates_each else division.whole_batch_layer()
+        told = self.loss_reduction != "detect"
+        each = self._schedule(self._microbatches).updates_each
+        whole = None if each else division.needs_whole_batch(losses_are_told=told)
+        self._told_of_statistics = bool(found) or whole is not None
         if self._workers.is_chief and whole is not None:
             _log.warning(
-                "The layer %r normalises with the statistics of the whole batch (synchronized=True), so the model %r "
-                "trains with one micro-batch, and its stages compute one after the other. LayerNormalization and "
-                "GroupNormalization leave micro-batches as they are.",
+                "Micro-batches cannot be cut for %s so the model %r trains with one micro-batch, and its stages "
+                "compute one after the other. LayerNormalization and GroupNormalization leave micro-batches as they "
+                "are, and so do losses of which strategy.loss_reduction says what they are.",
                 whole,
                 model.name,
             )
-        elif self._workers.is_chief:
+        elif self._workers.is_chief and found:
             _log.warning(
                 "The layer %r normalises with the statistics of a micro-batch, and no longer with those of the batch. "
                 "Pass synchronized=True to it, or use LayerNormalization or GroupNormalization.",

@@ -1,0 +1,68 @@
+"""Losses of the user's that compare the examples of a batch, found before a pipeline cuts batches into micro-batches.
+
+A loss class or function that returns a value for each example may make these of several examples, as a contrast does.
+No stage has both the whole batch and the loss when the first micro-batch is computed. So every process tries each such
+loss on the same small random targets and predictions, and all find the same.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compat.keras import loss as keras_loss
+from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras.symbolic import graphs
+from tfdist.training import judging
+
+_ROWS = 6
+# largest relative difference that is rounding
+_TOLERANCE = 1e-4
+
+
+def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
+    """Return the names of those losses that make a value of several examples of a batch.
+
+    Args:
+        model: compiled and built.
+        graph: of the model.
+        targets: a batch's targets, of which shapes and dtypes matter.
+    """
+    container = keras_model.compiled_losses(model)
+    if container is None:
+        return []
+    random = np.random.default_rng(0)
+    y_true = tf.nest.map_structure(lambda leaf: _like(leaf, random), targets)
+    y_pred = graphs.packed(graph, [_like(tensor, random) for tensor in graph.outputs])
+    with tf.init_scope():
+        return [
+            name
+            for name, loss, true, pred in keras_loss.with_inputs(container, y_true, y_pred)
+            if keras_loss.compares_examples(loss) or (not keras_loss.is_of_keras(loss) and _compares(loss, true, pred))
+        ]
+
+
+def _compares(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    if not keras_loss.reduces_by_itself(loss):
+        return False
+
+    def total(begin: int, end: int) -> np.ndarray:
+        rows = [tf.nest.map_structure(lambda leaf: tf.constant(leaf[begin:end]), one) for one in (y_true, y_pred)]
+        values = keras_loss.parts(loss, rows[0], rows[1], None).values
+        # of one number the user says what it is
+        return np.asarray([float(tf.reduce_sum(values)) if values.shape.rank else 0.0])
+
+    try:
+        whole, parts = total(0, _ROWS), [(0.5, total(0, 2)), (0.5, total(2, _ROWS))]
+    except Exception:  # noqa: BLE001 - the user's code, on numbers that it is not written for: a step will tell
+        return False
+    return judging.judge(whole, parts, None, tolerance=_TOLERANCE) not in ("sum", "unknown")
+
+
+def _like(spec: Any, random: np.random.Generator) -> np.ndarray:
+    """Return positive numbers, of integers zeros and ones, in the shape of rows."""
+    shape = [_ROWS, *(size or 3 for size in spec.shape[1:])]
+    dtype = tf.as_dtype(spec.dtype)
+    numbers = random.uniform(0.1, 0.9, shape) if dtype.is_floating else random.integers(0, 2, shape)
+    return numbers.astype(dtype.as_numpy_dtype)
