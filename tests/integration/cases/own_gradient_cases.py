@@ -88,6 +88,18 @@ def _contrast(reduce: Callable[[Any], Any], axis: int) -> Step:
     return step
 
 
+def _masked(model: Own, data: Any) -> dict[str, Any]:
+    """A loss with a mask, divided by what all replicas have of it."""
+    replica, mask = tf.distribute.get_replica_context(), tf.cast(data[1] > 0, tf.float32)
+    valid = replica.all_reduce("SUM", {"valid": tf.reduce_sum(mask)})["valid"]
+    rows = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(mask)[0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(mask * tf.square(model.net(data[0])[:, :1] - data[1])) / (valid + 0.1)
+    model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    mean = replica.all_reduce(tf.distribute.ReduceOp.MEAN, tf.reduce_mean(data[0]))
+    return {"rows": tf.cast(rows, tf.float32), "mean": mean, "masked": loss}
+
+
 def _those_of(runs: dict[str, Callable[[], Any]], names: list[str] | None) -> dict[str, Any]:
     return {name: run() for name, run in runs.items() if names is None or name in names}
 
@@ -98,6 +110,7 @@ def contrast(names: list[str] | None = None) -> dict[str, Any]:
         "mean": lambda: _both(_contrast(tf.reduce_mean, 0)),
         "columns": lambda: _both(_contrast(tf.reduce_mean, 1), steps_per_execution=3),
         "empty": lambda: _both(_contrast(tf.reduce_mean, 0), rows=BATCH + 1),
+        "reduced": lambda: _both(_masked),
         "sum": lambda: _both(_contrast(tf.reduce_sum, 0), rate=0.0005),
         "eagerly": lambda: _both(_contrast(tf.reduce_mean, 0), rows=BATCH + 5, run_eagerly=True),
     }

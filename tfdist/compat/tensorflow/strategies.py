@@ -160,7 +160,7 @@ class ReduceInReplicas:
         """
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():
-            return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+            return replica_contexts.own_all_reduce(replica_context)(tf.distribute.ReduceOp.SUM, tensor)
         if self.between:
             return self.between[replica_context._replica_id].all_reduce([tensor], [label])[0]
         return self.collectives[replica_context._replica_id].all_reduce([tensor], key=label)[0]
@@ -399,7 +399,7 @@ def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[
     """
     extended = replica_context.strategy.extended
     if extended._use_merge_call():
-        return replica_context.all_reduce
+        return replica_contexts.own_all_reduce(replica_context)
     return extended._replica_ctx_all_reduce
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.collectives.base import with_rows
 from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.compat.tensorflow.steps.reduction_options import ValueOptions
 
 
@@ -32,7 +33,8 @@ def sum_over_replicas(
         The sums, in the order of ``tensors``, equal bit for bit on every replica.
     """
     replica_context = tf.distribute.get_replica_context()
-    reduce = replica_context.all_reduce if is_differentiable else tf_strategies.all_reduce_of(replica_context)
+    own = replica_contexts.own_all_reduce(replica_context)
+    reduce = own if is_differentiable else tf_strategies.all_reduce_of(replica_context)
     names = list(labels) or [""] * len(tensors)
     groups: dict[Any, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):

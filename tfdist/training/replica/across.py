@@ -27,6 +27,7 @@ _OF_A_GRADIENT = (
 )
 _REDUCED = "tfdist.training.reduced_gradients"
 _GATHERED = "tf.distribute.get_replica_context().all_gather"
+_REDUCED_BY_USER = "tf.distribute.get_replica_context().all_reduce"
 _log = logging.getLogger(__name__)
 
 _Tensors = list[tf.Tensor]
@@ -103,13 +104,35 @@ def reduced_gradients(gradients: Any) -> Any:
     return tf.nest.pack_sequence_as(gradients, [None if gradient is None else next(arrived) for gradient in flat])
 
 
-def gathering(current: step.Step) -> AbstractContextManager[None]:
-    """Return a context in which `tf.distribute`'s `all_gather` gathers the examples of a step.
+def exchanging(current: step.Step) -> AbstractContextManager[None]:
+    """Return a context in which `tf.distribute`'s `all_gather` and `all_reduce` are of the examples of a step.
 
     Args:
         current: the step, which has begun.
     """
-    return replica_contexts.gathering_by(functools.partial(_gathered, current))
+    return replica_contexts.exchanging_by(
+        all_gather=functools.partial(_gathered, current), all_reduce=functools.partial(_reduced, current)
+    )
+
+
+def _reduced(current: step.Step, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    """Return a nest reduced over the replicas that have examples; a mean is one over examples."""
+    del options  # how tensors travel is the strategy's affair
+    current.meetings += 1
+    if current.group.size == 1:
+        current.all_reduce([])  # of a part of a batch, there is nobody to ask
+        return value
+    is_mean = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN"
+    weight = current.share if is_mean else current.present
+    return tf.nest.map_structure(lambda one: _total(tf.convert_to_tensor(one), weight, current), value)
+
+
+def _total(tensor: tf.Tensor, weight: tf.Tensor, current: step.Step) -> tf.Tensor:
+    if tensor.dtype.is_floating:
+        return summed([replica_sums.weighted(tensor, weight)], _REDUCED_BY_USER, current)[0]
+    numbers = replica_sums.weighted(tf.cast(tensor, tf.float64), weight)
+    (total,) = current.sum_in_the_middle([numbers], what=_REDUCED_BY_USER)
+    return tf.cast(total, tensor.dtype)
 
 
 def _gathered(current: step.Step, value: Any, axis: Any, options: Any = None) -> Any:

@@ -50,7 +50,7 @@ class ReplicaStep:
             shares: what `step.Step` is told of the part.
         """
         adapt(self._model, self._unseeded)
-        with step.Step(weighs_loss=self._weighs_loss, sink=sink, **shares) as current, across.gathering(current):
+        with step.Step(weighs_loss=self._weighs_loss, sink=sink, **shares) as current, across.exchanging(current):
             sink.begin(current, asks=not keras_model.logs_by_itself(self._model, self._user_step))
             logs = compiled.run(self._user_step, data, current) if self._is_compiled else self._user_step(data)
             current.result_of = None

@@ -9,6 +9,7 @@ is tried gets a context of its own. `ReplicaContext._local_replica_id`: whose co
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,21 +29,22 @@ def of_no_strategy(index: int = 0) -> Any:
 
 
 @contextlib.contextmanager
-def gathering_by(gather: Callable[..., Any]) -> Iterator[None]:
-    """Let `all_gather` of this thread's replica context be a function inside; outside of replicas nothing changes.
+def exchanging_by(*, all_gather: Callable[..., Any], all_reduce: Callable[..., Any]) -> Iterator[None]:
+    """Let this thread's replica context exchange by other functions inside; outside of replicas nothing changes.
 
     Args:
-        gather: takes what `all_gather` does.
+        all_gather: takes what the method of this name does.
+        all_reduce: takes what the method of this name does.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context is distribute_lib._get_default_replica_context():
         yield
         return
-    context.all_gather = gather
+    context.all_gather, context.all_reduce = all_gather, all_reduce
     try:
         yield
     finally:
-        del context.all_gather
+        del context.all_gather, context.all_reduce
 
 
 def own_all_gather(context: Any, tensor: tf.Tensor) -> tf.Tensor:
@@ -53,3 +55,8 @@ def own_all_gather(context: Any, tensor: tf.Tensor) -> tf.Tensor:
         tensor: this replica's rows.
     """
     return type(context).all_gather(context, tensor, axis=0)
+
+
+def own_all_reduce(context: Any) -> Callable[..., Any]:
+    """Return TensorFlow's own `all_reduce` of a replica context."""
+    return functools.partial(type(context).all_reduce, context)
