@@ -180,6 +180,20 @@ class F1(keras.metrics.Metric):
         return self.total / ops.maximum(self.batches, 1.0)
 
 
+class Seen(keras.metrics.Metric):
+    """A metric of the user's that counts examples, as every metric should."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(ops.cast(ops.shape(y_true)[0], "float32"))
+
+    def result(self) -> Any:
+        return self.count * 1.0
+
+
 class LargestError(F1):
     """A metric of the user's that keeps a maximum."""
 
@@ -237,7 +251,9 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
     "tversky of Keras": lambda **options: _built(loss=keras.losses.Tversky(alpha=0.3, beta=0.7), **options),
     "a loss with a mask": lambda **options: _built(loss=_masked, **options),
     "a loss that compares": lambda **options: _built(loss=Comparing(), **options),
-    "metrics": lambda **options: _built(metrics=[_dice, F1(name="f1"), LargestError(name="largest")], **options),
+    "metrics": lambda **options: _built(
+        metrics=[_dice, F1(name="f1"), LargestError(name="largest"), Seen(name="seen")], **options
+    ),
 }
 #: what cannot be right, and is said by the name that the user gave
 SAID: dict[str, Callable[..., keras.Model]] = {

@@ -35,7 +35,7 @@ def adapt(model: keras.Model) -> None:
 def no_sums(model: keras.Model, rules: Rules) -> set[int]:
     """Return the identities of those variables of metrics whose values over parts of a batch do not add up."""
     numbered = enumerate(keras_model.metrics(model))
-    found = [metric for number, metric in numbered if ("metric", number) in rules.values]
+    found = [metric for number, metric in numbered if rules.values.get(("metric", number)) in ("whole", "neither")]
     return {id(variable) for metric in found for variable in metric.variables}
 
 
