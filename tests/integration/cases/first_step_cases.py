@@ -5,13 +5,14 @@ A model has a layer for each, so that one step trains all. Run in a worker proce
 
 import contextlib
 import functools
+import importlib
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from refusal_cases import X, Y, strategy_of
+from refusal_cases import X, Y
 
 AROUND = ("LossScaleOptimizer", "MultiOptimizer")
 KERAS = {
@@ -82,7 +83,9 @@ def of_one_device(only: tuple[str, ...] | None) -> Many:
 
 def apart(cases_of: str, options: dict[str, Any], only: list[str] | None = None) -> dict[str, float]:
     """Return of each optimizer's layer the largest difference from one device; infinite if replicas' copies differ."""
-    strategy = strategy_of(cases_of)
+    module: Any = importlib.import_module(cases_of)
+    # of parameter servers the synchronous one has the numbers of one device
+    strategy = module.STRATEGY if hasattr(module, "STRATEGY") else module.strategy(max_staleness=0)
     one = of_one_device(only and tuple(only))
     strategy.loss_reduction = "mean"  # to try the step would take as long as to train
     two = trained(strategy.scope(), only, first=False, **options)
