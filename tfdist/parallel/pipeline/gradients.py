@@ -87,3 +87,29 @@ def _pieces(
         return [(slices.values, slices.indices, parts[0][1])]
     values = tf.split(slices.values, [tf.size(part) for part in flat], num=len(flat))
     return [(value, part, kind) for value, part, (_, kind) in zip(values, flat, parts, strict=True)]
+
+
+def made_in_order(gradients: list[Any]) -> list[Any]:
+    """Return gradients that are made from the last to the first.
+
+    Buckets are filled in the order in which gradients are made, and have to be the same on all replicas. Those may have
+    other numbers of micro-batches, over which gradients are added up in other orders.
+    """
+    return [None if one is None else _again(one) for one in reversed(gradients)][::-1]
+
+
+def behind(sent: list[tf.Operation], gradients: list[Any]) -> list[Any]:
+    """Return gradients that are there when all is sent that other stages wait for.
+
+    The gradients of a stage's last layers are there first. A processor that has both to do would update their weights,
+    for which nobody waits, before it computes what the stage sends.
+    """
+    with tf.control_dependencies(sent):
+        return [None if one is None else _again(one) for one in gradients]
+
+
+def _again(gradient: Any) -> Any:
+    """Return the same gradient, made by operations that come now."""
+    if isinstance(gradient, tf.IndexedSlices):  # what its indices are, their operations tell
+        return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices, gradient.dense_shape)
+    return tf.identity(gradient)

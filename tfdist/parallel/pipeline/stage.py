@@ -17,10 +17,10 @@ from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
-from tfdist.parallel.pipeline import counts, loss_trial, run, updates
+from tfdist.parallel.pipeline import counts, run, uncut_batches, updates
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
-from tfdist.parallel.pipeline.gradients import Accumulated
+from tfdist.parallel.pipeline.gradients import Accumulated, behind, made_in_order
 from tfdist.parallel.pipeline.links import Links
 from tfdist.parallel.pipeline.microbatch import MicroBatch, MicroStep
 from tfdist.parallel.pipeline.run import Found
@@ -148,7 +148,7 @@ class StageStep:
         """Return whether a layer, or a loss, makes something of the whole batch."""
         if self._comparing is None:
             _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            self._comparing = loss_trial.comparing_losses(self._model, self._division.graph, y)
+            self._comparing = uncut_batches.comparing_losses(self._model, self._division.graph, y)
         told = self._loss_reduction != "detect"
         return bool(self._comparing) or self._division.needs_whole_batch(losses_are_told=told) is not None
 
@@ -231,7 +231,10 @@ class StageStep:
         """Return the step of this replica's batch."""
         replica_step.adapt(self._model, self._unseeded)
         return step.Step(
-            rows=tf.constant(self._rows(global_rows)), global_rows=tf.constant(global_rows), weighs_loss=True
+            rows=tf.constant(self._rows(global_rows)),
+            global_rows=tf.constant(global_rows),
+            weighs_loss=True,
+            rules=uncut_batches.rules_of_metrics(self._model, self._pipe.replicas),
         )
 
     def _microbatches(
@@ -394,7 +397,7 @@ class StageStep:
                 if gradients[place].shape == total.shape:
                     gradients[place] = total
         known = [one if there else None for one, there in zip(gradients, told.has_gradient, strict=True)]
-        return _made_in_order(known) if self._pipe.replicas > 1 else _behind(found.gradients_sent, known)
+        return made_in_order(known) if self._pipe.replicas > 1 else behind(found.gradients_sent, known)
 
     def _apply_states(self, found: Found) -> None:
         """Give variables that layers have changed their values: the mean over replicas of means over micro-batches.
@@ -412,15 +415,8 @@ class StageStep:
                     "stage, and other stages have it too: those that call its layer, and all if it is a scalar. Let "
                     "one stage call it (stages=), and give it a shape such as (1,)."
                 )
-        of_users = keras_variables.states_of_users(self._model) if self._pipe.replicas > 1 else set()
-        for variable, _ in found.states.values():
-            if id(variable) in of_users:
-                raise UnsupportedError(
-                    f"the state {variable.path!r} is of a layer of your own, and the pipeline has "
-                    f"{self._pipe.replicas} replicas of each stage: whether their states are added up, averaged or "
-                    "neither, no stage can try. Train with one replica of each stage (data=1), or under another "
-                    "strategy."
-                )
+        changed = [variable for variable, _ in found.states.values()]
+        uncut_batches.require_known_states(self._model, changed, self._pipe.replicas)
         floats = [(v, value) for v, value in found.states.values() if tf.as_dtype(v.dtype).is_floating]
         rest = [(v, value) for v, value in found.states.values() if not tf.as_dtype(v.dtype).is_floating]
         if floats and self._pipe.replicas > 1:
@@ -472,32 +468,6 @@ class StageStep:
                 value = self._pipe.between.broadcast(value, key=key, root=self._pipe.stages - 1)
             outputs.append(value)
         return outputs
-
-
-def _made_in_order(gradients: list[Any]) -> list[Any]:
-    """Return gradients that are made from the last to the first.
-
-    Buckets are filled in the order in which gradients are made, and have to be the same on all replicas. Those may have
-    other numbers of micro-batches, over which gradients are added up in other orders.
-    """
-    return [None if one is None else _again(one) for one in reversed(gradients)][::-1]
-
-
-def _behind(sent: list[tf.Operation], gradients: list[Any]) -> list[Any]:
-    """Return gradients that are there when all is sent that other stages wait for.
-
-    The gradients of a stage's last layers are there first. A processor that has both to do would update their weights,
-    for which nobody waits, before it computes what the stage sends.
-    """
-    with tf.control_dependencies(sent):
-        return [None if one is None else _again(one) for one in gradients]
-
-
-def _again(gradient: Any) -> Any:
-    """Return the same gradient, made by operations that come now."""
-    if isinstance(gradient, tf.IndexedSlices):  # what its indices are, their operations tell
-        return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices, gradient.dense_shape)
-    return tf.identity(gradient)
 
 
 def _outputs(found: Found, microbatches: list[MicroBatch]) -> list[tf.Tensor]:

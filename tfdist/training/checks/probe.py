@@ -201,16 +201,17 @@ class Probe:
         tried = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut)
         runs = comparing.Runs.of(tried, data)
         values = comparing.values(tried, runs, in_16_bits=in_16_bits)
-        if tried.asked.meets and "neither" in values.values():
+        if self._somewhere(tried.asked.meets and "neither" in values.values(), is_cut):
             # What replicas exchange in the step may have to do with a sum, which is exchanged otherwise.
             sums: dict[Key, Verdict] = {key: "sum" for key, verdict in values.items() if verdict in ("sum", "neither")}
             runs = comparing.Runs.of(tried, data, rules=Rules(sums))
             values = comparing.values(tried, runs, in_16_bits=in_16_bits)
         states = comparing.states(tried, runs, in_16_bits=in_16_bits)
-        unsettled = "neither" in values.values() or any(rule.verdict == "neither" for rule in states)
+        neither = "neither" in values.values() or any(rule.verdict == "neither" for rule in states)
         put_together = {n: runs.whole.states[n][1] for n, rule in enumerate(states) if rule.verdict != "neither"}
         at_once = False
-        if unsettled and put_together and self._training and not self._model.jit_compile:
+        unsettled = neither and put_together and self._training and not self._model.jit_compile
+        if self._somewhere(bool(unsettled), is_cut):
             # What follows from states that replicas put together inside the step is right where these are.
             again = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut, fed=put_together)
             fed = runs.fed_to(again, data)
@@ -225,6 +226,10 @@ class Probe:
         found |= self._states(tried.asked.assignments, states, at_once=at_once, gatherable=tried.asked.gatherable)
         self._uses = tried.asked.uses
         return found, tried.asked.names
+
+    def _somewhere(self, wanted: bool, is_cut: bool) -> bool:
+        """Return whether a further run is wanted; where weights lie in parts, whether any worker wants it."""
+        return bool(self._workers.gather([int(wanted)]).max()) if is_cut else wanted
 
     def _way(self, key: Key, verdict: Verdict, tried: TriedStep) -> Verdict:
         """Return how a value is put together: one that is neither a mean nor a sum may be one of the whole batch."""

@@ -214,7 +214,14 @@ class TriedStep:
 
         # Metrics count from zero: what each replica has counted need not be added up for this.
         counted = [variable for metric in model.metrics for variable in metric.variables]
-        scope = stateless_scope.FollowedUpdates([(v, tf.zeros(v.shape, v.dtype)) for v in counted], keys, follow)
+        given_values = [(v, tf.zeros(v.shape, v.dtype)) for v in counted]
+        # Of a state in parts the graph must have one tensor that stands for the whole.
+        given_values += [
+            (v, tf.convert_to_tensor(v.value))
+            for v in keras_variables.states(model)
+            if id(v) in keys and not isinstance(keras_variables.value_of(v), tf.Variable)
+        ]
+        scope = stateless_scope.FollowedUpdates(given_values, keys, follow)
         sink = _Noted(note)
         all_reduce = list if part is None else part.all_reduce
         shares = {"rows": rows, "global_rows": rows if total is None else total, "index": draw, "rules": rules}

@@ -55,7 +55,7 @@ def _weighed(
         return value, None
     can_gather = compute is not None and whole_batch.can_gather(given)
     rule = current.rule_of("number", value, name=metric.name, can_gather=can_gather)
-    if rule == "whole" and compute is not None:
+    if rule == "whole" and compute is not None and can_gather:
         value = tf.convert_to_tensor(compute(*whole_batch.gathered(given, current, what=f"the metric {metric.name!r}")))
     if rule == "sum":
         value = tf.math.divide_no_nan(value, tf.cast(current.share, value.dtype))

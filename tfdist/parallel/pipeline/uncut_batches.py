@@ -1,10 +1,12 @@
-"""Losses of the user's that compare the examples of a batch, found before a pipeline cuts batches into micro-batches.
+"""Code of the user's that may need batches which are not cut into micro-batches or divided among replicas of a stage.
 
 A loss class or function that returns a value for each example may make these of several examples, as a contrast does.
 No stage has both the whole batch and the loss when the first micro-batch is computed. So every process tries each such
-loss on the same small random targets and predictions, and all find the same.
+loss on the same small random targets and predictions, and all find the same. Metrics and states cannot be tried like
+that: metrics are given the rows of all replicas, and states of which several replicas have parts are refused.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,9 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import loss as keras_loss
+from tfdist.compat.keras import metrics as keras_metrics
 from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.symbolic import graphs
+from tfdist.errors import UnsupportedError
 from tfdist.training import judging
+from tfdist.training.judging import Rules
 
 _ROWS = 6
 # largest relative difference that is rounding
@@ -41,6 +47,41 @@ def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
             for name, loss, true, pred in keras_loss.with_inputs(container, y_true, y_pred)
             if keras_loss.compares_examples(loss) or (not keras_loss.is_of_keras(loss) and _compares(loss, true, pred))
         ]
+
+
+def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
+    """Return rules by which metrics of the user's are given the rows of all replicas of the last stage.
+
+    Args:
+        model: whose metrics they are.
+        replicas: of each stage.
+    """
+    if replicas == 1:
+        return Rules()
+    every = keras_model.metrics(model)
+    own = [number for number, metric in enumerate(every) if keras_metrics.counts_by_itself(metric)]
+    numbers = range(len(every))  # a metric that takes the mean of a function asks once
+    return Rules({**{("metric", number): "whole" for number in own}, **{("number", n): "whole" for n in numbers}})
+
+
+def require_known_states(model: keras.Model, changed: Sequence[keras.Variable], replicas: int) -> None:
+    """Raise if layers of the user's have changed states of which several replicas have parts.
+
+    Args:
+        model: whose layers they are.
+        changed: the variables that a forward pass has changed.
+        replicas: of each stage.
+    Raises:
+        UnsupportedError: they have.
+    """
+    of_users = keras_variables.states_of_users(model) if replicas > 1 else set()
+    for variable in changed:
+        if id(variable) in of_users:
+            raise UnsupportedError(
+                f"the state {variable.path!r} is of a layer of your own, and the pipeline has {replicas} replicas of "
+                "each stage: whether their states are added up, averaged or neither, no stage can try. Train with one "
+                "replica of each stage (data=1), or under another strategy."
+            )
 
 
 def _compares(loss: Any, y_true: Any, y_pred: Any) -> bool:
