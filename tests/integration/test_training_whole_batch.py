@@ -55,6 +55,18 @@ def test_what_cannot_be_right_is_said_once_by_the_user_s_name(pool: WorkerPool, 
     assert name in sentence
 
 
+def test_a_step_that_cannot_be_tried_is_told_without_the_text_of_tensorflow(pool: WorkerPool) -> None:
+    (sentence,) = call(pool, "said_of_a_condition")
+    assert "inside a condition" in sentence
+    assert "Tensor" not in sentence.replace("TensorFlow", "")
+
+
+def test_a_layer_with_a_state_for_each_row_is_refused_by_name(pool: WorkerPool) -> None:
+    refused = call(pool, "stateful_layer")
+    assert set(refused) == {"fit", "evaluate"}
+    assert all("gru" in said for said in refused.values()), refused
+
+
 def test_a_graph_says_how_a_state_depends_on_what_it_was(pool: WorkerPool) -> None:
     (reply,) = pool.call("dependence_cases:found", {}, timeout_seconds=DEADLINE_SECONDS)
     assert reply.value == {

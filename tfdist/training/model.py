@@ -25,7 +25,7 @@ from tfdist.training.execution import Execution, Kept, Last, Rows
 from tfdist.training.layout import Layout, flat
 from tfdist.training.multi_worker import saving
 from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.replica import compiled, metrics, optimizers, replica_step, step, unlike_rows
+from tfdist.training.replica import compiled, layers, metrics, optimizers, replica_step, step, unlike_rows
 from tfdist.training.sharding import sharding
 
 _untraced = tf.autograph.experimental.do_not_convert
@@ -49,6 +49,7 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
 def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool) -> None:
     """Keras is about to train, test or predict, and has not told its callbacks that anything begins."""
     distributions.require_none_else(strategy)
+    layers.require_no_state_of_rows(model)
     strategy.ready(model)
     standby.stand_by(model, training=training)
     if training:
@@ -74,6 +75,7 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
     """Build what is not built from shapes and dtypes; no batch is taken from the input."""
     if keras_model.is_built(model):
         return
+    layers.require_no_state_of_rows(model)
     if model.optimizer is not None and not model.optimizer.built:
         strategy = model.distribute_strategy
         optimizers.require_scope(model.optimizer, strategy)

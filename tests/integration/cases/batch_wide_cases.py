@@ -8,9 +8,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import ops
 
 import tfdist
+from tfdist.errors import UnsupportedError
 
 STRATEGY = tfdist.strategies.from_environment()
 _RANDOM = np.random.default_rng(7)
@@ -316,3 +318,54 @@ def sentences(name: str) -> list[str]:
     """Return what is said of a model that cannot be right, in two calls of fit."""
     said: list[str] = trained(SAID[name], STRATEGY, fits=2)["said"]
     return said
+
+
+class Accumulating(keras.Model):
+    """A model that adds up gradients by hand, and applies them inside a condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
+
+    def call(self, inputs: Any) -> Any:
+        return self.net(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        self.steps.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self.net(x) - y))
+        weights = self.net.trainable_variables
+        gradients = tape.gradient(loss, weights)
+
+        def apply() -> int:
+            self.optimizer.apply(gradients, weights)
+            return 0
+
+        tf.cond(self.steps % 2 == 0, apply, lambda: 0)
+        return {"loss": loss}
+
+
+def said_of_a_condition() -> list[str]:
+    """Return what is said of a step that cannot be tried."""
+    with STRATEGY.scope():
+        model = Accumulating()
+        model.compile(keras.optimizers.SGD(0.05))
+    with _heard() as said:
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+    return said
+
+
+def stateful_layer() -> dict[str, str]:
+    """Return the errors of a stateful recurrent layer, in training and in an evaluation."""
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input(batch_shape=(BATCH, 2, 2)), keras.layers.GRU(3, stateful=True)])
+        model.compile("sgd", "mse")
+    found = {}
+    for name in ("fit", "evaluate"):
+        try:
+            getattr(model, name)(X[:BATCH].reshape(BATCH, 2, 2), Y[:BATCH], batch_size=BATCH, verbose=0)
+        except UnsupportedError as error:
+            found[name] = str(error)
+    return found

@@ -61,6 +61,10 @@ _SENTENCE = (
 )
 
 
+class CannotTryError(Exception):
+    """A step cannot be tried for a reason that tfdist knows; the text is the reason."""
+
+
 def of(kind: str, name: str, model: Any) -> str:
     """Return what is said of a value or a state that replicas cannot put together.
 
@@ -82,10 +86,14 @@ def of(kind: str, name: str, model: Any) -> str:
 def untried(model: Any, error: Exception) -> str:
     """Return what is said where a step could not be tried on a few rows."""
     lines = str(error).strip().splitlines()
+    reason = lines[0] if lines else ""
+    if not isinstance(error, CannotTryError):  # the user's code, on fewer rows than it is written for
+        reason = f"{type(error).__name__}: {reason}"
     return (
         f"how the replicas of {model.name!r} put together what a step makes could not be tried on a few rows of a "
-        f"batch ({type(error).__name__}: {lines[0] if lines else ''}). Losses are taken for means over examples, and "
-        'states for averages. Say what losses are: strategy.loss_reduction = "mean", or "sum".'
+        f"batch ({reason}). Losses are taken for means over examples, and states for averages. Say what losses are: "
+        'strategy.loss_reduction = "mean", or "sum". To add up gradients over several steps, pass '
+        "gradient_accumulation_steps= to the optimizer."
     )
 
 

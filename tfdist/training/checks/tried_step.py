@@ -123,7 +123,7 @@ class TriedStep:
                 break
         types = tf_trial.operations(self._traced)
         if (change := tf_trial.changes(types, meets_others=meets_others)) is not None:
-            raise RuntimeError(f"it changes something else than Keras variables, by the operation {change}")
+            raise advice.CannotTryError(f"it changes something else than Keras variables, by the operation {change}")
         #: whether values contain random numbers
         self.is_random = tf_trial.draws(types)
 
@@ -202,6 +202,8 @@ class TriedStep:
             key = (kind, number)
             if key in asked.names:  # a metric that counts more than once
                 return
+            if traced_uses.in_condition():
+                raise advice.CannotTryError(f"it makes a {kind} inside a condition or a loop of TensorFlow's")
             asked.names[key] = name
             if can_gather:
                 asked.gatherable.add(key)
@@ -247,6 +249,8 @@ class TriedStep:
         self, asked: Asked, key: Key, variable: Any, former: Any, value: Any, is_fed: tf.Tensor, states: list[tf.Tensor]
     ) -> tf.Tensor:
         """Note an assignment, and return what the state is from then on."""
+        if traced_uses.in_condition():
+            raise advice.CannotTryError(f"it assigns {variable.path!r} inside a condition or a loop of TensorFlow's")
         value = tf.convert_to_tensor(value)
         source = traced_uses.handle_of(former) if isinstance(former, tf.Variable) else former
         found = state_dependence.of(value, source)

@@ -10,10 +10,29 @@ from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.errors import UnsupportedError
 from tfdist.training.replica import across, step
 
 # An odd constant near 2^32 / golden ratio: multiples of it by small replica numbers lie far apart in every bit range.
 _SEED_STRIDE = 0x9E3779B1
+
+
+def require_no_state_of_rows(model: keras.Model) -> None:
+    """Raise if a layer keeps a row of state for each row of a batch, of which every replica has others.
+
+    Args:
+        model: in whose strategy's scope this is called.
+    Raises:
+        UnsupportedError: a recurrent layer is stateful, and there are several replicas.
+    """
+    replicas = tf_strategies.replica_count(model.distribute_strategy)
+    for layer in keras_model.layers(model) if replicas > 1 else ():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UnsupportedError(
+                f"the layer {layer.name!r} is stateful: it keeps a row of state for each row of a batch of fixed size, "
+                f"and each of the {replicas} replicas has some of the rows. Declare it with stateful=False and an "
+                "input without a batch size, or train with one replica."
+            )
 
 
 def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
