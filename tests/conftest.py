@@ -47,6 +47,7 @@ LONGEST = (
     "test_notebooks.py",
     "test_training_mirrored.py",
     "test_training_parameter_server.py",
+    "test_training_whole_batch.py",
     "test_collectives.py",
     "test_data_strategies.py",
     "test_build.py",

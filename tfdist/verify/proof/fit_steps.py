@@ -5,6 +5,7 @@ The process ends in the call of `fit`. What writes files does not run, nor does 
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,7 +119,8 @@ def under_strategy(
     strategy.tee = written
     with _prepared(model, arguments, run) as given:
         given["callbacks"].append(Recorder(steps, files, run))
-        fit(model, **given)
+        with _hearing(run):
+            fit(model, **given)
         strategy.tee = None
         run.part, run.is_own = written.part or 0, written.is_own
         files.end(run)  # so that others find the part, where they are waited for
@@ -204,6 +206,19 @@ def _prepared(model: keras.Model, arguments: dict[str, Any], run: Run) -> Iterat
         if dropped:
             run.leave_out(f"callbacks that write: {', '.join(dropped)}")
         yield given | {"callbacks": kept, "validation_freq": _NEVER, "verbose": 0}
+
+
+@contextlib.contextmanager
+def _hearing(run: Run) -> Iterator[None]:
+    """Note what tfdist warns of."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: run.said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("tfdist")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _callbacks(given: Any) -> tuple[list[Any], list[str]]:

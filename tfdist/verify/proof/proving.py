@@ -203,7 +203,7 @@ def _compared(job: Job, folder: str, theirs: Run, *, turned: Sequence[Step] = ()
             f"layers draw random numbers of their own: {', '.join(random)}. What differs may come of that. Let them "
             "draw none, and compare again."
         )
-    hints = []
+    hints = [sentence for sentence in dict.fromkeys(theirs.said) if differences]
     if differences and theirs.normalising:
         hints.append(
             f"{', '.join(theirs.normalising)}: BatchNormalization takes the statistics of each replica's part of a "
