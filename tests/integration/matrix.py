@@ -21,8 +21,8 @@ DEADLINE_SECONDS = 1800
 CELL_SECONDS = 600.0  # a feature's own deadline is for a machine that does nothing else
 # rows take turns: two of three run where a cell is cheapest, in one process, the third under the other strategies
 OTHERS = (
-    *("multi-worker-2x1", "ring-2", "multi-worker-native-2", "mirrored-native-2", "multi-worker-horovod-2"),
-    *("model-parallel-1x2", "pipeline-2", "sharded-3", "parameter-server-2", "model-parallel-1x2-devices"),
+    *("mirrored-native-2", "multi-worker-horovod-2", "model-parallel-1x2", "pipeline-2", "sharded-3"),
+    *("parameter-server-2", "model-parallel-1x2-devices", "multi-worker-2x1", "ring-2", "multi-worker-native-2"),
 )
 TURNS = tuple(name for other in OTHERS for name in (other, "mirrored-2", "mirrored-2"))
 # of each of these a file of tests, which processes share out

@@ -18,6 +18,7 @@ RIGHT = (
     "states",
     "a codebook",
     "losses of layers",
+    "losses of layers, eagerly",
     "dice of Keras",
     "tversky of Keras",
     "a loss with a mask",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_watch import JOB, ended, job, page  # noqa: F401 - fixtures
-from tfdist.watch.observing import Past
+from tfdist.watch.event_log import Past
 from tfdist.watch.server import Page
 
 DEADLINE_SECONDS = 120

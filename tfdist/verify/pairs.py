@@ -91,6 +91,24 @@ def _frozen() -> list[Any]:
     return [keras.layers.Dense(8, activation="tanh", trainable=False), keras.layers.Dense(8, activation="tanh")]
 
 
+def _keeping() -> list[Any]:
+    """Count and add up examples, and add a loss that is a sum over them."""
+
+    class Keeps(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.count = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False, name="count")
+            self.total = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="total")
+
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            self.add_loss(0.001 * keras.ops.sum(keras.ops.square(inputs)))
+            if training:
+                self.count.assign_add(keras.ops.cast(keras.ops.shape(inputs)[0], "int64"))
+                self.total.assign(0.5 * self.total + keras.ops.sum(inputs, axis=0))
+            return inputs
+
+    return [keras.layers.Dense(8, activation="tanh"), Keeps()]
+
+
 class _Lookups:
     """Makes a layer that looks up words and their positions."""
 
@@ -129,6 +147,7 @@ _MODELS: dict[str, Callable[[], list[Any]]] = {
     "convolution": _convolution,
     "regularized": _regularized,
     "frozen": _frozen,
+    "keeping": _keeping,
 }
 _OF_WORDS = ("words", "shared_table", "distinct", "masked")
 
@@ -173,6 +192,22 @@ _AROUND: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "distributed": lambda make: tfdist.optimizers.DistributedOptimizer(make(), accumulate_steps=2, clipvalue=0.05),
 }
 
+
+def _contrast() -> Any:
+    """Return a loss that compares each example with the mean of the batch."""
+
+    class Contrast(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            others = 0.5 * keras.ops.mean(y_pred, axis=0)  # not all of it: a bias would have no gradient
+            return keras.ops.mean(keras.ops.square(y_pred - others - y_true), axis=-1)
+
+    return Contrast()
+
+
+def _largest_error(y: Any, predicted: Any) -> Any:
+    return keras.ops.max(keras.ops.abs(y - predicted))
+
+
 # Losses; targets are between 0 and 1.
 _LOSSES: dict[str, Callable[[], Any]] = {
     "mse": lambda: "mse",
@@ -180,11 +215,13 @@ _LOSSES: dict[str, Callable[[], Any]] = {
     "by_weight": lambda: keras.losses.Huber(reduction="mean_with_sample_weight"),
     "logits": lambda: keras.losses.BinaryCrossentropy(from_logits=True),
     "function": lambda: lambda y, predicted: keras.ops.mean(keras.ops.abs(y - predicted) ** 1.5, axis=-1),
+    "contrast": _contrast,
 }
 
 _METRICS: dict[str, Callable[[], dict[str, Any]]] = {
     "none": dict,
     "metrics": lambda: {"metrics": ["mae", keras.metrics.RootMeanSquaredError()]},
+    "of_the_batch": lambda: {"metrics": [_largest_error]},
     "weighted_metrics": lambda: {"weighted_metrics": ["mae"], "metrics": [keras.metrics.AUC(from_logits=True)]},
 }
 
@@ -338,7 +375,10 @@ EXCLUDED: tuple[Excluded, ...] = (
     ),
     *(
         Excluded(("loop", "compiled_steps"), choice, "it adds up over replicas in a step, which is refused under XLA")
-        for choice in (("model", "normalized"), ("loss", "function"), ("loss", "by_weight"))
+        for choice in (
+            *(("model", "normalized"), ("loss", "function"), ("loss", "by_weight")),
+            *(("loss", "contrast"), ("metrics", "of_the_batch")),
+        )
     ),
     Excluded(
         ("optimizer", "several"),

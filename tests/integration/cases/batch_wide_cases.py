@@ -215,14 +215,21 @@ def _masked(y: Any, p: Any) -> Any:
     return ops.sum(ops.square(y - p) * mask) / (ops.sum(mask) + 0.1)
 
 
+def _of_each(y: Any, p: Any) -> Any:
+    """Return a value for each example, of which only a sum over replicas tells how many there are."""
+    return ops.mean(ops.abs(y - p), axis=-1)
+
+
 def _balance(inputs: Any) -> Any:
     routed = ops.softmax(inputs)
     return ops.sum(ops.mean(routed, axis=0) * ops.mean(ops.cast(routed > 0.3, "float32"), axis=0))
 
 
-def _built(*layers: Any, loss: Any = "mse", metrics: Any = (), **options: Any) -> keras.Model:
+def _built(
+    *layers: Any, loss: Any = "mse", metrics: Any = (), penalty: str | None = None, **options: Any
+) -> keras.Model:
     keras.utils.set_random_seed(3)
-    first, last = keras.layers.Dense(4), keras.layers.Dense(3, activation="softplus")
+    first, last = keras.layers.Dense(4, activity_regularizer=penalty), keras.layers.Dense(3, activation="softplus")
     model = keras.Sequential([keras.Input((4,)), first, *layers, last])
     model.compile(keras.optimizers.SGD(0.05), loss, metrics=list(metrics), **options)
     return model
@@ -248,6 +255,9 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
     "a codebook": lambda **options: _built(Codebook(), **options),
     "losses of layers": lambda **options: _built(
         Adds(lambda h: 0.1 * ops.sum(h * h)), Adds(lambda h: 0.1 * ops.mean(h * h)), **options
+    ),
+    "losses of layers, eagerly": lambda **options: _built(
+        penalty="l2", loss=_of_each, **{"run_eagerly": True, **options}
     ),
     "dice of Keras": lambda **options: _built(loss=keras.losses.Dice(), **options),
     "tversky of Keras": lambda **options: _built(loss=keras.losses.Tversky(alpha=0.3, beta=0.7), **options),

@@ -14,8 +14,9 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, 
   `_get_metrics_result_or_logs`: state without a public accessor.
 """
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -366,6 +367,20 @@ def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     for layer in layers(model):
         collect([getattr(layer, "optimizer", None), *vars(layer).values()])
     return list(found.values())
+
+
+@contextlib.contextmanager
+def added_losses_kept(model: keras.Model) -> Iterator[None]:
+    """Let layers have the losses that they have added now again at the end, whatever is computed inside.
+
+    Eager replicas take turns where they meet in a step, and share the layers, which keep what they add as attributes.
+    """
+    kept = [(layer, list(layer._losses)) for layer in layers(model)]
+    try:
+        yield
+    finally:
+        for layer, losses in kept:
+            layer._losses[:] = losses
 
 
 def compiled_losses(model: keras.Model) -> Any:

@@ -164,7 +164,8 @@ def _rows(tensor: tf.Tensor, current: step.Step) -> tf.Tensor:
     mine = tf.where(current.rows > 0, tf.shape(tensor)[0], 0)
 
     def gathered(given: _Tensors) -> _Tensors:
-        return [group.rows(given[0][:mine], what)]
+        with current.meeting():
+            return [group.rows(given[0][:mine], what)]
 
     def own(given: _Tensors) -> _Tensors:
         total = group.total(given[0], f"gradient of {what}")

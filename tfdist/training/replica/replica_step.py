@@ -5,6 +5,7 @@ gradients itself, and `handover.ToChief`, where a worker of parameter servers ch
 looks at what a step would do.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,8 @@ class ReplicaStep:
         """
         adapt(self._model, self._unseeded)
         with step.Step(weighs_loss=self._weighs_loss, sink=sink, **shares) as current, across.exchanging(current):
+            if tf.executing_eagerly():
+                current.meeting = functools.partial(keras_model.added_losses_kept, self._model)
             sink.begin(current, asks=not keras_model.logs_by_itself(self._model, self._user_step))
             logs = compiled.run(self._user_step, data, current) if self._is_compiled else self._user_step(data)
             current.result_of = None

@@ -1,8 +1,10 @@
 """The step that a replica is in: how many examples it has, and how many all replicas have together."""
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -101,6 +103,8 @@ class Step:
         #: how often it has gathered rows, or reduced gradients, in its middle
         self.meetings = 0
         self.sink = sink
+        #: makes the context in which it meets other replicas
+        self.meeting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self.rows = rows
         self.index = index
         self.weighs_loss = weighs_loss
@@ -169,7 +173,8 @@ class Step:
         """
         if self.is_one_program:
             raise cannot_add_up(what)
-        return self.all_reduce(tensors)
+        with self.meeting():
+            return self.all_reduce(tensors)
 
     def require_others(self, what: str) -> None:
         """Raise where the other replicas cannot be asked in the middle of the step.

@@ -61,9 +61,10 @@ def _whole(tensor: tf.Tensor, current: step.Step, what: str) -> tf.Tensor:
         return tensor
     current.require_others(what)
     label = f"rows of the whole batch {len(current.gathered)}"
-    rows = _rows(tensor, current, label)
     mask = keras_loss.mask_of(tensor)
-    return rows if mask is None else keras_loss.with_mask(rows, _rows(mask, current, f"{label}, mask"))
+    with current.meeting():
+        rows = _rows(tensor, current, label)
+        return rows if mask is None else keras_loss.with_mask(rows, _rows(mask, current, f"{label}, mask"))
 
 
 def _rows(tensor: tf.Tensor, current: step.Step, label: str) -> tf.Tensor:
