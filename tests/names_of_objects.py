@@ -97,6 +97,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "keras/model.py": {
         **each("_compile_loss _compile_metrics _distribute_strategy _flatten_layers _initial_epoch", model),
         "_loss_tracker": model,
+        "_losses": layer,
         **each("_get_metrics_result_or_logs _make_function _maybe_symbolic_build _symbolic_build", model),
         **each("_distributed_dataset _num_batches", epoch_iterator),
         "_dataset": lambda: epoch_iterator().data_adapter,
