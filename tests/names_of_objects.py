@@ -82,7 +82,10 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_nodes_by_depth _outputs_struct _standardize_inputs", lambda: model()._functional),
     },
     "keras/symbolic/hanging.py": {"_keras_mask": masked},
-    "keras/symbolic/nested.py": {"_inputs_struct": lambda: model()._functional, **each("_graph _has_mask", OURS)},
+    "keras/symbolic/nested_models.py": {
+        "_inputs_struct": lambda: model()._functional,
+        **each("_graph _has_mask", OURS),
+    },
     "keras/layers.py": {
         **each(" ".join(ATTENTION), attention),
         **each("_moments _reduction_axes", layer),

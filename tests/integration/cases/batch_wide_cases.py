@@ -1,14 +1,14 @@
 """Models that look at a whole batch: states, added losses, losses and metrics, under a strategy and on one device."""
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from hearing import heard
 from keras import ops
 
 import tfdist
@@ -275,23 +275,11 @@ SAID: dict[str, Callable[..., keras.Model]] = {
 }
 
 
-@contextmanager
-def _heard() -> Iterator[list[str]]:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("tfdist").addHandler(handler)
-    try:
-        yield said
-    finally:
-        logging.getLogger("tfdist").removeHandler(handler)
-
-
 def trained(build: Callable[..., keras.Model], strategy: Any = None, *, fits: int = 1, **options: Any) -> Any:
     """Train with a partial last batch; return logs, variables, and what was said."""
     with nullcontext() if strategy is None else strategy.scope():
         model = build(**options)
-    with _heard() as said:
+    with heard() as said:
         logs = [model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history for _ in range(fits)]
         logs.append(model.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True))
     named = {f"{number} {variable.name}": variable for number, variable in enumerate(model.variables)}
@@ -362,7 +350,7 @@ def said_of_a_condition() -> list[str]:
     with STRATEGY.scope():
         model = Accumulating()
         model.compile(keras.optimizers.SGD(0.05))
-    with _heard() as said:
+    with heard() as said:
         model.fit(X, Y, batch_size=BATCH, verbose=0)
     return said
 

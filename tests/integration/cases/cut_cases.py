@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import parallel
-from tfdist.compat.keras.symbolic import nested
+from tfdist.compat.keras.symbolic import nested_models
 from tfdist.parallel.pipeline.division import graph_of
 from tfdist.strategies import PipelineStrategy, use_logical_cpus
 
@@ -202,7 +202,7 @@ def trained(model: keras.Model, x: Any, y: Any, *, evaluates: bool) -> dict[str,
 
 def names(name: str) -> list[str]:
     """Return the names of the calls of a model."""
-    return [call.name for call in nested.flattened(graph_of(made(name)[0])).calls]
+    return [call.name for call in nested_models.flattened(graph_of(made(name)[0])).calls]
 
 
 def cut(name: str, *, stages: int, schedule: str, evaluates: bool = False, first: int = 1) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _far(
     name: str, places: Sequence[int], wanted: dict[str, np.ndarray], *, schedule: str, evaluates: bool
 ) -> dict[str, float]:
     def begin(model: keras.Model, parts: int) -> list[str]:
-        calls = nested.flattened(graph_of(model)).calls
+        calls = nested_models.flattened(graph_of(model)).calls
         return [calls[place].name for place in places]
 
     count = len(places) + 1

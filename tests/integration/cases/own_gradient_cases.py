@@ -1,13 +1,13 @@
 """Steps that look at the whole batch or at their own gradients, beside one device."""
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from hearing import heard
 
 import tfdist.strategies
 import tfdist.training
@@ -38,18 +38,6 @@ class Own(keras.Model):
         return self.step(self, data)
 
 
-@contextlib.contextmanager
-def _said() -> Iterator[list[str]]:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("tfdist").addHandler(handler)
-    try:
-        yield said
-    finally:
-        logging.getLogger("tfdist").removeHandler(handler)
-
-
 def _trained(step: Step, scope: Any, *, rows: int = len(X), rate: float = 0.05, **options: Any) -> list[Any]:
     keras.utils.set_random_seed(3)
     with scope:
@@ -62,7 +50,7 @@ def _trained(step: Step, scope: Any, *, rows: int = len(X), rate: float = 0.05, 
 
 def _both(step: Step, *, rows: int = len(X), rate: float = 0.05, **options: Any) -> dict[str, Any]:
     """Return how far weights and logs are from those of one device, and what is said."""
-    with _said() as said:
+    with heard() as said:
         under = _trained(step, STRATEGY.scope(), rows=rows, rate=rate, **options)
     one = _trained(step, contextlib.nullcontext(), rows=rows, rate=rate, run_eagerly=True)
     return {"apart": max(float(np.abs(a - b).max()) for a, b in zip(under, one, strict=True)), "said": said}
@@ -171,7 +159,7 @@ def what_is_said() -> dict[str, list[str]]:
     """Return what is said of steps that use their gradients, linearly and otherwise."""
 
     def said(step: Step) -> list[str]:
-        with _said() as sentences:
+        with heard() as sentences:
             _trained(step, STRATEGY.scope(), rows=BATCH)
         return sentences
 

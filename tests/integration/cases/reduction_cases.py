@@ -1,12 +1,11 @@
 """What a step of the user's reduces to: what is said of it, and that finding it out changes nothing."""
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+from hearing import heard
 from keras import ops
 from mirrored_cases import STRATEGY, X, Y, model
 
@@ -38,18 +37,6 @@ class Own(keras.Model):
         return {"loss": loss}
 
 
-@contextmanager
-def _said() -> Iterator[list[str]]:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("tfdist").addHandler(handler)
-    try:
-        yield said
-    finally:
-        logging.getLogger("tfdist").removeHandler(handler)
-
-
 def _trained(loss: Any, *, own: bool = False, settled: str = "detect", fits: int = 1, **options: Any) -> dict[str, Any]:
     keras.utils.set_random_seed(0)
     STRATEGY.loss_reduction = settled
@@ -57,7 +44,7 @@ def _trained(loss: Any, *, own: bool = False, settled: str = "detect", fits: int
         with STRATEGY.scope():
             network = Own(loss, options.pop("layers", list)()) if own else model()
             network.compile(keras.optimizers.SGD(0.01), None if own else loss, **options)
-        with _said() as said:
+        with heard() as said:
             for _ in range(fits):
                 network.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
         return {"said": said, "weights": [w.tolist() for w in network.get_weights()], "sums": _sums(network)}
@@ -101,7 +88,7 @@ def steps_with_a_counter() -> dict[str, Any]:
         network = Own(_mean)
         network.counts = True
         network.compile(keras.optimizers.SGD(0.01))
-    with _said() as said:
+    with heard() as said:
         network.fit(X, Y, batch_size=8, verbose=0)
     counts = [int(copy) for copy in STRATEGY.experimental_local_results(network.steps)]
     return {"counts": counts, "steps": int(network.optimizer.iterations.numpy()), "said": said}
@@ -164,7 +151,7 @@ def a_gradient_of_a_gradient() -> dict[str, Any]:
     with STRATEGY.scope():
         network = Penalised()
         network.compile(keras.optimizers.SGD(0.01))
-    with _said() as said:
+    with heard() as said:
         network.fit(X, Y, batch_size=8, verbose=0)
         network.fit(X[:12], Y[:12], batch_size=4, verbose=0)
     return {"said": said}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfdist import validation
-from tfdist.data.format.digits import all_fit_float32
+from tfdist.data.format.kept_digits import all_fit_float32
 from tfdist.errors import ConfigError, ConfigTypeError
 
 ENCODINGS = ("float", "int64", "bytes", "raw")

@@ -10,8 +10,8 @@ from tfdist.data.reading import pipeline as pipelines
 from tfdist.data.reading.dataset import Reading, position_of
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.examples import Examples, open_directory
+from tfdist.data.reading.feature_roles import roles
 from tfdist.data.reading.fetch import Fetcher, source_of
-from tfdist.data.reading.roles import roles
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.storage.blocks import BlockCache
 

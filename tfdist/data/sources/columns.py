@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.format.digits import fits_float32
+from tfdist.data.format.kept_digits import fits_float32
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError, ConfigTypeError

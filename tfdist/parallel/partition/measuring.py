@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import variables as keras_variables
-from tfdist.compat.keras.symbolic import graphs, nested
+from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import UnsupportedError
 from tfdist.measurement import machine
 from tfdist.parallel.partition import dividing
@@ -87,7 +87,7 @@ def profile(
         32
     """
     graph = require_graph(model)
-    flat = nested.flattened(graph)
+    flat = nested_models.flattened(graph)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
     rows = rows_of(batch)
     sizes = sorted({rows, *(validation.integer("a batch size", one, minimum=1) for one in batch_sizes)})
@@ -211,7 +211,7 @@ class _Prepared:
         return [function for one in self.calls for function in (one.forward, one.both)]
 
 
-def _prepared(model: keras.Model, graph: graphs.Functional, flat: nested.Flat, data: Any) -> _Prepared:
+def _prepared(model: keras.Model, graph: graphs.Functional, flat: nested_models.Flat, data: Any) -> _Prepared:
     x, y, weight = data
     size = int(keras.tree.flatten(x)[0].shape[0])
     inputs = zip(graph.inputs, graphs.standardized(graph, x), strict=True)
@@ -277,7 +277,7 @@ def _times(seconds: float, each: float, fewest: int) -> int:
     return min(max(round(seconds / max(each, 1e-9)), fewest), _MOST)
 
 
-def _profiled(flat: nested.Flat, prepared: _Prepared, seconds: Sequence[float]) -> list[LayerProfile]:
+def _profiled(flat: nested_models.Flat, prepared: _Prepared, seconds: Sequence[float]) -> list[LayerProfile]:
     """Return the layers at one batch size, each with one time."""
     calls, size = flat.calls, prepared.size
     makers = {id(tensor): place for place, call in enumerate(calls) for tensor in call.makes}

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist import validation
-from tfdist.compat.keras.symbolic import nested
+from tfdist.compat.keras.symbolic import nested_models
 from tfdist.errors import ConfigError
 from tfdist.parallel.partition import measuring, planning, search
 from tfdist.parallel.partition.devices import DeviceKind
@@ -100,7 +100,7 @@ def stages_by(
     found = profile if isinstance(profile, Profile) else read(profile)
 
     def stages(model: keras.Model, parts: int) -> tuple[str, ...]:
-        names = {call.name for call in nested.flattened(measuring.require_graph(model)).calls}
+        names = {call.name for call in nested_models.flattened(measuring.require_graph(model)).calls}
         lost = [one.name for one in found.layers if one.may_begin_stage and one.name not in names]
         if lost:
             raise ConfigError(

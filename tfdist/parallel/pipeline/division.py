@@ -9,7 +9,7 @@ from tfdist import validation
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.model import layers as layers_in
-from tfdist.compat.keras.symbolic import graphs, nested
+from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel.pipeline import blocks
 
@@ -41,7 +41,7 @@ class Division:
 
     def __init__(self, model: keras.Model, parts: int, stages: Stages = "auto") -> None:
         self.graph = graph_of(model)
-        flat = nested.flattened(self.graph)
+        flat = nested_models.flattened(self.graph)
         self.calls, self.outputs = flat.calls, flat.outputs
         self.parts = parts
         beginnings = beginnings_of(model, self.calls, parts, stages)

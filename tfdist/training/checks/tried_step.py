@@ -24,7 +24,7 @@ from tfdist.compat.tensorflow import traced_uses
 from tfdist.compat.tensorflow import trial as tf_trial
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.training.checks import advice, state_dependence
-from tfdist.training.checks.together import Part, traced_together
+from tfdist.training.checks.lockstep import Part, traced_together
 from tfdist.training.judging import Dependence, Rules
 from tfdist.training.layout import flat
 from tfdist.training.replica import metrics, replica_step, step

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.format.digits import fits_float32
+from tfdist.data.format.kept_digits import fits_float32
 from tfdist.data.format.schema import TEXT, Feature, Schema, asked
 from tfdist.data.sources import compressed, files
 from tfdist.data.sources.blocks import BLOCK_BYTES, cut

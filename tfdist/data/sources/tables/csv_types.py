@@ -10,7 +10,7 @@ true, false                         bool
 
 from typing import Any
 
-from tfdist.data.format.digits import fits_float32
+from tfdist.data.format.kept_digits import fits_float32
 from tfdist.data.format.schema import TEXT, Feature
 from tfdist.data.sources.tables import arrow_types
 

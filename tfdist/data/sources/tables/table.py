@@ -16,7 +16,7 @@ from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources.columns import column
 from tfdist.data.sources.options import EVERY, Options, spelled
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import nested, units
+from tfdist.data.sources.tables import nested_lists, units
 from tfdist.data.sources.tables.arrow_types import (
     arrow,
     innermost,
@@ -113,7 +113,7 @@ class Columns:
             values = _values(feature, array)
         except _InnerNullError as error:
             _refuse_null(name, start + error.place, self.where, "a list with a null")
-        except nested.MisfitError as error:
+        except nested_lists.MisfitError as error:
             raise ConfigError(
                 f"Example {start + error.place} of {self.where}: column {name!r} has {error.what}; every matrix must "
                 f"have the shape {feature.shape}. Give all lists one length; or store the values flat, with their "
@@ -220,7 +220,7 @@ def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | 
 
 def _matrix(path: Sequence[str], kind: Any, first: Callable[[], Any] | None) -> tuple[int, ...] | None:
     """Return the shape of the first lists in lists of a column; None where its type says all, or nothing tells it."""
-    return nested.first_shape(_at(first(), path)) if first is not None and nested.is_matrix(kind) else None
+    return nested_lists.first_shape(_at(first(), path)) if first is not None and nested_lists.is_matrix(kind) else None
 
 
 def _at(batch: Any, path: Sequence[str]) -> Any:
@@ -316,10 +316,10 @@ def _values(feature: Feature, array: Any) -> Any:
     """The rows of an array without nulls as `column` takes them."""
     types = arrow().types
     array = unwrapped(array)
-    if nested.is_matrix(array.type) and len(feature.shape) > 1:
-        return values_of(_values(feature, nested.flattened(array, tuple(dim or 0 for dim in feature.shape)))).reshape(
-            len(array), *(dim or 0 for dim in feature.shape)
-        )
+    if nested_lists.is_matrix(array.type) and len(feature.shape) > 1:
+        return values_of(
+            _values(feature, nested_lists.flattened(array, tuple(dim or 0 for dim in feature.shape)))
+        ).reshape(len(array), *(dim or 0 for dim in feature.shape))
     if types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
         return _lists(feature, array)
     if units.is_counted(array.type):
