@@ -2,8 +2,7 @@
 
 Private names, read in Keras 3.15.1 (`keras/src/losses/loss.py`): `Loss.__call__` computes values, mask and reduction
 in one go and divides by what its own replica saw, so the parts are taken apart here; `get_keras_mask`, `apply_mask`,
-`squeeze_or_expand_to_same_rank` are its helpers; `set_keras_mask` (`masking.py`) is the counterpart of the first.
-`_keras_logits` of a tensor: what it is the softmax of.
+`squeeze_or_expand_to_same_rank` are its helpers. `_keras_logits` of a tensor: what it is the softmax of.
 `CompileLoss._flat_losses` holds what `compile` was given.
 """
 
@@ -15,7 +14,6 @@ import keras
 import tensorflow as tf
 from keras import ops
 from keras.src.backend import get_keras_mask
-from keras.src.backend.common.masking import set_keras_mask
 from keras.src.losses import loss as keras_loss
 
 
@@ -57,17 +55,6 @@ def compares_examples(loss: Any) -> bool:
         axes = [loss.axis] if isinstance(loss.axis, int) else loss.axis
         return axes is None or any(axis <= 0 for axis in axes)  # one that counts from the end may be the first
     return getattr(loss, "fn", loss) in (keras.losses.dice, keras.losses.tversky, keras.losses.circle)
-
-
-def mask_of(tensor: Any) -> Any:
-    """Return the mask that Keras keeps with a tensor, or None."""
-    return get_keras_mask(tensor)
-
-
-def with_mask(tensor: Any, mask: Any) -> Any:
-    """Give a tensor a mask of Keras, and return it."""
-    set_keras_mask(tensor, mask)
-    return tensor
 
 
 def keeps_examples(loss: keras.losses.Loss) -> bool:

@@ -115,7 +115,7 @@ def has_own_states(layer: keras.Layer) -> bool:
 
 def states_of_users(model: keras.Model) -> set[int]:
     """Return the identities of those states that belong to a model or layers that are none of Keras' own."""
-    own = [layer for layer in keras_model.layers(model) if not is_of_keras(layer)]
+    own = [layer for layer in keras_model.layers(model) if has_own_states(layer)]
     return {id(variable) for layer in own for variable in layer._non_trainable_variables}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compat.keras import loss as keras_loss
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.training.replica import step
 
@@ -61,10 +61,10 @@ def _whole(tensor: tf.Tensor, current: step.Step, what: str) -> tf.Tensor:
         return tensor
     current.require_others(what)
     label = f"rows of the whole batch {len(current.gathered)}"
-    mask = keras_loss.mask_of(tensor)
+    mask = graphs.mask_of(tensor)
     with current.meeting():
         rows = _rows(tensor, current, label)
-        return rows if mask is None else keras_loss.with_mask(rows, _rows(mask, current, f"{label}, mask"))
+        return rows if mask is None else graphs.with_mask(rows, _rows(mask, current, f"{label}, mask"))
 
 
 def _rows(tensor: tf.Tensor, current: step.Step, label: str) -> tf.Tensor:
