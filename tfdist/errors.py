@@ -1,6 +1,7 @@
-"""What tfdist raises: one base class, and one child per kind of cause, each also the built-in exception that fits.
+"""The errors of tfdist: one base class, and one child per kind of cause, each also the built-in exception that fits.
 
-A message says what was received, what is required, and what to do about it.
+A message says what was received, what is required, and what to do about it. Programs read the fields instead: messages
+may be reworded in any release.
 
 Example:
     >>> try:
@@ -10,9 +11,50 @@ Example:
     True
 """
 
+import os
+from collections.abc import Iterable
+from typing import Final
+
+_NOTHING: Final = object()  # None is a value that may be received
+
 
 class TfdistError(Exception):
-    """Base of everything that tfdist raises on purpose; catch it to catch them all."""
+    """Base of everything that tfdist raises on purpose; catch it to catch them all.
+
+    A field that does not apply to an error is None, or empty.
+
+    Attributes:
+        name: of what is wrong, as the user knows it: an argument, a flag, a variable, a layer, a feature, a package.
+        received: the value received, as text.
+        path: of the file, directory or object, or its URL.
+        workers: the indices of the workers that the error is about, in increasing order.
+
+    Example:
+        >>> error = ConfigError("workers is 0; it must be at least 1.", name="workers", received=0)
+        >>> error.name, error.received, error.path, error.workers
+        ('workers', '0', None, ())
+    """
+
+    name: str | None
+    received: str | None
+    path: str | None
+    workers: tuple[int, ...]
+
+    def __init__(
+        self,
+        *args: object,
+        name: str | None = None,
+        received: object = _NOTHING,
+        path: str | os.PathLike[str] | None = None,
+        workers: Iterable[int] = (),
+    ) -> None:
+        super().__init__(*args)
+        # after the built-in parent, which sets a field of its own called `name` (ImportError)
+        self.name = name
+        # as text: an error crosses processes, and must neither hold a tensor nor fail to be pickled
+        self.received = None if received is _NOTHING else received if isinstance(received, str) else repr(received)
+        self.path = None if path is None else os.fspath(path)
+        self.workers = tuple(sorted(workers))
 
 
 class ConfigError(TfdistError, ValueError):
@@ -64,7 +106,7 @@ class WorkerFailedError(TfdistError, RuntimeError):
     """
 
     def __init__(self, message: str, *, worker: int | None = None, exit_code: int = 1) -> None:
-        super().__init__(message)
+        super().__init__(message, workers=() if worker is None else (worker,))
         self.worker = worker
         self.exit_code = exit_code
 

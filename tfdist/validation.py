@@ -56,13 +56,13 @@ def integer(name: str, value: Any, *, minimum: int | None = None, maximum: int |
     """
     required = "an integer" + _bounds(minimum, maximum)
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise ConfigTypeError(_message(name, value, required, hint, typed=True))
+        raise _type_error(name, value, required, hint)
     try:
         number = operator.index(value)
     except TypeError:  # a NumPy bool or an array has the method and refuses
-        raise ConfigTypeError(_message(name, value, required, hint, typed=True)) from None
+        raise _type_error(name, value, required, hint) from None
     if _outside(number, minimum, maximum):
-        raise ConfigError(_message(name, value, required, hint))
+        raise _value_error(name, value, required, hint)
     return number
 
 
@@ -82,7 +82,7 @@ def parse_integer(
     digits = stripped[1:] if stripped[:1] in ("-", "+") else stripped
     readable = digits.isascii() and digits.isdigit() and len(digits) <= 100
     if not readable or _outside(int(stripped), minimum, maximum):
-        raise ConfigError(_message(name, text, "an integer" + _bounds(minimum, maximum), hint))
+        raise _value_error(name, text, "an integer" + _bounds(minimum, maximum), hint)
     return int(stripped)
 
 
@@ -107,15 +107,15 @@ def number(
     """
     required = "a finite number" + _bounds(minimum, maximum, above)
     if isinstance(value, (bool, str, bytes)) or not (hasattr(type(value), "__float__") or hasattr(value, "__index__")):
-        raise ConfigTypeError(_message(name, value, required, hint, typed=True))
+        raise _type_error(name, value, required, hint)
     try:
         result = float(value)
     except (TypeError, ValueError):
-        raise ConfigTypeError(_message(name, value, required, hint, typed=True)) from None
+        raise _type_error(name, value, required, hint) from None
     except OverflowError:
         result = math.inf
     if not math.isfinite(result) or _outside(result, minimum, maximum) or (above is not None and result <= above):
-        raise ConfigError(_message(name, value, required, hint))
+        raise _value_error(name, value, required, hint)
     return result
 
 
@@ -130,7 +130,7 @@ def boolean(name: str, value: Any, *, hint: str = "") -> bool:
         False
     """
     if not isinstance(value, bool):
-        raise ConfigTypeError(_message(name, value, "True or False", hint, typed=True))
+        raise _type_error(name, value, "True or False", hint)
     return value
 
 
@@ -146,9 +146,9 @@ def text(name: str, value: Any, *, hint: str = "") -> str:
         'ring'
     """
     if not isinstance(value, str):
-        raise ConfigTypeError(_message(name, value, "a text", hint, typed=True))
+        raise _type_error(name, value, "a text", hint)
     if not value.strip():
-        raise ConfigError(_message(name, value, "a text that is not empty", hint))
+        raise _value_error(name, value, "a text that is not empty", hint)
     return value
 
 
@@ -177,7 +177,7 @@ def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> 
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         meant = nearest(value, [choice for choice in choices if isinstance(choice, str)]).strip()
         hint = " ".join(text for text in (meant, hint) if text)
-        raise ConfigError(_message(name, value, "one of " + ", ".join(repr(choice) for choice in choices), hint))
+        raise _value_error(name, value, "one of " + ", ".join(repr(choice) for choice in choices), hint)
     return value
 
 
@@ -195,6 +195,18 @@ def _bounds(minimum: float | None, maximum: float | None, above: float | None = 
     return low + (" and" if low and high else "") + high
 
 
-def _message(name: str, value: object, required: str, hint: str, *, typed: bool = False) -> str:
-    received = shown(value) + (f" ({type(value).__name__})" if typed else "")
+def _value_error(name: str, value: object, required: str, hint: str) -> ConfigError:
+    return ConfigError(
+        _message(name, shown(value), required, hint),
+        name=name,
+        received=value if isinstance(value, str) else shown(value),
+    )
+
+
+def _type_error(name: str, value: object, required: str, hint: str) -> ConfigTypeError:
+    received = f"{shown(value)} ({type(value).__name__})"
+    return ConfigTypeError(_message(name, received, required, hint), name=name, received=shown(value))
+
+
+def _message(name: str, received: str, required: str, hint: str) -> str:
     return f"{name} is {received}; it must be {required}." + (f" {hint}" if hint else "")
