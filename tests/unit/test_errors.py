@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tfdist import errors
 from tfdist.validation import integer, one_of, text
 
@@ -55,8 +56,25 @@ def test_what_is_received_is_text_even_where_it_is_none():
     ],
 )
 def test_checks_fill_the_fields(check, value, kind):
-    with pytest.raises(kind) as caught:
+    with refused(kind, name="epochs", received=value):
         check(value)
-    assert type(caught.value) is kind
-    assert caught.value.name == "epochs"
-    assert caught.value.received in (value, repr(value))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "slots"},
+        {"received": 2},
+        {"path": "/other"},
+        {"workers": (1,)},
+        {"mentions": ("4 slots",)},
+        {"kind": errors.TfdistError},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_another_refusal_is_told_apart(other):
+    fields = {"kind": errors.ConfigError, "name": "workers", "received": 3, "path": "/data", "workers": (0,)}
+    with pytest.raises(AssertionError), refused(**{**fields, **other}):
+        raise errors.ConfigError("2 slots", name="workers", received=3, path="/data", workers=(0,))
+    with refused(**fields, mentions=("2 slots",)):
+        raise errors.ConfigError("2 slots", name="workers", received=3, path="/data", workers=(0,))
