@@ -1,0 +1,294 @@
+"""Tests compare facts with what tfdist says: types, fields, names, numbers. Only the golden messages hold sentences.
+
+A literal in an `assert` or a `match=` has fewer than five words. A name that is compared there counts as the literals
+that a table of the test gives it. What the test itself wrote (a corpus, a script, an error that it raises) may be long.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+FEWEST_WORDS = 5
+#: the only place for whole messages
+GOLDEN = "unit/test_messages.py"
+BENCH = ("unit/test_bench_", "integration/test_bench")
+#: files that still hold sentences
+LEFT = frozenset(
+    [
+        "unit/build/test_cache.py",
+        "unit/build/test_cause.py",
+        "unit/build/test_edits.py",
+        "unit/build/test_installed.py",
+        "unit/build/test_workshop.py",
+        "unit/doctor/test_devices.py",
+        "unit/doctor/test_horovod.py",
+        "unit/doctor/test_machine.py",
+        "unit/doctor/test_network.py",
+        "unit/doctor/test_versions.py",
+        "unit/test_callbacks_noise.py",
+        "unit/test_checkpoint_arrays.py",
+        "unit/test_checkpoint_manifest.py",
+        "unit/test_checkpoint_sharding.py",
+        "unit/test_checkpoint_store.py",
+        "unit/test_checkpoint_writer.py",
+        "unit/test_cli_recipes.py",
+        "unit/test_cluster_environment.py",
+        "unit/test_cluster_mesh.py",
+        "unit/test_collectives_membership.py",
+        "unit/test_coordination_placement.py",
+        "unit/test_coordination_scheduler.py",
+        "unit/test_data_cli.py",
+        "unit/test_data_columns.py",
+        "unit/test_data_compressed.py",
+        "unit/test_data_corrupt_reading.py",
+        "unit/test_data_external.py",
+        "unit/test_data_generations.py",
+        "unit/test_data_index_files.py",
+        "unit/test_data_info.py",
+        "unit/test_data_local.py",
+        "unit/test_data_odd_shards.py",
+        "unit/test_data_ray.py",
+        "unit/test_data_repair.py",
+        "unit/test_data_sequences.py",
+        "unit/test_data_source_images.py",
+        "unit/test_data_source_kinds.py",
+        "unit/test_data_sources.py",
+        "unit/test_data_splits.py",
+        "unit/test_data_tables.py",
+        "unit/test_data_untold.py",
+        "unit/test_data_verify.py",
+        "unit/test_data_writer.py",
+        "unit/test_engines_reports.py",
+        "unit/test_exporters.py",
+        "unit/test_launch_cli.py",
+        "unit/test_launch_copying.py",
+        "unit/test_launch_evicting.py",
+        "unit/test_launch_failure.py",
+        "unit/test_launch_gpus.py",
+        "unit/test_launch_hangs.py",
+        "unit/test_launch_health.py",
+        "unit/test_launch_joining.py",
+        "unit/test_launch_kubernetes.py",
+        "unit/test_launch_kubernetes_outputs.py",
+        "unit/test_launch_noise.py",
+        "unit/test_launch_notebook.py",
+        "unit/test_launch_remote.py",
+        "unit/test_launch_restart_reporter.py",
+        "unit/test_launch_supervise_chief.py",
+        "unit/test_make_compat.py",
+        "unit/test_monitor_fault_plan.py",
+        "unit/test_monitor_faults.py",
+        "unit/test_monitor_stacks.py",
+        "unit/test_native_library.py",
+        "unit/test_package.py",
+        "unit/test_parallel_layouts.py",
+        "unit/test_parallel_profile.py",
+        "unit/test_parallel_schedules.py",
+        "unit/test_peers.py",
+        "unit/test_strategies_offers.py",
+        "unit/test_tune.py",
+        "unit/test_validation.py",
+        "unit/test_verify_cli.py",
+        "unit/test_verify_judge.py",
+        "unit/test_verify_pairs.py",
+        "unit/test_verify_proof.py",
+        "unit/test_verify_report.py",
+        "unit/test_verify_selection.py",
+        "unit/test_waiting.py",
+        "unit/test_watch.py",
+        "unit/test_watch_browser.py",
+        "unit/test_watch_gpus.py",
+        "integration/cases/backup_words.py",
+        "integration/test_backup_several_fits.py",
+        "integration/test_build.py",
+        "integration/test_chaos.py",
+        "integration/test_cheap_traces.py",
+        "integration/test_collectives.py",
+        "integration/test_compat.py",
+        "integration/test_compression.py",
+        "integration/test_data_pictures.py",
+        "integration/test_data_roles.py",
+        "integration/test_data_sources.py",
+        "integration/test_data_strategies.py",
+        "integration/test_distributed_optimizer.py",
+        "integration/test_docs_pages.py",
+        "integration/test_exporters.py",
+        "integration/test_gradient_noise_scale.py",
+        "integration/test_late.py",
+        "integration/test_notebook.py",
+        "integration/test_optimizers.py",
+        "integration/test_parallel_partition.py",
+        "integration/test_recipes.py",
+        "integration/test_records.py",
+        "integration/test_reproducible.py",
+        "integration/test_ring_failures.py",
+        "integration/test_run.py",
+        "integration/test_run_chief.py",
+        "integration/test_run_evicts.py",
+        "integration/test_run_hosts.py",
+        "integration/test_run_hosts_training.py",
+        "integration/test_run_kubernetes.py",
+        "integration/test_run_mpi.py",
+        "integration/test_run_ray.py",
+        "integration/test_run_ray_autoscaler.py",
+        "integration/test_run_resize.py",
+        "integration/test_run_restarts.py",
+        "integration/test_run_script.py",
+        "integration/test_run_slurm.py",
+        "integration/test_run_standby.py",
+        "integration/test_sharded.py",
+        "integration/test_sharded_weights.py",
+        "integration/test_stacks.py",
+        "integration/test_training_mirrored.py",
+        "integration/test_training_model_parallel.py",
+        "integration/test_training_multi_worker.py",
+        "integration/test_training_parameter_server.py",
+        "integration/test_training_pipeline.py",
+        "integration/test_training_ring.py",
+        "integration/test_verify.py",
+        "soak/hosts.py",
+        "soak/kubernetes.py",
+        "soak/slurm.py",
+    ]
+)
+EDGES = re.compile(r"^[^\w/-]+|[^\w/-]+$")  # a flag and a path are no words
+WORD = re.compile(r"[^\W\d_]{2,}([-'][^\W\d_]+)*")
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def words(text: str) -> int:
+    return sum(bool(WORD.fullmatch(EDGES.sub("", part))) for part in text.split())
+
+
+def text_of(node: ast.AST) -> str | None:
+    """The text of a literal, with {} for what an f-string puts in; None for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = text_of(node.left), text_of(node.right)
+        return None if left is None or right is None else left + right
+    return None
+
+
+def literals(node: ast.AST) -> Iterator[tuple[int, str]]:
+    text = text_of(node)
+    if text is not None:
+        yield node.lineno, text  # type: ignore[attr-defined]
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from literals(child)
+
+
+def compared(tree: ast.AST) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.keyword) and node.arg == "match":
+            yield node.value
+
+
+def compared_names(tree: ast.AST) -> set[str]:
+    """The names that stand for a part of a message: in `match=NAME`, and in `assert NAME in ...`."""
+    looked_at: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "match":
+            looked_at.append(node.value)
+        elif isinstance(node, ast.Assert):
+            pairs = [one for one in ast.walk(node.test) if isinstance(one, ast.Compare)]
+            looked_at += [one.left for one in pairs if isinstance(one.ops[0], ast.In) and text_of(one.left) is None]
+    return {one.id for node in looked_at for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def tables(tree: ast.AST) -> Iterator[tuple[list[str], list[ast.expr]]]:
+    """Columns and rows of what a test runs over: `parametrize`, and a `for` over values that are written there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("parametrize") and len(node.args) > 1:
+            named, rows = node.args[:2]
+            columns = ast.literal_eval(named)
+            names = columns.split(",") if isinstance(columns, str) else columns
+        elif isinstance(node, ast.For | ast.comprehension):
+            targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+            names, rows = [ast.unparse(one) for one in targets], node.iter
+        else:
+            continue
+        if isinstance(rows, ast.List | ast.Tuple):
+            yield [name.strip() for name in names], rows.elts
+
+
+def cells(row: ast.expr, columns: int) -> list[ast.expr]:
+    if isinstance(row, ast.Call):  # pytest.param
+        return row.args
+    return row.elts if columns > 1 and isinstance(row, ast.Tuple | ast.List) else [row]
+
+
+def in_tables(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for function in ast.walk(tree):
+        if isinstance(function, Definition):
+            names = compared_names(function)
+            for columns, rows in tables(function):
+                for row in rows:
+                    for name, cell in zip(columns, cells(row, len(columns)), strict=False):
+                        if name in names:
+                            yield from literals(cell)
+
+
+def sentences(code: str) -> list[tuple[int, str]]:
+    """The literals of a file that are compared, have too many words, and are no part of what the test wrote."""
+    tree = ast.parse(code)
+    wheres = list(compared(tree))
+    inside = {id(node) for where in wheres for node in ast.walk(where)}
+    in_asserts = {(line, text) for where in wheres for line, text in literals(where) if words(text) >= FEWEST_WORDS}
+    written = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside
+    ]
+    found = {(line, text) for line, text in in_asserts if not any(text in one for one in written)}
+    return sorted(found | {(line, text) for line, text in in_tables(tree) if words(text) >= FEWEST_WORDS})
+
+
+def test_only_golden_messages_are_compared_whole() -> None:
+    wrong = [
+        f"tests/{name}:{line}: {text!r}"
+        for path in sorted(TESTS.rglob("*.py"))
+        if (name := path.relative_to(TESTS).as_posix()) not in LEFT | {GOLDEN} and not name.startswith(BENCH)
+        for line, text in sentences(path.read_text(encoding="utf-8"))
+    ]
+    assert not wrong, "compare fields and facts, or add a golden message:\n" + "\n".join(wrong)
+
+
+SEEN = [
+    "assert 'the job has no such host' in output",
+    "assert output == f'worker {one} has failed before it came'",
+    "assert said == ['the job ' + 'has no such host']",
+    "with pytest.raises(ConfigError, match='the job has no such .* host'):\n    f()",
+    "def test():\n    for x, said in ((1, 'the job has no such host'), (2, 'b')):\n        assert said in output",
+    "@pytest.mark.parametrize('said', ['the job has no such host'])\n"
+    "def test(said):\n    with pytest.raises(ConfigError, match=said):\n        f()",
+    "@pytest.mark.parametrize(('x', 'said'), [pytest.param(1, 'the job has no such host')])\n"
+    "def test(x, said):\n    with pytest.raises(ConfigError, match=f'{x}.*{said}'):\n        f()",
+]
+LET_THROUGH = [
+    "assert 'no such host' in output",
+    "assert 'tfdist run --strategy multi-worker -n 2 --mesh pipeline=2 train.py' in output",
+    "assert error.path == '/a/long/path/of/seven/parts/here'",
+    "assert f(), 'the reason why the test has failed'",
+    "write('one two three four five six')\nassert read() == 'one two three four five six'",
+    "def test():\n    for text, count in (('one two three four five', 5),):\n        assert words(text) == count",
+]
+
+
+@pytest.mark.parametrize("code", SEEN)
+def test_sentences_are_seen(code: str) -> None:
+    assert len(sentences(code)) == 1
+
+
+@pytest.mark.parametrize("code", LET_THROUGH)
+def test_facts_and_inputs_are_let_through(code: str) -> None:
+    assert sentences(code) == []
