@@ -62,8 +62,6 @@ LEFT = frozenset(
         "unit/test_data_untold.py",
         "unit/test_data_verify.py",
         "unit/test_data_writer.py",
-        "unit/test_engines_reports.py",
-        "unit/test_exporters.py",
         "unit/test_launch_cli.py",
         "unit/test_launch_copying.py",
         "unit/test_launch_evicting.py",

@@ -134,7 +134,11 @@ class Result:
         """
         folder = Path(path).expanduser()
         if not folder.is_dir():
-            raise ConfigError(f"path is {os.fspath(path)!r}, and there is no such folder; it is storage_path/name.")
+            raise ConfigError(
+                f"path is {os.fspath(path)!r}, and there is no such folder; it is storage_path/name.",
+                name="path",
+                path=path,
+            )
         found = run_folder.Reports(folder)
         history, kept = found.rows(), found.checkpoints()
         return cls(
@@ -247,7 +251,11 @@ class Trainer:
 def _folder_of(run: Any) -> Path | None:
     """Return the folder of a run, which is there from now on; None where nothing is to be written."""
     if not hasattr(run, "storage_path") or not hasattr(run, "name"):
-        raise ConfigTypeError(f"run_config is {shown(run)}; it must be a RunConfig: RunConfig(storage_path=...)")
+        raise ConfigTypeError(
+            f"run_config is {shown(run)}; it must be a RunConfig: RunConfig(storage_path=...)",
+            name="run_config",
+            received=shown(run),
+        )
     for name in ("callbacks", "storage_filesystem"):
         if getattr(run, name, None):
             raise ConfigError(f"run_config has {name}, which is Ray Train's own and of no use here. Leave it out.")
@@ -256,7 +264,9 @@ def _folder_of(run: Any) -> Path | None:
     if "://" in str(run.storage_path):
         raise ConfigError(
             f"storage_path is {shown(run.storage_path)}; it must be a folder. Mount the store, or report without it: "
-            "tfdist.callbacks.BackupAndRestore takes URLs."
+            "tfdist.callbacks.BackupAndRestore takes URLs.",
+            name="storage_path",
+            received=shown(run.storage_path),
         )
     folder = Path(run.storage_path, run.name or "tfdist").expanduser()
     try:

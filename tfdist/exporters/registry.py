@@ -71,11 +71,17 @@ def parse(text: str, *, option: str = "exporters") -> Target:
         Target(name='tensorboard', where='logs/run 1')
     """
     if not isinstance(text, str):
-        raise ConfigError(f"{option} has {shown(text)}; it must be a text such as 'tensorboard:DIR'.")
+        raise ConfigError(
+            f"{option} has {shown(text)}; it must be a text such as 'tensorboard:DIR'.",
+            name=option,
+            received=shown(text),
+        )
     name, _, where = text.partition(":")
     if name not in KINDS:
         known = ", ".join(f"{one} (behind a colon {kind.where})" for one, kind in KINDS.items())
-        raise ConfigError(f"{option} has {shown(text)}; there are {known}. Name one of them.")
+        raise ConfigError(
+            f"{option} has {shown(text)}; there are {known}. Name one of them.", name=option, received=text
+        )
     if name == "prometheus":
         address(where, option=option)
     return Target(name, where)
@@ -89,16 +95,21 @@ def parse_all(texts: Sequence[str], *, option: str = "exporters") -> tuple[Targe
         MissingDependencyError: a package is missing.
     """
     if isinstance(texts, str):
-        raise ConfigError(f"{option} is {shown(texts)}; it must be a list, such as [{texts!r}].")
+        raise ConfigError(
+            f"{option} is {shown(texts)}; it must be a list, such as [{texts!r}].", name=option, received=texts
+        )
     targets = tuple(parse(text, option=option) for text in texts)
     for target in targets:
         if targets.count(target) > 1:
-            raise ConfigError(f"{option} has {shown(str(target))} twice; name it once.")
+            raise ConfigError(
+                f"{option} has {shown(str(target))} twice; name it once.", name=option, received=str(target)
+            )
         kind = KINDS[target.name]
         if kind.package and importlib.util.find_spec(kind.package) is None:
             raise MissingDependencyError(
                 f"{option} has {shown(str(target))}, which needs the package {kind.package}. Install it: "
-                f"pip install 'tfdist[{kind.extra}]'"
+                f"pip install 'tfdist[{kind.extra}]'",
+                name=kind.package,
             )
     return targets
 
@@ -116,7 +127,11 @@ def address(where: str, *, option: str = "exporters") -> tuple[str, int]:
     host, _, port = where.rpartition(":")
     port = port or "9400"
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{option} has {shown(f'prometheus:{where}')}; the port must be a number from 1 to 65535.")
+        raise ConfigError(
+            f"{option} has {shown(f'prometheus:{where}')}; the port must be a number from 1 to 65535.",
+            name=option,
+            received=f"prometheus:{where}",
+        )
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

@@ -39,7 +39,7 @@ def storage_error(error: OSError, path: Path, doing: str) -> StorageError:
     kind = MissingFileError if error.errno == errno.ENOENT and doing != "written" else StorageError
     reason = os.strerror(error.errno) if error.errno else str(error)
     message = f"{path} cannot be {doing}: {reason} ({free_space(path)} free there). {advice(error.errno)}"
-    return kind(error.errno, message) if error.errno else kind(message)
+    return kind(error.errno, message, path=path) if error.errno else kind(message, path=path)
 
 
 def advice(number: int | None) -> str:

@@ -25,7 +25,8 @@ class _Reporter:
         if said is None:
             raise ConfigError(
                 "there is nowhere to report to: a function reports that Trainer.fit() calls, of a trainer with "
-                'run_config=RunConfig(storage_path="...", name="...").'
+                'run_config=RunConfig(storage_path="...", name="...").',
+                name="run_config",
             )
         told = json.loads(said)
         folder = Path(told["folder"])
@@ -36,7 +37,9 @@ class _Reporter:
         if checked and run != told["run"]:
             raise ConfigError(
                 f"the folder {folder}, to which this job reports, is not on this node what it is on the machine that "
-                "has started the job. Let storage_path be a folder that all of them share."
+                "has started the job. Let storage_path be a folder that all of them share.",
+                name="storage_path",
+                path=folder,
             )
         return Reports(folder, CheckpointConfig(**told["kept"]))
 
@@ -71,7 +74,9 @@ def report(metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
         if source is not None:
             raise ConfigError(
                 f"worker {here.worker_index} reports a checkpoint, and the chief's is kept alone: pass None on the "
-                "others. A model whose weights lie in parts is whole after model.save() on all workers."
+                "others. A model whose weights lie in parts is whole after model.save() on all workers.",
+                name="checkpoint",
+                workers=(here.worker_index,),
             )
         return
     write(plain, source)
@@ -87,7 +92,11 @@ def write(metrics: dict[str, Any], source: Path | None, *, move: bool = False) -
     """
     reports = _reporter.reports()
     if source is not None and reports.folder.resolve().is_relative_to(source.resolve()):
-        raise ConfigError(f"the checkpoint {source} contains the folder to which it is reported, {reports.folder}.")
+        raise ConfigError(
+            f"the checkpoint {source} contains the folder to which it is reported, {reports.folder}.",
+            name="checkpoint",
+            path=source,
+        )
     _reporter.next = reports.add(metrics, source, at=_reporter.next, move=move) + 1
 
 
@@ -143,11 +152,19 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
         {'loss': 0.5, 'each': [0, 1, 2]}
     """
     if not isinstance(metrics, Mapping):
-        raise ConfigTypeError(f"metrics is {validation.shown(metrics)}; it must be a mapping of names to values.")
+        raise ConfigTypeError(
+            f"metrics is {validation.shown(metrics)}; it must be a mapping of names to values.",
+            name="metrics",
+            received=validation.shown(metrics),
+        )
     found = _plain("metrics", metrics)
     for name in OWN:
         if name in found:
-            raise ConfigError(f"metrics has {name!r}, which is the name of what each report is given. Use another.")
+            raise ConfigError(
+                f"metrics has {name!r}, which is the name of what each report is given. Use another.",
+                name="metrics",
+                received=name,
+            )
     return dict(found)
 
 
@@ -169,7 +186,9 @@ def _plain(where: str, value: Any) -> Any:
             return array.astype(np.float64).tolist()
     raise ConfigTypeError(
         f"{where} is {validation.shown(value)} ({type(value).__name__}); it must be a number, a text, a bool, None, or "
-        "an array, a list or a dict of them."
+        "an array, a list or a dict of them.",
+        name=where,
+        received=validation.shown(value),
     )
 
 
@@ -179,8 +198,12 @@ def _folder_of(checkpoint: Any) -> Path:
     if kind != "local" or not isinstance(path, str | os.PathLike):
         raise ConfigTypeError(
             f"checkpoint is {validation.shown(checkpoint)}; it must be a folder of this node: a path, or "
-            'Checkpoint.from_directory("...").'
+            'Checkpoint.from_directory("...").',
+            name="checkpoint",
+            received=validation.shown(checkpoint),
         )
     if not os.path.isdir(path):
-        raise ConfigError(f"checkpoint is {os.fspath(path)!r}, and there is no such folder.")
+        raise ConfigError(
+            f"checkpoint is {os.fspath(path)!r}, and there is no such folder.", name="checkpoint", path=path
+        )
     return Path(path)

@@ -147,7 +147,9 @@ class Reports:
             if not isinstance(rows[-1], dict):
                 raise CorruptDataError(
                     f"line {number} of {self.folder / FILE} is no report: {validation.shown(line)}. Move the folder "
-                    "away, or name another: RunConfig(name=...)"
+                    "away, or name another: RunConfig(name=...)",
+                    path=self.folder / FILE,
+                    received=line,
                 )
         return rows
 
@@ -222,7 +224,8 @@ def running(folder: Path, kept: CheckpointConfig) -> Iterator[dict[str, str]]:
             stack.enter_context(LocalStorage(folder).lock(timeout_seconds=0.0))
         except DeadlineError:
             raise ConfigError(
-                f"another job that runs reports to {folder}. Give this one another name: RunConfig(name=...)"
+                f"another job that runs reports to {folder}. Give this one another name: RunConfig(name=...)",
+                path=folder,
             ) from None
         Reports(folder).rows()  # what stands there is no job's that is over, so that its end is not the first to say so
         run = secrets.token_hex(8)
