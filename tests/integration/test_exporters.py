@@ -140,6 +140,8 @@ def test_the_callback_does_so_without_the_launcher(shared: Path, forking: Forks)
     assert np.isfinite([one.value for one in found.Scalars("loss")]).all()
     page = (shared / "page.html").read_text()
     assert folder.name in page
+    assert page.count("warning: of the step") == 1
+    assert forking.output.count("\nwarning: of the step") == 1  # below the verdict of the one that prints it
     assert page.count("<i style=") > 3
     assert "<script" not in page
 

@@ -92,6 +92,8 @@ def lose(tick):
             tell("two is gone")
         os.kill(os.getppid(), signal.SIGKILL)
 
+clock.warn("of all")
+clock.warn(f"of worker {ME} " + 9000 * "x")
 train(40, before=lose)
 """
     path = script(ON_HOSTS["40"] + lose)
@@ -101,6 +103,8 @@ train(40, before=lose)
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 0, err
     assert done(shared) == list(range(40))
+    *_, ended = happened(shared)
+    assert sorted(ended["warnings"]) == ["of all", *(f"of worker {number} " + 9000 * "x" for number in range(4))]
     failures = [one for one in happened(shared) if one["event"] == "failed"]
     assert [one["cause"] for one in failures] == ["signal", "hang", "exception", "exception"]
     assert (failures[0]["worker"], failures[0]["tick"], failures[1]["worker"]) == (3, 4, 2)

@@ -108,6 +108,26 @@ def test_the_course_of_a_job(tmp_path: Path) -> None:
     assert "seconds" not in lines[1]
 
 
+def test_what_several_workers_and_starts_warn_of_is_once_in_the_summary(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "events"
+    reporter = RestartReporter(say=said.append, file=EventFile(str(path), "a1"), max_restarts=0)
+    for sentence in ("the loss 'a'", "the loss 'a'", "the state 'b'"):
+        reporter.warned(sentence)
+    reporter.start = 1
+    reporter.warned("the loss 'a'")
+    reporter.start = 0
+    reporter.ended(0)
+    reporter.file.close()
+    kept = ["the loss 'a'", "the state 'b'"]
+    (summary,) = said
+    assert [line.strip() for line in summary.splitlines()[1:]] == kept
+    assert "restart" not in summary
+    *warnings, ended = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["event"], one["text"]) for one in warnings] == [("warning", one) for one in kept]
+    assert ended["warnings"] == kept
+
+
 def test_what_is_lost_where_no_state_is_left_is_told() -> None:
     said: list[str] = []
     reporter = RestartReporter(say=said.append, file=EventFile(None, "a1"), max_restarts=1)

@@ -111,6 +111,23 @@ def test_a_long_source_is_cut(table: StatusTable) -> None:
     reporter.close()
 
 
+def test_warnings_of_any_length_are_read_once(tmp_path: Path) -> None:
+    table = StatusTable(tmp_path / "table", 3)
+    reporters = [StatusReporter(table.path, worker) for worker in (0, 2)]
+    clocks = [StepClock([reporter]) for reporter in reporters]
+    long = "über " * 1000
+    clocks[0].warn(long)
+    clocks[1].warn("of\ntwo lines")
+    assert table.new_warnings() == [long, "of two lines"]
+    assert table.new_warnings() == []
+    clocks[1].warn("and another")
+    assert table.new_warnings() == ["and another"]
+    for reporter in reporters:
+        reporter.close()
+    table.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_from_the_environment(table: StatusTable, tmp_path: Path) -> None:
     variables = tmp_path / "environment.json"
     environ = {

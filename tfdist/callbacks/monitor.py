@@ -54,8 +54,8 @@ class Monitor(keras.callbacks.Callback):
             The first worker alone writes to them.
         trace: a file for the last 2,048 steps as a chrome trace, written at the end; None for none.
         live: whether the page of the job is shown below the cell of a notebook, and follows; elsewhere it does nothing.
-        verbose: whether the verdict is printed at the end, and alerts as they come, where no `tfdist run --monitor`
-            prints them.
+        verbose: whether the verdict is printed at the end, with what tfdist has warned of, and alerts as they come,
+            where no `tfdist run --monitor` prints them.
         flops: whether the model's floating-point operations are counted, once, in the graph of its forward pass, and
             told for each second: in a scope of tfdist, for models that are built and have no loop (as recurrent layers
             have).
@@ -110,6 +110,7 @@ class Monitor(keras.callbacks.Callback):
         self.model_flops_per_second: float | None = None
         self.model_flops_utilization: float | None = None
         self._work = _Work(None, None)
+        self._warnings: list[str] = []
         self.verdict: tuple[str, ...] = ()
         self._stack = contextlib.ExitStack()
         self._job: Recorded | None = None
@@ -136,6 +137,7 @@ class Monitor(keras.callbacks.Callback):
         stamping.record_with(self._job.recorder)
         if rank != 0:
             return
+        self._attach(_Warnings(self._job, self._warnings))
         if self.flops:
             self._count_flops(self._job)
         cell = self._stack.enter_context(Cell()) if self.live and in_notebook() else None
@@ -163,7 +165,7 @@ class Monitor(keras.callbacks.Callback):
             if self.trace is not None:
                 self._write_trace(job)
             if self.verbose and self.verdict and not job.is_judged:
-                sys.stdout.write("\n".join([*self.verdict, ""]))
+                sys.stdout.write("\n".join([*self.verdict, *(f"warning: {one}" for one in self._warnings), ""]))
                 sys.stdout.flush()
         self._end()
 
@@ -177,8 +179,11 @@ class Monitor(keras.callbacks.Callback):
             job.events.write("model", start=job.start, flops_per_step=work.flops, peak_flops=work.peak)
 
         self._work = _Work(per_example, self.peak_flops, tell)
-        step_clock().attach(self._work)
-        self._stack.callback(step_clock().detach, self._work)
+        self._attach(self._work)
+
+    def _attach(self, observer: StepObserver) -> None:
+        step_clock().attach(observer)
+        self._stack.callback(step_clock().detach, observer)
 
     def _tell(self, alert: Alert) -> None:
         job = self._job
@@ -242,6 +247,18 @@ class _Work(StepObserver):
             )
             if self._tell is not None:
                 self._tell(self)
+
+
+class _Warnings(StepObserver):
+    """Keeps what tfdist warns of, and makes events of it where no agent does."""
+
+    def __init__(self, job: Recorded, kept: list[str]) -> None:
+        self._job, self._kept = job, kept
+
+    def on_warning(self, sentence: str) -> None:
+        self._kept.append(sentence)
+        if not self._job.is_judged:
+            self._job.events.write("warning", start=self._job.start, text=sentence)
 
 
 class _Steps(keras.callbacks.Callback):

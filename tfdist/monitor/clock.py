@@ -111,6 +111,7 @@ class StepClock:
         self._on_epoch_end = calls("on_epoch_end")
         self._on_activity = calls("on_activity")
         self._on_done = calls("on_done")
+        self._on_warning = calls("on_warning")
 
     def _tell(self, calls: _Calls, *arguments: Any) -> None:
         for observer, call in calls:
@@ -131,6 +132,11 @@ class StepClock:
                 error,
                 exc_info=error,
             )
+
+    def warn(self, sentence: str) -> None:
+        """Warn of how steps are computed, such as of a value that is not one device's: in the log, and to observers."""
+        logging.getLogger("tfdist").warning("tfdist: %s", sentence)
+        self._tell(self._on_warning, sentence)
 
     # Steps
 

@@ -100,6 +100,9 @@ class StepObserver:
     def on_epoch_end(self) -> None:
         """Learn that an epoch or an evaluation is over: what callbacks do next is no time of training."""
 
+    def on_warning(self, sentence: str) -> None:
+        """Learn what this process warns of: how steps are computed, such as a value that is not one device's."""
+
     def on_activity(self, activity: Activity, now: int) -> None:
         """Learn what this process does from now on, in steps and outside of them."""
 

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from tfdist.monitor.halt import StepState
 from tfdist.monitor.observer import End, StepObserver
@@ -21,6 +22,7 @@ from tfdist.monitor.status import (
     TARGET,
     Word,
     Words,
+    warnings_file,
 )
 
 HOLD_SECONDS = 600.0  # that a held worker waits for the target; the agent gives one, or takes its request back, before
@@ -52,6 +54,7 @@ class StatusReporter(StepObserver):
         self._activity = Activity.STARTING
         self._running: set[int] = set()  # a script that trains in several threads has several
         self._is_held = False
+        self._warnings = warnings_file(Path(path), worker)
         self.worker = worker
         self._put(Word.PID, os.getpid())
         self._put(Word.CHANGED, time.monotonic_ns())
@@ -99,6 +102,13 @@ class StatusReporter(StepObserver):
         self._activity = activity
         self._put(Word.CHANGED, now)  # before what has changed: nobody may take it for old
         self._put(Word.ACTIVITY, activity)
+
+    def on_warning(self, sentence: str) -> None:
+        """Hand a warning to the agent, for the summary of the job."""
+        with suppress(OSError):  # memory is full: the log has it
+            with open(self._warnings, "a", encoding="utf-8") as file:
+                file.write(" ".join(sentence.splitlines()) + "\n")
+            self._map[self._at + Word.WARNINGS] += 1
 
     # What the agent wants
 

@@ -9,7 +9,7 @@ of eight bytes at a time, so that nobody ever sees half a number. No call waits 
          3  the last step before a halt, + 2; or 0
 
 and from word 8 on, for each worker, what `Word` names. A worker writes it by `reporter`; how all stop before the same
-step is in `halt`.
+step is in `halt`. Warnings are texts of any length: each worker appends them to a file beside the table.
 """
 
 import contextlib
@@ -51,6 +51,7 @@ class Word(IntEnum):
     HELD_FOR = 10  # number of the request for which it holds, or held
     ENDED = 11  # how many steps have ended
     STATES = 12  # how often what it holds in memory has changed: a state more, or none any longer
+    WARNINGS = 13  # how many lines it has written in the file of its warnings
     SOURCE = 16  # and the seven after it: text
 
 
@@ -114,6 +115,7 @@ class StatusTable:
             file.write(words)
         self._words = Words(path, must_have=workers - 1)
         self._requests = 0
+        self._warnings = [0] * workers  # how many of each were returned
         self.path = path
         self.workers = workers
 
@@ -125,6 +127,17 @@ class StatusTable:
         """Return the words of a worker, as `status_of` takes them."""
         start = HEADER + worker * RECORD
         return self._words.view[start : start + RECORD].tolist()
+
+    def new_warnings(self) -> list[str]:
+        """Return what workers have warned of since the last call."""
+        found = []
+        for worker, known in enumerate(self._warnings):
+            count = self._words.view[HEADER + worker * RECORD + Word.WARNINGS]
+            if count > known:
+                lines = warnings_file(self.path, worker).read_text(encoding="utf-8", errors="replace").splitlines()
+                found += lines[known:count]
+                self._warnings[worker] = count
+        return found
 
     def show(self, worker: int, words: Sequence[int]) -> None:
         """Show what a worker on another host has said, to who looks at this table.
@@ -170,6 +183,13 @@ class StatusTable:
         """Let go of the file, and remove it."""
         self._words.close()
         self.path.unlink(missing_ok=True)
+        for worker in range(self.workers):
+            warnings_file(self.path, worker).unlink(missing_ok=True)
+
+
+def warnings_file(table: Path, worker: int) -> Path:
+    """Return where a worker writes its warnings, a line for each, given the path of the status table."""
+    return table.with_name(f"warnings-{worker}-of-{table.name}")
 
 
 def read_all(path: str | os.PathLike[str]) -> tuple[WorkerStatus, ...]:

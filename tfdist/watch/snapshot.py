@@ -135,6 +135,8 @@ def sentence(event: Mapping[str, Any]) -> str:
         return f"bound by {event.get('bound')}{who}"
     if kind == "stacks":
         return f"stacks were taken: {event.get('text', '')}"
+    if kind == "warning":
+        return f"warning: {event.get('text', '')}"
     if kind == "alert":
         return f"alert: {event.get('text', event.get('alert'))}"
     if kind == "model":

@@ -36,8 +36,9 @@ def trained(name: str, scope: bool, epochs: int = EPOCHS, **options: object) -> 
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     found = []
-    for one in (Monitor(verbose=False, **options), None):
-        monitors = [] if one is None else [one]
+    warns = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epoch or step_clock().warn("of the step"))
+    for one in (Monitor(**{"verbose": False, **options}), None):
+        monitors = [warns] if one is None else [one, warns]
         model.set_weights([np.ones_like(weight) for weight in model.get_weights()])
         model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, shuffle=False, callbacks=monitors)
         found.append([weight.tolist() for weight in model.get_weights()])
@@ -49,7 +50,7 @@ def trained(name: str, scope: bool, epochs: int = EPOCHS, **options: object) -> 
 
 
 trained("scope", True, every=5, exporters=EXPORTERS, trace=FOLDER / "trace.json")
-trained("again", True, epochs=1)
+trained("again", True, epochs=1, verbose=True)
 trained("plain", False)
 
 

@@ -73,6 +73,7 @@ class Controller:
             return found
         seen = self.seen(state.running)
         self.tell_stepping(seen)
+        self.note_warnings()
         self._prepare(state, seen)
         hang = self._hang(state, seen)
         if hang is not None:
@@ -127,6 +128,11 @@ class Controller:
         if not self._stepping and seen and all(one.status.first_step_ended is not None for one in seen):
             self._stepping = self._job.reporter.stepping(seen)
             self._job.factory.prepare(seen[0].status.pid)
+
+    def note_warnings(self) -> None:
+        """Note what workers have warned of, for the summary of the job."""
+        for sentence in self._channel.new_warnings():
+            self._job.reporter.warned(sentence)
 
     def perform(self, action: Action) -> None:
         """Do what was decided."""

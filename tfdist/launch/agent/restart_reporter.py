@@ -1,4 +1,7 @@
-"""What the user is told about restarts: a line when it happens, a line in the event file, and a summary at the end."""
+"""What the user is told about restarts and warnings: a line for each, one in the event file, and a summary at the end.
+
+The workers write their warnings to the log themselves, so of these the summary alone is told here.
+"""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -108,6 +111,7 @@ class RestartReporter:
         replaced: how often a worker of a chief was, while the others went on.
         lost: how many steps were repeated.
         recoveries: seconds from each failure until all have stepped again.
+        warnings: what workers have said of their steps, in sentences, each once.
     """
 
     say: Callable[[str], None]
@@ -121,6 +125,7 @@ class RestartReporter:
     replaced: int = 0
     lost: int = 0
     recoveries: list[float] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     _since: float | None = None
     _after_failure: bool = False
     _done: int = 0  # steps, by the end of the last start that had some
@@ -203,10 +208,23 @@ class RestartReporter:
         self._since = None
         return text
 
+    def warned(self, sentence: str) -> None:
+        """A worker has warned of what it computes; other workers, and later starts, may say the same."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+            self.file.write("warning", start=self.start, text=sentence)
+
     def ended(self, exit_code: int) -> None:
         """The job has ended."""
-        self.file.write("ended", start=self.start, exit_code=exit_code, restarts=self.failures, lost=self.lost)
-        if self.start or self.replaced:
+        self.file.write(
+            "ended",
+            start=self.start,
+            exit_code=exit_code,
+            restarts=self.failures,
+            lost=self.lost,
+            warnings=self.warnings,
+        )
+        if self.start or self.replaced or self.warnings:
             self.say(self.summary(exit_code))
 
     def summary(self, exit_code: int) -> str:
@@ -218,7 +236,8 @@ class RestartReporter:
             >>> reporter.summary(0)
             'ended with code 0 after 1 of 3 restarts; all stepped again after 0.50 s'
         """
-        parts = [f"ended with code {exit_code} after {self.failures} of {self.max_restarts} restarts"]
+        restarts = f" after {self.failures} of {self.max_restarts} restarts" if self.start or self.max_restarts else ""
+        parts = [f"ended with code {exit_code}{restarts}"]
         if self.sizes:
             parts[0] += f" and {self.sizes} change{'s' if self.sizes > 1 else ''} of the number of workers"
         if self.evicted:
@@ -233,7 +252,10 @@ class RestartReporter:
         elif self.recoveries:
             middle, most = statistics.median(self.recoveries), max(self.recoveries)
             parts.append(f"{who} stepped again after {middle:.2f} s (median; {most:.2f} s at most)")
-        return "; ".join(parts)
+        if self.warnings:
+            count = len(self.warnings)
+            parts.append(f"{count} warning{'s' if count > 1 else ''}")
+        return "\n".join(["; ".join(parts) + (":" if self.warnings else ""), *(f"  {one}" for one in self.warnings)])
 
 
 def _where(status: WorkerStatus) -> str:

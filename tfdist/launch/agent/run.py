@@ -359,6 +359,7 @@ def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before)
     )
     seen, state = controller.seen(), attempt.state
     controller.tell_stepping(seen)
+    controller.note_warnings()
     job.reporter.left(seen)
     failures = failures_of(
         attempt, rules, {index: read_record(group.specs[index].error_file) for index in attempt.exits}

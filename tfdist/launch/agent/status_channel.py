@@ -17,6 +17,9 @@ class StatusChannel(Protocol):
     def read(self, worker: int) -> WorkerStatus:
         """Return what a worker has said until now."""
 
+    def new_warnings(self) -> list[str]:
+        """Return what workers have warned of since the last call; the same sentence may come from each of them."""
+
     def ask_to_halt(self) -> None:
         """Ask all workers to hold before their next step; what they say is sure SETTLE_SECONDS later."""
 

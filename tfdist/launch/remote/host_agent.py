@@ -430,6 +430,8 @@ class HostAgent:
     def _tell_once(self) -> None:
         """Tell what the workers have said in the table, where that is new, and that this host is there."""
         with self._telling:
+            for message in self._tables.new_warnings():
+                self._send(message)
             stopped = [number for number, handle in self._running().items() if handle.is_stopped]
             said, now = (self._tables.said(), stopped, self._factory.waiting), time.monotonic()
             if said != self._told or now - self._told_at >= BEAT_SECONDS:

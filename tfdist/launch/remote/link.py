@@ -62,6 +62,7 @@ class HostLink:
         self._stopped: frozenset[int] = frozenset()
         self.waiting = 0  # how many workers are forked there and have nothing to run
         self._tables: dict[int, tuple[int, int, Mapping[str, list[int]]]] = {}
+        self._warnings: dict[int, list[str]] = {}  # by the number of the start
         self._lost = ""
         self._heard = time.monotonic()
         self._ending = False
@@ -181,6 +182,11 @@ class HostLink:
         words = workers.get(str(worker), [0] * RECORD)
         return records.status(words, request, is_settled=settled == asked, clock_offset=offset)
 
+    def new_warnings(self, start: int) -> list[str]:
+        """Return what workers of a start have warned of there since the last call."""
+        with self._lock:
+            return self._warnings.pop(start, [])
+
     def shown(self, start: int, worker: int) -> list[int]:
         """Return the words of a worker's record for who looks here."""
         with self._lock:
@@ -238,6 +244,9 @@ class HostLink:
                 handle.take(message["stream"], base64.b64decode(message["data"]))
         elif "rows" in message:
             self._take_rows(message["rows"], message["worker"], base64.b64decode(message["data"]))
+        elif "warning" in message:
+            with self._lock:
+                self._warnings.setdefault(int(message["start"]), []).append(str(message["warning"]))
         elif {"say", "note", "sigterm"} & message.keys():
             self._take_word(message)
         elif "record" in message:

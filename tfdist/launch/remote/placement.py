@@ -433,6 +433,11 @@ class RemoteStatus:
         # how long it has waited in reserve is nothing that it did
         return replace(said, changed=max(said.changed, self._took_over)) if self._took_over else said
 
+    def new_warnings(self) -> list[str]:
+        """Return what workers have warned of since the last call."""
+        links = dict.fromkeys(self._links)
+        return [sentence for link in links for sentence in link.new_warnings(self._number)]
+
     def ask_to_halt(self) -> None:
         """Ask all workers to hold before their next step."""
         self._requests += 1

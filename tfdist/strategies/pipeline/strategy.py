@@ -23,6 +23,7 @@ from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.compat.tensorflow.meshes.late import Late
 from tfdist.compat.tensorflow.meshes.staged import PipelineReplicas
 from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.monitor.process import step_clock
 from tfdist.parallel import groups, schedules
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.compute import adapting, sequences
@@ -349,18 +350,15 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         whole = None if each else division.needs_whole_batch(losses_are_told=told)
         self._told_of_statistics = bool(found) or whole is not None
         if self._workers.is_chief and whole is not None:
-            _log.warning(
-                "Micro-batches cannot be cut for %s so the model %r trains with one micro-batch, and its stages "
-                "compute one after the other. LayerNormalization and GroupNormalization leave micro-batches as they "
-                "are, and so do losses of which strategy.loss_reduction says what they are.",
-                whole,
-                model.name,
+            step_clock().warn(
+                f"micro-batches cannot be cut for {whole} so the model {model.name!r} trains with one micro-batch, and "
+                "its stages compute one after the other. LayerNormalization and GroupNormalization leave micro-batches "
+                "as they are, and so do losses of which strategy.loss_reduction says what they are."
             )
         elif self._workers.is_chief and found:
-            _log.warning(
-                "The layer %r normalises with the statistics of a micro-batch, and no longer with those of the batch. "
-                "Pass synchronized=True to it, or use LayerNormalization or GroupNormalization.",
-                found[0].name,
+            step_clock().warn(
+                f"the layer {found[0].name!r} normalises with the statistics of a micro-batch, and no longer with "
+                "those of the batch. Pass synchronized=True to it, or use LayerNormalization or GroupNormalization."
             )
 
     def _staged(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> StageSharding | None:

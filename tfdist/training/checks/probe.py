@@ -5,7 +5,6 @@ on two parts of them, and on them given twice. Losses, gradients, logs, metrics 
 all workers come to the same verdicts.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -137,7 +136,7 @@ class Probe:
                 why = error
         self._settle(self._agree(found), names)
         if why is not None and self._workers.is_chief:
-            logging.getLogger("tfdist").warning("tfdist: %s", advice.untried(self._model, why))
+            step_clock().warn(advice.untried(self._model, why))
         return all(verdict == "mean" for verdict in self.rules.values.values()) and not self.rules.states
 
     def _shared_rows(self, slices: Sequence[tuple[Any, Any]]) -> int:
@@ -149,7 +148,7 @@ class Probe:
         said: set[str] = vars(self._model).setdefault("_tfdist_said", set())
         for sentence in dict.fromkeys(self.neither):
             if sentence not in said and self._workers.is_chief:
-                logging.getLogger("tfdist").warning("tfdist: %s", sentence)
+                step_clock().warn(sentence)
             said.add(sentence)
 
     def _settle(self, agreed: Found, names: dict[Key, str]) -> None:

@@ -6,7 +6,6 @@ state that some number of whole steps has led to, and `iterations` is that numbe
 
 import functools
 import itertools
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -37,7 +36,7 @@ from tfdist.training.parameter_servers.workplan import MakesVariablesError, NotB
 from tfdist.training.replica import metrics, step, unlike_rows
 
 _WHOLE = (
-    "tfdist: every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
+    "every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
     "max_staleness above 0 each has a batch of its own."
 )
 # stands for no time at all, which is that of a worker that has computed nothing
@@ -331,7 +330,7 @@ class _Steps:
             lookups.adapt(self._model)
             self._tried.look(batch.layout.slices(batch.tensors))
             if self._tried.needs_whole_batch:
-                logging.getLogger("tfdist").warning(_WHOLE, self._model.name, advice.WHY)
+                step_clock().warn(_WHOLE % (self._model.name, advice.WHY))
         parts = 1 if self._tried.needs_whole_batch else self._chief.parts
         while True:
             plan = self._plans.setdefault(key, Plan(parts))
@@ -353,7 +352,7 @@ class _Steps:
                 stateless_scope.initialise_made()
         other = error.better(plan)
         if other.parts < plan.parts:
-            logging.getLogger("tfdist").warning(_WHOLE, self._model.name, error.why)
+            step_clock().warn(_WHOLE % (self._model.name, error.why))
         return other
 
     def _functions_of(self, layout: Layout, plan: Plan) -> tuple[remote.Computation, Update]:

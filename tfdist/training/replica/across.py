@@ -7,7 +7,6 @@ comes back is divided by that weight here.
 """
 
 import functools
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +16,7 @@ import tensorflow as tf
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.compat.tensorflow.steps import gradient_uses, replica_contexts
 from tfdist.errors import UnsupportedError
+from tfdist.monitor.process import step_clock
 from tfdist.training.reduction import replica_sums
 from tfdist.training.replica import step
 
@@ -28,7 +28,6 @@ _OF_A_GRADIENT = (
 _REDUCED = "tfdist.training.reduced_gradients"
 _GATHERED = "tf.distribute.get_replica_context().all_gather"
 _REDUCED_BY_USER = "tf.distribute.get_replica_context().all_reduce"
-_log = logging.getLogger(__name__)
 
 _Tensors = list[tf.Tensor]
 
@@ -216,4 +215,4 @@ def _exchanged(
 
 @functools.cache  # once for all replicas and traces
 def _warn_of_gradients_of_gradients(what: str) -> None:
-    _log.warning(_OF_A_GRADIENT, what)
+    step_clock().warn(_OF_A_GRADIENT % what)

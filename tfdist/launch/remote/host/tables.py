@@ -82,6 +82,15 @@ class Tables:
                 for number, (table, here) in self._open.items()
             ]
 
+    def new_warnings(self) -> list[dict[str, Any]]:
+        """Return what workers here have warned of since the last call, as messages."""
+        with self._lock:
+            return [
+                {"warning": sentence, "start": number}
+                for number, (table, _) in self._open.items()
+                for sentence in table.new_warnings()
+            ]
+
     def states(self) -> list[int]:
         """Return of each worker here how often the states that it holds in memory have changed."""
         with self._lock:
