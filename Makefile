@@ -11,6 +11,7 @@
 #   make sanitize   the test programs of what is written in C++, under ThreadSanitizer and AddressSanitizer
 #   make check-aarch64  the same programs for aarch64 under qemu, which it needs, and a compiler for it
 #   make lint       ruff and mypy
+#   make goldens    the texts of what is promised, written anew after a change that is meant
 #   make docs       the site, in site/
 #   make package    the wheel and the source distribution, in dist/, checked as a package index checks them
 #   make docker-lock  the requirements of the images, pinned and hashed anew
@@ -47,7 +48,7 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast verify horovod peers compat lint docs package docker-lock docker-test clean
+.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast verify horovod peers compat lint goldens docs package docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -144,6 +145,9 @@ check-aarch64:
 	echo "aarch64, codecs"; $(EMULATOR) "$$folder/codecs"; \
 	$(AARCH64) $(CHECKS) -O3 -static tests/native/stamps/*.cc $(STAMPS_CORE) -o "$$folder/stamps"; \
 	echo "aarch64, stamps"; $(EMULATOR) "$$folder/stamps"
+
+goldens: $(STAMP)
+	@$(BIN)/python -m tests.goldens
 
 # A link that leads nowhere is an error; with --quiet it would not be. The variable silences an advertisement.
 docs: $(STAMP)

@@ -20,6 +20,7 @@ REPLICA_CASES = str(Path(__file__).parent / "cases" / "replica_cases.py")
         "other_metrics",
         "interrupted_while_saving",
         "of_something_else",
+        "of_an_earlier_version",
         "damaged",
         "of_two_jobs",
         "full_disk",

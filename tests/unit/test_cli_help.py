@@ -2,40 +2,24 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from tests.goldens.command_help import COLUMNS, commands, shown
 from tfdist import resources
 from tfdist.cli.common.command import Command
 from tfdist.cli.main import main
 
-MOST_LINES = {98: 45, 78: 50}  # by what click takes of 100 and of 80 columns
+MOST_LINES = {COLUMNS: 45, 78: 50}  # by what click takes of 100 and of 80 columns
 # options that click gives no command: of the script, of Docker, of another subcommand
 OF_OTHERS = {"--epochs"}
 
 
-def commands(group: click.Group, context: click.Context, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name in group.list_commands(context):
-        found = group.get_command(context, name)
-        assert found is not None
-        if isinstance(found, click.Group):
-            yield from commands(found, context, *path, name)
-        else:
-            yield (*path, name), found
-
-
 with click.Context(main) as _context:
-    ALL = dict(commands(main, _context))
+    ALL = {path: one for path, one in commands(main, _context) if not isinstance(one, click.Group)}
 SHORT = {path: command for path, command in ALL.items() if isinstance(command, Command)}
-
-
-def shown(path: tuple[str, ...], columns: int) -> str:
-    done = CliRunner().invoke(main, [*path, "--help"], terminal_width=columns)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.mark.parametrize("columns", MOST_LINES)
@@ -57,7 +41,7 @@ def test_examples_can_be_typed(path: tuple[str, ...]) -> None:
         ours = line.partition(" -- ")[0]  # what stands behind it is another command
         words = [word.partition("=")[0] for word in shlex.split(ours) if re.match("--?[a-z]", word)]
         assert [word for word in words if word not in options] == [], line
-    told = shown(path, 98)
+    told = shown(path, COLUMNS)
     for line, what in command.examples.items():
         assert re.search(rf"^  {re.escape(line)} *{re.escape(what)}$", told, re.MULTILINE), f"too long: {line} {what}"
 
@@ -84,7 +68,7 @@ def test_the_page_of_run_has_what_its_help_leaves_out() -> None:
 def test_every_option_is_shown_once() -> None:
     """Flags that exclude each other share a name, and groups take options by theirs."""
     for path, command in SHORT.items():
-        told = shown(path, 98).partition("\nExamples:")[0]
+        told = shown(path, COLUMNS).partition("\nExamples:")[0]
         for option in (one for one in command.params if isinstance(one, click.Option) and not one.hidden):
             found = re.findall(rf"^  (?:-\w, )?{re.escape(option.opts[-1])}(?![\w-])", told, re.MULTILINE)
             assert len(found) == 1, (path, option.opts)

@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -191,6 +192,17 @@ def of_something_else(folder):
     Store(folder / "b").save(3, {"x": np.zeros(2)}, {"mine": True})
     raises(ConfigError, ["version None"], lambda: fit(model_of(), [BackupAndRestore(folder / "b")]))
     assert Store(folder / "b").newest().state == {"mine": True}
+
+
+def of_an_earlier_version(folder):
+    """Training goes on from a backup that an earlier tfdist made of `model_of()`, to the weights of no interruption."""
+    sample = Path(__file__).parents[2] / "goldens" / "samples" / "backup-1"
+    shutil.copytree(sample, folder / "b")
+    never, again = model_of(), model_of()
+    fit(never, [])
+    assert len(fit(again, [BackupAndRestore(folder / "b", delete_checkpoint=False)]).history["loss"]) == 3
+    np.testing.assert_allclose(again.get_weights()[0], never.get_weights()[0], rtol=1e-5)
+    assert Store(sample).newest().state.keys() <= Store(folder / "b").newest().state.keys()
 
 
 def damaged(folder):

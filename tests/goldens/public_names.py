@@ -1,0 +1,93 @@
+"""Every name that a page of docs/api calls public, with the arguments it takes, read from the sources."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import griffe
+
+ROOT = Path(__file__).parents[2]
+_PAGES = ROOT / "docs" / "api"
+_DIRECTIVE = re.compile(r"^::: (tfdist[\w.]*)$", re.MULTILINE)
+_VARIABLE = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
+
+
+@cache
+def package() -> griffe.Module:
+    """Return the package as its sources say it is."""
+    loader = griffe.GriffeLoader(
+        search_paths=[str(ROOT)], docstring_parser="google", docstring_options={"warnings": False}
+    )
+    loaded = loader.load("tfdist")
+    loader.resolve_aliases(implicit=False, external=False)
+    assert isinstance(loaded, griffe.Module)
+    return loaded
+
+
+def names_of(module: griffe.Module) -> list[str]:
+    """Return what a module exports: `__all__`, or its public classes and functions."""
+    if module.exports is not None:
+        return [str(name) for name in module.exports]
+    own = (member for member in module.members.values() if not member.is_alias and not member.name.startswith("_"))
+    return [member.name for member in own if member.is_class or member.is_function]
+
+
+def exported(module: griffe.Object, name: str) -> griffe.Object:
+    """Return what a module exports by this name, where it is defined."""
+    target = _behind(module.members[name])
+    # a function that has the name of the file in which it stands
+    return _behind(target.members.get(name, target)) if target.is_module else target
+
+
+def public_names() -> str:
+    """Return the golden text: each public module or name, and below it what it has."""
+    pages = sorted(_PAGES.glob("*.md"))
+    told = sorted({name for page in pages for name in _DIRECTIVE.findall(page.read_text(encoding="utf-8"))})
+    return "\n".join(line for path in told for line in _lines(path)) + "\n"
+
+
+def _behind(member: griffe.Object | griffe.Alias) -> griffe.Object:
+    return member.final_target if isinstance(member, griffe.Alias) else member
+
+
+def _lines(path: str) -> Iterator[str]:
+    found: griffe.Object = package()
+    for name in path.split(".")[1:]:
+        found = _behind(found.members[name])
+    if not isinstance(found, griffe.Module):
+        yield from _of_name(path, found)
+        return
+    yield path
+    for name in sorted(names_of(found)):
+        yield from (f"  {line}" for line in _of_name(name, exported(found, name)))
+
+
+def _of_name(name: str, target: griffe.Object) -> Iterator[str]:
+    if isinstance(target, griffe.Function):
+        yield f"{name}{_taken(target.parameters)}"
+    elif isinstance(target, griffe.Class):
+        yield f"{name}{_taken(target.parameters)}"
+        for member in sorted(target.members.values(), key=lambda one: str(one.name)):
+            if member.is_alias or member.name.startswith("_"):
+                continue
+            if isinstance(member, griffe.Function):
+                yield f"  .{member.name}{_taken(member.parameters)}"
+            elif "property" in member.labels or member.docstring is not None:
+                yield f"  .{member.name}"
+    else:
+        yield name
+
+
+def _taken(parameters: griffe.Parameters) -> str:
+    """Return arguments as a call shows them, without types."""
+    shown, is_named = list[str](), False
+    for one in parameters:
+        if one.name in ("self", "cls"):
+            continue
+        if one.kind is griffe.ParameterKind.keyword_only and not is_named:
+            shown.append("*")
+        is_named = is_named or one.kind in (griffe.ParameterKind.keyword_only, griffe.ParameterKind.var_positional)
+        mark = _VARIABLE.get(one.kind, "") if one.kind is not None else ""
+        shown.append(f"{mark}{one.name}" + ("" if one.default is None or mark else f"={one.default}"))
+    return f"({', '.join(shown)})"
