@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from tests.simulated_steps import simulated
 from tfdist.cluster import TaskId
+from tfdist.cluster.job_files import steps_folder
 from tfdist.launch.agent.events import EventFile
 from tfdist.launch.agent.job import Job
 from tfdist.launch.agent.monitoring import Monitoring
@@ -16,7 +17,6 @@ from tfdist.launch.agent.run import parameters_of
 from tfdist.launch.agent.standing import Standing
 from tfdist.launch.agent.worker_group import WorkerGroup
 from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.plan import steps_folder
 from tfdist.launch.supervision.evicting import Means
 from tfdist.launch.supervision.failure import Failure
 from tfdist.launch.supervision.hangs import Hang, Seen

@@ -13,8 +13,8 @@ import pytest
 
 from tfdist.checkpoint import Store, manifest
 from tfdist.checkpoint.store import Checkpoint
+from tfdist.cluster.job_files import copies_folder, state_folder
 from tfdist.errors import ConfigError
-from tfdist.launch.plan.plan import copies_folder, state_folder
 from tfdist.launch.remote.connecting.joining import Ticket, join
 from tfdist.launch.remote.copying import copies, folders, sending
 from tfdist.launch.remote.copying.copies import Copies

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.cluster.job_files import PREFIX
 from tfdist.launch.process import guardian, worker
-from tfdist.launch.process.folders import PREFIX, claimed, clear
+from tfdist.launch.process.folders import claimed, clear
 
 ROOT = Path(__file__).parents[2]
 MAKER = """

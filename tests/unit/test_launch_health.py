@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from tfdist.cli import main as cli
+from tfdist.cluster.job_files import progress_file
 from tfdist.launch.agent import health
-from tfdist.launch.plan.plan import progress_file
 from tfdist.monitor.phases import Activity, Kind
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
@@ -45,7 +45,7 @@ def test_what_is_no_table_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_command(table: StatusTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "FOLDER", tmp_path)
+    monkeypatch.setattr(health, "MEMORY", tmp_path)
     monkeypatch.setattr(health.tempfile, "gettempdir", lambda: str(tmp_path))
     reporter = StatusReporter(table.path, 1)
     reporter.on_begin(0, Kind.TRAIN, time.monotonic_ns())

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tfdist.cluster.job_files import steps_folder
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.hosts import Host, Remote, parse_hosts, parse_shell, places
-from tfdist.launch.plan.plan import plan, steps_folder
+from tfdist.launch.plan.plan import plan
 from tfdist.launch.remote import records, ssh, values
 from tfdist.launch.remote.connecting.connection import ByProgram
 from tfdist.launch.remote.connecting.wire import PREAMBLE, Wire, WireError

@@ -24,9 +24,9 @@ from rich.console import Console
 from tests.simulated_steps import simulated
 from tfdist import resources
 from tfdist.cli.main import main
+from tfdist.cluster.job_files import event_copy, progress_file, steps_folder
 from tfdist.errors import ConfigError
 from tfdist.launch.agent.events import EventFile
-from tfdist.launch.plan.plan import event_copy, progress_file, steps_folder
 from tfdist.monitor.phases import Kind
 from tfdist.monitor.recording.ring import Ring
 from tfdist.monitor.reporter import StatusReporter
@@ -204,7 +204,7 @@ def test_without_a_record_there_is_less(job: Path) -> None:
 
 
 def test_the_command(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "FOLDER", job)
+    monkeypatch.setattr(observing, "MEMORY", job)
     monkeypatch.setattr(observing.tempfile, "gettempdir", lambda: str(job))
     once = CliRunner().invoke(main, ["watch", "--once", JOB])
     assert (once.exit_code, "one slow worker" in once.output) == (0, True), once.output

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tfdist.launch.plan.plan import progress_file
+from tfdist.cluster.job_files import progress_file
 from tfdist.monitor.verdict.alarm import Alarm, sizes
 from tfdist.monitor.verdict.alerts import Alert
 from tfdist.monitor.verdict.gathering import recent

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist.cluster.job_files import MEMORY, event_copy, job_of, progress_file, steps_folder
 from tfdist.launch.agent.events import EventFile
-from tfdist.launch.plan.plan import event_copy, progress_file, steps_folder
 from tfdist.launch.process import folders
-from tfdist.launch.process.shared_memory import FOLDER
 from tfdist.monitor.clock import StepClock
 from tfdist.monitor.recording.recorder import Recorder
 from tfdist.monitor.recording.rows import VARIABLE
@@ -73,7 +72,7 @@ def recorded(clock: StepClock, rank: int) -> Iterator[Recorded]:
             stack.callback(recorder.close)
             stack.callback(clock.detach, recorder)
         memory, start = steps.parent, int(steps.name.rpartition("-")[2])
-        job = memory.name.removeprefix(folders.PREFIX).partition("-")[0]
+        job = job_of(memory)
         events = stack.enter_context(contextlib.closing(EventFile(None, job, copy=str(event_copy(memory)))))
         yield Recorded(job=job, start=start, steps=steps, events=events, recorder=recorder, is_judged=is_judged)
 
@@ -87,7 +86,7 @@ def _beside(status: Path) -> Path:
 
 @contextlib.contextmanager
 def _of_its_own(clock: StepClock) -> Iterator[Path]:
-    parent = FOLDER if os.access(FOLDER, os.W_OK) else Path(tempfile.gettempdir())
+    parent = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     folders.clear([parent])
     with folders.claimed(secrets.token_hex(8), parent) as memory:
         table = StatusTable(progress_file(memory, 0), 1)

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from tfdist.cluster.job_files import MEMORY, PREFIX, event_copy, job_of, progress_file, steps_folder
 from tfdist.errors import ConfigError
-from tfdist.launch.plan.plan import event_copy, progress_file, steps_folder
-from tfdist.launch.process.folders import PREFIX
-from tfdist.launch.process.shared_memory import FOLDER
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import WorkerStatus, is_in_reserve, read_all
 from tfdist.monitor.verdict.gathering import read_folder
@@ -187,11 +185,11 @@ def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
     Raises:
         ConfigError: no job that runs has an id like it, or several have.
     """
-    places = (FOLDER, Path(tempfile.gettempdir())) if folders is None else folders
+    places = (MEMORY, Path(tempfile.gettempdir())) if folders is None else folders
     jobs: dict[str, Path] = {}
     for place in places:
         for path in place.glob(f"{PREFIX}*/"):
-            name = path.name.removeprefix(PREFIX).partition("-")[0]
+            name = job_of(path)
             if name not in jobs or _known_from(path) > _known_from(jobs[name]):
                 jobs[name] = path
     fitting = sorted(one for one in jobs if one.startswith(job))

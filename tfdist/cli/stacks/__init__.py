@@ -30,7 +30,7 @@ def command(context: click.Context, *, threads: bool, as_json: bool, seconds: fl
     py-spy reads them where it is installed; else they write them by faulthandler. No process is ended by it.
     """
     number("--seconds", seconds, above=0, maximum=3600)
-    from tfdist.launch.plan.plan import processes_file
+    from tfdist.cluster.job_files import processes_file
     from tfdist.monitor.stacks.asking import Target, ask
     from tfdist.monitor.stacks.frames import apart, lines
     from tfdist.watch import observing

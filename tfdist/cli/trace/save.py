@@ -20,7 +20,7 @@ from tfdist.cli.common.files import OutputFile
 @click.argument("job", default="")
 def command(*, output: str, job: str) -> None:
     """Write the last 2,048 steps of each worker of JOB, which was started with `tfdist run --monitor`."""
-    from tfdist.launch.plan.plan import steps_folder
+    from tfdist.cluster.job_files import steps_folder
     from tfdist.monitor.recording import trace
     from tfdist.monitor.verdict.gathering import read_folder
     from tfdist.watch import observing

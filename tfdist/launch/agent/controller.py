@@ -6,11 +6,11 @@ import signal
 import time
 from collections.abc import Iterable
 
+from tfdist.cluster.job_files import tasks_file
 from tfdist.launch.agent.job import Job
 from tfdist.launch.agent.standing import Standing
 from tfdist.launch.agent.status_channel import StatusChannel
 from tfdist.launch.agent.worker_group import LOOK_SECONDS, WorkerGroup, recorded
-from tfdist.launch.plan.plan import tasks_file
 from tfdist.launch.supervision import hangs
 from tfdist.launch.supervision.evicting import Means, may_evict
 from tfdist.launch.supervision.hangs import Hang, Hung, Patience, Seen

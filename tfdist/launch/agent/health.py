@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tfdist.cluster.job_files import MEMORY
 from tfdist.errors import ConfigError
-from tfdist.launch.process.shared_memory import FOLDER
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import WorkerStatus, read_all
 
-_PAGES = "tfdist-*/progress-*"  # `plan.plan.progress_file`, in a directory of `process.resources.guarded`
+_PAGES = "tfdist-*/progress-*"  # `job_files.progress_file`, in a directory of `process.resources.guarded`
 
 
 def observe(folders: Sequence[Path] | None = None) -> dict[str, tuple[WorkerStatus, ...]]:
@@ -25,7 +25,7 @@ def observe(folders: Sequence[Path] | None = None) -> dict[str, tuple[WorkerStat
     Args:
         folders: where jobs have their directories; by default /dev/shm and the folder for temporary files.
     """
-    places = (FOLDER, Path(tempfile.gettempdir())) if folders is None else folders
+    places = (MEMORY, Path(tempfile.gettempdir())) if folders is None else folders
     found = {}
     for path in sorted({path for place in places for path in place.glob(_PAGES)}):
         try:

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tfdist.cluster import job_key
+from tfdist.cluster.job_files import steps_folder
 from tfdist.launch.agent import jobs
 from tfdist.launch.agent.monitoring import Monitoring
 from tfdist.launch.agent.restart_reporter import RestartReporter
@@ -16,7 +17,7 @@ from tfdist.launch.agent.worker_group import announce
 from tfdist.launch.output.screen import Output
 from tfdist.launch.placement.base import Factory, Placement
 from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.plan import plan, steps_folder
+from tfdist.launch.plan.plan import plan
 from tfdist.launch.plan.roles import Role, roles_of, tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process.resources import Guard

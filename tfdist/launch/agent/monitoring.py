@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfdist.cluster.job_files import progress_file, steps_folder
 from tfdist.launch.agent.events import EventFile
-from tfdist.launch.plan.plan import progress_file, steps_folder
 from tfdist.launch.process.beside import Exporting
 from tfdist.launch.supervision.evicting import Evictions, Means, Measure, is_due, told, what_to_do
 from tfdist.launch.supervision.state import Evict

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tfdist.cluster import job_key
+from tfdist.cluster.job_files import event_copy
 from tfdist.errors import TfdistError
 from tfdist.launch.agent import jobs
 from tfdist.launch.agent.controller import Controller, look_seconds
@@ -46,7 +47,7 @@ from tfdist.launch.placement.worker_factory import WorkerFactory
 from tfdist.launch.plan.config import LaunchConfig, require_script
 from tfdist.launch.plan.demand import NoRoomError
 from tfdist.launch.plan.hosts import places
-from tfdist.launch.plan.plan import event_copy, plan
+from tfdist.launch.plan.plan import plan
 from tfdist.launch.plan.roles import tasks
 from tfdist.launch.plan.spec import BOTH, WorkerSpec
 from tfdist.launch.process import shared_memory

@@ -3,9 +3,9 @@
 import contextlib
 import json
 
+from tfdist.cluster.job_files import processes_file, stacks_file
 from tfdist.launch.agent.job import Job
 from tfdist.launch.agent.worker_group import WorkerGroup
-from tfdist.launch.plan.plan import processes_file, stacks_file
 from tfdist.launch.supervision.hangs import Hang
 from tfdist.launch.supervision.state import Rules
 from tfdist.monitor.stacks.asking import Target, ask

@@ -7,7 +7,7 @@ another channel takes its place, over authenticated TCP.
 from pathlib import Path
 from typing import Protocol
 
-from tfdist.launch.plan.plan import progress_file
+from tfdist.cluster.job_files import progress_file
 from tfdist.monitor.status import StatusTable, WorkerStatus
 
 

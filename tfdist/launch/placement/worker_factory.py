@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfdist.cluster.job_files import environment_file
 from tfdist.errors import TfdistError
 from tfdist.launch.placement.local import Child, started_anew
 from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.plan import environment_file
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.launch.process.resources import Guard
 

@@ -9,6 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist.cluster.job_files import (
+    copies_folder,
+    environment_file,
+    progress_file,
+    stacks_file,
+    state_folder,
+    steps_folder,
+    tasks_file,
+)
 from tfdist.cluster.values import TaskId
 from tfdist.launch.plan import gpus
 from tfdist.launch.plan.config import LaunchConfig
@@ -198,48 +207,3 @@ def tf_config(cluster: Mapping[str, Sequence[str]], task: TaskId) -> str:
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
     """
     return json.dumps({"cluster": cluster, "task": {"type": task.type, "index": task.index}})
-
-
-def state_folder(memory: Path) -> Path:
-    """Return where workers hold the newest states of their trainings."""
-    return memory / "state"
-
-
-def copies_folder(memory: Path) -> Path:
-    """Return where copies of the states are that workers on another host hold."""
-    return memory / "copies"
-
-
-def progress_file(memory: Path, restarts: int) -> Path:
-    """Return where the workers of a start say how far they are."""
-    return memory / f"progress-{restarts}"
-
-
-def steps_folder(memory: Path, restarts: int) -> Path:
-    """Return where the workers of a start record their steps."""
-    return memory / f"steps-{restarts}"
-
-
-def stacks_file(memory: Path, restarts: int, task: TaskId) -> Path:
-    """Return where a process of a start writes where it stands, when it is asked."""
-    return memory / f"stacks-{restarts}-{task.type}-{task.index}"
-
-
-def processes_file(memory: Path) -> Path:
-    """Return the file that says which process each task of a job is now, for who looks from outside."""
-    return memory / "processes"
-
-
-def event_copy(memory: Path) -> Path:
-    """Return where a job that is monitored keeps its events for who watches it."""
-    return memory / "events"
-
-
-def environment_file(directory: Path) -> Path:
-    """Return where a worker writes which variables it has set for TensorFlow and the like."""
-    return directory / "environment.json"
-
-
-def tasks_file(directory: Path) -> Path:
-    """Return the file that says which process is which task."""
-    return directory / "tasks"

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tfdist.cluster.job_files import PREFIX
 from tfdist.launch.process import guardian
 
-PREFIX = "tfdist-job-"
 _HOST_FILE = "host"
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist.cluster.job_files import MEMORY
 from tfdist.errors import TfdistError
 from tfdist.launch.process import folders, guardian
-
-_FAST = Path("/dev/shm")  # memory that looks like a directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ def guarded(
     """
     with contextlib.ExitStack() as stack:
         try:
-            folders.clear([parent or Path(tempfile.gettempdir()), *([_FAST] if in_memory else [])])
+            folders.clear([parent or Path(tempfile.gettempdir()), *([MEMORY] if in_memory else [])])
             directory = stack.enter_context(folders.claimed(job_id, parent))
         except OSError as error:
             raise TfdistError(
@@ -77,7 +76,7 @@ def guarded(
         memory = directory
         if in_memory:
             with contextlib.suppress(OSError):
-                memory = stack.enter_context(folders.claimed(job_id, _FAST))
+                memory = stack.enter_context(folders.claimed(job_id, MEMORY))
         for path in also:
             stack.callback(guardian.remove, str(path))
         paths = [str(path) for path in (directory, memory, *also, *if_killed)]

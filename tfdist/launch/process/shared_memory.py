@@ -16,14 +16,15 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-FOLDER = Path("/dev/shm")
+from tfdist.cluster.job_files import MEMORY
+
 CONTAINER_BYTES = 64 << 20  # what container runtimes give when nobody asks for more
 NCCL_BYTES = 1 << 30
 CURE = "docker run --shm-size=1g"
 _GPU = re.compile(r"nvidia\d+")
 
 
-def observe(folder: Path = FOLDER) -> int | None:
+def observe(folder: Path = MEMORY) -> int | None:
     """Return the size in bytes; None when there is none."""
     try:
         return shutil.disk_usage(folder).total

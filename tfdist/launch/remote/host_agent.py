@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import __version__
+from tfdist.cluster.job_files import progress_file
 from tfdist.cluster.ports import loopback
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch.placement.base import Handle
 from tfdist.launch.placement.local import LocalPlacement
 from tfdist.launch.placement.worker_factory import WorkerFactory
 from tfdist.launch.plan.config import require_script
-from tfdist.launch.plan.plan import progress_file
 from tfdist.launch.process import guardian
 from tfdist.launch.process.resources import Guard, guarded
 from tfdist.launch.remote.connecting.joining import (

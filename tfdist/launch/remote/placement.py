@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import __version__
+from tfdist.cluster.job_files import progress_file
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch.placement.base import Handle, Site
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.demand import NoRoomError
 from tfdist.launch.plan.hosts import Host, Remote, places
-from tfdist.launch.plan.plan import progress_file
 from tfdist.launch.plan.spec import WorkerSpec
 from tfdist.launch.remote.connecting.joining import key_of_workers
 from tfdist.launch.remote.copying.copies import ring

@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdist.launch.plan.plan import steps_folder
+from tfdist.cluster.job_files import steps_folder
 
 if TYPE_CHECKING:
     from tfdist.monitor.recording.ring import Ring

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tfdist.cluster import job_key
-from tfdist.launch.plan.plan import copies_folder, state_folder
+from tfdist.cluster.job_files import copies_folder, state_folder
 from tfdist.launch.remote.connecting.joining import Ticket
 from tfdist.launch.remote.copying.receiving import Receiver
 from tfdist.launch.remote.copying.sending import Sender

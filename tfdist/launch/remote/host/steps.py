@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tfdist.cluster.job_files import steps_folder
 from tfdist.errors import ConfigError
-from tfdist.launch.plan.plan import steps_folder
 
 
 class Steps:
