@@ -70,3 +70,13 @@ def _as_kept(expected: object) -> object:
     if isinstance(expected, os.PathLike):
         return os.fspath(expected)
     return tuple(expected) if isinstance(expected, list | range) else expected
+
+
+def absent(text: str, *facts: str) -> list[str]:
+    """The facts (names, numbers, paths, commands) that a line or a page does not have.
+
+    Example:
+        >>> absent("worker 1 failed 2.0 s after the start", "worker 1", "3.0 s")
+        ['3.0 s']
+    """
+    return [fact for fact in facts if fact not in text]

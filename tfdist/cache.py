@@ -48,7 +48,10 @@ def make(root: Path, names: tuple[str, ...]) -> None:
                 pass
     except OSError as error:
         raise ConfigError(
-            f"the cache folder {root} cannot be written ({_reason(error)}). Name another: export TFDIST_CACHE_DIR=/path"
+            f"the cache folder {root} cannot be written ({_reason(error)}). Name another: export "
+            "TFDIST_CACHE_DIR=/path",
+            name="TFDIST_CACHE_DIR",
+            path=root,
         ) from error
 
 

@@ -86,7 +86,7 @@ def _resolved(node: ast.AST, known: Mapping[str, str]) -> str:
 def _read(tree: ast.Module) -> Iterator[ast.AST]:
     """The parts of a module that may name a variable in order to read it."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.Call) and not ast.unparse(node.func).endswith("Error"):  # an error names it alone
             yield from node.args
             yield from (keyword.value for keyword in node.keywords)
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):

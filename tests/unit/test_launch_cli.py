@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import tfdist
+from tests.refusals import absent
 from tfdist.cli import main as cli
 from tfdist.cli.bench import COMMANDS as BENCH
 from tfdist.cli.data import COMMANDS as DATA
@@ -67,12 +68,11 @@ def test_a_strategy_without_its_package_is_one_line_before_anything_starts(
     ring = ["run", "--strategy", "ring", "-n", "2"]
     result = CliRunner().invoke(cli.main, [*ring, str(tmp_path / "train.py")])
     assert result.exit_code == 1
-    assert result.output == (
-        "Error: the strategy 'ring' needs horovod, which is not installed here. Install it: tfdist build horovod\n"
-    )
+    assert len(result.output.splitlines()) == 1
+    assert not absent(result.output, "Error: ", "'ring'", "tfdist build horovod")
     assert CliRunner().invoke(cli.main, [*ring, "--dry-run", str(tmp_path / "train.py")]).exit_code == 0
     result = CliRunner().invoke(cli.main, ["run", "--collectives", "horovod", str(tmp_path / "train.py")])
-    assert (result.exit_code, "collectives 'horovod' need horovod" in result.output) == (1, True), result.output
+    assert (result.exit_code, absent(result.output, "collectives", "tfdist build horovod")) == (1, []), result.output
 
 
 def test_the_collectives_of_several_workers_are_chosen(tmp_path: Path) -> None:
@@ -103,5 +103,4 @@ def test_several_replicas_in_a_process_are_refused_before_anything_starts_where_
     result = CliRunner().invoke(cli.main, ["run", *asked, __file__])
     assert result.exit_code != 0
     said = " ".join((result.output + str(result.exception)).split())
-    assert "--replicas-per-worker) is 2, but under the strategy 'sharded-data-parallel' each process has one" in said
-    assert "`tfdist run --strategy sharded-data-parallel -n 4 SCRIPT`" in said
+    assert not absent(said, "--replicas-per-worker) is 2", "`tfdist run --strategy sharded-data-parallel -n 4 SCRIPT`")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import absent
 from tfdist.launch.supervision.failure import (
     HOST_LOST,
     Failure,
@@ -18,12 +19,13 @@ from tfdist.launch.supervision.failure import (
 )
 
 NEVER = math.inf
+TRACE = "Traceback (most recent call last):\n  File ...\nValueError: {}\n"
 
 
 def failure(worker: int, time: float, returncode: int = 1, *, error: str = "", exit_code: int = 1) -> Failure:
     record = None
     if error:
-        trace = f"Traceback (most recent call last):\n  File ...\nValueError: {error}\n"
+        trace = TRACE.format(error)
         record = Record(clock=time, type="ValueError", message=error, traceback=trace, exit_code=exit_code)
     return Failure(worker=worker, time=time, returncode=returncode, record=record)
 
@@ -95,18 +97,16 @@ def test_how_it_ended() -> None:
 
 def test_the_report() -> None:
     text = format_report([failure(1, 5.0, error="boom"), failure(0, 7.0, -6)], workers=2, started=3.0)
-    assert text.splitlines() == [
-        "worker 1 of 2 failed first, 2.0 s after the start: exit code 1",
-        "  Traceback (most recent call last):",
-        "    File ...",
-        "  ValueError: boom",
-        "  2.0 s later worker 0: killed by SIGABRT (signal 6)",
-    ]
+    first, *trace, later = text.splitlines()
+    assert not absent(first, "worker 1 of 2", "2.0 s", "exit code 1")
+    assert trace == ["  " + line for line in TRACE.format("boom").splitlines()]
+    assert not absent(later, "2.0 s", "worker 0", "SIGABRT", "signal 6")
 
 
 def test_the_report_of_a_single_worker_does_not_repeat_the_traceback() -> None:
     text = format_report([failure(0, 5.0, error="boom")], workers=1, started=3.0)
-    assert text == "the script failed, 2.0 s after the start: exit code 1"
+    assert not absent(text, "the script", "2.0 s", "exit code 1")
+    assert "\n" not in text
     # what it has not written itself is told
     record = Record(clock=5.0, type=HOST_LOST, message="gone", traceback="host a is gone\n", exit_code=1)
     lost = Failure(worker=0, time=5.0, returncode=1, record=record)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.errors import ConfigError
 from tfdist.launch.plan.config import LaunchConfig
 from tfdist.launch.plan.gpus import VISIBLE, visible
@@ -36,7 +37,7 @@ def test_those_of_the_host_are_those_that_it_names(given: str, places: tuple[int
 
 @pytest.mark.parametrize("given", ["", "-1", "0,1", "0,-1,2,3"])
 def test_too_few(given: str) -> None:
-    with pytest.raises(ConfigError, match="Run fewer workers on a host"):
+    with refused(ConfigError, name=VISIBLE, received=given, mentions=["--gpus-per-worker"]):
         visible((1, 2), {VISIBLE: given})
 
 
@@ -44,6 +45,6 @@ def test_those_of_the_driver_count_where_none_are_named(tmp_path: Path) -> None:
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / name).mkdir()
     assert visible((1,), {}, driver=str(tmp_path)) == "1"
-    for driver in (tmp_path, tmp_path / "none"):
-        with pytest.raises(ConfigError, match="the driver lists"):
+    for driver, count in ((tmp_path, 2), (tmp_path / "none", 0)):
+        with refused(ConfigError, path=driver, received=count):
             visible((2,), {}, driver=str(driver))

@@ -1,7 +1,6 @@
 """How a host joins over TCP: strangers, other keys and messages that are sent again come to nothing."""
 
 import contextlib
-import json
 import socket
 import threading
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import absent, refused
 from tfdist.cluster.job_key import VARIABLE
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.launch.plan.hosts import Host, Remote
@@ -62,7 +62,7 @@ def test_hosts_join_whoever_else_connects(rendezvous: Rendezvous) -> None:
 
 
 def test_who_has_not_the_key_is_no_host(rendezvous: Rendezvous) -> None:
-    with pytest.raises(TfdistError, match="another key"):
+    with refused(TfdistError, name="a", mentions=["another key"]):
         join(ticket(rendezvous, key=OTHER))
     assert rendezvous.take("a", timeout_seconds=0.0) is None
     with stranger(rendezvous) as one:  # says what the protocol asks for, and guesses the proof
@@ -135,7 +135,10 @@ def test_messages_that_were_touched_end_the_connection(way: str) -> None:
 def test_a_host_that_the_job_has_not_is_told_so(rendezvous: Rendezvous) -> None:
     connection, wire = join(ticket(rendezvous, "Übermut"))
     with connection:
-        assert wire.receive() == {"refused": "the job has no host 'Übermut'; its hosts are a, b."}
+        message = wire.receive()
+        assert message is not None
+        assert list(message) == ["refused"]
+        assert not absent(message["refused"], "'Übermut'", "a, b")
 
 
 def test_of_two_that_say_they_are_one_the_later_counts(rendezvous: Rendezvous) -> None:
@@ -158,44 +161,42 @@ def test_of_two_that_say_they_are_one_the_later_counts(rendezvous: Rendezvous) -
 def test_nobody_is_there() -> None:
     with contextlib.closing(Rendezvous(KEY, ["a"], [("127.0.0.1", 0)])) as gone:
         nowhere = ticket(gone, wait_seconds=0.0)
-    with pytest.raises(TfdistError, match=r"no launcher could be joined as host a, .* must run, be reached"):
+    with refused(TfdistError, name="a", mentions=["0 s", "Connection refused"]):
         join(nowhere)
 
 
 def test_a_host_that_does_not_join_in_time_is_an_error_with_what_to_try() -> None:
+    said, cure = "ssh asks for a password", "This has to work: mpirun hostname"
+
     class Waits(Nobody):
         def said(self) -> str:
-            return "ssh asks for a password"
+            return said
 
         def cure(self) -> str:
-            return "This has to work: mpirun hostname"
+            return cure
 
     host = Host(name="a", address="127.0.0.1")
     engine = replace(ENGINES["mpi"], bring=lambda *_: Waits())
     meeting = Meeting(engine, Remote(hosts=(host,)), key=KEY.hex(), environ={}, say=lambda text: None)
     with contextlib.closing(meeting):
         meeting.begin([host])
-        with pytest.raises(DeadlineError, match=r"has not joined within 0 s at .*\n  ssh asks.*\nThis has to work"):
+        with refused(DeadlineError, name="a", mentions=["within 0 s"]) as caught:
             meeting.connection(host, interrupted=lambda: False, join_seconds=0.0)
+    assert str(caught.value).splitlines()[1:] == [f"  {said}", cure]
 
 
 @pytest.mark.parametrize(
-    ("variables", "says"),
-    [
-        ({"TFDIST_JOB_KEY": ""}, "TFDIST_JOB_KEY is not; set it"),
-        ({"TFDIST_RENDEZVOUS": "a"}, "TFDIST_RENDEZVOUS"),
-        ({"TFDIST_JOIN_SECONDS": "soon"}, "'soon'; set it to a number of seconds"),
-    ],
+    ("name", "value"), [(VARIABLE, ""), ("TFDIST_RENDEZVOUS", "a"), ("TFDIST_JOIN_SECONDS", "soon")]
 )
-def test_variables_that_cannot_be(variables: dict[str, str], says: str) -> None:
+def test_variables_that_cannot_be(name: str, value: str) -> None:
     right = {"TFDIST_RENDEZVOUS": "a:1", "TFDIST_HOST_NAME": "n", VARIABLE: KEY.hex()}
     assert Ticket.from_environment(right) is not None
-    with pytest.raises(ConfigError, match=says):
-        Ticket.from_environment({**right, **variables})
+    with refused(ConfigError, name=name):
+        Ticket.from_environment({**right, name: value})
 
 
 def test_a_ticket_shows_no_key() -> None:
     one = Ticket(addresses=("a:1",), name="n", key=KEY)
     assert KEY.hex() not in repr(one)
     assert str(KEY) not in repr(one)
-    assert json.dumps(sorted(one.environment())) == '["TFDIST_HOST_NAME", "TFDIST_JOB_KEY", "TFDIST_RENDEZVOUS"]'
+    assert sorted(one.environment()) == ["TFDIST_HOST_NAME", "TFDIST_JOB_KEY", "TFDIST_RENDEZVOUS"]

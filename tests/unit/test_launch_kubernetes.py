@@ -10,6 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
@@ -109,7 +110,7 @@ def test_the_pods_find_each_other(kind: str) -> None:
 
 def test_a_pod_that_is_alone_and_one_without_the_key() -> None:
     environ = {"HOSTNAME": "t-0", "JOB_COMPLETION_INDEX": "0", "TFDIST_K8S_WORKERS": "1", "TFDIST_K8S_SERVICE": "t"}
-    with pytest.raises(ConfigError, match="TFDIST_JOB_KEY is not set in this pod"):
+    with refused(ConfigError, name="TFDIST_JOB_KEY"):
         pod_of(environ)
     pod = pod_of({**environ, "TFDIST_JOB_KEY": job_key.drawn()})
     assert pod is not None
@@ -169,22 +170,26 @@ def test_a_patch_adds_to_the_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("field", "value", "name"),
     [
-        ({"name": "Train"}, "small letter"),
-        ({"name": "1t"}, "small letter"),
-        ({"name": "t" * 41}, "40 at most"),
-        ({"image": "a b"}, "--image"),
-        ({"namespace": "A"}, "--namespace"),
-        ({"topology": "no label!"}, "--topology"),
-        ({"pods": 0}, "pods"),
-        ({"script": ("s.py", "é" * 500_000)}, "absolute path"),
-        ({"kind": "trainjob"}, "--kind trainjob takes what is in the image"),
+        ("name", "Train", "--name"),
+        ("name", "1t", "--name"),
+        ("name", "t" * 41, "--name"),
+        ("image", "a b", "--image"),
+        ("namespace", "A", "--namespace"),
+        ("topology", "no label!", "--topology"),
+        ("pods", 0, "pods"),
+        ("kind", "trainjob", "--kind"),
     ],
 )
-def test_what_kubernetes_would_not_take(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        Request(**{**FULL, **OF_PODS, **wrong})
+def test_what_kubernetes_would_not_take(field: str, value: object, name: str) -> None:
+    with refused(ConfigError, name=name, received=value):
+        Request(**{**FULL, **OF_PODS, field: value})
+
+
+def test_a_script_that_no_config_map_holds() -> None:
+    with refused(ConfigError, path="s.py", mentions=["1000000 bytes"]):
+        Request(**{**FULL, **OF_PODS, "script": ("s.py", "é" * 500_000)})
 
 
 def test_names_of_jobs() -> None:
@@ -262,7 +267,7 @@ def test_bad_requests_are_one_error(tmp_path: Path) -> None:
         ("whole GPUs", (*DRY, "--gpus-per-worker", 0.5, path)),
         ("whole GPUs", (*DRY, "--gpus-per-worker", "inf", path)),
         ("whole GPUs", (*DRY, "--gpus-per-worker", "nan", path)),
-        ("one pod for each process", (*DRY, "--hosts", "a", path)),
+        ("one pod", (*DRY, "--hosts", "a", path)),
         ("--pass-env names NOT_SET", (*DRY, "--pass-env", "NOT_SET", path)),
         ("a part of a pod's template", (*DRY, "--pod", tmp_path / "pod.yaml", path)),
         ("no text in UTF-8", (*DRY, tmp_path / "binary.py")),

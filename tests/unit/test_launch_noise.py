@@ -116,9 +116,9 @@ def test_a_process_without_a_launcher_leaves_noise_out_by_a_call() -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CPP"))}
     command = [sys.executable, "-c", WRITES]
     done = subprocess.run(command, env=kept, capture_output=True, timeout=200, check=True)
-    assert done.stderr.decode() == (
-        "news ä\n\r10%\r100%\nI am no noise\n\nlevel 1\nI0000 00:00:17.5   30103 port.cc:153] oneDNN custom operations"
-    )
+    cut_off = "I0000 00:00:17.5   30103 port.cc:153] oneDNN custom operations"
+    news = ["news ä", "\r10%\r100%", "I am no noise", "", "level 1", cut_off]
+    assert done.stderr.decode().split("\n") == news
     everything = {**kept, "TFDIST_ALL_LOGS": "1", "TF_CPP_MIN_LOG_LEVEL": "0"}
     done = subprocess.run(command, env=everything, capture_output=True, timeout=200, check=True)
     assert done.stderr.startswith(b"WARNING: All log messages")

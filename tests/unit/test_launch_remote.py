@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.refusals import refused
 from tfdist.cluster.job_files import steps_folder
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch.plan.config import LaunchConfig
@@ -50,7 +51,7 @@ def test_hosts_are_filled_in_their_order_and_ranks_are_contiguous(slots: tuple[i
         found = places(hosts, count)
         assert [host for host in dict.fromkeys(found) for _ in range(found.count(host))] == list(found)
         assert all(found.count(host) <= host.slots for host in hosts)
-    with pytest.raises(ConfigError, match=f"have places for {sum(slots)}"):
+    with refused(ConfigError, name="--hosts", received=sum(slots) + 1, mentions=[f"places for {sum(slots)} "]):
         places(hosts, sum(slots) + 1)
 
 
@@ -91,10 +92,12 @@ def test_what_a_login_script_prints_is_skipped(ends: tuple[int, int]) -> None:
 
 
 def test_who_says_something_else_is_quoted(ends: tuple[int, int]) -> None:
-    os.write(ends[1], b"This account is not available.\n")
+    said = "This account is not available.\n"
+    os.write(ends[1], said.encode())
     os.close(ends[1])
-    with pytest.raises(WireError, match="This account is not available"):
+    with pytest.raises(WireError) as caught:
         Wire(*ends).meet()
+    assert str(caught.value) == said
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) 
     try:
         assert link.meet({}, timeout_seconds=200, interrupted=lambda: False).python == "p"
         link.tell("anything")
-        with pytest.raises(TfdistError, match=r"the connection to host a has ended(?s:.*)said what cannot be"):
+        with refused(TfdistError, name="a", mentions=["has ended", "said what cannot be"]):
             link.ask("ports", count=1, but=[])
     finally:
         link.close()
@@ -190,7 +193,7 @@ def test_a_lost_host_is_the_cause_whenever_it_is_heard_of() -> None:
 
 
 def test_a_host_needs_a_name_and_an_address() -> None:
-    with pytest.raises(ConfigError, match="the address of host a"):
+    with refused(ConfigError, name="the address of host a", received="b c"):
         Host(name="a", address="b c")
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import absent
 from tfdist.launch.agent.outcome import failures_of, outcome_of
 from tfdist.launch.agent.worker_group import Attempt
 from tfdist.launch.plan.config import LaunchConfig
@@ -99,7 +100,7 @@ def test_who_is_stopped_is_killed_and_its_end_decides() -> None:
     for index in (CHIEF, WORKER_0, PS_1):
         hung = Hung(hang=Hang(worker=index, text="it hangs", since=1.0))
         state, done, said = play([(5, hung)])
-        assert (state.phase, said) == (Phase.RUNNING, "it hangs; it is killed")
+        assert (state.phase, absent(said, "it hangs", "killed")) == (Phase.RUNNING, [])
         assert done == [(5, to(index, number=signal.SIGKILL))]
     _, done, _ = play([(4, ended(CHIEF, 0)), (5, hung)])
     assert len(done) == 1, "the job ends already"
@@ -110,7 +111,7 @@ def test_without_any_worker_the_job_fails() -> None:
     state, done, said = play([(5, ended(WORKER_0)), (6, ended(WORKER_1))], spent)
     assert (state.phase, state.verdict, state.cause) == (Phase.STOPPING, Verdict.FAILED, WORKER_1)
     assert done == [(6, to(CHIEF, PS_0, PS_1))]
-    assert "none is left, so the job fails" in said
+    assert not absent(said, "none is left", "job fails")
 
 
 @pytest.mark.parametrize("returncode", [-9, 1, 0])
@@ -119,7 +120,7 @@ def test_the_death_of_a_server_starts_the_job_again(returncode: int) -> None:
     assert (state.phase, state.verdict, state.cause) == (Phase.STOPPING, Verdict.RESTART, PS_1)
     assert done[1:] == [(5, to(CHIEF, WORKER_0, WORKER_1, PS_0))]
     assert "ps 1 ended" in said.splitlines()[1]
-    assert "the job is started again (1 of 2 times)" in said
+    assert "1 of 2 times" in said
     state, done, _ = play([*all_end(5.1, WORKER_0, WORKER_1, PS_0), (5.2, ended(CHIEF, 1, time=5.1))], state)
     assert (state.phase, state.verdict) == (Phase.DONE, Verdict.RESTART)
     assert (state.restarts, state.replaced, state.failed) == (0, 1, True)
@@ -129,7 +130,7 @@ def test_after_the_last_start_the_job_fails_by_the_server() -> None:
     spent = replace(first_state(RULES), restarts=2)
     state, done, said = play([(5, ended(PS_0))], spent)
     assert (state.verdict, state.cause, len(done)) == (Verdict.FAILED, PS_0, 1)
-    assert "2 of 2 times (--max-restarts), so it fails" in said
+    assert not absent(said, "2 of 2 times", "--max-restarts", "it fails")
 
 
 @pytest.mark.parametrize("failure", [ended(CHIEF, 1, recorded=True), ended(CHIEF, -6), Recorded(worker=CHIEF)])
@@ -159,7 +160,7 @@ def test_a_chief_that_is_killed_starts_the_job_again() -> None:
     state, done, said = play(events)
     assert (state.verdict, state.cause) == (Verdict.RESTART, CHIEF)
     assert done == [(6, to(WORKER_0, WORKER_1, PS_0, PS_1))]
-    assert "chief ended (killed by SIGKILL (signal 9)); the job is started again (1 of 2 times)" in said
+    assert not absent(said, "chief ended", "signal 9", "1 of 2 times")
     state, _, said = play(events, replace(first_state(RULES), restarts=2))
     assert (state.verdict, state.cause) == (Verdict.FAILED, CHIEF)
     assert "so it fails" in said
@@ -200,7 +201,7 @@ def test_a_signal_while_the_job_is_about_to_start_again_ends_it() -> None:
     state, done, said = play([(5, ended(PS_0)), (5.1, Received(number=signal.SIGINT))])
     assert (state.phase, state.verdict, state.received) == (Phase.STOPPING, Verdict.INTERRUPTED, signal.SIGINT)
     assert len(done) == 1
-    assert "SIGINT: the job is not started again" in said
+    assert not absent(said, "SIGINT: ", "not started again")
     assert play([(6, Received(number=signal.SIGINT))], state)[0].phase is Phase.KILLING
 
 

@@ -13,12 +13,14 @@ from tests.compat import __main__ as command
 from tests.compat import environment, processes
 from tests.compat.choice import COLUMNS, TEST
 from tests.compat.outcomes import Outcome, of_column, of_tests, row
+from tests.refusals import absent
 from tfdist.compat.versions import MAIN, TESTED, Pair, Standing
 from tfdist.training.checks import untested
 from tfdist.verify import column, feature
 
 PAIR = Pair("2.18.1", MAIN.keras)
 VERSIONS = {"tensorflow": "2.18.1", "keras": "3.15.1", "python": "3.11.7", "numpy": "1.26.4"}
+PIPS_ERROR = "ERROR: No matching distribution found for tensorflow==2.18.9"
 
 
 def test_what_is_chosen_exists() -> None:
@@ -33,22 +35,21 @@ def test_what_is_chosen_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "facts"),
     [
-        ([], "make compat TENSORFLOW="),
-        (["--tensorflow", ""], "make compat TENSORFLOW="),
-        (["--tensorflow", "2.15.0"], "TensorFlow 2.15.0 with Keras .* is out of range: .*widen the range in setup.py"),
-        (["--tensorflow", "2.18.1", "--keras", "3.3.0"], "with Keras 3.3.0 is out of range"),
-        (["--tensorflow", "../../2.18.1"], "is out of range"),
+        ([], ["make compat TENSORFLOW="]),
+        (["--tensorflow", ""], ["make compat TENSORFLOW="]),
+        (["--tensorflow", "2.15.0"], ["TensorFlow 2.15.0", "out of range", "setup.py"]),
+        (["--tensorflow", "2.18.1", "--keras", "3.3.0"], ["Keras 3.3.0", "out of range"]),
+        (["--tensorflow", "../../2.18.1"], ["out of range"]),
     ],
 )
 def test_a_pair_that_cannot_be_run_is_refused_before_anything_is_made(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], facts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main([*arguments, "--results", str(tmp_path / "results")]) == 2
     assert list(tmp_path.iterdir()) == []
-    error = capsys.readouterr().err
-    assert re.search(said, error), error
+    assert not absent(capsys.readouterr().err, *facts)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def run(argv: list[str], log: Path, **_: object) -> int:
         seen.append(list(argv))
         unknown = "tensorflow==2.18.9" in argv
-        log.write_text("Looking\nERROR: No matching distribution found for tensorflow==2.18.9\n" if unknown else "")
+        log.write_text(f"Looking\n{PIPS_ERROR}\n" if unknown else "")
         return int(unknown)
 
     def create(place: Path, **_: object) -> None:
@@ -85,16 +86,14 @@ def test_an_environment_is_installed_once(tmp_path: Path, commands: list[list[st
 def test_a_version_that_does_not_exist_is_an_error_of_pips_and_installs_nothing(
     tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(
-        environment.BrokenError, match=r"TensorFlow 2\.18\.9 with Keras .* cannot be installed"
-    ) as caught:
+    with pytest.raises(environment.BrokenError) as caught:
         environment.ensure(Pair("2.18.9", MAIN.keras), tmp_path / "log", folder=tmp_path)
-    assert "ERROR: No matching distribution found for tensorflow==2.18.9" in str(caught.value)
+    assert not absent(str(caught.value), "TensorFlow 2.18.9", f"Keras {MAIN.keras}", PIPS_ERROR)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
     assert len(commands) == 1
     monkeypatch.setattr(environment.ensure, "__kwdefaults__", {"folder": tmp_path})
     assert command.main(["--tensorflow", "2.18.9", "--results", str(tmp_path / "results")]) == 2
-    assert "No matching distribution" in capsys.readouterr().err
+    assert PIPS_ERROR in capsys.readouterr().err
 
 
 def test_programs_of_an_environment_find_its_own_first() -> None:
@@ -123,7 +122,8 @@ def test_what_pytest_reports() -> None:
     assert (found.passed, found.total) == (1, 3)
     assert found.failures == ("c: AssertionError: 1 == 2", "d: no message")
     assert str(found) == "**1 of 3**"
-    assert of_tests("", 4) == Outcome(failures=("pytest ended with code 4 and no report",))
+    (without_report,) = of_tests("", 4).failures
+    assert "code 4" in without_report
     assert of_tests('<testsuite><testcase name="a"/></testsuite>', 0) == Outcome(1, 1)
     assert of_tests('<testsuite><testcase name="a"/></testsuite>', -11).is_wrong
     assert of_tests("<testsuite/>", 0).is_wrong  # nothing was tested

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from click.testing import CliRunner
 
+from tests.refusals import absent, refused
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
 from tfdist.monitor import fault_verdicts
@@ -42,20 +43,20 @@ def test_other_seeds_make_up_other_plans_of_all_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "name", "received"),
     [
-        ({"count": 0}, "count"),
-        ({"every": 0}, "every"),
-        ({"workers": 0}, "workers"),
-        ({"kinds": []}, "no kind"),
-        ({"kinds": ["bang"]}, "'bang'"),
-        ({"kinds": ["term"], "count": 2}, "the last one has to stay"),
-        ({"kinds": ["kill", "exit"], "servers": 1}, "a failure of the script"),
-        ({"kinds": ["bang"], "servers": 1}, "'bang'"),
+        ({"count": 0}, "count", 0),
+        ({"every": 0}, "every", 0),
+        ({"workers": 0}, "workers", 0),
+        ({"kinds": []}, "kinds", []),
+        ({"kinds": ["bang"]}, "a kind of fault", "bang"),
+        ({"kinds": ["term"], "count": 2}, "count", 2),
+        ({"kinds": ["kill", "exit"], "servers": 1}, "kinds", "exit"),
+        ({"kinds": ["bang"], "servers": 1}, "a kind of fault", "bang"),
     ],
 )
-def test_a_plan_that_cannot_be_made_up_is_refused(given: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_plan_that_cannot_be_made_up_is_refused(given: dict[str, object], name: str, received: object) -> None:
+    with refused(ConfigError, name=name, received=received):
         made_up(**given)
 
 
@@ -124,35 +125,38 @@ def test_a_worker_of_a_chief_is_replaced_and_the_job_steps_on() -> None:
     fault = Fault(kind="kill", task="worker 1", step=7)
     replaced = {"event": "replaced", "clock": 10.25, "start": 0, "task": "worker 1"}
     (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [replaced, ENDED])
-    assert (one.found_after, one.recovered_after, one.text) == (0.25, None, "worker 1 replaced; the others went on")
+    assert (one.found_after, one.recovered_after) == (0.25, None)
+    assert one.text.startswith("worker 1 replaced")
     assert "kill worker 1 at step" in fault_verdicts.table([one])
 
 
 def test_a_server_that_is_killed_is_named() -> None:
     fault = Fault(kind="kill", task="ps 0", step=7)
-    failed = {"event": "failed", "clock": 10.5, "start": 0, "task": "ps 0", "text": "killed by SIGKILL (signal 9)"}
+    how = "killed by SIGKILL (signal 9)"
+    failed = {"event": "failed", "clock": 10.5, "start": 0, "task": "ps 0", "text": how}
     (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [failed, STEPPING, ENDED])
     assert (one.found_after, one.recovered_after, one.lost) == (0.5, 1.0, 1)
-    assert one.text == "ps 0 failed: killed by SIGKILL (signal 9)"
+    assert not absent(one.text, "ps 0 failed", how)
 
 
 WARNING = {"warning": "2 could not be saved", "clock": 10.1}
 
 
 @pytest.mark.parametrize(
-    ("fault", "log", "text"),
+    ("fault", "log", "noticed"),
     [
-        (FULL, [WARNING], "went on; a warning said so"),
-        (FULL, [], "went on; no warning"),
-        (FULL, [{**WARNING, "clock": 9.9}], "went on; no warning"),
-        (Fault(kind="corrupt", at="save-commit"), [], "went on; nobody has read that backup"),
-        (Fault(kind="corrupt", at="save-commit"), [WARNING], "went on; a warning said so"),
-        (Fault(kind="disk-full", at="save-begin", memory=True), [WARNING], "went on"),
+        (FULL, [WARNING], "a warning"),
+        (FULL, [], "no warning"),
+        (FULL, [{**WARNING, "clock": 9.9}], "no warning"),
+        (Fault(kind="corrupt", at="save-commit"), [], "nobody has read"),
+        (Fault(kind="corrupt", at="save-commit"), [WARNING], "a warning"),
+        (Fault(kind="disk-full", at="save-begin", memory=True), [WARNING], ""),
     ],
 )
-def test_a_save_that_fails_is_noticed(fault: Fault, log: list[dict[str, object]], text: str) -> None:
+def test_a_save_that_fails_is_noticed(fault: Fault, log: list[dict[str, object]], noticed: str) -> None:
     (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0), *log], [ENDED])
-    assert one.text == text
+    became, _, rest = one.text.partition("; ")
+    assert (became, rest[: len(noticed)], bool(rest)) == ("went on", noticed, bool(noticed))
 
 
 def test_equal_faults_are_told_apart() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import absent
 from tfdist.launch import task
 from tfdist.launch.process import worker
 from tfdist.monitor.stacks import asking, waits
@@ -71,11 +72,8 @@ def test_who_cannot_answer_is_left_alone(target: Target, monkeypatch: pytest.Mon
         other.stdin.write(b"\n")
     assert other.returncode == 0
     assert [bool(one.threads) for one in found] == [False] * 3
-    assert [one.source.partition(",")[0].partition(";")[0] for one in found] == [
-        "it has not come to Python yet",
-        "its process is gone",
-        "its process is stopped (SIGSTOP)",
-    ]
+    for one, fact in zip(found, ("Python", "gone", "SIGSTOP"), strict=True):
+        assert fact in one.source
 
 
 def test_all_mean_the_same_signal() -> None:
@@ -84,19 +82,23 @@ def test_all_mean_the_same_signal() -> None:
 
 def test_a_wait_is_told_and_taken_back(tmp_path: Path) -> None:
     note = waits.WaitNote.from_environment({waits.VARIABLE: str(tmp_path / "stacks")})
-    note.tell("all_reduce of 4 bytes is waiting for member 1")
-    assert waits.read(tmp_path / "stacks") == "all_reduce of 4 bytes is waiting for member 1"
+    note.tell("all_reduce of 4 bytes")
+    assert waits.read(tmp_path / "stacks") == "all_reduce of 4 bytes"
     note.tell("")
     assert (waits.read(tmp_path / "stacks"), list(tmp_path.iterdir())) == ("", [])
     waits.WaitNote(tmp_path / "missing" / "stacks").tell("a step")  # the job is ending
 
 
 def test_those_apart_are_named_with_their_collectives() -> None:
-    one, other = "all_reduce of 4 bytes is waiting for member 1", "broadcast of 8 bytes is waiting for member 0"
-    assert apart({"worker 0": one, "worker 1": other, "worker 2": ""}) == (
-        "worker 0 waits in all_reduce of 4 bytes; worker 1 in broadcast of 8 bytes; worker 2 in no collective"
+    reduce, broadcast = "all_reduce of 4 bytes", "broadcast of 8 bytes"
+    one, same, other = (
+        f"{what} is waiting for member {member}" for what, member in ((reduce, 1), (reduce, 3), (broadcast, 0))
     )
-    assert apart({"worker 0": one, "worker 2": "all_reduce of 4 bytes is waiting for member 3"}) == ""
+    first, second, third = apart({"worker 0": one, "worker 1": other, "worker 2": ""}).split("; ")
+    assert not absent(first, "worker 0 ", reduce)
+    assert not absent(second, "worker 1 ", broadcast)
+    assert not absent(third, "worker 2 ", "no collective")
+    assert apart({"worker 0": one, "worker 2": same}) == ""
     assert apart({}) == ""
 
 
@@ -108,7 +110,7 @@ def test_a_dump_that_is_cut_off_and_one_that_is_none() -> None:
     assert (only.frames[0].function, only.frames[0].line) == ("?", 0)
     assert from_faulthandler("") == ()
     for text in ("nothing", "{}", '[{"thread_name": "x"}]', "[1]"):
-        with pytest.raises(ValueError, match=r"Expecting value|py-spy has printed"):
+        with pytest.raises(ValueError):  # noqa: PT011 - also json's own
             from_py_spy(text)
     stacks = Stacks(name="ps 0", pid=1, threads=from_faulthandler(cut), source="faulthandler", waits="a step")
     assert lines(stacks, threads=True, most=0)[1:] == ["  waits in a step", "  MainThread", "    ... and 1 more"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.errors import ConfigError
 from tfdist.monitor.clock import StepClock
 from tfdist.monitor.halt import StepPosition, StepState
@@ -150,13 +151,13 @@ def test_from_the_environment(table: StatusTable, tmp_path: Path) -> None:
 def test_what_is_no_table(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="no status table"):
+    with refused(ConfigError, name="TFDIST_PROGRESS_FILE", path=path):
         StatusReporter(path, 0)
 
 
 @pytest.mark.parametrize("worker", [3, -1, 10**6])
 def test_a_worker_without_a_record(table: StatusTable, worker: int) -> None:
-    with pytest.raises(ConfigError, match=f"for worker {worker}"):
+    with refused(ConfigError, path=table.path, workers=[worker]):
         StatusReporter(table.path, worker)
 
 

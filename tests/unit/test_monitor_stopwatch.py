@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.errors import ConfigError
 from tfdist.monitor.clock import StepClock
 from tfdist.monitor.phases import Kind
@@ -61,5 +62,5 @@ def test_it_is_asked_for_by_the_environment(tmp_path: Path) -> None:
     for _ in range(2):
         trained(clock, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["worker-3.json"]
-    with pytest.raises(ConfigError, match="TFDIST_STOPWATCH is 'x'"):
+    with refused(ConfigError, name="TFDIST_STOPWATCH", received="x"):
         Stopwatch.from_environment({"TFDIST_STOPWATCH": "x"})

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import tfdist
+from tests.refusals import absent
 from tfdist.cli.main import COMMANDS, main
 from tfdist.strategies import registry
 
@@ -119,27 +120,26 @@ def make_demo(venv: Path, *variables: str) -> "subprocess.CompletedProcess[str]"
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "facts"),
     [
-        ("echo 'Python 3.9.1'; exit 1", "tfdist needs Python 3.11, 3.12 or 3.13"),
-        ('case "$2" in *ensurepip*) exit 1;; *) exit 0;; esac', "its modules venv and ensurepip are missing"),
+        ("echo 'Python 3.9.1'; exit 1", ["Python 3.9.1", "Python 3.11, 3.12 or 3.13"]),
+        ('case "$2" in *ensurepip*) exit 1;; *) exit 0;; esac', ["venv and ensurepip"]),
     ],
 )
-def test_make_says_what_is_wrong_with_a_python(tmp_path: Path, script: str, said: str) -> None:
+def test_make_says_what_is_wrong_with_a_python(tmp_path: Path, script: str, facts: list[str]) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     done = make_demo(tmp_path / "venv", f"PYTHON={python}")
     assert done.returncode != 0
-    assert said in done.stderr
-    assert "make PYTHON=/path/to/python3.11 demo" in done.stderr
+    assert not absent(done.stderr, *facts, "make PYTHON=/path/to/python3.11 demo")
     assert not (tmp_path / "venv" / ".installed").exists()
 
 
 def test_make_names_the_pythons_that_it_looked_for(tmp_path: Path) -> None:
     done = make_demo(tmp_path / "venv", "CANDIDATES=nopython", "PYTHON=")
     assert done.returncode != 0
-    assert "No Python 3.11, 3.12 or 3.13 was found on PATH (looked for: nopython)" in done.stderr
+    assert not absent(done.stderr, "Python 3.11, 3.12 or 3.13", "nopython")
 
 
 def test_an_install_that_fails_leaves_no_stamp(tmp_path: Path) -> None:

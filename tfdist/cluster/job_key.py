@@ -50,7 +50,8 @@ def from_environment(environ: Mapping[str, str]) -> bytes | None:
     if len(key) != _BYTES:
         raise ConfigError(
             f"{VARIABLE} has {len(text)} characters that are no key; it must be {2 * _BYTES} hexadecimal digits, the "
-            "same on every worker. Unset it, or draw one: python -c 'import secrets; print(secrets.token_hex(32))'"
+            "same on every worker. Unset it, or draw one: python -c 'import secrets; print(secrets.token_hex(32))'",
+            name=VARIABLE,
         )
     return key
 

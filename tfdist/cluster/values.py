@@ -162,7 +162,9 @@ def split_address(name: str, address: object) -> tuple[str, int]:
     if not colon or not bare or "/" in address or any(c.isspace() for c in address) or (":" in bare and not bracketed):
         raise ConfigError(
             f"{name} is {shown(address)}; it must be host:port, such as node1:2222 or [::1]:2222, with no scheme and"
-            " no space."
+            " no space.",
+            name=name,
+            received=address,
         )
     return bare, parse_integer(f"the port of {name} ({shown(address)})", port, minimum=1, maximum=65535)
 

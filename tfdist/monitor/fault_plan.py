@@ -66,7 +66,11 @@ class FaultPlan:
         validation.integer("every", every, minimum=1)
         validation.integer("workers", workers, minimum=1)
         if not kinds:
-            raise ConfigError(f"there is no kind of fault to choose from; give some of {', '.join(KINDS)}.")
+            raise ConfigError(
+                f"there is no kind of fault to choose from; give some of {', '.join(KINDS)}.",
+                name="kinds",
+                received=kinds,
+            )
         for kind in kinds:
             validation.one_of("a kind of fault", kind, KINDS)
         chance, faults, starts = random.Random(seed), list[Fault](), 0
@@ -80,7 +84,9 @@ class FaultPlan:
             if not possible:
                 raise ConfigError(
                     f"count is {count}, and every fault takes a worker away ('term'); the last one has to stay. "
-                    "Ask for fewer faults than there are workers, or for other kinds too."
+                    "Ask for fewer faults than there are workers, or for other kinds too.",
+                    name="count",
+                    received=count,
                 )
             fault = _made_up(chance, chance.choice(possible), workers, every, starts)
             faults.append(fault)
@@ -112,7 +118,9 @@ def _require_no_end(kinds: Sequence[str]) -> None:
         if kind in ("exit", "exception"):
             raise ConfigError(
                 f"{kind!r} is a failure of the script, which the chief of parameter servers runs alone: the job fails "
-                "with it and is not started again. Leave it out."
+                "with it and is not started again. Leave it out.",
+                name="kinds",
+                received=kind,
             )
 
 

@@ -100,27 +100,49 @@ class Fault:
         if self.seconds is not None:
             validation.number("seconds", self.seconds, above=0)
         if self.kind == "slow" and self.seconds is None:
-            raise ConfigError("a fault of kind 'slow' has no seconds; say how much longer a step takes: seconds=0.1.")
+            raise ConfigError(
+                "a fault of kind 'slow' has no seconds; say how much longer a step takes: seconds=0.1.", name="seconds"
+            )
         if self.seconds is not None and self.kind not in ("slow", "hang"):
-            raise ConfigError(f"a fault of kind {self.kind!r} has seconds; only 'slow' and 'hang' take them.")
+            raise ConfigError(
+                f"a fault of kind {self.kind!r} has seconds; only 'slow' and 'hang' take them.",
+                name="seconds",
+                received=self.seconds,
+            )
         if self.kind in ("disk-full", "corrupt") and self.at not in SAVING:
             raise ConfigError(
-                f"a fault of kind {self.kind!r} is at {self.at!r}; it can happen only at one of {', '.join(SAVING)}."
+                f"a fault of kind {self.kind!r} is at {self.at!r}; it can happen only at one of {', '.join(SAVING)}.",
+                name="at",
+                received=self.at,
             )
         validation.boolean("memory", self.memory)
         if self.memory and self.at not in SAVING:
-            raise ConfigError(f"a fault at {self.at!r} has memory; only those at {', '.join(SAVING)} take it.")
+            raise ConfigError(
+                f"a fault at {self.at!r} has memory; only those at {', '.join(SAVING)} take it.",
+                name="memory",
+                received=self.memory,
+            )
 
     def _require_task(self) -> None:
         text = validation.text("task", self.task)
         if not re.fullmatch(r"chief|(worker|ps) \d+", text):
-            raise ConfigError(f'task is {text!r}; it must be "chief", or one such as "worker 1" or "ps 0".')
+            raise ConfigError(
+                f'task is {text!r}; it must be "chief", or one such as "worker 1" or "ps 0".',
+                name="task",
+                received=text,
+            )
         if self.worker:
-            raise ConfigError(f"a fault has worker {self.worker} and task {text!r}; give it one of both.")
+            raise ConfigError(
+                f"a fault has worker {self.worker} and task {text!r}; give it one of both.",
+                name="worker",
+                received=self.worker,
+            )
         if text != CHIEF and self.kind not in SIGNALS:
             raise ConfigError(
                 f"a fault of kind {self.kind!r} has task {text!r}, which runs no script; {', '.join(SIGNALS)} can "
-                f"happen to it, the others to task {CHIEF!r}."
+                f"happen to it, the others to task {CHIEF!r}.",
+                name="kind",
+                received=self.kind,
             )
 
     @property
@@ -156,18 +178,26 @@ def parse(text: str) -> tuple[Fault, ...]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{VARIABLE} is {validation.shown(text)}; it must be a JSON list ({error}).") from error
+        raise ConfigError(
+            f"{VARIABLE} is {validation.shown(text)}; it must be a JSON list ({error}).", name=VARIABLE, received=text
+        ) from error
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
-        raise ConfigTypeError(f"{VARIABLE} is {validation.shown(text)}; it must be a list of objects.")
+        raise ConfigTypeError(
+            f"{VARIABLE} is {validation.shown(text)}; it must be a list of objects.", name=VARIABLE, received=text
+        )
     return tuple(_fault(item) for item in content)
 
 
 def _fault(item: dict[str, Any]) -> Fault:
     known = Fault.__dataclass_fields__
     if unknown := sorted(item.keys() - known.keys()):
-        raise ConfigError(f"a fault in {VARIABLE} has {unknown[0]!r}; it may have {', '.join(known)}.")
+        raise ConfigError(
+            f"a fault in {VARIABLE} has {unknown[0]!r}; it may have {', '.join(known)}.",
+            name=unknown[0],
+            received=item[unknown[0]],
+        )
     if "kind" not in item:
-        raise ConfigError(f"a fault in {VARIABLE} is {validation.shown(item)}; it must have a kind.")
+        raise ConfigError(f"a fault in {VARIABLE} is {validation.shown(item)}; it must have a kind.", name="kind")
     return Fault(**item)
 
 
@@ -307,7 +337,9 @@ def _let_happen(fault: Fault, step: int, path: str | os.PathLike[str] | None) ->
     elif fault.kind == "disk-full":
         raise OSError(errno.ENOSPC, said)
     elif path is None:
-        raise ConfigError(f"{said}; nothing has been written there yet. Let it happen at 'save-commit'.")
+        raise ConfigError(
+            f"{said}; nothing has been written there yet. Let it happen at 'save-commit'.", name="at", received=fault.at
+        )
     else:
         _change_a_byte(Path(path))
 
@@ -320,7 +352,9 @@ def _process_of(fault: Fault, said: str) -> int:
     except (OSError, KeyError) as error:
         raise ConfigError(
             f"{said}, is for {fault.task!r}, and this job has no such task. `tfdist run --strategy parameter-server` "
-            "has."
+            "has.",
+            name="task",
+            received=fault.task,
         ) from error
 
 

@@ -296,5 +296,8 @@ class Words:
 def _no_table(path: str | os.PathLike[str], worker: int) -> ConfigError:
     return ConfigError(
         f"{os.fspath(path)} (TFDIST_PROGRESS_FILE) is no status table with a record for worker {worker} "
-        "(TFDIST_WORKER_INDEX). `tfdist run` of the same version sets both; unset them elsewhere."
+        "(TFDIST_WORKER_INDEX). `tfdist run` of the same version sets both; unset them elsewhere.",
+        name="TFDIST_PROGRESS_FILE",
+        path=path,
+        workers=[worker],
     )

@@ -128,7 +128,9 @@ class Stopwatch(StepObserver):
             request = Request(**json.loads(environ[VARIABLE]))
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"{VARIABLE} is {environ[VARIABLE]!r}; `tfdist tune` sets it, for its own scripts. Unset it."
+                f"{VARIABLE} is {environ[VARIABLE]!r}; `tfdist tune` sets it, for its own scripts. Unset it.",
+                name=VARIABLE,
+                received=environ[VARIABLE],
             ) from error
         return cls(request, int(environ.get("TFDIST_WORKER_INDEX") or 0), **options)
 

@@ -249,10 +249,13 @@ def _compiler(environ: Mapping[str, str]) -> list[str]:
     path = find_program(environ, "CXX", *COMPILERS)
     if path is None:
         chosen = environ.get("CXX")
+        if not chosen:
+            raise MissingDependencyError(f"{missing_compiler()}.", name="CXX")
         raise MissingDependencyError(
-            f"CXX is {chosen!r}, and no such program is on PATH. Name another, or unset it." if chosen
-            else f"{missing_compiler()}."
-        )  # fmt: skip
+            f"CXX is {chosen!r}, and no such program is on PATH. Name another, or unset it.",
+            name="CXX",
+            received=chosen,
+        )
     return [path, *shlex.split(environ.get("CXX", ""))[1:]]
 
 
@@ -265,7 +268,9 @@ def _reported(root: Path) -> Iterator[None]:
             raise
         raise ConfigError(
             f"the ops cannot be kept in {root} ({error.strerror or error}). Free some space there, or name another "
-            "folder: export TFDIST_CACHE_DIR=/path"
+            "folder: export TFDIST_CACHE_DIR=/path",
+            name="TFDIST_CACHE_DIR",
+            path=root,
         ) from error
 
 
@@ -296,7 +301,9 @@ def _run(commands: Sequence[Sequence[str]], environ: Mapping[str, str], *, cwd: 
                 running.remove(command)
                 command.require_success(log)
             if time.monotonic() > deadline:
-                raise DeadlineError(f"the compiler did not end within {_COMPILE_SECONDS:g} s. The log: {log.name}")
+                raise DeadlineError(
+                    f"the compiler did not end within {_COMPILE_SECONDS:g} s. The log: {log.name}", path=log.name
+                )
     finally:
         for command in running:
             command.end(log)
@@ -323,7 +330,9 @@ class _Command:
         written = self._logged(log)
         if self.process.returncode:
             program, code = self._arguments[0], self.process.returncode
-            raise TfdistError(f"{program} ended with code {code}: {first_error(written)}. The full log: {log.name}")
+            raise TfdistError(
+                f"{program} ended with code {code}: {first_error(written)}. The full log: {log.name}", path=log.name
+            )
 
     def end(self, log: TextIO) -> None:
         """End it, whatever it does."""

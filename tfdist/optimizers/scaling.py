@@ -84,7 +84,11 @@ def require_rule(name: str, rule: str) -> None:
         ConfigError: it is none.
     """
     if rule not in _FACTORS:
-        raise ConfigError(f"{name} is {validation.shown(rule)}; it must be one of {', '.join(_FACTORS)}.")
+        raise ConfigError(
+            f"{name} is {validation.shown(rule)}; it must be one of {', '.join(_FACTORS)}.",
+            name=name,
+            received=validation.shown(rule),
+        )
 
 
 def _rule_of(optimizer: Any) -> str:
@@ -97,5 +101,7 @@ def _rule_of(optimizer: Any) -> str:
             return "linear" if name in _LINEAR else "sqrt"
     raise ConfigError(
         f"optimizer is {validation.shown(optimizer)}, of which it is not known how its learning rate goes with the "
-        "batch. Pass rule='linear', 'sqrt' or 'none'."
+        "batch. Pass rule='linear', 'sqrt' or 'none'.",
+        name="optimizer",
+        received=validation.shown(optimizer),
     )

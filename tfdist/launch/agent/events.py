@@ -39,7 +39,10 @@ class EventFile:
         except OSError as error:
             self.close()
             raise StorageError(
-                error.errno, f"the event file {path} (--event-file) cannot be written ({error.strerror}). Name another."
+                error.errno,
+                f"the event file {path} (--event-file) cannot be written ({error.strerror}). Name another.",
+                name="--event-file",
+                path=path,
             ) from error
 
     def write(self, event: str, *, start: int, clock: float | None = None, **content: Any) -> None:

@@ -134,7 +134,9 @@ def _workers(line: bytes) -> int:
     if type(workers) is not int:
         raise ConfigError(
             f"the request is {shown(line.decode(errors='replace'))}; it must be one line of JSON with a whole number, "
-            'such as {"workers": 3}. `tfdist resize` sends it.'
+            'such as {"workers": 3}. `tfdist resize` sends it.',
+            name="request",
+            received=line.decode(errors="replace"),
         )
     return workers
 
@@ -152,7 +154,9 @@ def controlled(path: Path, events: "SimpleQueue[Any]", workers: tuple[int, int])
         control = Control(path, events, workers)
     except OSError as error:
         raise ConfigError(
-            f"no socket can be made in {path.parent} ({error}). Name another folder: export TFDIST_CACHE_DIR=/path"
+            f"no socket can be made in {path.parent} ({error}). Name another folder: export TFDIST_CACHE_DIR=/path",
+            name="TFDIST_CACHE_DIR",
+            path=path.parent,
         ) from error
     try:
         yield control
@@ -193,7 +197,11 @@ def ask(environ: Mapping[str, str], job: str, workers: int, *, timeout_seconds: 
     fitting = [one for one in ids if one.startswith(job)]
     if len(fitting) != 1:
         known = f"These run: {', '.join(ids)}." if ids else "None runs: start one with --min-workers or --max-workers."
-        raise ConfigError(f"job is {job!r}; {'no' if not fitting else 'more than one'} job has an id like it. {known}")
+        raise ConfigError(
+            f"job is {job!r}; {'no' if not fitting else 'more than one'} job has an id like it. {known}",
+            name="job",
+            received=job,
+        )
     try:
         with _connected(place(environ, fitting[0]), patience_seconds=timeout_seconds) as connection:
             connection.sendall(json.dumps({"workers": workers}).encode() + b"\n")
@@ -201,12 +209,13 @@ def ask(environ: Mapping[str, str], job: str, workers: int, *, timeout_seconds: 
     except (TimeoutError, BlockingIOError) as error:
         raise DeadlineError(
             f"the job {fitting[0]} does not step with {workers} workers after {timeout_seconds:g} s. It changes once "
-            "all of its workers have come to a step: look at its output."
+            "all of its workers have come to a step: look at its output.",
+            name=fitting[0],
         ) from error
     except (OSError, ValueError) as error:
-        raise TfdistError(f"the job {fitting[0]} has ended, or does not answer ({error}).") from error
+        raise TfdistError(f"the job {fitting[0]} has ended, or does not answer ({error}).", name=fitting[0]) from error
     if not answer["ok"]:
-        raise TfdistError(f"job {fitting[0]}: {answer['text']}")
+        raise TfdistError(f"job {fitting[0]}: {answer['text']}", name=fitting[0])
     return str(answer["text"])
 
 

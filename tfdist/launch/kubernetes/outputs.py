@@ -203,7 +203,9 @@ def require_writable(outputs: Sequence[Output]) -> None:
                 output.place.open("ab").close()
         except OSError as error:
             raise StorageError(
-                error.errno, f"{output.place} cannot be written ({error.strerror}). Name another place."
+                error.errno,
+                f"{output.place} cannot be written ({error.strerror}). Name another place.",
+                path=output.place,
             ) from error
 
 

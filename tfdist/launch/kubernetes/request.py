@@ -67,30 +67,43 @@ class Request:
         if not _LABEL.match(text("name", self.name)) or len(self.name) > _LONGEST_NAME:
             raise ConfigError(
                 f"the name of the job is {shown(self.name)}; Kubernetes takes a small letter, and then small letters, "
-                f"digits and '-', {_LONGEST_NAME} at most."
+                f"digits and '-', {_LONGEST_NAME} at most.",
+                name="--name",
+                received=self.name,
             )
         if not re.match(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z", text("namespace", self.namespace)):
             raise ConfigError(
-                f"--namespace is {shown(self.namespace)}; it must be small letters, digits and '-', 63 at most."
+                f"--namespace is {shown(self.namespace)}; it must be small letters, digits and '-', 63 at most.",
+                name="--namespace",
+                received=self.namespace,
             )
         if not text("image", self.image).strip() or re.search(r"\s", self.image):
-            raise ConfigError(f"--image is {shown(self.image)}; it must be an image, such as registry/tfdist:cpu.")
+            raise ConfigError(
+                f"--image is {shown(self.image)}; it must be an image, such as registry/tfdist:cpu.",
+                name="--image",
+                received=self.image,
+            )
         integer("pods", self.pods, minimum=1)
         if self.topology is not None and not _TOPOLOGY.match(self.topology):
             raise ConfigError(
                 f"--topology is {shown(self.topology)}; it must be a label of nodes, such as "
-                "topology.kubernetes.io/zone."
+                "topology.kubernetes.io/zone.",
+                name="--topology",
+                received=self.topology,
             )
         if self.kind == "trainjob" and (self.patch or self.topology or self.script):
             raise ConfigError(
                 "--kind trainjob takes what is in the image (-m MODULE, or an absolute path there), and neither --pod "
                 "nor --topology: its pods are those of the runtime tensorflow-distributed. Put them there, or take "
-                "--kind jobset."
+                "--kind jobset.",
+                name="--kind",
+                received=self.kind,
             )
         if self.script is not None and len(self.script[1].encode()) > _LARGEST_SCRIPT:
             raise ConfigError(
                 f"script is {self.script[0]!r}, of {len(self.script[1].encode())} bytes; a ConfigMap holds "
-                f"{_LARGEST_SCRIPT}. Put it into the image, and name it by its absolute path there."
+                f"{_LARGEST_SCRIPT}. Put it into the image, and name it by its absolute path there.",
+                path=self.script[0],
             )
 
     @property

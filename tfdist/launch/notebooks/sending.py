@@ -49,7 +49,7 @@ def send_function(path: Path, function: Function, arguments: tuple[Any, ...]) ->
         try:
             _pickler(file).dump((function, arguments))
         except Exception as error:  # noqa: BLE001 - every class may refuse in its own way
-            raise UnsupportedError(_not_sent(function, arguments, error)) from None  # its frames are cloudpickle's
+            raise _not_sent(function, arguments, error) from None  # its frames are cloudpickle's
 
 
 def receive_function(path: Path) -> tuple[Function, tuple[Any, ...]]:
@@ -104,7 +104,8 @@ def send_result(path: Path, result: Any, *, of: str) -> None:
         raise UnsupportedError(
             f"{place} of {of}, {_kind(part)}, cannot be sent to the process that has asked for it ({_line(cause)}). "
             "Return numbers, arrays, texts, or lists and dicts of them, such as `history.history` or "
-            "`model.get_weights()`; or save it to a file and return the path."
+            "`model.get_weights()`; or save it to a file and return the path.",
+            name=f"{place} of {of}",
         ) from None
     os.replace(temporary, path)
 
@@ -141,19 +142,21 @@ def _cells() -> dict[str, Any]:
     return {name: entry for name, entry in entries.items() if len(entry) == 4 and entry[1] is None}
 
 
-def _not_sent(function: Function, arguments: tuple[Any, ...], error: Exception) -> str:
+def _not_sent(function: Function, arguments: tuple[Any, ...], error: Exception) -> UnsupportedError:
     name = name_of(function)
     for place, value in (*_named(function, arguments), *_variables(function)):
         found = _culprit(place, value)
         if found is not None:
             place, part, cause = found
-            return (
+            return UnsupportedError(
                 f"{place}, {_kind(part)}, which {name} uses, cannot be sent to the workers ({_line(cause)}). Make it "
-                "inside the function; or hand over what it is made from: a path, an array, a list."
+                "inside the function; or hand over what it is made from: a path, an array, a list.",
+                name=place,
             )
-    return (
+    return UnsupportedError(
         f"{name} cannot be sent to the workers ({_line(error)}). Let it be a plain function, which makes inside "
-        "whatever is not a number, a text, an array, or a list or dict of them."
+        "whatever is not a number, a text, an array, or a list or dict of them.",
+        name=name,
     )
 
 

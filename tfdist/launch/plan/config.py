@@ -114,7 +114,9 @@ class LaunchConfig:
                 f"standby (--standby) is given with max_restarts (--max-restarts) {self.max_restarts} and "
                 f"{self.parameter_servers} parameter servers; a second set of workers takes the place of workers that "
                 "failed and may be started again, and tasks of parameter-server jobs are ready at once. Give "
-                "--max-restarts, and no --parameter-servers."
+                "--max-restarts, and no --parameter-servers.",
+                name="standby (--standby)",
+                received=self.standby,
             )
         self._require_eviction()
         require_variables("environment", self.environment)
@@ -122,7 +124,9 @@ class LaunchConfig:
             raise ConfigError(
                 f"min_workers (--min-workers) is {self.min_workers} and max_workers (--max-workers) "
                 f"{self.max_workers} with parameter servers; the number of their workers cannot be changed. Leave "
-                "both out."
+                "both out.",
+                name="parameter_servers (--parameter-servers)",
+                received=self.parameter_servers,
             )
 
     def _require_eviction(self) -> None:
@@ -133,26 +137,34 @@ class LaunchConfig:
         if self.parameter_servers:
             raise ConfigError(
                 f"evict_stragglers (--evict-stragglers) is given with {self.parameter_servers} parameter servers; "
-                "their workers do not wait for each other, and a slow one keeps nobody waiting. Leave it out."
+                "their workers do not wait for each other, and a slow one keeps nobody waiting. Leave it out.",
+                name="parameter_servers (--parameter-servers)",
+                received=self.parameter_servers,
             )
         if self.remote is not None and not self.standby:
             raise ConfigError(
                 "evict_stragglers (--evict-stragglers) is given on several hosts (--hosts or --engine) without standby "
                 "(--standby); workers fill the hosts in their order, so one worker fewer would not be the slow one. "
                 "Give --standby and --max-restarts, so that another process takes the slow one's place, or leave it "
-                "out: --monitor tells who is slow."
+                "out: --monitor tells who is slow.",
+                name="standby (--standby)",
+                received=self.standby,
             )
         if not self.monitor:
             raise ConfigError(
                 "evict_stragglers (--evict-stragglers) is given without monitor (--monitor); who is slow is read from "
-                "what --monitor records. Give both."
+                "what --monitor records. Give both.",
+                name="monitor (--monitor)",
+                received=self.monitor,
             )
         if not self.standby and self.range[0] >= self.workers:
             raise ConfigError(
                 f"evict_stragglers (--evict-stragglers) is given with {self.workers} workers (-n), min_workers "
                 f"(--min-workers) {self.range[0]} and no standby (--standby); a slow worker can be replaced by a "
                 "standby, or the job goes on with fewer workers. Give --standby and --max-restarts, or --min-workers "
-                "below -n."
+                "below -n.",
+                name="standby (--standby)",
+                received=self.standby,
             )
 
     @property
@@ -185,17 +197,25 @@ def require_variables(name: str, value: Any) -> None:
         >>> require_variables("env", {"OMP_NUM_THREADS": "1"})
     """
     if not isinstance(value, Mapping):
-        raise ConfigTypeError(f"{name} is {shown(value)}; it must be a dict such as {{'OMP_NUM_THREADS': '1'}}.")
+        raise ConfigTypeError(
+            f"{name} is {shown(value)}; it must be a dict such as {{'OMP_NUM_THREADS': '1'}}.",
+            name=name,
+            received=shown(value),
+        )
     for variable, text_of_it in value.items():
         if not isinstance(variable, str) or not isinstance(text_of_it, str):
             raise ConfigTypeError(
                 f"{name} has {shown(variable)}: {shown(text_of_it)}; names and values of variables are text. Write "
-                f"{{{str(variable)!r}: {str(text_of_it)!r}}}."
+                f"{{{str(variable)!r}: {str(text_of_it)!r}}}.",
+                name=name,
+                received=shown(variable),
             )
         if not variable or "=" in variable or "\0" in variable + text_of_it:
             raise ConfigError(
                 f"{name} has {shown(variable)}: {shown(text_of_it)}; a name is not empty and has no '=', and neither "
-                "has a NUL character. Leave it out."
+                "has a NUL character. Leave it out.",
+                name=name,
+                received=shown(variable),
             )
 
 

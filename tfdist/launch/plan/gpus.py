@@ -50,6 +50,9 @@ def visible(places: Sequence[int], environ: Mapping[str, str], *, driver: str = 
     if places and places[-1] >= len(devices):
         raise ConfigError(
             f"a worker is to have GPU {', '.join(map(str, places))} of its host (--gpus-per-worker), counted from 0, "
-            f"and there {source}. Run fewer workers on a host, or ask for fewer GPUs; {VISIBLE} says which there are."
+            f"and there {source}. Run fewer workers on a host, or ask for fewer GPUs; {VISIBLE} says which there are.",
+            name=None if given is None else VISIBLE,
+            received=len(devices) if given is None else given,
+            path=driver if given is None else None,
         )
     return ",".join(devices[place] for place in places)

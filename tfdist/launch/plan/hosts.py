@@ -45,10 +45,12 @@ class Host:
     def __post_init__(self) -> None:
         user, at, machine = text("host", self.name).rpartition("@")
         if (at and not _USER.match(user)) or not _NAME.match(machine):
-            raise ConfigError(f"host is {shown(self.name)}; it must be {_FORM}.")
+            raise ConfigError(f"host is {shown(self.name)}; it must be {_FORM}.", name="host", received=self.name)
         if not _NAME.match(text("address", self.address)):
             raise ConfigError(
-                f"the address of host {self.name} is {shown(self.address)}; it must be a name or a number of IPv4."
+                f"the address of host {self.name} is {shown(self.address)}; it must be a name or a number of IPv4.",
+                name=f"the address of host {self.name}",
+                received=self.address,
             )
         integer(f"slots of host {self.name}", self.slots, minimum=1, maximum=MAX_SLOTS)
 
@@ -71,7 +73,9 @@ def parse_hosts(text_of_all: str) -> tuple[Host, ...]:
             if host.name == other.name or host.address == other.address:
                 raise ConfigError(
                     f"--hosts names {shown(host.name)} twice, at {host.address}; name each host once, with its number "
-                    f"of processes: {host.name}:{min(host.slots + other.slots, MAX_SLOTS)}"
+                    f"of processes: {host.name}:{min(host.slots + other.slots, MAX_SLOTS)}",
+                    name="--hosts",
+                    received=host.name,
                 )
     return hosts
 
@@ -81,7 +85,7 @@ def _parsed(part: str) -> Host:
         r"(?:(?P<user>[^@=:]+)@)?(?P<host>[^@=:]+)(?:=(?P<address>[^@=:]+))?(?::(?P<slots>[^:@=]*))?\Z", part
     )
     if not found:
-        raise ConfigError(f"--hosts has {shown(part)}; a host is {_FORM}.")
+        raise ConfigError(f"--hosts has {shown(part)}; a host is {_FORM}.", name="--hosts", received=part)
     user, host, address, slots = found.group("user", "host", "address", "slots")
     return Host(
         name=host if user is None else f"{user}@{host}",
@@ -119,7 +123,9 @@ def places(hosts: Sequence[Host], count: int, *, servers: int = 0) -> tuple[Host
         have = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         raise ConfigError(
             f"{count} processes are asked for, and the hosts have places for {len(slots)} ({have}). Name more hosts or "
-            "more places in --hosts, or ask for fewer with -n."
+            "more places in --hosts, or ask for fewer with -n.",
+            name="--hosts",
+            received=count,
         )
     return tuple(slots[:count])
 
@@ -177,7 +183,11 @@ def parse_shell(command: str, *, name: str = "--ssh-command") -> tuple[str, ...]
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise ConfigError(f"{name} is {shown(command)} ({error}); close the quote.") from error
+        raise ConfigError(
+            f"{name} is {shown(command)} ({error}); close the quote.", name=name, received=command
+        ) from error
     if not words:
-        raise ConfigError(f"{name} is empty; name a program, such as 'ssh -p 2222', or leave it out.")
+        raise ConfigError(
+            f"{name} is empty; name a program, such as 'ssh -p 2222', or leave it out.", name=name, received=command
+        )
     return words

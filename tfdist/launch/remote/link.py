@@ -90,10 +90,13 @@ class HostLink:
             if self.report is not None:
                 return self.report
         if self._lost:
-            raise TfdistError(self._lost)
+            raise TfdistError(self._lost, name=self.host.name)
         if interrupted():
-            raise TfdistError(f"the wait for host {self.host.name} was interrupted.")
-        raise DeadlineError(f"host {self.host.name} has not answered in {timeout_seconds:g} s. {self._connection.cure}")
+            raise TfdistError(f"the wait for host {self.host.name} was interrupted.", name=self.host.name)
+        raise DeadlineError(
+            f"host {self.host.name} has not answered in {timeout_seconds:g} s. {self._connection.cure}",
+            name=self.host.name,
+        )
 
     @property
     def is_lost(self) -> bool:
@@ -116,9 +119,11 @@ class HostLink:
                 self._changed.wait(1.0)
             answer = self._answers.pop(number, None)
         if answer is None:
-            raise TfdistError(self._lost or f"host {self.host.name} has not answered in {ANSWER_SECONDS:g} s.")
+            raise TfdistError(
+                self._lost or f"host {self.host.name} has not answered in {ANSWER_SECONDS:g} s.", name=self.host.name
+            )
         if answer["error"]:
-            raise TfdistError(f"host {self.host.name}: {answer['error']}")
+            raise TfdistError(f"host {self.host.name}: {answer['error']}", name=self.host.name)
         return answer["value"]
 
     def tell(self, do: str, **values: Any) -> None:

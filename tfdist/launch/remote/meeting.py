@@ -127,7 +127,8 @@ class Meeting:
         raise DeadlineError(
             f"host {host.name} has not joined within {seconds:g} s at {at}; it has to reach the "
             f"launcher there (--rendezvous ADDRESS:PORT names another address).{_quoted(brought.said())}"
-            + (f"\n{brought.cure()}" if brought.cure() else "")
+            + (f"\n{brought.cure()}" if brought.cure() else ""),
+            name=host.name,
         )
 
     def close(self) -> None:

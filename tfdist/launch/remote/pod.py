@@ -51,7 +51,9 @@ def pod_of(environ: Mapping[str, str]) -> Pod | None:
     cluster = read(environ)
     assert cluster is not None
     if job_key.from_environment(environ) is None:
-        raise ConfigError(f"{job_key.VARIABLE} is not set in this pod; the Secret of the job has it.")
+        raise ConfigError(
+            f"{job_key.VARIABLE} is not set in this pod; the Secret of the job has it.", name=job_key.VARIABLE
+        )
     if cluster.num_workers == 1:
         name = re.sub(r"\..*", "", environ.get("HOSTNAME") or socket.gethostname())
         return Pod(index=0, hosts=(Host(name=name, address=name),), rendezvous=f"{name}:{PORT}")

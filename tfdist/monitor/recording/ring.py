@@ -88,7 +88,8 @@ def read(path: str | os.PathLike[str]) -> np.ndarray:
     if len(words) != _WORDS or words[0] != _MAGIC or words[2] != WIDTH:
         raise ConfigError(
             f"{os.fspath(path)} is no ring of steps of this version. `tfdist run --monitor` makes it; watch the job "
-            "with the tfdist that runs it."
+            "with the tfdist that runs it.",
+            path=path,
         )
     rows = words[_HEADER:].reshape(ROWS, WIDTH)
     rows = rows[rows[:, Column.SEQUENCE] > 0]

@@ -79,7 +79,10 @@ class Ticket:
             return None
         key = job_key.from_environment(environ)
         if key is None:
-            raise ConfigError(f"{RENDEZVOUS} is set and {job_key.VARIABLE} is not; set it to the key of the job.")
+            raise ConfigError(
+                f"{RENDEZVOUS} is set and {job_key.VARIABLE} is not; set it to the key of the job.",
+                name=job_key.VARIABLE,
+            )
         found = tuple(addresses.split(","))
         for address in found:
             split_address(RENDEZVOUS, address)
@@ -88,7 +91,11 @@ class Ticket:
         try:
             seconds = float(given)
         except ValueError as error:
-            raise ConfigError(f"{JOIN_SECONDS_VARIABLE} is {given!r}; set it to a number of seconds.") from error
+            raise ConfigError(
+                f"{JOIN_SECONDS_VARIABLE} is {given!r}; set it to a number of seconds.",
+                name=JOIN_SECONDS_VARIABLE,
+                received=given,
+            ) from error
         return cls(addresses=found, name=name, key=key, wait_seconds=seconds)
 
     def environment(self) -> dict[str, str]:
@@ -147,7 +154,9 @@ class Rendezvous:
                 self.close()
                 raise ConfigError(
                     f"the launcher cannot listen at {host}:{port} ({error.strerror or error}), where hosts are to "
-                    "join. Name an address of this machine, with a port that is free: --rendezvous ADDRESS:PORT"
+                    "join. Name an address of this machine, with a port that is free: --rendezvous ADDRESS:PORT",
+                    name="--rendezvous",
+                    received=f"{host}:{port}",
                 ) from error
         ports = [listener.getsockname()[1] for listener in self._listeners]
         self.addresses = tuple(f"{host}:{port}" for (host, _), port in zip(addresses, ports, strict=True))
@@ -286,7 +295,8 @@ def join(ticket: Ticket) -> tuple[socket.socket, Wire]:
             why = "; ".join(f"{address}: {text}" for address, text in said.items())
             raise TfdistError(
                 f"no launcher could be joined as host {ticket.name}, for up to {ticket.wait_seconds:g} s ({why}). It "
-                "must run, be reached from here at that address, and have the same key."
+                "must run, be reached from here at that address, and have the same key.",
+                name=ticket.name,
             )
         time.sleep(_AGAIN_SECONDS)
 

@@ -45,7 +45,9 @@ class Receiver:
         except ConfigError as error:
             raise ConfigError(
                 f"this host cannot listen at {address} ({error.__cause__ or error}), where {sender} is to send copies "
-                "of its state. Name an address of this host's own in --hosts, or ask for no copies: --copy-bandwidth 0"
+                "of its state. Name an address of this host's own in --hosts, or ask for no copies: --copy-bandwidth 0",
+                name="--hosts",
+                received=address,
             ) from error
         self.port = int(self._rendezvous.addresses[0].rpartition(":")[2])
         self._thread = threading.Thread(target=self._run, name=f"copies of {sender}", daemon=True)
