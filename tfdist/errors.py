@@ -13,7 +13,7 @@ Example:
 
 import os
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 _NOTHING: Final = object()  # None is a value that may be received
 
@@ -125,6 +125,19 @@ class MissingFileError(StorageError, FileNotFoundError):
 
 class ShortReadError(StorageError, EOFError):
     """A file ends before the bytes that were asked for: it was cut, or replaced by another."""
+
+
+def fields_of(error: BaseException) -> dict[str, Any]:
+    """Return the fields that an error has, as arguments of one that says more about the same.
+
+    Example:
+        >>> fields_of(ConfigError("epochs is 0.", name="epochs", received=0))
+        {'name': 'epochs', 'received': '0'}
+    """
+    if not isinstance(error, TfdistError):
+        return {}
+    fields = {name: getattr(error, name) for name in ("name", "received", "path", "workers")}
+    return {name: value for name, value in fields.items() if value not in (None, ())}
 
 
 # what begins the lines of an error of TensorFlow's that say where

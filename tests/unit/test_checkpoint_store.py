@@ -14,10 +14,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.refusals import refused
 from tests.s3_service import s3_service
 from tfdist.checkpoint import Checkpoint, Joint, Part, Store
 from tfdist.checkpoint import store as stores
-from tfdist.errors import ConfigError, CorruptDataError, StorageError
+from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, StorageError
 from tfdist.monitor import faults
 
 BUCKET = "backups"
@@ -54,6 +55,10 @@ def arrays_of(step: int) -> dict[str, Any]:
 
 def save(store: Store, step: int) -> None:
     store.save(step, arrays_of(step), {"epoch": step, "name": "größe"})
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno == errno.ENOSPC
 
 
 def steps(store: Store) -> list[int]:
@@ -169,9 +174,9 @@ def test_one_that_is_damaged_is_left_out(make: Make, file: str, caplog: pytest.L
     damage(store, 3, file)
     assert_is(store.newest(), 2)
     [message] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "step-000000000003 is damaged: " in message
-    assert ("manifest.json" if file else ".safetensors has the checksum") in message
-    assert message.endswith("Instead, step-000000000002 is used.")
+    assert "step-000000000003" in message
+    assert ("manifest.json" if file else ".safetensors") in message
+    assert "step-000000000002 is used" in message
     assert store.peek() is not None
     assert store.peek()[0] == (2 if file else 3)  # type: ignore[index]
 
@@ -182,9 +187,7 @@ def test_where_all_are_damaged_there_is_none(make: Make, caplog: pytest.LogCaptu
         save(store, step)
         damage(store, step)
     assert store.newest() is None
-    assert [record.getMessage().rsplit("Instead, ")[-1] for record in caplog.records] == [
-        "there is no other, so training begins anew."
-    ] * 2
+    assert [("step-" in one, "begins anew" in one) for one in caplog.messages] == [(True, True)] * 2
 
 
 def test_one_that_was_found_damaged_makes_room(make: Make) -> None:
@@ -237,14 +240,13 @@ def test_a_save_that_fails_leaves_the_others(make: Make, monkeypatch: pytest.Mon
     for point in faults.SAVING:
         fault = faults.Fault(kind="disk-full", at=point, step=2, memory=not store.durable)
         monkeypatch.setattr(faults, "_script", faults.Script((fault,), worker=0, restart=0))
-        with pytest.raises(OSError, match=r"No space left|disk-full") as caught:
+        with pytest.raises(OSError, check=is_full):
             save(store, 2)
-        assert caught.value.errno == errno.ENOSPC
         assert steps(store) == [1]
         assert_is(store.newest(), 1)
         fault = faults.Fault(kind="disk-full", at=point, step=1, memory=not store.durable)
         monkeypatch.setattr(faults, "_script", faults.Script((fault,), worker=0, restart=0))
-        with pytest.raises(OSError, match=r"No space left|disk-full"):  # also the one with the same number
+        with pytest.raises(OSError, check=is_full):  # also the one with the same number
             store.save(1, {"x": np.zeros(3)}, {})
         assert_is(store.newest(), 1)
     save(store, 2)
@@ -294,9 +296,11 @@ def test_discarding_nothing(make: Make) -> None:
     assert store.peek() is None
 
 
-@pytest.mark.parametrize("keep", [0, -1, True, 1.5])
-def test_keep_is_a_number(keep: Any) -> None:
-    with pytest.raises(ConfigError, match="keep is"):
+@pytest.mark.parametrize(
+    ("keep", "kind"), [(0, ConfigError), (-1, ConfigError), (True, ConfigTypeError), (1.5, ConfigTypeError)]
+)
+def test_keep_is_a_number(keep: Any, kind: type[ConfigError]) -> None:
+    with refused(kind, name="keep", received=keep):
         Store("/nowhere", keep=keep)
 
 
@@ -357,7 +361,7 @@ def test_two_files_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     manifest = store._manifest("step-000000000001")
     twice = type(manifest)(step=1, state={}, files=manifest.files * 2)
     monkeypatch.setattr(store, "_manifest", lambda name: twice)
-    with pytest.raises(CorruptDataError, match="of another file"):
+    with refused(CorruptDataError, path="arrays.safetensors", name="half"):
         load("step-000000000001")
     assert stores.step_name(1) == "step-000000000001"
 
@@ -421,9 +425,9 @@ def test_parts_of_several_processes_come_back(make: Make) -> None:
 def test_parts_of_one_process_come_back(make: Make) -> None:
     make().save(3, arrays_of(3), {"epoch": 3, "name": "größe"}, parts=[part_of(1, 3), part_of(0, 3)])
     assert_parts(make().newest(), 3, range(2), count=2)
-    with pytest.raises(ConfigError, match=r"parts are of workers \[0, 0\]"):
+    with refused(ConfigError, name="parts", received=[0, 0]):
         make().save(4, {}, {}, parts=[part_of(0, 4), part_of(0, 4)])
-    with pytest.raises(ConfigError, match=r"parts are of workers \[1\]; with 1 parts"):
+    with refused(ConfigError, name="parts", received=[1]):
         make().save(4, {}, {}, parts=[part_of(1, 4)])
 
 
@@ -453,9 +457,9 @@ def test_a_part_that_is_wrong_is_named_and_an_older_checkpoint_is_used(
     assert not caplog.records
     assert_parts(store.newest(), 1, range(3))
     [message] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "step-000000000002 is damaged: " in message
+    assert "step-000000000002" in message
     assert file in message
-    assert message.endswith("Instead, step-000000000001 is used.")
+    assert "step-000000000001 is used" in message
     save_together(make, 3, 9)
     assert_parts(make().newest(), 3, range(3))
 
@@ -467,7 +471,7 @@ def test_parts_that_do_not_come_leave_the_others(make: Make) -> None:
     for wrong in (joint(1, run="ffffffff"), joint(7), joint(1, count=4)):  # another run, another save, another number
         store.save_part(2, part_of(2, 2), wrong)
     store.save_part(3, part_of(2, 2), joint(1))
-    with pytest.raises(StorageError, match=r"after 0\.3 seconds worker 2 of 3 has not written its part"):
+    with refused(StorageError, path=f"{store.url}/step-000000000002", workers=[2], mentions=["0.3 seconds"]):
         store.save(2, arrays_of(2), {}, parts=[part_of(0, 2)], joint=joint(1, timeout=0.3))
     assert_parts(make().newest(), 1, range(3))
     save_together(make, 2, 8)
@@ -482,10 +486,10 @@ def test_a_part_that_fails_is_said_to_whoever_waits_for_it(make: Make, monkeypat
     for number, point in enumerate(("save-middle", "save-commit"), start=1):
         fault = faults.Fault(kind="disk-full", at=point, step=2, memory=not store.durable)
         monkeypatch.setattr(faults, "_script", faults.Script((fault,), worker=0, restart=0))
-        with pytest.raises(OSError, match=r"No space left|disk-full"):
+        with pytest.raises(OSError, check=is_full):
             store.save_part(2, part_of(1, 2), joint(number, count=2))
         monkeypatch.setattr(faults, "_script", faults.Script((), worker=0, restart=0))
-        with pytest.raises(StorageError, match="Worker 1 could not save its part: "):
+        with refused(StorageError, workers=[1]):
             store.save(2, arrays_of(2), {}, parts=[part_of(0, 2)], joint=joint(number, count=2))
         assert_parts(make().newest(), 1, range(3))
     save_together(make, 2, 5)

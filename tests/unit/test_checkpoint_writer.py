@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.refusals import refused
 from tfdist.checkpoint import Store, Writer
 from tfdist.errors import ConfigError, DeadlineError, StorageError
 
@@ -90,7 +91,7 @@ def test_waiting_has_a_deadline(store: SlowStore, writer: Writer) -> None:
     writer.wait(0)
     submit(writer, 1)
     begun(store)
-    with pytest.raises(DeadlineError, match="has not ended"):
+    with refused(DeadlineError, path=store.url, mentions=["0.01 seconds"]):
         writer.wait(0.01)
     store.may_go_on.release()
     writer.wait(DEADLINE_SECONDS)
@@ -105,7 +106,7 @@ def test_closing_saves_what_waits(store: SlowStore, writer: Writer) -> None:
     writer.close(DEADLINE_SECONDS)
     assert store.saved == [1, 2]
     writer.close()
-    with pytest.raises(ConfigError, match="the writer is closed"):
+    with refused(ConfigError, path=store.url):
         submit(writer, 3)
 
 
@@ -130,8 +131,9 @@ def test_a_disk_that_fails_ends_nothing_and_is_said_once(store: SlowStore, write
         writer.wait(DEADLINE_SECONDS)
     assert (writer.failures, writer.last_error, writer.written) == (2, store.error, 1)
     [message] = said
-    assert message.startswith("The checkpoint of step 2 could not be saved (that of step 1 stands); training goes on")
-    assert "Free some space" in message
+    assert "checkpoint of step 2" in message
+    assert "that of step 1" in message
+    assert str(store.error) in message
     store.error = StorageError(errno.EROFS, "it is read-only")
     submit(writer, 4)
     writer.wait(DEADLINE_SECONDS)

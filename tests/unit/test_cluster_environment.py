@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from tfdist.cluster import Cluster, TaskId, from_environment
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
 
 TFDIST = {"TFDIST_WORKERS": "127.0.0.1:41,127.0.0.1:42", "TFDIST_WORKER_INDEX": "1", "TFDIST_JOB_ID": "f00"}
 TASKS = {"cluster": {"worker": ["a:1", "b:1", "a:2"]}, "task": {"type": "worker", "index": 2}}
@@ -148,53 +149,78 @@ def tf_config(**changes: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "kind", "name", "received", "says"),
     [
-        ("{'cluster': 1}", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("[1]", "JSON list"),
-        ("null", "JSON NoneType"),
-        (tf_config(cluster=None), "cluster is None"),
-        (tf_config(cluster=["a:1"]), "cluster is ['a:1']"),
-        (tf_config(cluster={"master": ["a:1"]}), "task type 'master'"),
-        (tf_config(cluster={"worker": "a:1"}), "cluster.worker is 'a:1'"),
-        (tf_config(cluster={"worker": []}), "cluster.worker is []"),
-        (tf_config(cluster={"worker": [1]}), "cluster.worker[0] is 1 (int)"),
-        (tf_config(cluster={"worker": ["a"]}), "cluster.worker[0] is 'a'"),
-        (tf_config(cluster={"worker": ["a:x"]}), "from 1 to 65535"),
-        (tf_config(cluster={"worker": ["a:0"]}), "from 1 to 65535"),
-        (tf_config(cluster={"worker": ["a:65536"]}), "from 1 to 65535"),
-        (tf_config(cluster={"worker": [":1"]}), "must be host:port"),
-        (tf_config(cluster={"worker": ["grpc://a:1"]}), "no scheme"),
-        (tf_config(cluster={"worker": ["::1:2222"]}), "[::1]:2222"),
-        (tf_config(cluster={"worker": ["a:1", "b:1", "a:1"]}), "the same as cluster.worker[0]"),
-        (tf_config(cluster={"worker": ["a:1"], "ps": ["a:1"]}), "the same as"),
-        (tf_config(cluster={"chief": ["a:1", "b:1"]}), "must have one entry"),
-        (tf_config(cluster={"ps": ["a:1"]}, task={"type": "ps", "index": 0}), "nobody who trains"),
-        (tf_config(cluster={"ps": ["a:1"], "chief": ["b:1"]}, task={"type": "ps", "index": 0}), "only coordinates"),
-        (tf_config(task=None), "task is None"),
-        (tf_config(task={"type": "worker"}), "without the key index"),
-        (tf_config(task={"index": 0}), "without the key type"),
-        (tf_config(task={}), "without the key type and index"),
-        (tf_config(task={"type": "chief", "index": 0}), "task.type is 'chief'"),
-        (tf_config(task={"type": ["worker"], "index": 0}), "task.type is ['worker']"),
-        (tf_config(task={"type": "worker", "index": 3}), "from 0 to 2"),
-        (tf_config(task={"type": "worker", "index": -1}), "from 0 to 2"),
-        (tf_config(task={"type": "worker", "index": True}), "True (bool)"),
-        (tf_config(task={"type": "worker", "index": 1.0}), "1.0 (float)"),
-        (tf_config(task={"type": "worker", "index": "one"}), "'one'"),
-        (tf_config(task={"type": "worker", "index": None}), "None (NoneType)"),
-        ('{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}', "twice"),
-        ('{"task": {"type": "worker", "index": 0}}', "cluster is None"),
+        ("{'cluster': 1}", ConfigError, "TF_CONFIG", None, "JSON"),
+        ("[" * 100000, ConfigError, "TF_CONFIG", None, "JSON"),
+        ("[1]", ConfigError, "TF_CONFIG", "list", ""),
+        ("null", ConfigError, "TF_CONFIG", "NoneType", ""),
+        (tf_config(cluster=None), ConfigError, "cluster", "None", ""),
+        (tf_config(cluster=["a:1"]), ConfigError, "cluster", "['a:1']", ""),
+        (tf_config(cluster={"master": ["a:1"]}), ConfigError, "cluster", "master", ""),
+        (tf_config(cluster={"worker": "a:1"}), ConfigError, "cluster.worker", "'a:1'", ""),
+        (tf_config(cluster={"worker": []}), ConfigError, "cluster.worker", "[]", ""),
+        (tf_config(cluster={"worker": [1]}), ConfigTypeError, "cluster.worker[0]", "1", ""),
+        (tf_config(cluster={"worker": ["a"]}), ConfigError, "cluster.worker[0]", "a", ""),
+        (tf_config(cluster={"worker": ["a:x"]}), ConfigError, "the port of cluster.worker[0] ('a:x')", "x", ""),
+        (tf_config(cluster={"worker": ["a:0"]}), ConfigError, "the port of cluster.worker[0] ('a:0')", "0", ""),
+        (
+            tf_config(cluster={"worker": ["a:65536"]}),
+            ConfigError,
+            "the port of cluster.worker[0] ('a:65536')",
+            "65536",
+            "",
+        ),
+        (tf_config(cluster={"worker": [":1"]}), ConfigError, "cluster.worker[0]", ":1", ""),
+        (tf_config(cluster={"worker": ["grpc://a:1"]}), ConfigError, "cluster.worker[0]", "grpc://a:1", ""),
+        (tf_config(cluster={"worker": ["::1:2222"]}), ConfigError, "cluster.worker[0]", "::1:2222", ""),
+        (
+            tf_config(cluster={"worker": ["a:1", "b:1", "a:1"]}),
+            ConfigError,
+            "cluster.worker[2]",
+            "a:1",
+            "cluster.worker[0]",
+        ),
+        (tf_config(cluster={"worker": ["a:1"], "ps": ["a:1"]}), ConfigError, "cluster[1]", "a:1", "cluster[0]"),
+        (tf_config(cluster={"chief": ["a:1", "b:1"]}), ConfigError, "cluster.chief", "['a:1', 'b:1']", ""),
+        (tf_config(cluster={"ps": ["a:1"]}, task={"type": "ps", "index": 0}), ConfigError, "cluster", "ps", ""),
+        (
+            tf_config(cluster={"ps": ["a:1"], "chief": ["b:1"]}, task={"type": "ps", "index": 0}),
+            ConfigError,
+            "cluster",
+            "ps, chief",
+            "chief",
+        ),
+        (tf_config(task=None), ConfigError, "task", "None", ""),
+        (tf_config(task={"type": "worker"}), ConfigError, "task.index", "{'type': 'worker'}", ""),
+        (tf_config(task={"index": 0}), ConfigError, "task.type", "{'index': 0}", ""),
+        (tf_config(task={}), ConfigError, "task.type and task.index", "{}", ""),
+        (tf_config(task={"type": "chief", "index": 0}), ConfigError, "task.type", "'chief'", ""),
+        (tf_config(task={"type": ["worker"], "index": 0}), ConfigError, "task.type", "['worker']", ""),
+        (tf_config(task={"type": "worker", "index": 3}), ConfigError, "task.index", "3", ""),
+        (tf_config(task={"type": "worker", "index": -1}), ConfigError, "task.index", "-1", ""),
+        (tf_config(task={"type": "worker", "index": True}), ConfigTypeError, "task.index", "True", ""),
+        (tf_config(task={"type": "worker", "index": 1.0}), ConfigTypeError, "task.index", "1.0", ""),
+        (tf_config(task={"type": "worker", "index": "one"}), ConfigError, "task.index", "one", ""),
+        (tf_config(task={"type": "worker", "index": None}), ConfigTypeError, "task.index", "None", ""),
+        (
+            '{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}',
+            ConfigError,
+            "TF_CONFIG",
+            None,
+            "twice",
+        ),
+        ('{"task": {"type": "worker", "index": 0}}', ConfigError, "cluster", "None", ""),
     ],
 )
-def test_a_malformed_tf_config_says_what_is_wrong(text: str, what: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_a_malformed_tf_config_says_what_is_wrong(
+    text: str, kind: type[ConfigError], name: str, received: str | None, says: str
+) -> None:
+    with refused(kind, name=name, received=text if received is None else received, mentions=[says]) as caught:
         from_environment({"TF_CONFIG": text})
     message = str(caught.value)
     assert message.startswith("TF_CONFIG")
-    assert what in message
-    assert repr(text)[:50] in message
+    assert message.partition("read: ")[2].startswith(repr(text)[:50])
     assert len(message) < 2500
 
 
@@ -292,9 +318,9 @@ def test_horovodrun_knows_ranks_and_may_be_given_addresses() -> None:
     assert (cluster.addresses, cluster.source) == ((), "horovodrun")
     listed = "a:1,a:2,b:1,b:2"
     assert from_environment(HOROVODRUN | {"TFDIST_WORKERS": listed}).addresses == tuple(listed.split(","))
-    with pytest.raises(ConfigError, match="HOROVOD_SIZE is not set although HOROVOD_RANK is set"):
+    with refused(ConfigError, name="HOROVOD_SIZE", mentions=["HOROVOD_RANK"]):
         from_environment({"HOROVOD_RANK": "0"})
-    with pytest.raises(ConfigError, match="HOROVOD_RANK"):
+    with refused(ConfigError, name="HOROVOD_RANK", received="4"):
         from_environment({"HOROVOD_RANK": "4", "HOROVOD_SIZE": "4"})
 
 
@@ -309,9 +335,7 @@ def test_mpirun_inside_slurm_is_mpi_and_srun_with_pmi_is_slurm() -> None:
 def test_mpi_knows_ranks_and_takes_addresses_from_tfdist_variables() -> None:
     cluster = from_environment(OPEN_MPI)
     assert (cluster.num_workers, cluster.worker_index, cluster.local_index, cluster.addresses) == (4, 1, 1, ())
-    with pytest.raises(
-        ConfigError, match=r"Open MPI tells that this is worker 1 of 4.*TFDIST_WORKERS.*TFDIST_COORDINATOR"
-    ):
+    with refused(ConfigError, name="TFDIST_WORKERS", mentions=["Open MPI", "worker 1 of 4", "TFDIST_COORDINATOR"]):
         cluster.require_addresses()
     told = from_environment(OPEN_MPI | {"TFDIST_COORDINATOR": "127.0.0.1:5000"})
     assert told.require_addresses() == tuple(f"127.0.0.1:{port}" for port in range(5000, 5004))
@@ -322,57 +346,64 @@ def test_mpi_knows_ranks_and_takes_addresses_from_tfdist_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "shown"),
+    ("environ", "name", "received", "mentions"),
     [
-        ({"TFDIST_WORKER_INDEX": "0"}, ["TFDIST_WORKERS is not set", "TFDIST_WORKER_INDEX is set"]),
-        ({"TFDIST_WORKERS": "a:1,b:1"}, ["nothing tells which", "TFDIST_WORKER_INDEX"]),
-        (TFDIST | {"TFDIST_WORKER_INDEX": "2"}, ["TFDIST_WORKER_INDEX is '2'", "from 0 to 1", "2 addresses"]),
-        (TFDIST | {"TFDIST_WORKER_INDEX": "True"}, ["TFDIST_WORKER_INDEX is 'True'", "an integer"]),
-        (TFDIST | {"TFDIST_WORKERS": "a:1,"}, ["TFDIST_WORKERS[1] is ''"]),
-        (TFDIST | {"TFDIST_WORKERS": "a:1,a:1"}, ["TFDIST_WORKERS[1] is 'a:1'", "the same as TFDIST_WORKERS[0]"]),
-        (TFDIST | {"TFDIST_LOCAL_INDEX": "2"}, ["TFDIST_LOCAL_INDEX is '2'"]),
-        (TFDIST | {"TFDIST_LOCAL_WORKERS": "3"}, ["TFDIST_LOCAL_WORKERS is '3'"]),
-        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, ["SM_HOSTS is 'algo-1'", "not JSON"]),
-        ({"SM_HOSTS": "[1]", "SM_CURRENT_HOST": "algo-1"}, ["SM_HOSTS is '[1]'", "list of host names"]),
-        ({"SM_HOSTS": '["a", "a"]', "SM_CURRENT_HOST": "a"}, ["SM_HOSTS", "a stands there twice"]),
-        ({"SM_HOSTS": '["a"]'}, ["SM_CURRENT_HOST is not set", "Set it to one of a"]),
-        (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, ["SM_CURRENT_HOST is 'algo-3'", "algo-2"]),
-        (SAGEMAKER | {"TFDIST_PORT": "0"}, ["TFDIST_PORT is '0'"]),
-        ({"JOB_COMPLETION_INDEX": "0"}, ["TFDIST_K8S_WORKERS is not set", "JOB_COMPLETION_INDEX is set"]),
-        (JOB | {"TFDIST_K8S_SERVICE": ""}, ["TFDIST_K8S_SERVICE is empty", "headless service"]),
-        (JOB | {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "train-2"}, ["JOB_COMPLETION_INDEX is '2'", "from 0 to 1"]),
-        (JOB | {"HOSTNAME": "train-0"}, ["JOB_COMPLETION_INDEX is 1", "HOSTNAME is 'train-0'"]),
-        (STATEFUL | {"HOSTNAME": "web"}, ["HOSTNAME is 'web'", "-INDEX"]),
-        (STATEFUL | {"HOSTNAME": "my-set-2"}, ["HOSTNAME is 'my-set-2'", "from 0 to 1"]),
-        ({"TFDIST_K8S_SERVICE": "svc"}, ["TFDIST_K8S_WORKERS is not set", "TFDIST_K8S_SERVICE is set"]),
-        (SLURM | {"SLURM_PROCID": "7"}, ["SLURM_PROCID is '7'", "7 tasks"]),
-        (SLURM | {"SLURM_STEP_NODELIST": "n[1-3"}, ["SLURM_STEP_NODELIST is 'n[1-3'", "not closed"]),
-        (SLURM | {"SLURM_STEP_NODELIST": "n[1,1],a,b"}, ["SLURM_STEP_NODELIST", "n1 stands there twice"]),
-        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x4"}, ["SLURM_STEP_TASKS_PER_NODE is '2(x4'"]),
-        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, ["4 nodes", "together 8", "7 tasks"]),
-        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "7"}, ["4 nodes", "1 counts"]),
-        (SLURM | {"SLURM_JOB_ID": ""}, ["SLURM_JOB_ID is empty"]),
-        (SLURM | {"SLURM_NODEID": "1"}, ["SLURM_NODEID is 1", "would have 2", "--distribution"]),
-        (SLURM | {"TFDIST_PORT": "65535"}, ["TFDIST_PORT is '65535'", "65534"]),
-        ({"OMPI_COMM_WORLD_RANK": "0"}, ["OMPI_COMM_WORLD_SIZE is not set", "OMPI_COMM_WORLD_RANK is set"]),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, ["OMPI_COMM_WORLD_RANK is not set"]),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, ["OMPI_COMM_WORLD_RANK is '4'", "from 0 to 3"]),
-        (OPEN_MPI | {"TFDIST_WORKERS": "a:1,b:1"}, ["TFDIST_WORKERS is 'a:1,b:1'", "4 ranks"]),
-        (OPEN_MPI | {"TFDIST_COORDINATOR": "host"}, ["TFDIST_COORDINATOR is 'host'", "host:port"]),
-        (OPEN_MPI | {"TFDIST_COORDINATOR": "a:65533"}, ["TFDIST_COORDINATOR is 'a:65533'", "lower port"]),
+        ({"TFDIST_WORKER_INDEX": "0"}, "TFDIST_WORKERS", "", ["TFDIST_WORKER_INDEX"]),
+        ({"TFDIST_WORKERS": "a:1,b:1"}, "TFDIST_WORKERS", "a:1,b:1", ["TFDIST_WORKER_INDEX"]),
+        (TFDIST | {"TFDIST_WORKER_INDEX": "2"}, "TFDIST_WORKER_INDEX", "2", ["from 0 to 1", "2 addresses"]),
+        (TFDIST | {"TFDIST_WORKER_INDEX": "True"}, "TFDIST_WORKER_INDEX", "True", ["integer"]),
+        (TFDIST | {"TFDIST_WORKERS": "a:1,"}, "TFDIST_WORKERS[1]", "", []),
+        (TFDIST | {"TFDIST_WORKERS": "a:1,a:1"}, "TFDIST_WORKERS[1]", "a:1", ["TFDIST_WORKERS[0]"]),
+        (TFDIST | {"TFDIST_LOCAL_INDEX": "2"}, "TFDIST_LOCAL_INDEX", "2", []),
+        (TFDIST | {"TFDIST_LOCAL_WORKERS": "3"}, "TFDIST_LOCAL_WORKERS", "3", []),
+        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS", "algo-1", ["JSON"]),
+        ({"SM_HOSTS": "[1]", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS", "[1]", ["list"]),
+        ({"SM_HOSTS": '["a", "a"]', "SM_CURRENT_HOST": "a"}, "SM_HOSTS", '["a", "a"]', ["twice"]),
+        ({"SM_HOSTS": '["a"]'}, "SM_CURRENT_HOST", "", ["SM_HOSTS"]),
+        (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST", "algo-3", ["algo-2"]),
+        (SAGEMAKER | {"TFDIST_PORT": "0"}, "TFDIST_PORT", "0", []),
+        ({"JOB_COMPLETION_INDEX": "0"}, "TFDIST_K8S_WORKERS", "", ["JOB_COMPLETION_INDEX"]),
+        (JOB | {"TFDIST_K8S_SERVICE": ""}, "TFDIST_K8S_SERVICE", "", []),
+        (JOB | {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "train-2"}, "JOB_COMPLETION_INDEX", "2", ["from 0 to 1"]),
+        (JOB | {"HOSTNAME": "train-0"}, "JOB_COMPLETION_INDEX", "1", ["HOSTNAME", "'train-0'"]),
+        (STATEFUL | {"HOSTNAME": "web"}, "HOSTNAME", "web", ["-INDEX"]),
+        (STATEFUL | {"HOSTNAME": "my-set-2"}, "HOSTNAME", "my-set-2", ["from 0 to 1"]),
+        ({"TFDIST_K8S_SERVICE": "svc"}, "TFDIST_K8S_WORKERS", "", ["TFDIST_K8S_SERVICE"]),
+        (SLURM | {"SLURM_PROCID": "7"}, "SLURM_PROCID", "7", ["7 tasks"]),
+        (SLURM | {"SLURM_STEP_NODELIST": "n[1-3"}, "SLURM_STEP_NODELIST", "n[1-3", ["closed"]),
+        (SLURM | {"SLURM_STEP_NODELIST": "n[1,1],a,b"}, "SLURM_STEP_NODELIST", "n[1,1],a,b", ["node n1", "twice"]),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x4"}, "SLURM_STEP_TASKS_PER_NODE", "2(x4", []),
+        (
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x4)"},
+            "SLURM_STEP_TASKS_PER_NODE",
+            "[2, 2, 2, 2]",
+            ["4 nodes", "7 tasks"],
+        ),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "7"}, "SLURM_STEP_TASKS_PER_NODE", "[7]", ["4 nodes", "7 tasks"]),
+        (SLURM | {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID", "", []),
+        (SLURM | {"SLURM_NODEID": "1"}, "SLURM_NODEID", "1", ["2", "--distribution"]),
+        (SLURM | {"TFDIST_PORT": "65535"}, "TFDIST_PORT", "65535", ["65534"]),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE", "", ["OMPI_COMM_WORLD_RANK"]),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK", "", []),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK", "4", ["from 0 to 3"]),
+        (OPEN_MPI | {"TFDIST_WORKERS": "a:1,b:1"}, "TFDIST_WORKERS", "a:1,b:1", ["4 ranks"]),
+        (OPEN_MPI | {"TFDIST_COORDINATOR": "host"}, "TFDIST_COORDINATOR", "host", ["host:port"]),
+        (OPEN_MPI | {"TFDIST_COORDINATOR": "a:65533"}, "TFDIST_COORDINATOR", "a:65533", ["65535"]),
         (
             OPEN_MPI | {"TFDIST_COORDINATOR": "a:1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-            ["TFDIST_COORDINATOR is 'a:1'", "several hosts", "TFDIST_WORKERS"],
+            "TFDIST_COORDINATOR",
+            "a:1",
+            ["hosts", "TFDIST_WORKERS"],
         ),
-        ({"PMI_RANK": "0"}, ["PMI_SIZE is not set", "PMI_RANK is set"]),
-        ({"PMIX_RANK": "0"}, ["TFDIST_NUM_WORKERS is not set", "PMIx tells ranks only"]),
+        ({"PMI_RANK": "0"}, "PMI_SIZE", "", ["PMI_RANK"]),
+        ({"PMIX_RANK": "0"}, "TFDIST_NUM_WORKERS", "", ["PMIx"]),
     ],
 )
-def test_malformed_variables_say_what_was_read(environ: dict[str, str], shown: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_malformed_variables_say_what_was_read(
+    environ: dict[str, str], name: str, received: str, mentions: list[str]
+) -> None:
+    with refused(ConfigError, name=name, received=received, mentions=mentions):
         from_environment(environ)
-    for part in shown:
-        assert part in str(caught.value)
 
 
 @given(st.sampled_from([TFDIST, OPEN_MPI, PMI, SAGEMAKER, JOB, STATEFUL, SLURM]), st.data())

@@ -1,12 +1,12 @@
 """Slurm's compressed lists, against a slow oracle."""
 
 import itertools
-import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from tfdist.cluster.hostlist import expand, expand_counts
 from tfdist.errors import ConfigError
 
@@ -63,30 +63,28 @@ def test_expand_examples(text: str, nodes: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "an entry is empty"),
-        ("a,,b", "an entry is empty"),
-        ("a,", "an entry is empty"),
-        ("a[1-3", "not closed"),
-        ("a1-3]", "does not match"),
-        ("a[1-[2]]", "does not match"),
-        ("a[]", "neither a number"),
-        ("a[1-]", "neither a number"),
-        ("a[1-2-3]", "neither a number"),
-        ("a[x]", "neither a number"),
-        ("a[1,,2]", "neither a number"),
-        ("a[²]", "neither a number"),
-        ("a[3-1]", "runs backwards"),
+        ("", "empty"),
+        ("a,,b", "empty"),
+        ("a,", "empty"),
+        ("a[1-3", "closed"),
+        ("a1-3]", "character 5"),
+        ("a[1-[2]]", "character 5"),
+        ("a[]", "'' in []"),
+        ("a[1-]", "'1-' in [1-]"),
+        ("a[1-2-3]", "'1-2-3' in [1-2-3]"),
+        ("a[x]", "'x' in [x]"),
+        ("a[1,,2]", "'' in [1,,2]"),
+        ("a[²]", "'²' in [²]"),
+        ("a[3-1]", "range 3-1"),
         ("a b", "white space"),
-        ("a[1-999999999]", "over 100000 nodes"),
-        ("a[1-1000]b[1-1000]", "over 100000 nodes"),
-        ("a[1-60000],b[1-60000]", "over 100000 nodes"),
+        ("a[1-999999999]", "100000 nodes"),
+        ("a[1-1000]b[1-1000]", "100000 nodes"),
+        ("a[1-60000],b[1-60000]", "100000 nodes"),
     ],
 )
 def test_expand_refuses(text: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(what)) as caught:
+    with refused(ConfigError, name="SLURM_STEP_NODELIST", received=text, mentions=[what]):
         expand(text, name="SLURM_STEP_NODELIST")
-    assert "SLURM_STEP_NODELIST" in str(caught.value)
-    assert repr(text)[:20] in str(caught.value)
 
 
 @given(st.text("a1[]-,2 ", max_size=12))
@@ -107,5 +105,5 @@ def test_counts(runs: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("text", ["", "2(x3", "2x3", "(x3)", "-1", "2,,1", "2(x999999)", "two"])
 def test_counts_refuse(text: str) -> None:
-    with pytest.raises(ConfigError, match="SLURM_TASKS_PER_NODE"):
+    with refused(ConfigError, name="SLURM_TASKS_PER_NODE", received=text):
         expand_counts(text, name="SLURM_TASKS_PER_NODE")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.cluster import ports
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, ConfigTypeError
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,10 +60,15 @@ def test_ports_stay_below_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("count", "host", "shown"),
-    [(-1, "127.0.0.1", "count is -1"), (True, "127.0.0.1", "bool"), (1, "192.0.2.1", "192.0.2.1"), (1, "", "host"),
-     (1, "no such host", "does not resolve")],
-)  # fmt: skip
-def test_impossible_requests(count: int, host: str, shown: str) -> None:
-    with pytest.raises(ConfigError, match=shown):
+    ("count", "host", "kind", "name", "received"),
+    [
+        (-1, "127.0.0.1", ConfigError, "count", -1),
+        (True, "127.0.0.1", ConfigTypeError, "count", True),
+        (1, "192.0.2.1", ConfigError, "host", "192.0.2.1"),
+        (1, "", ConfigError, "host", ""),
+        (1, "no such host", ConfigError, "host", "no such host"),
+    ],
+)
+def test_impossible_requests(count: int, host: str, kind: type[ConfigError], name: str, received: object) -> None:
+    with refused(kind, name=name, received=received):
         ports.free_ports(count, host)

@@ -41,7 +41,8 @@ def test_who_is_silent(ages: dict[str, float], says: dict[int, str]) -> None:
 
 
 def test_a_sentence_names_all_and_where_they_were() -> None:
-    assert sentence({1: "has ended", 2: "is silent"}, ["a:1", "b:1"]) == "worker 1 (b:1) has ended; worker 2 is silent"
+    said = sentence({1: "has ended", 2: "is silent"}, ["a:1", "b:1"])
+    assert said.split("; ") == ["worker 1 (b:1) has ended", "worker 2 is silent"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -76,5 +77,5 @@ def test_without_the_store_it_is_its_holder_who_has_gone() -> None:
     server = StoreServer("127.0.0.1", 0)
     other = member(server.address, 1, [])
     server.close()
-    assert other.find_cause() == "worker 0 (host:0) has ended, and the job's store with it"
+    assert other.find_cause().startswith("worker 0 (host:0) ")
     other.leave()

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.coordination import scheduler as module
 from tfdist.coordination.scheduler import Outcome, Scheduler
 from tfdist.errors import ServerLostError, WorkerLostError
@@ -175,7 +176,7 @@ def test_a_task_that_nobody_survives_is_an_error(make: Callable[..., Scheduler],
     scheduler.submit(compute)
     error = outcome_of(scheduler).error
     assert isinstance(error, WorkerLostError)
-    assert "3 workers were lost over the same step" in str(error)
+    assert "3 workers" in str(error)
 
 
 def test_a_worker_that_cannot_be_reached_yet_is_tried_again(make: Callable[..., Scheduler], fake: Fake) -> None:
@@ -291,7 +292,7 @@ def test_without_any_worker_it_ends(make: Callable[..., Scheduler], fake: Fake) 
         raise Gone("Socket closed")
 
     scheduler.submit(compute)
-    with pytest.raises(WorkerLostError, match="no worker of 1 has answered"):
+    with refused(WorkerLostError, workers=[0]):
         outcome_of(scheduler)
 
 

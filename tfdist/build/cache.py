@@ -38,7 +38,9 @@ class Cache:
                 return place
         raise ConfigError(
             f"the paths of the cache, {str(self.root)!r}, and of the folder for temporary files, {str(place)!r}, both "
-            "have spaces, which Horovod's build cannot carry. Name another for one of them: export TMPDIR=/path"
+            "have spaces, which Horovod's build cannot carry. Name another for one of them: export TMPDIR=/path",
+            name="TMPDIR",
+            path=place,
         )
 
     def log(self, key: str) -> Path:
@@ -77,7 +79,9 @@ def open_cache(environ: Mapping[str, str]) -> Cache:
     if any(sign in str(root) for sign in ":;\n"):
         raise ConfigError(
             f"the cache folder is {str(root)!r}; colons, semicolons and line ends divide lists of paths in the "
-            f"programs of a build, so its path must have none. Name another: export TFDIST_CACHE_DIR=/path"
+            f"programs of a build, so its path must have none. Name another: export TFDIST_CACHE_DIR=/path",
+            name="TFDIST_CACHE_DIR",
+            path=root,
         )
     cache.make(root, ("work", "logs", "wheels", "locks"))
     return Cache(root)

@@ -40,7 +40,10 @@ class Edit:
         if found != 1:
             raise UnsupportedError(
                 f"{self.path} has the text {self.old!r} {found} times, not once: these are other sources than "
-                "the recipe was written for. Fetch them again with --force; if that does not help, update tfdist."
+                "the recipe was written for. Fetch them again with --force; if that does not help, update tfdist.",
+                path=self.path,
+                name=self.old,
+                received=found,
             )
         return text.replace(self.old, self.new)
 
@@ -135,7 +138,8 @@ def apply(edits: Iterable[Edit], root: Path) -> None:
         except OSError as error:
             raise UnsupportedError(
                 f"Horovod's sources have no readable {edit.path} ({error}): these are other sources than the recipe "
-                "was written for. Fetch them again with --force; if that does not help, update tfdist."
+                "was written for. Fetch them again with --force; if that does not help, update tfdist.",
+                path=edit.path,
             ) from error
         changed[path] = edit.applied(text)
     for path, text in changed.items():

@@ -97,11 +97,18 @@ def toolkit(home: Path | None) -> Toolkit:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
             f"{nvcc} cannot be asked for its version ({error}). Name the folder of a CUDA toolkit, with bin/nvcc in "
-            "it, or leave --cuda-home out: then the compiler comes as a wheel."
+            "it, or leave --cuda-home out: then the compiler comes as a wheel.",
+            name="--cuda-home",
+            path=nvcc,
         ) from error
     found = re.search(r"release (\d+\.\d+)", said)
     if found is None:
-        raise ConfigError(f"{nvcc} --version names no release: {said.strip()[:200]!r}. Name a CUDA toolkit's folder.")
+        raise ConfigError(
+            f"{nvcc} --version names no release: {said.strip()[:200]!r}. Name a CUDA toolkit's folder.",
+            name="--cuda-home",
+            path=nvcc,
+            received=said.strip()[:200],
+        )
     return Toolkit(version=found[1], home=nvcc.parents[1])
 
 
@@ -116,7 +123,8 @@ def nccl_requirement(declared: Iterable[str]) -> str:
             return f"{requirement.name}{requirement.specifier}"
     raise UnsupportedError(
         "this TensorFlow names no NCCL among what it can use, so it has no CUDA in it and Horovod would have no GPU to "
-        "work for. Leave --gpu out, or install the package tensorflow."
+        "work for. Leave --gpu out, or install the package tensorflow.",
+        name="--gpu",
     )
 
 

@@ -36,11 +36,15 @@ def toolkit(home: Path | None) -> Toolkit:
         "Name the folder of an MPI, with bin/mpicxx and bin/mpirun in it, or leave --mpi-home out: then it is a wheel."
     )
     if not (home / "bin" / "mpicxx").exists():
-        raise ConfigError(f"there is no {home / 'bin' / 'mpicxx'}. {cure}")
+        raise ConfigError(
+            f"there is no {home / 'bin' / 'mpicxx'}. {cure}", name="--mpi-home", path=home / "bin" / "mpicxx"
+        )
     try:
         done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{mpirun} cannot be asked for its version ({error}). {cure}") from error
+        raise ConfigError(
+            f"{mpirun} cannot be asked for its version ({error}). {cure}", name="--mpi-home", path=mpirun
+        ) from error
     where = hashlib.sha256(str(home).encode()).hexdigest()[:8]
     return Toolkit(version=f"{slug(done.stdout)}-{where}", home=home)
 

@@ -28,14 +28,16 @@ def workshop(parent: Path, log: Path, *, keep_log: bool, verb: str) -> Iterator[
     try:
         file = log.open("w", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"the log {log} cannot be written ({error.strerror}). Name another: --log FILE") from error
+        raise ConfigError(
+            f"the log {log} cannot be written ({error.strerror}). Name another: --log FILE", name="--log", path=log
+        ) from error
     try:
         with file, guarded(secrets.token_hex(8), parent=parent) as guard:
             yield Runner(guard=guard, log=file)
     except (TfdistError, OSError) as error:
         keep_log = True
         kind = DeadlineError if isinstance(error, DeadlineError) else TfdistError
-        raise kind(_explained(error, log, verb=verb)) from error
+        raise kind(_explained(error, log, verb=verb), path=log) from error
     finally:
         if not keep_log:
             log.unlink(missing_ok=True)

@@ -64,7 +64,11 @@ def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
         True
     """
     if not isinstance(arrays, Mapping):
-        raise ConfigTypeError(f"arrays are {validation.shown(arrays)}; they must be a mapping of names to arrays.")
+        raise ConfigTypeError(
+            f"arrays are {validation.shown(arrays)}; they must be a mapping of names to arrays.",
+            name="arrays",
+            received=validation.shown(arrays),
+        )
     found = {}
     for name, value in arrays.items():
         _need_name(name)
@@ -74,7 +78,9 @@ def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
         if array.dtype not in _CODES:
             raise ConfigTypeError(
                 f"the array {name!r} has dtype {array.dtype}; it must be one of "
-                f"{', '.join(sorted(str(dtype) for dtype in _CODES))}. Convert it, or put it into state."
+                f"{', '.join(sorted(str(dtype) for dtype in _CODES))}. Convert it, or put it into state.",
+                name=name,
+                received=str(array.dtype),
             )
         found[name] = array
     return found
@@ -96,7 +102,11 @@ def write(
     """
     head = _header((name, (_CODES[array.dtype], array.shape)) for name, array in arrays.items())
     if len(head) > LARGEST_HEADER:
-        raise ConfigError(f"the names of the arrays take {len(head)} bytes; at most {LARGEST_HEADER} can be written.")
+        raise ConfigError(
+            f"the names of the arrays take {len(head)} bytes; at most {LARGEST_HEADER} can be written.",
+            name="arrays",
+            received=len(head),
+        )
     total = len(head) + sum(array.nbytes for array in arrays.values())
     checksum, written, is_first_half = google_crc32c.value(head), file.write(head), True
     for name in sorted(arrays, key=lambda name: _place(name, arrays[name].dtype)):
@@ -203,6 +213,14 @@ def _place(name: str, dtype: np.dtype[Any]) -> tuple[int, str]:
 
 def _need_name(name: Any) -> None:
     if not isinstance(name, str):
-        raise ConfigTypeError(f"the name of an array is {validation.shown(name)}; it must be a text.")
+        raise ConfigTypeError(
+            f"the name of an array is {validation.shown(name)}; it must be a text.",
+            name="arrays",
+            received=validation.shown(name),
+        )
     if name == "__metadata__" or any("\ud800" <= sign <= "\udfff" for sign in name):
-        raise ConfigError(f"the name of an array is {name!r}, which a safetensors file cannot hold. Choose another.")
+        raise ConfigError(
+            f"the name of an array is {name!r}, which a safetensors file cannot hold. Choose another.",
+            name="arrays",
+            received=name,
+        )

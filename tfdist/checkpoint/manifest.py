@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfdist import validation
-from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError
+from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, fields_of
 from tfdist.storage.filenames import plain_name
 
 NAME = "manifest.json"
@@ -72,7 +72,9 @@ class Manifest:
         data = canonical({**self._json(), "digest": self.digest})
         if len(data) > LARGEST_BYTES:
             raise ConfigError(
-                f"state has {len(data)} bytes as JSON; at most {LARGEST_BYTES} can be. Put numbers into arrays."
+                f"state has {len(data)} bytes as JSON; at most {LARGEST_BYTES} can be. Put numbers into arrays.",
+                name="state",
+                received=len(data),
             )
         return data
 
@@ -93,7 +95,9 @@ class Manifest:
         try:
             return _read(data)
         except (ConfigError, RecursionError) as error:
-            raise CorruptDataError(f"{NAME} cannot be used: {str(error) or 'it is nested too deeply.'}") from error
+            raise CorruptDataError(
+                f"{NAME} cannot be used: {str(error) or 'it is nested too deeply.'}", path=NAME, **fields_of(error)
+            ) from error
 
 
 def canonical(value: Any) -> bytes:
@@ -119,11 +123,15 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
         {'epoch': 3, 'history': {'loss': [0.5, inf]}}
     """
     if not isinstance(state, Mapping):
-        raise ConfigTypeError(f"state is {validation.shown(state)}; it must be a mapping of names to JSON values.")
+        raise ConfigTypeError(
+            f"state is {validation.shown(state)}; it must be a mapping of names to JSON values.",
+            name="state",
+            received=validation.shown(state),
+        )
     try:
         copied = _plain("state", state)
     except RecursionError:
-        raise ConfigError("state is nested too deeply, or contains itself; it must be JSON.") from None
+        raise ConfigError("state is nested too deeply, or contains itself; it must be JSON.", name="state") from None
     assert isinstance(copied, dict)
     return copied
 
@@ -136,20 +144,24 @@ def _plain(where: str, value: Any) -> Any:
             if type(key) is not str:
                 raise ConfigTypeError(
                     f"{where} has the key {validation.shown(key)} ({type(key).__name__}); keys must be str, because "
-                    "JSON has no others."
+                    "JSON has no others.",
+                    name=where,
+                    received=validation.shown(key),
                 )
         return {key: _plain(f"{where}[{key!r}]", inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(f"{where}[{i}]", inner) for i, inner in enumerate(value)]
     raise ConfigTypeError(
         f"{where} is {validation.shown(value)} ({type(value).__name__}); it must be JSON: None, bool, int, float, str, "
-        "lists and mappings of them. Convert it, or put it into arrays."
+        "lists and mappings of them. Convert it, or put it into arrays.",
+        name=where,
+        received=validation.shown(value),
     )
 
 
 def _read(data: bytes) -> Manifest:
     if len(data) > LARGEST_BYTES:
-        raise ConfigError(f"it has {len(data)} bytes; at most {LARGEST_BYTES} are read.")
+        raise ConfigError(f"it has {len(data)} bytes; at most {LARGEST_BYTES} are read.", received=len(data))
     try:
         found = json.loads(data)
     except ValueError as error:
@@ -160,10 +172,15 @@ def _read(data: bytes) -> Manifest:
     if type(version) is not int or version not in _FIELDS:
         raise ConfigError(
             f"it has version {validation.shown(version)} of the format; this tfdist reads versions up to "
-            f"{VERSION}. Install the tfdist that wrote it, or a later one."
+            f"{VERSION}. Install the tfdist that wrote it, or a later one.",
+            name="version",
+            received=validation.shown(version),
         )
     if set(found) != _FIELDS[version]:
-        raise ConfigError(f"its fields are {validation.shown(sorted(found))}; they must be {sorted(_FIELDS[version])}.")
+        raise ConfigError(
+            f"its fields are {validation.shown(sorted(found))}; they must be {sorted(_FIELDS[version])}.",
+            received=validation.shown(sorted(found)),
+        )
     if not isinstance(found["state"], dict) or not isinstance(found["files"], list):
         raise ConfigError("its state must be an object, and its files a list.")
     manifest = Manifest(
@@ -174,9 +191,16 @@ def _read(data: bytes) -> Manifest:
     )
     have = {file.part for file in manifest.files} - {None}
     if missing := set(range(manifest.parts)) - have:
-        raise ConfigError(f"it names no file of worker {min(missing)}, of {manifest.parts}.")
+        raise ConfigError(
+            f"it names no file of worker {min(missing)}, of {manifest.parts}.",
+            name="parts",
+            received=manifest.parts,
+            workers=missing,
+        )
     if have - set(range(manifest.parts)):
-        raise ConfigError(f"it names files of more workers than {manifest.parts}.")
+        raise ConfigError(
+            f"it names files of more workers than {manifest.parts}.", name="parts", received=manifest.parts
+        )
     names = [file.name for file in manifest.files]
     if len({*names, NAME}) != len(names) + 1:
         raise ConfigError("two of its files have the same name.")
@@ -194,7 +218,10 @@ def file_from(value: Any) -> File:
         ConfigError: it is none.
     """
     if not isinstance(value, dict) or set(value) - {"part"} != {"name", "bytes", "crc32c"}:
-        raise ConfigError(f"a file of it is {validation.shown(value)}; it must have name, bytes and crc32c.")
+        raise ConfigError(
+            f"a file of it is {validation.shown(value)}; it must have name, bytes and crc32c.",
+            received=validation.shown(value),
+        )
     part = value.get("part")
     return File(
         name=plain_name(value["name"]),

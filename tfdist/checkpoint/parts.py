@@ -81,7 +81,7 @@ def read_receipt(data: bytes, joint: Joint, *, step: int, part: int) -> File | N
     except (ValueError, AttributeError, RecursionError):
         return None
     if "failed" in content:
-        raise StorageError(f"Worker {part} could not save its part: {content['failed']}")
+        raise StorageError(f"Worker {part} could not save its part: {content['failed']}", workers=(part,))
     return file_from(content["file"])
 
 

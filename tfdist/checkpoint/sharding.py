@@ -105,7 +105,7 @@ def _sum(shards: Sequence[_Array], index: int, count: int) -> _Array:
         share, rest = np.divmod(np.sum(np.stack(shards), axis=0, dtype=dtype), count)
         return np.asarray(share + (index < rest)).astype(dtype)
     if dtype.kind == "b":
-        raise ConfigError("bools cannot be added up; choose another rule.")
+        raise ConfigError("bools cannot be added up; choose another rule.", name="rule", received="sum")
     total = np.zeros(shards[0].shape, np.float64)  # also of 16 bits
     for shard in shards:
         total += shard.astype(np.float64)
@@ -114,7 +114,9 @@ def _sum(shards: Sequence[_Array], index: int, count: int) -> _Array:
 
 def _concatenate(shards: Sequence[_Array], index: int, count: int) -> _Array:
     if any(not shard.ndim for shard in shards):
-        raise ConfigError("numbers have no rows to be concatenated; choose another rule.")
+        raise ConfigError(
+            "numbers have no rows to be concatenated; choose another rule.", name="rule", received="concatenate"
+        )
     _require_alike(shards, [shard.shape[1:] for shard in shards])
     return np.array_split(np.concatenate(shards), count)[index]
 
@@ -124,13 +126,17 @@ def _owned(shards: Sequence[_Array], index: int, count: int) -> _Array:
 
 
 def _refuse(shards: Sequence[_Array], index: int, count: int) -> _Array:
-    raise ConfigError(f"they are of {len(shards)} and cannot be had by {count}; go on with as many as before.")
+    raise ConfigError(
+        f"they are of {len(shards)} and cannot be had by {count}; go on with as many as before.",
+        name="rule",
+        received="refuse",
+    )
 
 
 def _require_alike(shards: Sequence[_Array], shapes: Sequence[tuple[int, ...]]) -> None:
     if len(set(shapes)) > 1 or len({shard.dtype for shard in shards}) > 1:
         found = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
-        raise ConfigError(f"the shards do not fit together: {found}.")
+        raise ConfigError(f"the shards do not fit together: {found}.", name="shards", received=found)
 
 
 _RULES: dict[str, Callable[[Sequence[_Array], int, int], _Array]] = {

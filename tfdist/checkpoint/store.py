@@ -176,7 +176,9 @@ class Store:
         if len(own) != len(parts) or own.keys() - range(count):
             raise ConfigError(
                 f"parts are of workers {[part.index for part in parts]}; with {count} parts they must be different "
-                f"ones of 0 to {count - 1}. Pass joint where other processes write some."
+                f"ones of 0 to {count - 1}. Pass joint where other processes write some.",
+                name="parts",
+                received=[part.index for part in parts],
             )
         written = list[File]()
         reached = functools.partial(faults.at, step=step, memory=not self.durable)
@@ -273,7 +275,9 @@ class Store:
                 raise StorageError(
                     f"{self.url}/{name} cannot be saved: after {joint.timeout_seconds:g} seconds worker "
                     f"{min(missing - found.keys())} of {joint.count} has not written its part. Look whether it runs, "
-                    "and sees this directory."
+                    "and sees this directory.",
+                    path=f"{self.url}/{name}",
+                    workers=missing - found.keys(),
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LOOKS_SECONDS[1])
@@ -343,7 +347,9 @@ class Store:
             found = self._read(name, file)
             into = arrays if file.part is None else of_parts[file.part]
             if twice := into.keys() & found.keys():
-                raise CorruptDataError(f"{file.name} has the array {min(twice)!r} of another file.")
+                raise CorruptDataError(
+                    f"{file.name} has the array {min(twice)!r} of another file.", name=min(twice), path=file.name
+                )
             into |= found
         return Checkpoint(
             step=manifest.step,

@@ -119,7 +119,9 @@ class Writer:
         with self._changed:
             self._raise_broken()
             if self._is_closed:
-                raise ConfigError("the writer is closed; it takes nothing more. Make another one.")
+                raise ConfigError(
+                    "the writer is closed; it takes nothing more. Make another one.", path=self._store.url
+                )
             self._next = job
             if self._thread is None:
                 # a process that ends does not wait for it: a save is whole or did not happen
@@ -142,7 +144,8 @@ class Writer:
                 if left is not None and left <= 0:
                     raise DeadlineError(
                         f"Saving into {self._store.url} has not ended after {timeout_seconds:g} seconds. Look whether "
-                        "the disk or the store answers."
+                        "the disk or the store answers.",
+                        path=self._store.url,
                     )
                 # a wait without a limit may miss Ctrl-C
                 self._changed.wait(LOOK_SECONDS if left is None else min(left, LOOK_SECONDS))

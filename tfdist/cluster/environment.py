@@ -59,6 +59,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Cluster:
     if given(variables, "TFDIST_WORKERS"):
         raise ConfigError(
             f"TFDIST_WORKERS is {variables['TFDIST_WORKERS']!r}, but nothing tells which of these workers this process "
-            "is. Set TFDIST_WORKER_INDEX, or start with tfdist run or mpirun."
+            "is. Set TFDIST_WORKER_INDEX, or start with tfdist run or mpirun.",
+            name="TFDIST_WORKERS",
+            received=variables["TFDIST_WORKERS"],
         )
     return Cluster()

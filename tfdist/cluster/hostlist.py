@@ -55,7 +55,11 @@ def expand_counts(counts: str, *, name: str = "tasks per node") -> list[int]:
     for entry in counts.strip().split(","):
         found = _COUNT.fullmatch(entry)
         if not found:
-            raise ConfigError(f"{name} is {shown(counts)}; {entry!r} must be a count, or COUNT(xTIMES) such as 2(x3).")
+            raise ConfigError(
+                f"{name} is {shown(counts)}; {entry!r} must be a count, or COUNT(xTIMES) such as 2(x3).",
+                name=name,
+                received=counts,
+            )
         times = int(found["times"] or 1)
         _check_size(len(result) + times, counts, name)
         result.extend([int(found["count"])] * times)
@@ -111,10 +115,16 @@ def _numbers(ranges: str, nodes: str, name: str) -> list[str]:
 
 def _check_size(size: int, text: str, name: str) -> None:
     if size > MAX_NODES:
-        raise ConfigError(f"{name} is {shown(text)}, which stands for over {MAX_NODES} nodes; check its ranges.")
+        raise ConfigError(
+            f"{name} is {shown(text)}, which stands for over {MAX_NODES} nodes; check its ranges.",
+            name=name,
+            received=text,
+        )
 
 
 def _bad(nodes: str, name: str, what: str) -> ConfigError:
     return ConfigError(
-        f"{name} is {shown(nodes)}: {what}; it must be a list such as a[1-3,7],b[01-04],c9, as Slurm writes it."
+        f"{name} is {shown(nodes)}: {what}; it must be a list such as a[1-3,7],b[01-04],c9, as Slurm writes it.",
+        name=name,
+        received=nodes,
     )

@@ -57,12 +57,16 @@ def read(environ: Environ) -> Cluster | None:
         if index != ordinal:
             raise ConfigError(
                 f"JOB_COMPLETION_INDEX is {index}, but HOSTNAME is {environ['HOSTNAME']!r}; the pod of an indexed Job "
-                "is named job-index. Leave the pod's hostname as Kubernetes sets it."
+                "is named job-index. Leave the pod's hostname as Kubernetes sets it.",
+                name="JOB_COMPLETION_INDEX",
+                received=index,
             )
     elif index >= workers:
         raise ConfigError(
             f"HOSTNAME is {environ['HOSTNAME']!r}, which is pod {index}; its index must be from 0 to {workers - 1}."
-            f" {_size(workers)} Let the StatefulSet's ordinals start at 0."
+            f" {_size(workers)} Let the StatefulSet's ordinals start at 0.",
+            name="HOSTNAME",
+            received=environ["HOSTNAME"],
         )
     service = required(environ, SERVICE, because="TFDIST_K8S_WORKERS is above 1", hint=_SERVICE_HINT)
     chosen = port(environ, default=PORT)
@@ -97,6 +101,8 @@ def _pod(environ: Environ) -> tuple[str, int]:
     if not found:
         raise ConfigError(
             f"HOSTNAME is {hostname!r}; it must end in -INDEX, as the pods of a StatefulSet or an indexed Job do."
-            " Use one of these two, or set TF_CONFIG."
+            " Use one of these two, or set TF_CONFIG.",
+            name="HOSTNAME",
+            received=hostname,
         )
     return found["name"], int(found["index"])

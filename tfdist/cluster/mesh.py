@@ -41,16 +41,26 @@ class Mesh:
         ):
             raise ConfigTypeError(
                 f"axes is {validation.shown(self.axes)}; it must be a tuple of pairs, such as "
-                '(("batch", 2), ("model", 2)).'
+                '(("batch", 2), ("model", 2)).',
+                name="axes",
+                received=validation.shown(self.axes),
             )
         if not self.axes:
             raise ConfigError(f"the mesh has no axis; it must have one at least. {_WRITE}.")
         for name, size in self.axes:
             if not isinstance(name, str) or not name.isidentifier():
-                raise ConfigError(f"an axis of the mesh is named {name!r}; it must be a plain word. {_WRITE}.")
+                raise ConfigError(
+                    f"an axis of the mesh is named {name!r}; it must be a plain word. {_WRITE}.",
+                    name="mesh",
+                    received=name,
+                )
             validation.integer(f"the size of the axis {name!r}", size, minimum=1)
         if len(set(self.names)) < len(self.names):
-            raise ConfigError(f"the mesh has the axes {', '.join(self.names)}; each name may be there once.")
+            raise ConfigError(
+                f"the mesh has the axes {', '.join(self.names)}; each name may be there once.",
+                name="mesh",
+                received=", ".join(self.names),
+            )
 
     @classmethod
     def of(cls, names: Sequence[str], shape: Sequence[int]) -> "Mesh":
@@ -82,7 +92,11 @@ class Mesh:
         for entry in validation.text(name, text, hint=f"{_WRITE}.").split(","):
             axis, equals, size = (part.strip() for part in entry.partition("="))
             if not equals or not axis or not size.isdecimal():
-                raise ConfigError(f"{name} is {text!r}, and {entry.strip()!r} is no axis with a size. {_WRITE}.")
+                raise ConfigError(
+                    f"{name} is {text!r}, and {entry.strip()!r} is no axis with a size. {_WRITE}.",
+                    name=name,
+                    received=text,
+                )
             axes.append((axis, int(size)))
         return cls(tuple(axes))
 
@@ -167,7 +181,9 @@ class Mesh:
             raise ConfigError(
                 f"the mesh {self} has {self.size} places, and there {'is' if processes == 1 else 'are'} {processes} "
                 f"process{'' if processes == 1 else 'es'} ({what}). Make the sizes of the axes multiply to the number "
-                "of processes, or to that of the devices of all of them."
+                "of processes, or to that of the devices of all of them.",
+                name="mesh",
+                received=str(self),
             )
         return self.size // processes
 
@@ -186,7 +202,9 @@ class Mesh:
                 f"the mesh {self} has {self.size} places, and {what} gives {processes} process"
                 f"{'' if processes == 1 else 'es'} of {devices} device{'' if devices == 1 else 's'}. Start "
                 f"{self.size} processes (tfdist run -n {self.size}), one with as many devices (tfdist run "
-                f"--replicas-per-worker {self.size}), or numbers that multiply to that."
+                f"--replicas-per-worker {self.size}), or numbers that multiply to that.",
+                name="mesh",
+                received=str(self),
             )
 
     def between_processes(self, devices: int, *, divisible: str) -> "Mesh":
@@ -213,7 +231,9 @@ class Mesh:
                 raise ConfigError(
                     f"the mesh is {self} and a process has {devices} devices, so that of the {size} places along the "
                     f"axis {name!r} some would lie in a process and others in others. Give each process 1 device, or "
-                    f"a multiple of {behind}, or put axes into another order."
+                    f"a multiple of {behind}, or put axes into another order.",
+                    name="mesh",
+                    received=str(self),
                 )
             sizes.append((name, size // near))
             left //= near
@@ -245,5 +265,7 @@ def of(given: Any) -> Mesh:
         return Mesh.of(list(given.axis_names), list(given.shape))
     raise ConfigTypeError(
         f"mesh is {validation.shown(given)} ({type(given).__name__}); it must be a text such as 'batch=2,model=2', a "
-        "dictionary of sizes, or a keras.distribution.DeviceMesh."
+        "dictionary of sizes, or a keras.distribution.DeviceMesh.",
+        name="mesh",
+        received=validation.shown(given),
     )

@@ -100,7 +100,9 @@ def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tup
         if len(addresses) != workers:
             raise ConfigError(
                 f"TFDIST_WORKERS is {environ['TFDIST_WORKERS']!r}, {len(addresses)} addresses, but there are {workers} "
-                "ranks; give one address per rank, in the order of the ranks."
+                "ranks; give one address per rank, in the order of the ranks.",
+                name="TFDIST_WORKERS",
+                received=environ["TFDIST_WORKERS"],
             )
         return addresses
     if not given(environ, "TFDIST_COORDINATOR") or workers == 1:
@@ -110,11 +112,15 @@ def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tup
     if not one_host:
         raise ConfigError(
             f"TFDIST_COORDINATOR is {coordinator!r}, but the {workers} ranks are on several hosts; it tells one host "
-            "only. Set TFDIST_WORKERS to the host:port of every rank, in the order of the ranks."
+            "only. Set TFDIST_WORKERS to the host:port of every rank, in the order of the ranks.",
+            name="TFDIST_COORDINATOR",
+            received=coordinator,
         )
     if first + workers - 1 > 65535:
         raise ConfigError(
-            f"TFDIST_COORDINATOR is {coordinator!r}; port + {workers - 1} must not pass 65535. Use a lower port."
+            f"TFDIST_COORDINATOR is {coordinator!r}; port + {workers - 1} must not pass 65535. Use a lower port.",
+            name="TFDIST_COORDINATOR",
+            received=coordinator,
         )
     written = f"[{host}]" if ":" in host else host
     return tuple(f"{written}:{first + i}" for i in range(workers))

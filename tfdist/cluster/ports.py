@@ -72,7 +72,9 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"host is {host!r}, which does not resolve ({error}). Use 127.0.0.1.") from error
+        raise ConfigError(
+            f"host is {host!r}, which does not resolve ({error}). Use 127.0.0.1.", name="host", received=host
+        ) from error
     return family, str(address[0])
 
 
@@ -89,7 +91,9 @@ def _hold_one(held: contextlib.ExitStack, family: socket.AddressFamily, address:
                 continue
             raise ConfigError(
                 f"cannot bind a port at host {host!r}: {error}. It must be an interface of this machine with free "
-                "ports; use 127.0.0.1, or end programs that hold ports."
+                "ports; use 127.0.0.1, or end programs that hold ports.",
+                name="host",
+                received=host,
             ) from error
         held.enter_context(candidate)
         if port != 0 and not _claimed(port):

@@ -35,7 +35,7 @@ def required(environ: Environ, name: str, *, because: str, hint: str) -> str:
     """
     if not given(environ, name):
         state = "empty" if name in environ else "not set"
-        raise ConfigError(f"{name} is {state} although {because}. {hint}")
+        raise ConfigError(f"{name} is {state} although {because}. {hint}", name=name, received=environ.get(name, ""))
     return environ[name].strip()
 
 

@@ -30,7 +30,11 @@ def read(environ: Environ) -> Cluster | None:
         environ, "SM_CURRENT_HOST", because="SM_HOSTS is set", hint=f"Set it to one of {', '.join(hosts)}."
     )
     if current not in hosts:
-        raise ConfigError(f"SM_CURRENT_HOST is {current!r}; it must be one of SM_HOSTS, {environ['SM_HOSTS']}.")
+        raise ConfigError(
+            f"SM_CURRENT_HOST is {current!r}; it must be one of SM_HOSTS, {environ['SM_HOSTS']}.",
+            name="SM_CURRENT_HOST",
+            received=current,
+        )
     chosen = port(environ, default=_DEFAULT_PORT)
     return Cluster(
         num_workers=len(hosts),
@@ -46,15 +50,21 @@ def _hosts(raw: str) -> list[str]:
         hosts = json.loads(raw)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(
-            f'SM_HOSTS is {shown(raw)}, which is not JSON ({error}); write it as ["algo-1", "algo-2"].'
+            f'SM_HOSTS is {shown(raw)}, which is not JSON ({error}); write it as ["algo-1", "algo-2"].',
+            name="SM_HOSTS",
+            received=raw,
         ) from None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) and host.strip() for host in hosts):
         raise ConfigError(
-            f'SM_HOSTS is {shown(raw)}; it must be a JSON list of host names, such as ["algo-1", "algo-2"].'
+            f'SM_HOSTS is {shown(raw)}; it must be a JSON list of host names, such as ["algo-1", "algo-2"].',
+            name="SM_HOSTS",
+            received=raw,
         )
     repeated = sorted({host for host in hosts if hosts.count(host) > 1})
     if repeated:
         raise ConfigError(
-            f"SM_HOSTS is {shown(raw)}; {', '.join(repeated)} stands there twice. Each host may stand once."
+            f"SM_HOSTS is {shown(raw)}; {', '.join(repeated)} stands there twice. Each host may stand once.",
+            name="SM_HOSTS",
+            received=raw,
         )
     return hosts

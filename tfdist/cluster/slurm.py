@@ -77,7 +77,11 @@ def _nodes(environ: Environ) -> list[str]:
     nodes = expand(listed, name=name)
     if len(set(nodes)) != len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
-        raise ConfigError(f"{name} is {listed!r}; the node {twice} stands there twice. Each node may stand once.")
+        raise ConfigError(
+            f"{name} is {listed!r}; the node {twice} stands there twice. Each node may stand once.",
+            name=name,
+            received=listed,
+        )
     return nodes
 
 
@@ -93,7 +97,9 @@ def _places(environ: Environ, nodes: list[str], counts: list[int], tasks: int) -
             f"Slurm tells of {len(nodes)} nodes ({', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}), but of "
             f"{len(counts)} counts of tasks on them ({counts[:20]}, together {sum(counts)}), and of {tasks} tasks. "
             "There must be one count per node, and their sum must be the number of tasks. Start with srun in the "
-            "allocation itself, and unset SLURM_* variables copied from elsewhere."
+            "allocation itself, and unset SLURM_* variables copied from elsewhere.",
+            name="SLURM_STEP_TASKS_PER_NODE",
+            received=counts[:20],
         )
     blocks = [[(node, local) for local in range(count)] for node, count in enumerate(counts)]
     if environ.get("SLURM_DISTRIBUTION", "").strip().partition(":")[0].partition(",")[0] == "cyclic":
@@ -110,7 +116,9 @@ def _check_place(environ: Environ, index: int, node: int, local_index: int) -> N
                 raise ConfigError(
                     f"{name} is {told}, but task {index} would have {ours} in a distribution of tasks that is"
                     f" {environ.get('SLURM_DISTRIBUTION') or 'block'!r}. Use srun --distribution=block or cyclic, or"
-                    " set TF_CONFIG."
+                    " set TF_CONFIG.",
+                    name=name,
+                    received=told,
                 )
 
 

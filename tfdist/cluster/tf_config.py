@@ -5,7 +5,7 @@ from typing import Any
 
 from tfdist.cluster.reading import Environ, given
 from tfdist.cluster.values import TASK_TYPES, Cluster, TaskId, distinct_addresses, position_on_host
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, fields_of
 from tfdist.validation import integer, parse_integer, shown
 
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -34,7 +34,8 @@ def read(environ: Environ) -> Cluster | None:
         return _cluster(_parsed(raw), job_id=environ.get("TFDIST_JOB_ID") or None)
     except ConfigError as error:
         raise type(error)(
-            f"TF_CONFIG cannot be used: {error}\n  read: {shown(raw, limit=600)}\n  expected: {_EXAMPLE}"
+            f"TF_CONFIG cannot be used: {error}\n  read: {shown(raw, limit=600)}\n  expected: {_EXAMPLE}",
+            **({"name": "TF_CONFIG", "received": raw} | fields_of(error)),
         ) from None
 
 
@@ -44,7 +45,10 @@ def _parsed(raw: str) -> dict[str, Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"it is not JSON ({error}). Write it with json.dumps, and quote it in the shell.") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"it is a JSON {type(config).__name__}; it must be an object with the keys cluster and task.")
+        raise ConfigError(
+            f"it is a JSON {type(config).__name__}; it must be an object with the keys cluster and task.",
+            received=type(config).__name__,
+        )
     return config
 
 
@@ -65,7 +69,11 @@ def _cluster(config: dict[str, Any], *, job_id: str | None) -> Cluster | None:
     workers = training_chief + tasks.get("worker", ())
     if not workers:
         also = "; with ps, the chief only coordinates" if chief else ""
-        raise ConfigError(f"cluster has {', '.join(tasks)} but nobody who trains{also}. Add worker: [...].")
+        raise ConfigError(
+            f"cluster has {', '.join(tasks)} but nobody who trains{also}. Add worker: [...].",
+            name="cluster",
+            received=", ".join(tasks),
+        )
     index = -1
     if task.type == "worker":
         index = len(training_chief) + task.index
@@ -89,17 +97,29 @@ def _cluster(config: dict[str, Any], *, job_id: str | None) -> Cluster | None:
 def _tasks(cluster: object) -> dict[str, tuple[str, ...]]:
     if not isinstance(cluster, dict) or not cluster:
         raise ConfigError(
-            f"cluster is {shown(cluster)}; it must be an object that maps task types to lists of host:port."
+            f"cluster is {shown(cluster)}; it must be an object that maps task types to lists of host:port.",
+            name="cluster",
+            received=shown(cluster),
         )
     for task_type, addresses in cluster.items():
         if task_type not in TASK_TYPES:
-            raise ConfigError(f"cluster has the task type {task_type!r}; it must be one of {', '.join(TASK_TYPES)}.")
+            raise ConfigError(
+                f"cluster has the task type {task_type!r}; it must be one of {', '.join(TASK_TYPES)}.",
+                name="cluster",
+                received=task_type,
+            )
         if not isinstance(addresses, list) or not addresses:
-            raise ConfigError(f"cluster.{task_type} is {shown(addresses)}; it must be a list of host:port, not empty.")
+            raise ConfigError(
+                f"cluster.{task_type} is {shown(addresses)}; it must be a list of host:port, not empty.",
+                name=f"cluster.{task_type}",
+                received=shown(addresses),
+            )
         distinct_addresses(f"cluster.{task_type}", addresses)
     if len(cluster.get("chief", ())) > 1:
         raise ConfigError(
-            f"cluster.chief is {shown(cluster['chief'])}; it must have one entry. The others are workers."
+            f"cluster.chief is {shown(cluster['chief'])}; it must have one entry. The others are workers.",
+            name="cluster.chief",
+            received=shown(cluster["chief"]),
         )
     distinct_addresses("cluster", [address for task_type in TASK_TYPES for address in cluster.get(task_type, ())])
     return {task_type: tuple(addresses) for task_type, addresses in cluster.items()}
@@ -107,16 +127,24 @@ def _tasks(cluster: object) -> dict[str, tuple[str, ...]]:
 
 def _task(task: object, tasks: dict[str, tuple[str, ...]]) -> TaskId:
     if not isinstance(task, dict):
-        raise ConfigError(f"task is {shown(task)}; it must be an object with the keys type and index.")
+        raise ConfigError(
+            f"task is {shown(task)}; it must be an object with the keys type and index.",
+            name="task",
+            received=shown(task),
+        )
     missing = [key for key in ("type", "index") if key not in task]
     if missing:
         raise ConfigError(
-            f"task is {shown(task)}, without the key {' and '.join(missing)}; it must have type and index."
+            f"task is {shown(task)}, without the key {' and '.join(missing)}; it must have type and index.",
+            name=" and ".join(f"task.{key}" for key in missing),
+            received=shown(task),
         )
     known = [*tasks, *(["evaluator"] if "evaluator" not in tasks else [])]
     if task["type"] not in known:
         raise ConfigError(
-            f"task.type is {shown(task['type'])}; it must be one of the types in cluster: {', '.join(tasks)}."
+            f"task.type is {shown(task['type'])}; it must be one of the types in cluster: {', '.join(tasks)}.",
+            name="task.type",
+            received=shown(task["type"]),
         )
     count = len(tasks[task["type"]]) if task["type"] in tasks else None  # an evaluator need not be listed
     hint = f"cluster.{task['type']} has {count} addresses." if count is not None else ""

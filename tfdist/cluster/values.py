@@ -82,20 +82,26 @@ class Cluster:
         if self.chief is not None and not self.parameter_servers:
             raise ConfigError(
                 f"chief is {shown(self.chief)} without parameter_servers; it must be None where the chief is worker 0. "
-                "Give its address as the first of addresses."
+                "Give its address as the first of addresses.",
+                name="chief",
+                received=self.chief,
             )
         if self.task.type == "worker" or (self.task.type == "chief" and self.chief is None):
             integer("worker_index", self.worker_index, minimum=0, maximum=self.num_workers - 1)
         elif self.worker_index != -1:
             raise ConfigError(
-                f"worker_index is {self.worker_index!r}; it must be -1 for {self.task}, which is no worker."
+                f"worker_index is {self.worker_index!r}; it must be -1 for {self.task}, which is no worker.",
+                name="worker_index",
+                received=self.worker_index,
             )
         integer("local_workers", self.local_workers, minimum=1, maximum=self.num_workers)
         integer("local_index", self.local_index, minimum=0, maximum=self.local_workers - 1)
         if self.addresses and len(self.addresses) != self.num_workers:
             raise ConfigError(
                 f"addresses has {len(self.addresses)} entries, {shown(self.addresses)}; it must have one for each of "
-                f"the {self.num_workers} workers, or none."
+                f"the {self.num_workers} workers, or none.",
+                name="addresses",
+                received=self.addresses,
             )
         chief = () if self.chief is None else (self.chief,)
         distinct_addresses("addresses", (*self.addresses, *self.parameter_servers, *chief))
@@ -136,7 +142,8 @@ class Cluster:
                 f"{self.source} tells that this is worker {self.worker_index} of {self.num_workers}, but not where the "
                 "workers listen. Set TFDIST_WORKERS to the same list on every worker, one host:port for each in the "
                 "order of their ranks (mpirun -x TFDIST_WORKERS=node1:40001,node2:40001 ...); when all workers are on "
-                "one host, TFDIST_COORDINATOR=127.0.0.1:PORT is enough: worker i listens at PORT + i."
+                "one host, TFDIST_COORDINATOR=127.0.0.1:PORT is enough: worker i listens at PORT + i.",
+                name="TFDIST_WORKERS",
             )
         return self.addresses
 
@@ -155,7 +162,11 @@ def split_address(name: str, address: object) -> tuple[str, int]:
         ('node1', 2222)
     """
     if not isinstance(address, str):
-        raise ConfigTypeError(f"{name} is {shown(address)} ({type(address).__name__}); it must be a text host:port.")
+        raise ConfigTypeError(
+            f"{name} is {shown(address)} ({type(address).__name__}); it must be a text host:port.",
+            name=name,
+            received=shown(address),
+        )
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     bare = host[1:-1] if bracketed else host
@@ -186,7 +197,9 @@ def distinct_addresses(name: str, addresses: Iterable[object]) -> tuple[str, ...
         if key in seen:
             raise ConfigError(
                 f"{name}[{position}] is {shown(address)}, the same as {name}[{seen[key]}]; each task must have an "
-                "address of its own. Give tasks on one host different ports."
+                "address of its own. Give tasks on one host different ports.",
+                name=f"{name}[{position}]",
+                received=address,
             )
         seen[key] = position
         result.append(str(address))

@@ -71,7 +71,8 @@ def observe() -> Target:
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependencyError(
             f"TensorFlow is not installed in {sys.executable}; native parts are built for one. "
-            f"Install it: {sys.executable} -m pip install tensorflow"
+            f"Install it: {sys.executable} -m pip install tensorflow",
+            name="tensorflow",
         )
     root = Path(next(iter(spec.submodule_search_locations))).parent
     if not (root / "tensorflow" / "include" / "tensorflow" / "core").is_dir():

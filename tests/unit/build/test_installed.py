@@ -33,7 +33,7 @@ def test_what_is_no_record(text: str | None) -> None:
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (replace(OURS, record=None), "not known what it was built for"),
+        (replace(OURS, record=None), "not known"),
         (replace(OURS, is_whole=False), "its library is missing"),
         (replace(OURS, version="0.27.0"), "its version is 0.27.0"),
         (replace(OURS, record=replace(RECORD, tensorflow="2.20.0")), "built for TensorFlow 2.20.0"),
@@ -50,13 +50,13 @@ def test_what_does() -> None:
     assert misfit(OURS, TARGET, Options()) == ""
     more = replace(OURS, record=replace(RECORD, built_in=("gloo", "mpi", "nccl")))
     assert misfit(more, TARGET, Options()) == ""
-    assert misfit(OURS, TARGET, GPU) == "it was built without nccl"
+    assert misfit(OURS, TARGET, GPU).endswith("without nccl")
     with_cuda = replace(OURS, record=Record.of(TARGET, GPU))
     assert misfit(with_cuda, TARGET, GPU) == ""
-    assert misfit(with_cuda, TARGET, Options(cuda=Toolkit(version="12.4"))) == "it was built with CUDA 13.0"
+    assert misfit(with_cuda, TARGET, Options(cuda=Toolkit(version="12.4"))).endswith("with CUDA 13.0")
     with_mpi = replace(OURS, record=Record.of(TARGET, MPI))
     assert misfit(with_mpi, TARGET, MPI) == ""
-    assert misfit(with_mpi, TARGET, Options(mpi=Toolkit(version="mpich4.1"))) == "it was built with openmpi5"
+    assert misfit(with_mpi, TARGET, Options(mpi=Toolkit(version="mpich4.1"))).endswith("with openmpi5")
 
 
 @pytest.mark.parametrize(

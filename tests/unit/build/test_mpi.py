@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.build import mpi
 from tfdist.errors import ConfigError
 
@@ -32,7 +33,7 @@ def test_the_mpi_of_a_folder(tmp_path: Path) -> None:
     assert mpi.toolkit(None) == mpi.FROM_WHEEL
     for name in ("one", "two"):
         program(tmp_path / name / "bin" / "mpirun", "mpirun (Open MPI) 4.1.4")
-        with pytest.raises(ConfigError, match="mpicxx"):
+        with refused(ConfigError, name="--mpi-home", path=tmp_path / name / "bin" / "mpicxx"):
             mpi.toolkit(tmp_path / name)
         program(tmp_path / name / "bin" / "mpicxx", "")
     found = [mpi.toolkit(tmp_path / name) for name in ("one", "two")]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.build import target
 from tfdist.errors import MissingDependencyError
 from tfdist.native.target import observe, version_of_tensorflow
@@ -57,5 +58,5 @@ def test_a_python_without_pip_is_told_how_to_get_it() -> None:
 
 def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match="pip install tensorflow"):
+    with refused(MissingDependencyError, name="tensorflow", mentions=["pip install tensorflow"]):
         observe()

@@ -112,7 +112,9 @@ def test_horovod_may_crash_the_child_and_hides_nothing() -> None:
     outcome = Outcome(code=-11, output=f'{said}}}\n{said}, "nccl": 22707}}', errors="Fatal Python error")
     asked = framework.interpret(outcome)
     assert (asked.error, asked.keras, asked.nccl) == ("", "3.15.1", 22707)
-    assert (asked.horovod, asked.horovod_error) == (None, "ended by signal 11; Fatal Python error")
+    assert asked.horovod is None
+    assert "signal 11" in asked.horovod_error
+    assert asked.horovod_error.endswith(outcome.errors)
 
 
 def test_what_the_child_says_is_read() -> None:

@@ -20,20 +20,24 @@ def test_it_is_an_option_that_one_command_installs() -> None:
 def test_it_says_what_is_built_in_and_what_not() -> None:
     for record in (None, RECORD):
         (finding,) = horovod.judge(WORKS, Installed(version="0.28.1", record=record), tensorflow="2.21.0")
-        assert (finding.level, finding.seen) == (Level.OK, "0.28.1, built with gloo; without mpi, nccl")
+        assert finding.level is Level.OK
+        assert finding.seen.startswith("0.28.1")
+        assert "with gloo; without" in finding.seen
+        assert finding.seen.endswith("mpi, nccl")
 
 
 def test_built_for_another_tensorflow() -> None:
     (finding,) = horovod.judge(WORKS, Installed(version="0.28.1", record=RECORD), tensorflow="2.20.0")
     assert finding.level is Level.WARNING
-    assert finding.seen == "0.28.1 was built for TensorFlow 2.21.0, and 2.20.0 is installed"
+    assert all(version in finding.seen for version in ("0.28.1", "TensorFlow 2.21.0", "2.20.0"))
     assert finding.cure == "tfdist build horovod"
 
 
 def test_one_that_does_not_load() -> None:
     (finding,) = horovod.judge(BROKEN, Installed(version="0.28.1"), tensorflow="2.21.0")
     assert (finding.level, finding.cure) == (Level.WARNING, "tfdist build horovod --force")
-    assert finding.seen == "0.28.1 does not load: undefined symbol: _ZN"
+    assert finding.seen.startswith("0.28.1")
+    assert finding.seen.endswith(BROKEN.horovod_error)
 
 
 def test_gpus_want_nccl() -> None:
@@ -42,4 +46,5 @@ def test_gpus_want_nccl() -> None:
     assert (finding.level, finding.cure) == (Level.NOTE, "tfdist build horovod --gpu")
     with_nccl = replace(on_gpus, horovod={"gloo": True, "mpi": False, "nccl": True})
     (finding,) = horovod.judge(with_nccl, Installed(version="0.28.1", record=RECORD), tensorflow="2.21.0")
-    assert (finding.level, finding.seen) == (Level.OK, "0.28.1, built with gloo, nccl; without mpi")
+    assert finding.level is Level.OK
+    assert "gloo, nccl; without mpi" in finding.seen

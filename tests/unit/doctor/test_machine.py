@@ -22,7 +22,12 @@ from tfdist.doctor.finding import Level
         (
             Memory(total_bytes=64 * GIB, available_bytes=32 * GIB, limit_bytes=4 * GIB, limit_used_bytes=GIB),
             Level.OK,
-            "3.0 GiB free of 64.0 GiB, limited to 4.0 GiB by the control group",
+            "limited to 4.0 GiB",
+        ),
+        (
+            Memory(total_bytes=64 * GIB, available_bytes=32 * GIB, limit_bytes=4 * GIB, limit_used_bytes=GIB),
+            Level.OK,
+            "3.0 GiB free of 64.0",
         ),
         (
             Memory(total_bytes=64 * GIB, available_bytes=32 * GIB, limit_bytes=GIB, limit_used_bytes=2 * GIB),

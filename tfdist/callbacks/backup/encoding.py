@@ -48,7 +48,9 @@ def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
         return encode(np.asarray(value.numpy()), arrays, name)
     raise ConfigTypeError(
         f"{name} is a {type(value).__name__}; what a backup keeps must be None, a bool, a number, text, an array, or a "
-        "list, tuple or dict of these."
+        "list, tuple or dict of these.",
+        name=name,
+        received=type(value).__name__,
     )
 
 
