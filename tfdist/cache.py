@@ -207,7 +207,8 @@ def _wait(
             waiting = True
         if time.monotonic() > deadline:
             raise DeadlineError(
-                f"{holder()} has been doing the same for more than {timeout_seconds:g} s. End it, then try again."
+                f"{holder()} has been doing the same for more than {timeout_seconds:g} s. End it, then try again.",
+                path=path,
             )
         time.sleep(_LOOK_SECONDS)
 
