@@ -275,6 +275,13 @@ def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -
     assert found["far"] < 1e-5
 
 
+def test_a_training_goes_on_on_a_mesh_of_model_parallelism_and_back(two: WorkerPool, tmp_path: Path) -> None:
+    meshes = ["data=1,pipeline=2", "batch=1,model=2", "data=1,pipeline=2"]
+    (found, _) = call(two, "resumed", folder=str(tmp_path), meshes=meshes)
+    assert found["steps"] == 9
+    assert found["far"] < 1e-5
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [

@@ -18,7 +18,7 @@ from tfdist.callbacks import BackupAndRestore
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.optimizers import LARS
 from tfdist.parallel import schedules
-from tfdist.strategies import PipelineStrategy, use_logical_cpus
+from tfdist.strategies import ModelParallelStrategy, PipelineStrategy, use_logical_cpus
 
 if "LOGICAL_CPUS" in os.environ:
     use_logical_cpus(int(os.environ["LOGICAL_CPUS"]))
@@ -342,14 +342,21 @@ def _state(model: keras.Model) -> list[np.ndarray]:
 def resumed(folder: str, meshes: list[str | None], **options: Any) -> dict[str, float]:
     """Train on one mesh after another, each from the other's backup; return how far from one device it ends.
 
-    On one device, None, the first process alone goes on; others return nothing.
+    A mesh with the axis batch is one of model parallelism. On one device, None, the first process alone goes on; others
+    return nothing.
     """
     folder = f"{folder}/backup"
     three_batches: dict[str, Any] = {"batch_size": EVEN // 3, "epochs": 3, "shuffle": False, "verbose": 0}
     for turn, mesh in enumerate(meshes):
         if mesh is None and RANK:
             return {}
-        with contextlib.nullcontext() if mesh is None else strategy(mesh, **options).scope():
+        if mesh is None:
+            scope: Any = contextlib.nullcontext()
+        elif mesh.startswith("batch"):
+            scope = ModelParallelStrategy(mesh=mesh, layout_map="auto").scope()
+        else:
+            scope = strategy(mesh, **options).scope()
+        with scope:
             model, x, y = (made if mesh else made_alone)("mlp-adamw")
         mine = f"{folder}-{RANK}" if mesh is None else folder
         if mesh is None:
