@@ -116,7 +116,10 @@ def test_a_chief_that_saves_alone_is_told_to_save_on_all(pool: WorkerPool, tmp_p
 @pytest.mark.timeout(DEADLINE_SECONDS)
 def test_a_gradient_that_is_bad_on_one_worker_is_applied_on_none(pool: WorkerPool) -> None:
     for found in call(pool, "a_bad_gradient"):
-        assert found == {"keras": 2, "tfdist": 2}
+        for name in ("keras", "tfdist"):
+            apart, skipped = found[name]
+            assert skipped == 1, name
+            assert apart < 1e-5, name
 
 
 @within(TWO, THREE)
@@ -135,8 +138,9 @@ def test_what_cannot_be_is_refused(pool: WorkerPool, group: Group) -> None:
         assert "Take stage=1" in found["adasum"]
 
 
+@pytest.mark.parametrize(("stage", "name"), [(1, "adam, accumulating"), (2, "accumulating")])
 @pytest.mark.timeout(2 * DEADLINE_SECONDS)
 def test_resuming_is_never_to_have_stopped_and_another_number_of_workers_goes_on(
-    forking: Forks, tmp_path: Path
+    forking: Forks, tmp_path: Path, stage: int, name: str
 ) -> None:
-    require_that_training_goes_on(forking, tmp_path, stage=2, names=["accumulating"])
+    require_that_training_goes_on(forking, tmp_path, stage=stage, names=[name])

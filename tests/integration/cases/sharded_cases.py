@@ -442,23 +442,38 @@ def _checkpoint() -> None:
 
 
 def a_bad_gradient() -> dict[str, Any]:
-    """One element of one worker's examples overflows: all skip the step."""
+    """The gradient of one feature overflows, of the last worker's examples and in one worker's part: all skip the step.
+
+    Return how far weights, slots and loss scale are from those of one device, and the number of skipped steps.
+    """
     found = {}
     makers = {
         "keras": lambda: kinds.LossScaleOptimizer(kinds.Adam(0.05), 64.0),
         "tfdist": lambda: DistributedOptimizer(kinds.Adam(0.05), loss_scale=64.0),
     }
-    for name, optimizer in makers.items():
-        x = X.copy()
-        x[ROWS - 1] = 1e38  # of the last worker, in the last batch
-        with STRATEGY.scope():
+    x = X.copy()
+    x[BATCH - 1, -1] = 3e38  # of the last worker, in the first batch
+
+    def fitted(optimizer: Any, scope: Any, **options: Any) -> keras.Model:
+        with scope:
             keras.utils.set_random_seed(3)
             model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])
-            model.compile(optimizer(), "mse")
+            model.compile(optimizer(), "mse", **options)
+            kernel = model.layers[0].kernel
+            kernel.assign(kernel.numpy() * np.array([[1], [1], [1], [1], [0]], "float32"))  # the loss is finite
         model.fit(x, Y, batch_size=BATCH, verbose=0, shuffle=False)
-        assert all(np.isfinite(weight).all() for weight in model.get_weights())
-        found[name] = int(model.optimizer.iterations.numpy())
+        return model
+
+    for name, optimizer in makers.items():
+        mine = fitted(optimizer, STRATEGY.scope())
+        one = fitted(optimizer, tf.distribute.get_strategy().scope(), run_eagerly=True)
+        apart = distance([*mine.get_weights(), *slots(mine)], [*one.get_weights(), *_numbers(one.optimizer)])
+        found[name] = [apart, ROWS // BATCH - int(mine.optimizer.iterations.numpy())]
     return found
+
+
+def _numbers(optimizer: Any) -> list[Any]:
+    return [variable.numpy() for variable in optimizer.variables]
 
 
 def eagerly() -> float:
