@@ -86,11 +86,8 @@ def test_one_process_with_two_replicas_heals_and_its_warning_is_once_in_the_summ
     forking: Forks, tmp_path: Path
 ) -> None:
     options = ["--strategy", "mirrored", "--replicas-per-worker", "2", "--max-restarts", "3"]
-    longer = {
-        "EXAMPLES": "14",
-        "VALIDATION": "6",
-        "ODD": "1",
-    }  # steps enough to know how long one takes: 4, and 2 of validation
+    # steps enough to know how long one takes: 4, and 2 of validation; each replica has a momentum and a memory
+    longer = {"EXAMPLES": "14", "VALIDATION": "6", "ODD": "1", "COMPRESSION": "dgc"}
     run(forking, tmp_path, *options, *resumable(tmp_path, "never"), **longer)
     faults = [
         {"kind": "kill", "worker": 0, "at": "step", "step": 3},

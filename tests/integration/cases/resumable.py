@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.callbacks import BackupAndRestore
-from tfdist.compression import PowerSGD, TopK
+from tfdist.compression import DGC, PowerSGD, TopK
 from tfdist.monitor import faults
 from tfdist.optimizers import DistributedOptimizer
 
@@ -28,7 +28,8 @@ from tfdist.optimizers import DistributedOptimizer
 BATCH, EPOCHS = 4, 2
 EXAMPLES, VALIDATION = int(os.environ.get("EXAMPLES", "10")), int(os.environ.get("VALIDATION", "3"))
 
-CODECS = {"powersgd": PowerSGD(rank=1), "topk": TopK(density=0.1)}  # with which the first kernel is small enough
+# with which the first kernel is small enough
+CODECS = {"powersgd": PowerSGD(rank=1), "topk": TopK(density=0.1), "dgc": DGC(density=0.1)}
 
 
 class Spy(keras.callbacks.Callback):
@@ -111,6 +112,7 @@ def main(result, backup, kind, save_freq):
             distributed["accumulate_steps"] = int(os.environ["ACCUMULATE"])
         if "COMPRESSION" in os.environ:
             distributed["compression"] = CODECS[os.environ["COMPRESSION"]]
+            optimizer = keras.optimizers.SGD(0.01) if distributed["compression"].has_momentum else optimizer
         if distributed:
             optimizer = DistributedOptimizer(optimizer, **distributed)
         model.compile(optimizer, "mse", metrics=["mae"], run_eagerly="EAGERLY" in os.environ)
