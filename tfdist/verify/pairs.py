@@ -1,4 +1,4 @@
-"""Rows beside the matrix in which every two choices meet: of optimizer, what is around it, model, loop, input and loss.
+"""Rows beside the matrix in which every two choices meet: of optimizer and what is around it, model, step, loop, data.
 
 The matrix has a row for each feature. What goes wrong only where two meet is found here: `FACTORS` are the choices, the
 rows are made by `tfdist.verify.covering`, and each trains a small model as any feature does. `tfdist verify --pairs`
@@ -7,7 +7,7 @@ runs them. A new choice is a function and its entry in a table; two that do not 
 Example:
     >>> from tfdist.verify import pairs
     >>> [len(covering.pairs(pairs.FACTORS)), len(pairs.ROWS) < 100]
-    [1018, True]
+    [1121, True]
 """
 
 import itertools
@@ -18,6 +18,7 @@ import numpy as np
 
 import tfdist.callbacks
 import tfdist.optimizers
+import tfdist.training
 from tfdist.verify import covering
 from tfdist.verify.context import Context
 from tfdist.verify.covering import Excluded
@@ -316,7 +317,6 @@ _LOOPS: dict[str, Callable[[Any, Any], Outcome]] = {
     "steps_per_execution": _fit,
     "compiled_steps": _fit,
     "run_eagerly": _fit,
-    "own_step": _fit,
     "validation": _validated,
     "two_fits": _two_fits,
     "train_on_batch": _batch_by_batch,
@@ -327,8 +327,16 @@ _LOOPS: dict[str, Callable[[Any, Any], Outcome]] = {
 _STEPS = {"steps_per_execution": 4, "compiled_steps": 2}
 
 
-def _own(model: Any) -> Any:
-    """Return the model with a train_step of a user's own."""
+# Steps: given a model of Keras, a model that trains by it.
+
+
+def _own(model: Any, change: Callable[[Any, list[Any]], tuple[list[Any], dict[str, Any]]]) -> Any:
+    """Return the model with a train_step of a user's own, whose first call builds the optimizer.
+
+    Args:
+        model: of Keras.
+        change: takes the model and its gradients, and returns those to apply, and logs.
+    """
 
     class Own(keras.Model):
         def train_step(self, data: Any) -> dict[str, Any]:
@@ -337,16 +345,38 @@ def _own(model: Any) -> Any:
                 predicted = self(x, training=True)
                 loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weights)
                 scaled = self.optimizer.scale_loss(loss)
-            self.optimizer.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
-            return {**self.compute_metrics(x, y, predicted, weights), "own loss": loss}
+            self.metrics[0].update_state(loss, sample_weight=tf.shape(x)[0])
+            gradients, logs = change(self, tape.gradient(scaled, self.trainable_variables))
+            self.optimizer.apply(gradients, self.trainable_variables)
+            if not self.jit_compile:  # a program of XLA may log metrics under their names alone
+                logs |= {"own loss": loss}
+            return {**self.compute_metrics(x, y, predicted, weights), **logs}
 
     return Own(model.inputs, model.outputs)
+
+
+def _clipped(model: Any, gradients: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Clip the gradients of the global batch by their norm, which a loss scale makes larger, and log it unscaled."""
+    if tf.executing_eagerly():  # where rows of embeddings cannot be told apart
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    reduced = tfdist.training.reduced_gradients(gradients)
+    one = model.optimizer.scale_loss(tf.constant(1.0))
+    clipped, norm = tf.clip_by_global_norm(reduced, 0.2 * one)
+    return clipped, {"norm": norm / one}
+
+
+_TRAIN_STEPS: dict[str, Callable[[Any], Any]] = {
+    "keras_step": lambda model: model,
+    "own_step": lambda model: _own(model, lambda _, gradients: (gradients, {})),
+    "norms_in_a_step": lambda model: _own(model, _clipped),
+}
 
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "optimizer": tuple(_OPTIMIZERS),
     "around": tuple(_AROUND),
     "model": tuple(_MODELS),
+    "step": tuple(_TRAIN_STEPS),
     "loop": tuple(_LOOPS),
     "input": tuple(_INPUTS),
     "loss": tuple(_LOSSES),
@@ -377,7 +407,7 @@ EXCLUDED: tuple[Excluded, ...] = (
         Excluded(("loop", "compiled_steps"), choice, "it adds up over replicas in a step, which is refused under XLA")
         for choice in (
             *(("model", "normalized"), ("loss", "function"), ("loss", "by_weight")),
-            *(("loss", "contrast"), ("metrics", "of_the_batch")),
+            *(("loss", "contrast"), ("metrics", "of_the_batch"), ("step", "norms_in_a_step")),
         )
     ),
     Excluded(
@@ -401,7 +431,7 @@ def _trained(ctx: Context, row: Row) -> Outcome:
     with ctx.scope():
         entry = keras.Input((_LENGTH,), dtype="int32" if words else "float32")
         model = keras.Sequential([entry, *_MODELS[row["model"]](), keras.layers.Dense(1)])
-        model = _own(model) if row["loop"] == "own_step" else model
+        model = _TRAIN_STEPS[row["step"]](model)
         model.compile(
             _AROUND[row["around"]](_OPTIMIZERS[row["optimizer"]]),
             _LOSSES[row["loss"]](),
