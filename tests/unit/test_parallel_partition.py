@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from tfdist.errors import ConfigError
 from tfdist.parallel import schedules
 from tfdist.parallel.partition import search
@@ -299,16 +300,16 @@ def test_devices_that_no_number_of_stages_divides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "name", "mention"),
     [
-        ({"schedule": "1f"}, "1f1b"),
-        ({"microbatches": 0}, "microbatches"),
-        ({"microbatches": 64}, "32 examples"),
-        ({"objective": "speed"}, "objective"),
+        ({"schedule": "1f"}, "schedule", "1f1b"),
+        ({"microbatches": 0}, "microbatches", "32 examples"),
+        ({"microbatches": 64}, "microbatches", "32 examples"),
+        ({"objective": "speed"}, "objective", "'price'"),
     ],
 )
-def test_wrong_requests_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_requests_are_refused(options: dict[str, Any], name: str, mention: str) -> None:
+    with refused(ConfigError, name=name, received=options[name], mentions=[mention]):
         plans(alike(4), [DeviceKind(count=2)], Link.parse("1gbit"), **options)
 
 
@@ -320,7 +321,7 @@ def test_wrong_kinds_of_devices_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "0gbit", "fast", "1gb"])
 def test_wrong_links_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="rate"):
+    with refused(ConfigError, name="link", received=text):
         Link.parse(text)
 
 

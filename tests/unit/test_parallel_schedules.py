@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
 from tfdist.parallel import schedules
@@ -48,7 +49,7 @@ def test_stages_of_unlike_times_wait_for_the_slowest() -> None:
     one = schedules.named("1f1b", stages=2, microbatches=4)
     found = schedules.timeline(one, forward=[1, 3], backward=[2, 6])
     assert found.length == 1 + 4 * (3 + 6) + 2
-    with pytest.raises(ConfigError, match="forward has 3 times, and the model has 2 parts"):
+    with refused(ConfigError, name="forward", received=3, mentions=["2 parts"]):
         schedules.timeline(one, forward=[1, 2, 3])
 
 
@@ -86,25 +87,24 @@ def of(*orders: str, live: tuple[int, ...] | None = None, chunks: int = 1) -> Sc
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "facts"),
     [
-        (of("F0 B0 F1 B1", "F0 F1 B0 B1", live=(1, 1)), "stage 1 holds 2 activations, and 1 are promised"),
-        (of("F0 F1 B0 B1", "F0 F1 B0 B0"), "stage 1 does B0 2 times"),
-        (of("F0 F1 B0 B1", "F0 F1 B0"), "stage 1 does B1 0 times"),
-        (of("F0 B0 F1 B1", "B0 F0 F1 B1"), "stage 1 does B0 before its forward pass"),
-        (of("F0 F1 B0 B1", "F0 F1 B0 B1 B0.1"), "stage 1 does B0.1, which the schedule has no place for"),
+        (of("F0 B0 F1 B1", "F0 F1 B0 B1", live=(1, 1)), ["stage 1 ", "2 activations", "1 are promised"]),
+        (of("F0 F1 B0 B1", "F0 F1 B0 B0"), ["stage 1 ", "B0 2 times"]),
+        (of("F0 F1 B0 B1", "F0 F1 B0"), ["stage 1 ", "B1 0 times"]),
+        (of("F0 B0 F1 B1", "B0 F0 F1 B1"), ["stage 1 ", "B0 before its forward"]),
+        (of("F0 F1 B0 B1", "F0 F1 B0 B1 B0.1"), ["stage 1 ", "B0.1", "no place"]),
         (
             of("F0 B0 F1 B1", "F1 B1 F0 B0"),
-            "never ends: stage 0 waits before B0 for B0 of stage 1; stage 1 waits before F1 for F1 of stage 0",
+            ["never ends", "stage 0 waits before B0", "stage 1 waits before F1", "F1 of stage 0"],
         ),
-        (of("F0 F1 B1 B0", "F0 B0 F1 B1"), "stage 1 sends the gradients of B0 where stage 0 takes those of B1"),
-        (replace(of("F0 B0"), stages=2), "it has 1 orders and 1 promises of live activations for 2 stages"),
+        (of("F0 F1 B1 B0", "F0 B0 F1 B1"), ["stage 1 sends", "of B0", "stage 0 takes", "of B1"]),
+        (replace(of("F0 B0"), stages=2), ["1 orders", "2 stages"]),
     ],
 )
-def test_a_wrong_schedule_is_refused(wrong: Schedule, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_a_wrong_schedule_is_refused(wrong: Schedule, facts: list[str]) -> None:
+    with refused(ConfigError, name="mine", mentions=facts):
         require_sound(wrong)
-    assert says in str(caught.value)
 
 
 def test_a_schedule_of_ones_own_is_a_function() -> None:
@@ -112,20 +112,21 @@ def test_a_schedule_of_ones_own_is_a_function() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "wrong", "received", "fact"),
     [
-        (("zero-bubble", 2, 4, 1), "schedule is 'zero-bubble'"),
-        (("gpipe", 0, 4, 1), "stages is 0"),
-        (("gpipe", 2, 0, 1), "microbatches is 0"),
-        (("1f1b", 2, 4, 2), "chunks is 2 and schedule is '1f1b'"),
-        (("interleaved", 2, 3, 2), "microbatches is 3 and stages is 2"),
+        (("zero-bubble", 2, 4, 1), "schedule", "zero-bubble", "1f1b"),
+        (("gpipe", 0, 4, 1), "stages", 0, "at least 1"),
+        (("gpipe", 2, 0, 1), "microbatches", 0, "at least 1"),
+        (("1f1b", 2, 4, 2), "chunks", 2, "schedule is '1f1b'"),
+        (("interleaved", 2, 3, 2), "microbatches", 3, "stages is 2"),
     ],
 )
-def test_numbers_that_make_no_schedule(given: tuple[str, int, int, int], says: str) -> None:
+def test_numbers_that_make_no_schedule(
+    given: tuple[str, int, int, int], wrong: str, received: object, fact: str
+) -> None:
     name, stages, microbatches, chunks = given
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, name=wrong, received=received, mentions=[fact]):
         schedules.named(name, stages=stages, microbatches=microbatches, chunks=chunks)
-    assert says in str(caught.value)
 
 
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
         "bubble 25.0 %; live activations 2, 1",
     ]
     delayed = CliRunner().invoke(main, ["parallel", "schedule", "pipedream", "--stages", "3"])
-    assert "weights are updated by gradients of weights that are 2, 1, 0 updates older" in delayed.output
+    assert "2, 1, 0 updates older" in delayed.output
     picture = tmp_path / "zeit achse.png"
     drawn = CliRunner().invoke(main, ["parallel", "schedule", "interleaved", "--chunks", "2", "--plot", str(picture)])
     assert drawn.exit_code == 0, drawn.output

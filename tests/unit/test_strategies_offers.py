@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError, UnsupportedError
 from tfdist.strategies.offers import Offer, chosen
 
@@ -43,18 +44,18 @@ def test_native_collectives_serve_several_replicas_per_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_all", "error", "says"),
+    ("of_all", "kind", "received", "workers", "fact"),
     [
-        (offers("native", HAS, LACKS), UnsupportedError, "worker 1: no compiler"),
-        (offers("horovod", HAS, LACKS), MissingDependencyError, "worker 1: no compiler"),
-        (offers("native", HAS, ((GPU,), "")), ConfigError, "native collectives are for CPUs"),
-        (offers("native", ((CPU, CPU), ""), HAS), ConfigError, "every worker must have as many"),
-        (offers("horovod", ((CPU, CPU), ""), HAS), ConfigError, "one replica per worker"),
-        (offers("native", HAS) + offers("auto", HAS), ConfigError, '"native" on worker 0 and "auto" on worker 1'),
+        (offers("native", HAS, LACKS), UnsupportedError, "native", [1], "worker 1: no compiler"),
+        (offers("horovod", HAS, LACKS), MissingDependencyError, "horovod", [1], "worker 1: no compiler"),
+        (offers("native", HAS, ((GPU,), "")), ConfigError, "native", [1], "for CPUs"),
+        (offers("native", ((CPU, CPU), ""), HAS), ConfigError, "native", [0, 1], "as many"),
+        (offers("horovod", ((CPU, CPU), ""), HAS), ConfigError, "horovod", [0], "one replica per worker"),
+        (offers("native", HAS) + offers("auto", HAS), ConfigError, "auto", [0, 1], '"native" on worker 0'),
     ],
 )
 def test_what_cannot_be_is_refused_alike_on_all_workers(
-    of_all: list[Offer], error: type[TfdistError], says: str
+    of_all: list[Offer], kind: type[TfdistError], received: str, workers: list[int], fact: str
 ) -> None:
-    with pytest.raises(error, match=says):
+    with refused(kind, name="collectives", received=received, workers=workers, mentions=[fact]):
         chosen(of_all)

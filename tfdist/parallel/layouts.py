@@ -94,14 +94,18 @@ class Layouts:
         if len(layout) > len(shape):
             raise ConfigError(
                 f"the pattern {pattern!r} gives the layout {layout} to {path!r}, whose shape {tuple(shape)} has "
-                f"{len(shape)} dim(s). Give the axis of each dim, or None, and no more."
+                f"{len(shape)} dim(s). Give the axis of each dim, or None, and no more.",
+                name=path,
+                received=str(layout),
             )
         for dim, axis in enumerate(layout):
             if axis is not None and shape[dim] % self.mesh.size_of(axis):
                 raise ConfigError(
                     f"the pattern {pattern!r} gives the layout {layout} to {path!r} of shape {tuple(shape)}: dim {dim} "
                     f"is {shape[dim]}, which the axis {axis!r} of size {self.mesh.size_of(axis)} does not divide. "
-                    "Choose a size that it divides, another dim, or None."
+                    "Choose a size that it divides, another dim, or None.",
+                    name=path,
+                    received=str(layout),
                 )
         return (*layout, *[None] * (len(shape) - len(layout)))
 
@@ -137,7 +141,9 @@ class Layouts:
             raise ConfigError(
                 f"the layouts name {', '.join(map(repr, lost))}, which matches the whole path of no weight. The "
                 f"weights are: {there}. A pattern is a regular expression for the whole path; begin it with "
-                ".* where a model's name comes first."
+                ".* where a model's name comes first.",
+                name="layout_map",
+                received=", ".join(lost),
             )
 
 
@@ -170,28 +176,42 @@ def _layouts(given: Any, mesh: Mesh, batch: str) -> dict[str, Layout]:
     if not isinstance(given, Mapping):
         raise ConfigTypeError(
             f"layout_map is {validation.shown(given)} ({type(given).__name__}); it must be a dictionary such as "
-            '{".*kernel": (None, "model")}, a keras.distribution.LayoutMap, "auto" or "auto-sequence".'
+            '{".*kernel": (None, "model")}, a keras.distribution.LayoutMap, "auto" or "auto-sequence".',
+            name="layout_map",
+            received=validation.shown(given),
         )
     found: dict[str, Layout] = {}
     for pattern in given:
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            raise ConfigError(f"layout_map has the pattern {pattern!r}, no regular expression: {error}.") from error
+            raise ConfigError(
+                f"layout_map has the pattern {pattern!r}, no regular expression: {error}.",
+                name="layout_map",
+                received=pattern,
+            ) from error
         value = given[pattern]
         layout = getattr(value, "axes", value)  # Keras' map has `TensorLayout`s
         if not isinstance(layout, (tuple, list)) or not all(axis is None or isinstance(axis, str) for axis in layout):
             raise ConfigTypeError(
                 f"layout_map[{pattern!r}] is {validation.shown(value)}; it must be a tuple with the name of an axis or "
-                'None for each dim, such as (None, "model").'
+                'None for each dim, such as (None, "model").',
+                name=f"layout_map[{pattern!r}]",
+                received=validation.shown(value),
             )
         found[pattern] = tuple(layout)
         named = [mesh.require(axis) for axis in layout if axis is not None]
         if batch in named and not pattern.endswith(SUFFIX):
             raise ConfigError(
                 f"layout_map[{pattern!r}] is {found[pattern]}, and {batch!r} is the axis along which examples are "
-                "shared out; weights are cut along the others."
+                "shared out; weights are cut along the others.",
+                name=f"layout_map[{pattern!r}]",
+                received=found[pattern],
             )
         if len(set(named)) < len(named):
-            raise ConfigError(f"layout_map[{pattern!r}] is {found[pattern]}; an axis may be there once.")
+            raise ConfigError(
+                f"layout_map[{pattern!r}] is {found[pattern]}; an axis may be there once.",
+                name=f"layout_map[{pattern!r}]",
+                received=found[pattern],
+            )
     return found

@@ -48,7 +48,9 @@ class OutputLayouts:
                     f"layout_map[{pattern!r}] is {layout}. An activation has its examples along {batch!r} in any case, "
                     "and may be cut along its second dim, the sequence, by another axis, as in "
                     f"({batch!r}, {next(iter(mesh.others(batch)), 'model')!r}, None). Between layers by columns and by "
-                    "rows its last dim is in parts without a layout."
+                    "rows its last dim is in parts without a layout.",
+                    name=f"layout_map[{pattern!r}]",
+                    received=layout,
                 )
             self._axes[pattern] = WHOLE if axis is None or mesh.size_of(axis) == 1 else axis
 
@@ -88,7 +90,9 @@ class OutputLayouts:
             raise ConfigError(
                 f"the layouts name {', '.join(map(repr, lost))}, which matches the whole path of no activation. Those "
                 "of layers in Sequential and functional models may be cut, where it is known what takes them: "
-                f"{'; '.join(sorted(self._paths)) or 'none'}."
+                f"{'; '.join(sorted(self._paths)) or 'none'}.",
+                name="layout_map",
+                received=", ".join(lost),
             )
 
 
@@ -108,6 +112,7 @@ def pattern_of(given: Mapping[str, object], path: str, what: str) -> str | None:
     if len(found) > 1:
         raise ConfigError(
             f"{what} {path!r} is matched by {' and '.join(map(repr, found))}; one pattern may match it. "
-            "Make them narrower."
+            "Make them narrower.",
+            name=path,
         )
     return found[0] if found else None

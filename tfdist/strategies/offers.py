@@ -54,11 +54,15 @@ def chosen(offers: Sequence[Offer]) -> Choice:
     if other is not None:
         raise ConfigError(
             f'collectives is "{asked}" on worker 0 and "{offers[other].asked}" on worker {other}. Ask for the same on '
-            "every worker."
+            "every worker.",
+            name="collectives",
+            received=offers[other].asked,
+            workers=(0, other),
         )
     several = next((index for index, offer in enumerate(offers) if len(offer.devices) > 1), None)
     gpu = next((index for index, offer in enumerate(offers) if "GPU" in offer.devices[0]), None)
-    missing = [f"worker {index}: {offer.missing}" for index, offer in enumerate(offers) if offer.missing]
+    lacking = [index for index, offer in enumerate(offers) if offer.missing]
+    missing = [f"worker {index}: {offers[index].missing}" for index in lacking]
     if asked == "auto":
         if several is not None:
             return Choice("tensorflow", f"worker {several} has several replicas")
@@ -73,7 +77,10 @@ def chosen(offers: Sequence[Offer]) -> Choice:
     if asked == "native" and uneven is not None:
         raise ConfigError(
             f"worker 0 has the replicas {', '.join(offers[0].devices)}, and worker {uneven} has "
-            f"{', '.join(offers[uneven].devices)}; every worker must have as many."
+            f"{', '.join(offers[uneven].devices)}; every worker must have as many.",
+            name="collectives",
+            received=asked,
+            workers=(0, uneven),
         )
     wrong = gpu if asked == "native" else several
     if wrong is not None:
@@ -81,14 +88,22 @@ def chosen(offers: Sequence[Offer]) -> Choice:
         cure = "Choose" if asked == "native" else "Start more workers with one each, or choose"
         raise ConfigError(
             f'collectives is "{asked}", and worker {wrong} has the replicas {", ".join(offers[wrong].devices)}; '
-            f'{asked} collectives are {kind}. {cure} collectives="tensorflow".'
+            f'{asked} collectives are {kind}. {cure} collectives="tensorflow".',
+            name="collectives",
+            received=asked,
+            workers=(wrong,),
         )
     if missing and asked == "horovod":
-        raise MissingDependencyError(f'collectives is "horovod"; {"; ".join(missing)}')
+        raise MissingDependencyError(
+            f'collectives is "horovod"; {"; ".join(missing)}', name="collectives", received=asked, workers=lacking
+        )
     if missing:
         raise UnsupportedError(
             "the native collectives need a C++ compiler, or a compiled copy in the cache, on every worker; "
-            f'{"; ".join(missing)}. Mend that, or choose collectives="tensorflow".'
+            f'{"; ".join(missing)}. Mend that, or choose collectives="tensorflow".',
+            name="collectives",
+            received=asked,
+            workers=lacking,
         )
     return Choice(asked, "it was asked for")
 

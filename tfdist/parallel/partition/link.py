@@ -52,7 +52,9 @@ class Link:
         """
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?\s*", text, re.IGNORECASE)
         if found is None or not float(found[1]):
-            raise ConfigError(f"the link is {text!r}; it must be a rate, such as 1gbit or 100mbit.")
+            raise ConfigError(
+                f"the link is {text!r}; it must be a rate, such as 1gbit or 100mbit.", name="link", received=text
+            )
         delay = validation.number("the delay of the link", delay_ms, minimum=0)
         return cls(latency_seconds=delay / 1e3, bytes_per_second=float(found[1]) * _UNITS[found[2].lower()] / 8)
 

@@ -100,10 +100,16 @@ def layouts(profile: Profile, devices: int) -> TensorLayouts:
     """
     validation.integer("devices", devices, minimum=2)
     if devices & (devices - 1):
-        raise ConfigError(f"devices is {devices}; it must be a power of 2, since they are halved again and again.")
+        raise ConfigError(
+            f"devices is {devices}; it must be a power of 2, since they are halved again and again.",
+            name="devices",
+            received=devices,
+        )
     layers = [one for one in profile.layers if one.parameter_bytes]
     if not layers:
-        raise ConfigError(f"the model {profile.model!r} has no weights; nothing of it would travel.")
+        raise ConfigError(
+            f"the model {profile.model!r} has no weights; nothing of it would travel.", name=profile.model
+        )
     weights = [float(one.parameter_bytes) for one in layers]
     outputs = [one.output_bytes * profile.batch for one in layers]
     levels: list[tuple[Choice, ...]] = []

@@ -83,5 +83,6 @@ _KINDS: tuple[Kind, ...] = ("forward", "backward")
 def _wrong(schedule: Schedule, what: str) -> ConfigError:
     return ConfigError(
         f"the schedule {schedule.name!r} of {schedule.stages} stages and {schedule.microbatches} micro-batches cannot "
-        f"be run: {what}. tfdist.parallel.schedules.require_sound says what a schedule has to keep."
+        f"be run: {what}. tfdist.parallel.schedules.require_sound says what a schedule has to keep.",
+        name=schedule.name,
     )

@@ -64,7 +64,9 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     if microbatches % stages:
         raise ConfigError(
             f"microbatches is {microbatches} and stages is {stages}; interleaved micro-batches go in groups of as many "
-            f"as there are stages. Take a multiple of {stages}."
+            f"as there are stages. Take a multiple of {stages}.",
+            name="microbatches",
+            received=microbatches,
         )
     groups = [range(first, first + stages) for first in range(0, microbatches, stages)]
     forwards = [Work("forward", m, c) for group in groups for c in range(chunks) for m in group]
@@ -135,7 +137,9 @@ def named(name: str, *, stages: int, microbatches: int, chunks: int = 1) -> Sche
     if chunks > 1:
         raise ConfigError(
             f"chunks is {chunks} and schedule is {name!r}; a stage with several parts of the model is what "
-            "'interleaved' and 'gpipe' are for. Leave chunks out, or choose one of these."
+            "'interleaved' and 'gpipe' are for. Leave chunks out, or choose one of these.",
+            name="chunks",
+            received=chunks,
         )
     return _MADE[name](stages, microbatches)
 

@@ -106,7 +106,9 @@ def timeline(
                 place[stage] += 1
                 moved = True
         if not moved:
-            raise ConfigError(f"the schedule {schedule.name!r} never ends: {stuck(schedule, place, ends)}")
+            raise ConfigError(
+                f"the schedule {schedule.name!r} never ends: {stuck(schedule, place, ends)}", name=schedule.name
+            )
     return Timeline(schedule, tuple(sorted(slots, key=lambda slot: (slot.begin, slot.stage))))
 
 
@@ -152,5 +154,9 @@ def stuck(schedule: Schedule, place: Sequence[int], ends: Mapping[tuple[int, Wor
 def _of_each(name: str, given: float | Sequence[float], parts: int) -> list[float]:
     times = [given] * parts if isinstance(given, (int, float)) else list(given)
     if len(times) != parts:
-        raise ConfigError(f"{name} has {len(times)} times, and the model has {parts} parts; give one for each.")
+        raise ConfigError(
+            f"{name} has {len(times)} times, and the model has {parts} parts; give one for each.",
+            name=name,
+            received=len(times),
+        )
     return [float(validation.number(name, time, above=0)) for time in times]
