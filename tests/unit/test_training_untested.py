@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.compat import versions
 from tfdist.compat.versions import Pair, Standing
 from tfdist.errors import ConfigError, UnsupportedError
@@ -68,10 +69,10 @@ def test_a_pair_is_compared_once_on_a_machine(monkeypatch: pytest.MonkeyPatch, t
 def test_a_step_that_differs_is_refused_every_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compared(monkeypatch, "weights: apart by 0.03")
     for _ in range(2):
-        with pytest.raises(UnsupportedError, match=r"apart by 0\.03") as refused:
+        with refused(
+            UnsupportedError, mentions=[*NEW, "apart by 0.03", "tensorflow==2.21.0", "TFDIST_UNTESTED_VERSIONS=allow"]
+        ):
             untested.require(*NEW, {"TFDIST_CACHE_DIR": str(tmp_path)})
-        for said in (*NEW, "tensorflow==2.21.0", "export TFDIST_UNTESTED_VERSIONS=allow"):
-            assert said in str(refused.value)
     assert len(RUNS) == 2
 
 
@@ -79,7 +80,7 @@ def test_a_pair_out_of_range_is_refused_or_used_at_ones_risk(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compared(monkeypatch, "never asked")
-    with pytest.raises(UnsupportedError, match="out of range"):
+    with refused(UnsupportedError, mentions=["2.30.0", "3.15.1", "out of range"]):
         untested.require("2.30.0", "3.15.1", {})
     untested.require("2.30.0", "3.15.1", {"TFDIST_UNTESTED_VERSIONS": "allow"})
     untested.require("2.30.0", "3.15.1", {})  # settled
@@ -99,7 +100,7 @@ def test_a_cache_that_cannot_be_written_costs_a_comparison_in_each_process(
 
 
 def test_a_variable_with_another_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match="TFDIST_UNTESTED_VERSIONS is 'yes'"):
+    with refused(ConfigError, name="TFDIST_UNTESTED_VERSIONS", received="yes"):
         untested.require(*NEW, {"TFDIST_UNTESTED_VERSIONS": "yes"})
 
 
@@ -110,7 +111,7 @@ def test_a_program_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_text_names_all_that_were_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "TESTED", (versions.MAIN, Pair("2.17.1", "3.15.1")))
-    assert "tested: TensorFlow 2.21.0, 2.17.1 with Keras 3.15.1 (docs/compatibility.md)" in versions.judge(*NEW).text
+    assert "TensorFlow 2.21.0, 2.17.1 with Keras 3.15.1" in versions.judge(*NEW).text
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.refusals import absent, refused
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.monitor.stopwatch import Measurement
@@ -109,28 +110,28 @@ JOB = Job(script=("train.py",), warm_up=3, steps=12)
 
 
 @pytest.mark.parametrize(
-    ("code", "output", "found", "outcome", "said"),
+    ("code", "output", "found", "outcome", "fact"),
     [
         (0, "", [measured(64)], FITS, ""),
         (0, "", [measured(128, replicas=2)], FITS, ""),
         (0, "", [measured(0)], FITS, ""),
-        (0, "", [measured(50)], SHORT, "no step had more than 50 examples"),
-        (0, "", [measured(100, replicas=2)], SHORT, "no step had more than 100 examples"),
-        (0, "", [measured(96)], FAILED, "does not train with the batch that it is given"),
-        (0, "", [], FAILED, "without a step of training in a scope of tfdist"),
-        (0, "", [measured(64, steps=5, is_complete=False)], SHORT, "trained 5 steps, and 15 are needed"),
+        (0, "", [measured(50)], SHORT, "50 examples"),
+        (0, "", [measured(100, replicas=2)], SHORT, "100 examples"),
+        (0, "", [measured(96)], FAILED, "a step had 96 examples"),
+        (0, "", [], FAILED, "without a step"),
+        (0, "", [measured(64, steps=5, is_complete=False)], SHORT, "trained 5 steps"),
         (137, "killed", [], TOO_LARGE, "killed by SIGKILL"),
         (1, "x\nResourceExhaustedError: Graph execution\ny", [], TOO_LARGE, "ResourceExhaustedError: Graph execution"),
         (134, "terminate called after throwing an instance of 'std::bad_alloc'", [], TOO_LARGE, "std::bad_alloc"),
         (134, "F0000 env.cc:84] Thread collective_ops creation via pthread_create() failed.", [], TOO_LARGE, "pthread"),
-        (1, "ValueError: no such layer", [], FAILED, "ended with code 1\nValueError: no such layer"),
+        (1, "ValueError: no such layer", [], FAILED, "code 1\nValueError: no such layer"),
         (None, "Epoch 1", [], FAILED, "not done after 600 s"),
     ],
 )
-def test_a_job_is_judged(code: int | None, output: str, found: list[Measurement], outcome: Outcome, said: str) -> None:
+def test_a_job_is_judged(code: int | None, output: str, found: list[Measurement], outcome: Outcome, fact: str) -> None:
     trial = judged(64, code, output, found, JOB)
     assert trial.outcome is outcome
-    assert said in trial.text
+    assert fact in trial.text
 
 
 def test_speed_is_the_median_over_blocks_and_memory_the_largest() -> None:
@@ -142,7 +143,7 @@ def test_speed_is_the_median_over_blocks_and_memory_the_largest() -> None:
 def test_the_script_learns_its_batch() -> None:
     assert batch_size(32, environ={}) == 32
     assert batch_size(32, environ={"TFDIST_BATCH_SIZE": "7"}) == 7
-    with pytest.raises(ConfigError, match="TFDIST_BATCH_SIZE is '0'"):
+    with refused(ConfigError, name="TFDIST_BATCH_SIZE", received="0"):
         batch_size(32, environ={"TFDIST_BATCH_SIZE": "0"})
 
 
@@ -158,9 +159,9 @@ def test_a_report_says_what_was_found() -> None:
 
     report = tuned(trial)
     first, second, third = report.verdict()
-    assert first == "largest that fits: 32 (32 on each of 2 replicas); 48: OOM when allocating"
-    assert second == "most examples per second: 32 (32 on each of 2 replicas), with 100"
-    assert third.startswith("smallest within 5% of it: 8 ")
+    assert not absent(first, "largest", "32 (32 on each", "2 replicas", "48: OOM when allocating")
+    assert not absent(second, "most examples per second", "32 (32 on each", "with 100")
+    assert not absent(third, "smallest within 5%", ": 8 ")
     content = json.loads(report.to_json())
     assert content["chosen"] == {"largest": 32, "fastest": 32, "nearly": 8}
     assert content["trials"][0]["outcome"] == "fits"
@@ -175,22 +176,22 @@ def test_the_end_of_the_data_is_not_taken_for_the_end_of_memory() -> None:
 
     report = tuned(trial)
     assert [one.batch for one in report.trials if one.batch > 16] == [32]
-    assert report.verdict()[0] == (
-        "largest that could be measured, and memory did not run out: 16; 32: the script trained 9 steps, and 15 are "
-        "needed: let it train longer, or --steps fewer"
-    )
+    largest = report.verdict()[0]
+    assert not absent(largest, "could be measured", ": 16; 32: ", "9 steps", "15 are needed", "--steps")
+    assert "fits" not in largest
     (nothing,) = tuned(short).verdict()
-    assert nothing.startswith("no batch was measured: 1 is the smallest that was tried. the script trained 9 steps")
+    assert not absent(nothing, "no batch was measured", ": 1 ", "9 steps")
 
 
 def test_a_report_says_that_nothing_fits() -> None:
     report = tuned(lambda batch, _: Trial(batch=batch, outcome=TOO_LARGE, text="OOM"))
-    assert report.verdict() == ["no batch fits: 1 is the smallest that was tried. OOM"]
+    (nothing,) = report.verdict()
+    assert not absent(nothing, "no batch fits", ": 1 ", "OOM")
     assert json.loads(report.to_json())["chosen"] == {}
 
 
 def test_a_script_that_fails_is_shown() -> None:
-    with pytest.raises(TfdistError, match="fails with a batch of 8: ended with code 1"):
+    with refused(TfdistError, name="batch", received=8, mentions=["code 1"]):
         tuned(lambda batch, _: Trial(batch=batch, outcome=FAILED, text="ended with code 1\nValueError"))
 
 
@@ -201,10 +202,10 @@ def invoked(*arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["missing.py"], "there is no such file"),
+        (["missing.py"], "missing.py"),
         (["--strategy", "parameter-server", __file__], "are not measured"),
         (["--strategy", "mirrored", "-n", "2", __file__], "runs in one process"),
-        (["--strategy", "mirorred", __file__], "strategy is 'mirorred'; it must be one of 'mirrored'"),
+        (["--strategy", "mirorred", __file__], "strategy is 'mirorred'"),
         (["--start", "9", "--max", "8", __file__], "--start is 9 and --max is 8"),
         (["--memory-limit", "many", __file__], "a size is 'many'"),
     ],

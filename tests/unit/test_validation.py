@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.refusals import refused
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
 
@@ -19,7 +20,7 @@ def test_integers() -> None:
 
 @pytest.mark.parametrize("value", [True, np.True_, 1.0, np.float32(1), "1", None, [1], np.array([1, 2]), int])
 def test_what_is_no_integer(value: Any) -> None:
-    with pytest.raises(ConfigTypeError, match=r"^n is .* \(\w+\); it must be an integer\.") as caught:
+    with refused(ConfigTypeError, name="n", received=repr(value), mentions=[f"({type(value).__name__})"]) as caught:
         validation.integer("n", value)
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, ValueError)
@@ -28,18 +29,17 @@ def test_what_is_no_integer(value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "1.0", "1e3", "0x1", "1_0", "--1", "²", "١", "True", "9" * 101])
 def test_text_that_is_no_integer(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^N is '"):
+    with refused(ConfigError, name="N", received=text):
         validation.parse_integer("N", text)
 
 
 def test_bounds_and_hints_are_shown() -> None:
     for check, value in ((validation.integer, 5), (validation.parse_integer, "5")):
-        with pytest.raises(ConfigError) as caught:
+        with refused(ConfigError, name="n", received=value, mentions=[f"n is {value!r}", "from 1 to 4", " Use less."]):
             check("n", value, minimum=1, maximum=4, hint="Use less.")  # type: ignore[operator]
-        assert str(caught.value) == f"n is {value!r}; it must be an integer from 1 to 4. Use less."
-    with pytest.raises(ConfigError, match="a finite number above 0 and of at most 1"):
+    with refused(ConfigError, name="x", received=0, mentions=["above 0", "at most 1"]):
         validation.number("x", 0, above=0, maximum=1)
-    with pytest.raises(ConfigError, match="an integer of at least 1"):
+    with refused(ConfigError, name="n", received=0, mentions=["at least 1"]):
         validation.integer("n", 0, minimum=1)
 
 
@@ -62,10 +62,10 @@ def test_bools_texts_and_choices() -> None:
     for check, value in ((validation.boolean, 1), (validation.text, b"x"), (validation.text, None)):
         with pytest.raises(ConfigTypeError):
             check("v", value)  # type: ignore[operator]
-    with pytest.raises(ConfigError, match="not empty"):
+    with refused(ConfigError, name="t", received="  "):
         validation.text("t", "  ")
     for value in (True, 1.0, "1", [1]):
-        with pytest.raises(ConfigError, match="one of 0, 1"):
+        with refused(ConfigError, name="c", received=value, mentions=["0, 1"]):
             validation.one_of("c", value, (0, 1))
 
 

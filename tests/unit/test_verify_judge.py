@@ -29,25 +29,26 @@ def test_no_failure_is_no_verdict() -> None:
 
 
 def test_an_exception_is_an_error_by_its_name_with_its_calls() -> None:
-    detail = 'Traceback:\n  File "a.py", line 3, in f\n    x = secret\nInvalidArgumentError: ...'
+    place = 'File "a.py", line 3, in f'
+    detail = f"Traceback:\n  {place}\n    x = secret\nInvalidArgumentError: ..."
     verdict = judge.failure(EVEN, [replace(RAISED, detail=detail)])
     assert verdict is not None
     assert (verdict.status, verdict.error) == ("error", "InvalidArgumentError")
-    assert verdict.detail == 'shapes [3] vs [2]\nFile "a.py", line 3, in f'
+    assert verdict.detail.splitlines() == [RAISED.message, place]
 
 
 def test_the_first_failure_by_time_is_the_cause() -> None:
     verdict = judge.failure(EVEN, [RAISED, EXITED])
     assert verdict is not None
     assert verdict.status == "crash"
-    assert verdict.detail == "worker 1: the process ended: killed by SIGKILL (signal 9)"
+    assert verdict.detail == f"worker 1: {EXITED.message}"
 
 
 def test_a_worker_that_waits_for_a_failed_one_is_no_hang() -> None:
     verdict = judge.failure(EVEN, [RAISED, SILENT])
     assert verdict is not None
     assert verdict.status == "error"
-    assert "another worker does not answer" in verdict.detail
+    assert "another worker" in verdict.detail
 
 
 def test_a_hang_shows_where_the_main_thread_stands() -> None:

@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from tfdist.errors import ConfigError
 from tfdist.verify import covering, pairs
 from tfdist.verify.covering import Excluded
@@ -45,9 +45,9 @@ def test_an_excluded_pair_is_in_no_row_and_all_others_are(factors: dict[str, lis
 
 def test_what_cannot_be_is_said() -> None:
     factors = {"a": ["1", "2"], "b": ["1"], "c": ["1", "2"]}
-    with pytest.raises(ConfigError, match=r"no row can have a=1 with c=1"):
+    with refused(ConfigError, name="excluded", received="a=1 with c=1"):
         covering.rows(factors, [Excluded(("a", "1"), ("b", "1"), "why not")])
-    with pytest.raises(ConfigError, match=r"\('a', '3'\)"):
+    with refused(ConfigError, name="excluded", received=("a", "3")):
         covering.rows(factors, [Excluded(("a", "3"), ("b", "1"), "why not")])
 
 

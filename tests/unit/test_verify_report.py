@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
+from tests.refusals import absent
 from tfdist.verify.report import Cell, Report, Status
 
 GREEN = Cell(feature="even", column="mirrored-2", status="green", difference=3.4e-8, seconds=1.0)
@@ -65,10 +66,9 @@ def test_the_baseline_does_not_decide() -> None:
 
 def test_the_summary_counts_both_kinds() -> None:
     left_out = replace(GREEN, feature="x", status="left out")
-    assert report(GREEN, WRONG, left_out, PLAIN).summary().splitlines() == [
-        "plain Keras and TensorFlow: 0 of 1 cells green, 1 wrong",
-        "tfdist: 1 of 2 cells green, 1 wrong",
-    ]
+    plain, ours = report(GREEN, WRONG, left_out, PLAIN).summary().splitlines()
+    assert not absent(plain, "plain Keras", "0 of 1 cells", "1 wrong")
+    assert not absent(ours, "tfdist: ", "1 of 2 cells", "1 wrong")
 
 
 def test_json_holds_every_cell_and_no_infinity() -> None:

@@ -5,6 +5,7 @@ import pkgutil
 
 import pytest
 
+from tests.refusals import refused
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies import registry
 from tfdist.verify import column, feature, features
@@ -58,7 +59,7 @@ def test_no_pattern_selects_all() -> None:
 
 @pytest.mark.parametrize("pattern", ["evne", "", "EVEN", "*.py"])
 def test_an_unknown_feature_is_named_with_what_exists(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="batches, inputs"):
+    with refused(ConfigError, name="--feature", received=pattern, mentions=["batches, inputs"]):
         feature.select(["even", pattern])
 
 
@@ -76,15 +77,15 @@ def test_columns_by_strategy_glob_and_name(pattern: str, names: list[str]) -> No
 
 
 def test_an_unknown_column_is_named_with_what_exists() -> None:
-    with pytest.raises(ConfigError, match="multi-worker-2x2"):
+    with refused(ConfigError, name="--strategy", received="mirrored-4", mentions=["multi-worker-2x2"]):
         column.select(["mirrored-4"])
 
 
 def test_columns_are_checked() -> None:
     assert Column(name="x", strategy="multi-worker", workers=2, replicas_per_worker=3).replicas == 6
-    with pytest.raises(ConfigError, match="one process"):
+    with refused(ConfigError, name="workers", received=2, mentions=["one process"]):
         Column(name="x", strategy="mirrored", workers=2)
-    with pytest.raises(ConfigError, match="'multi-worker'"):
+    with refused(ConfigError, name="strategy", received="ring-of-fire", mentions=["'multi-worker'"]):
         Column(name="x", strategy="ring-of-fire")
     with pytest.raises(ConfigTypeError):
         Column(name="x", strategy="mirrored", replicas_per_worker=True)
@@ -105,11 +106,11 @@ def test_a_name_is_taken_once_and_a_feature_says_what_it_trains() -> None:
     def silent(ctx: object) -> dict[str, float]:
         return {}
 
-    with pytest.raises(ConfigError, match="two features are named 'even'"):
+    with refused(ConfigError, name="even", mentions=["two features"]):
         feature.feature()(even)
-    with pytest.raises(ConfigError, match="'silent' has no docstring"):
+    with refused(ConfigError, name="silent", mentions=["no docstring"]):
         feature.feature()(silent)
-    with pytest.raises(ConfigError, match="no feature is named 'silent'"):
+    with refused(ConfigError, name="feature", received="silent"):
         feature.registered("silent")
 
 

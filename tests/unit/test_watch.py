@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from tests.refusals import absent, refused
 from tests.simulated_steps import simulated
 from tfdist import resources
 from tfdist.cli.main import main
@@ -112,9 +113,9 @@ def test_what_a_process_uses() -> None:
 
 def test_the_job_is_found_by_the_beginning_of_its_id(job: Path, tmp_path: Path) -> None:
     assert observing.found("", [job])[0] == JOB
-    with pytest.raises(ConfigError, match=r"no job has an id like it\. These run: 3f9ac1d2aa"):
+    with refused(ConfigError, name="JOB", received="4", mentions=[JOB]):
         observing.found("4", [job])
-    with pytest.raises(ConfigError, match="no job of tfdist runs on this machine"):
+    with refused(ConfigError, name="JOB", received=""):
         observing.found("", [tmp_path / "missing"])
 
 
@@ -149,7 +150,7 @@ def test_a_job_whose_workers_are_not_started_yet_is_shown(job: Path) -> None:
     found = observer.look()
     assert found is not None
     assert (found.is_running, found.workers) == (True, ())
-    assert "no worker has been started yet" in drawn(found)
+    assert "no worker" in drawn(found)
     progress_file(folder, 0).touch()  # it is being made
     assert observer.look() is not None
     progress_file(folder, 0).unlink()
@@ -178,8 +179,7 @@ def drawn(shown, width: int = 160) -> str:  # type: ignore[no-untyped-def]
 
 def test_the_page_in_a_terminal(job: Path) -> None:
     text = drawn(seen(job))
-    assert "bound by one slow worker" in text
-    assert "worker 1 failed: killed by SIGKILL (signal 9)" in text
+    assert not absent(text, "one slow worker", "worker 1 failed", "signal 9")
     bars = [line.count("█") for line in text.splitlines() if "MiB" in line]
     assert len(bars) == 2
     assert max(bars) == 48
@@ -235,8 +235,7 @@ def test_a_job_that_has_ended_is_shown_from_its_event_file(job: Path) -> None:
     path = ended(job)
     shown = CliRunner().invoke(main, ["watch", str(path)])
     assert shown.exit_code == 0
-    assert "verdict x" in shown.output
-    assert "ended with code 0 after 1 restarts" in shown.output
+    assert not absent(shown.output, "verdict x", "code 0 ", "1 restarts")
     (job / "empty").touch()
     assert CliRunner().invoke(main, ["watch", str(job / "empty")]).exit_code == 2
 
@@ -421,7 +420,7 @@ def test_metrics_and_their_names_in_the_documentation(page: Page) -> None:
 
 
 def test_a_port_that_is_taken(page: Page, job: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be listened on"):
+    with refused(ConfigError, name="--port", received=page.port):
         Page(observing.Observer(folders=[job]), port=page.port)
 
 

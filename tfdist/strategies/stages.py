@@ -38,7 +38,9 @@ def require_one_cpu(stage: int | None, devices: Sequence[str]) -> None:
         raise UnsupportedError(
             f"an optimizer is to be sharded over workers with one CPU replica each, and this one has the replicas "
             f"{', '.join(devices)}. Start a process for each replica (tfdist run -n), on CPUs, or leave "
-            "shard_optimizer out."
+            "shard_optimizer out.",
+            name="shard_optimizer",
+            received=stage,
         )
 
 

@@ -148,7 +148,8 @@ def profiled(
             late = paths[codes.index(None)]
             raise DeadlineError(
                 f"{script[0]} has not been measured after {timeout_seconds:g} s. Let it come to `fit` sooner, or give "
-                f"more with --timeout-seconds. It printed:{_end(late)}"
+                f"more with --timeout-seconds. It printed:{_end(late)}",
+                path=script[0],
             )
         found = [read(path) for path in paths]
     return found[0] if alone is None else beside_each_other(found, alone)
@@ -164,9 +165,10 @@ def _require(path: Path, code: int | None, script: str) -> None:
     if code == 0:
         raise TfdistError(
             f"{script} ended without a call of `fit` of a Keras model, which is what is measured. Let it train "
-            f"with `fit`, or profile the model in Python: tfdist.parallel.plan(model, batch). It printed:{_end(path)}"
+            f"with `fit`, or profile the model in Python: tfdist.parallel.plan(model, batch). It printed:{_end(path)}",
+            path=script,
         )
-    raise TfdistError(f"{script} failed before it was measured, with code {code}. It printed:{_end(path)}")
+    raise TfdistError(f"{script} failed before it was measured, with code {code}. It printed:{_end(path)}", path=script)
 
 
 def _log(path: Path) -> Path:

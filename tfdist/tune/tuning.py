@@ -109,4 +109,6 @@ def tune(
             return Report(trials=tuple(trials), machine=machine)
         trials.append(trial_of(batch, job))
         if all(one.outcome is Outcome.FAILED for one in trials):
-            raise TfdistError(f"the script fails with a batch of {batch}: {trials[0].text}")
+            raise TfdistError(
+                f"the script fails with a batch of {batch}: {trials[0].text}", name="batch", received=batch
+            )

@@ -38,7 +38,11 @@ class Column:
         integer("workers", self.workers, minimum=1)
         integer("replicas_per_worker", self.replicas_per_worker, minimum=1)
         if registry.get(self.strategy).processes != "workers" and self.workers > 1:
-            raise ConfigError(f"column {self.name!r}: {self.strategy!r} runs in one process, not in {self.workers}.")
+            raise ConfigError(
+                f"column {self.name!r}: {self.strategy!r} runs in one process, not in {self.workers}.",
+                name="workers",
+                received=self.workers,
+            )
 
     @property
     def replicas(self) -> int:
@@ -209,7 +213,9 @@ def select(patterns: Iterable[str]) -> tuple[Column, ...]:
             meant = nearest(pattern, [*names, *registry.names()])
             raise ConfigError(
                 f"no column is named {pattern!r}.{meant} Choose a strategy ({', '.join(registry.names())}), a column "
-                f"({', '.join(names)}) or a glob such as 'multi-worker-*'."
+                f"({', '.join(names)}) or a glob such as 'multi-worker-*'.",
+                name="--strategy",
+                received=pattern,
             )
     return tuple(c for c in COLUMNS if not patterns or any(_matches(c, pattern) for pattern in patterns))
 

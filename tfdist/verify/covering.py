@@ -57,7 +57,11 @@ def rows(factors: Mapping[str, Sequence[str]], excluded: Iterable[Excluded] = ()
         row = _filled(dict(first), factors, missing, barred)
         if row is None:
             words = " with ".join("=".join(choice) for choice in first)
-            raise ConfigError(f"no row can have {words}, because of all that is excluded. Exclude that pair too.")
+            raise ConfigError(
+                f"no row can have {words}, because of all that is excluded. Exclude that pair too.",
+                name="excluded",
+                received=words,
+            )
         for pair in _pairs_in(row, factors):
             missing.pop(pair, None)
         made.append({factor: row[factor] for factor in factors})
@@ -83,7 +87,11 @@ def _barred(excluded: Iterable[Excluded], choices: set[Choice]) -> set[frozenset
     for entry in excluded:
         unknown = [choice for choice in (entry.one, entry.other) if choice not in choices]
         if unknown:
-            raise ConfigError(f"{unknown[0]} is excluded together with another choice, and is none.")
+            raise ConfigError(
+                f"{unknown[0]} is excluded together with another choice, and is none.",
+                name="excluded",
+                received=unknown[0],
+            )
         barred.add(frozenset((entry.one, entry.other)))
     return barred
 

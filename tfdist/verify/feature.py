@@ -104,9 +104,13 @@ def feature(
     def register(function: Function) -> Function:
         name, summary = function.__name__, (function.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         if not summary:
-            raise ConfigError(f"feature {name!r} has no docstring; its first line is what the table says about it.")
+            raise ConfigError(
+                f"feature {name!r} has no docstring; its first line is what the table says about it.", name=name
+            )
         if name in _features:
-            raise ConfigError(f"two features are named {name!r}, one of them in {_features[name].group}. Rename one.")
+            raise ConfigError(
+                f"two features are named {name!r}, one of them in {_features[name].group}. Rename one.", name=name
+            )
         _features[name] = Feature(
             name=name,
             module=function.__module__,
@@ -138,7 +142,9 @@ def registered(name: str) -> Feature:
     try:
         return _features[name]
     except KeyError:
-        raise ConfigError(f"no feature is named {name!r}; `tfdist verify --list` shows all.") from None
+        raise ConfigError(
+            f"no feature is named {name!r}; `tfdist verify --list` shows all.", name="feature", received=name
+        ) from None
 
 
 def features() -> dict[str, Feature]:
@@ -176,7 +182,9 @@ def select(patterns: Iterable[str], available: Mapping[str, Feature] | None = No
             meant = nearest(pattern, [entry.name for entry in every])
             raise ConfigError(
                 f"no feature is named {pattern!r}.{meant} Give a name, a glob or a group "
-                f"({', '.join(dict.fromkeys(e.group for e in every))}). `tfdist verify --list` shows all."
+                f"({', '.join(dict.fromkeys(e.group for e in every))}). `tfdist verify --list` shows all.",
+                name="--feature",
+                received=pattern,
             )
     return tuple(e for e in every if not patterns or any(_matches(e, pattern) for pattern in patterns))
 

@@ -95,7 +95,7 @@ def from_events(path: Path) -> Snapshot:
     """
     events = read_events(path)
     if not events:
-        raise ConfigError(f"{path} has no event of a job; `tfdist run --event-file {path}` writes them.")
+        raise ConfigError(f"{path} has no event of a job; `tfdist run --event-file {path}` writes them.", path=path)
     verdicts = [one for one in events if one["event"] == "verdict"]
     parts = verdicts[-1].get("parts", {}) if verdicts else {}
     pids: list[int] = next((one.get("pids", []) for one in reversed(events) if one["event"] == "started"), [])

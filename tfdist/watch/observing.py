@@ -196,10 +196,14 @@ def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
     if len(fitting) == 1:
         return fitting[0], jobs[fitting[0]]
     if not jobs:
-        raise ConfigError(f"JOB is {job!r}, and no job of tfdist runs on this machine. If it has ended: {_ENDED}.")
+        raise ConfigError(
+            f"JOB is {job!r}, and no job of tfdist runs on this machine. If it has ended: {_ENDED}.",
+            name="JOB",
+            received=job,
+        )
     what = "no job has an id like it" if not fitting else "more than one job has an id like it"
     known = f"These run: {', '.join(sorted(jobs))}. Give the beginning of one's id."
-    raise ConfigError(f"JOB is {job!r}; {what}. {known} If it has ended: {_ENDED}.")
+    raise ConfigError(f"JOB is {job!r}; {what}. {known} If it has ended: {_ENDED}.", name="JOB", received=job)
 
 
 def _known_from(folder: Path) -> int:

@@ -57,7 +57,9 @@ class Page:
             self._server = _Server(("127.0.0.1", port), handler)
         except OSError as error:
             raise ConfigError(
-                f"--port is {port}, which cannot be listened on ({error}). Name another, or none."
+                f"--port is {port}, which cannot be listened on ({error}). Name another, or none.",
+                name="--port",
+                received=port,
             ) from error
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="page", daemon=True)
